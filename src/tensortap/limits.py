@@ -1,0 +1,78 @@
+"""How much memory there is, and sizes as people write them: ``"50%"``, ``"8GB"``."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([KMGT]?)i?B?)\s*", re.IGNORECASE)
+
+
+def _cgroup_limit() -> int | None:
+    """The memory limit of the container this process runs in, if there is one."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+@functools.cache
+def total_memory() -> int:
+    """Bytes of memory that this process may hope for: the machine's, or the container's."""
+    pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _cgroup_limit()
+    return pages if limit is None else min(pages, limit)
+
+
+def available_memory() -> int:
+    """Bytes that could be taken now without pushing anything else out."""
+    try:
+        with Path("/proc/meminfo").open() as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return total_memory()
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of ``"50%"`` (of the memory), ``"8GB"``, ``"512 MiB"`` or a plain number.
+
+    >>> parse_size("512 MiB")
+    536870912
+    """
+    if isinstance(text, int):
+        size = text
+    else:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a size: {text!r}; write it like '8GB', '512MB' or '50%'")
+        number, percent, unit = match.groups()
+        if percent:
+            size = int(total_memory() * float(number) / 100)
+        else:
+            size = int(float(number) * _UNITS[unit.upper()])
+    if size <= 0:
+        raise ValueError(f"not a size: {text!r}; it must be more than nothing")
+    return size
+
+
+def format_size(size: float) -> str:
+    """A size as people read it.
+
+    >>> format_size(1536)
+    '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

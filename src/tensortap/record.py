@@ -1,0 +1,170 @@
+"""The record: what flows from a source to every sink, reader and view.
+
+A record is frozen and knows nothing of any framework. Its value is a tree of neutral nodes:
+plain Python scalars, `TensorData` leaves, and containers. The same structs are the wire's
+and the run's, so nothing is converted on the way.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class Kind(str, enum.Enum):
+    """What a record is about."""
+
+    VALUE = "Value"
+    ACTIVATION = "Activation"
+    GRADIENT = "Gradient"
+    WEIGHT = "Weight"
+    WEIGHT_GRADIENT = "Weight_Gradient"
+    OPTIMISER_STATE = "Optimiser_State"
+    LOCAL = "Local"
+    METRIC = "Metric"
+    ALERT = "Alert"
+
+
+class TensorData(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="t"):
+    """One tensor, free of any framework: where it came from, what it is, and its bytes.
+
+    `data` is what holds the bytes, C-contiguous: `bytes` when they are few, else a
+    `tensortap.buffers.Block`. `framework` is ``numpy``, ``numpy.generic`` (a NumPy scalar),
+    ``torch`` or ``jax``.
+    """
+
+    framework: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any
+
+
+class Items(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="i"):
+    """A list, tuple, set or frozenset (`kind` says which)."""
+
+    kind: str
+    items: tuple[Value, ...]
+
+
+class Mapping(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="m"):
+    """A dict, in its order."""
+
+    items: tuple[tuple[Value, Value], ...]
+
+
+class Fields(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="f"):
+    """A namedtuple or a dataclass: `type` is ``module:qualname`` of its class."""
+
+    kind: str
+    type: str
+    names: tuple[str, ...]
+    values: tuple[Value, ...]
+
+
+class Number(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="n"):
+    """A number that MessagePack has not: a complex, or an int beyond 64 bits (as text)."""
+
+    kind: str
+    parts: tuple[float, ...] = ()
+    text: str = ""
+
+
+class Blob(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="b"):
+    """A `bytes` or `bytearray`."""
+
+    kind: str
+    data: bytes
+
+
+class Opaque(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="o"):
+    """Any other Python object: only its type and repr are kept."""
+
+    type: str
+    repr: str
+
+
+Value: TypeAlias = (
+    None
+    | bool
+    | int
+    | float
+    | str
+    | TensorData
+    | Items
+    | Mapping
+    | Fields
+    | Number
+    | Blob
+    | Opaque
+)
+
+
+class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which part of a distributed tensor a record holds."""
+
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    placements: tuple[str, ...] = ()
+
+
+class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Statistics of a tensor, over its finite values; the others are counted.
+
+    Bin `n` of the exponents counts values with ``2**n <= |x| < 2**(n+1)``; `bins` is dense
+    and starts at `first_bin`.
+    """
+
+    count: int
+    zeros: int
+    nans: int
+    posinfs: int
+    neginfs: int
+    min: float
+    max: float
+    mean: float
+    std: float
+    mean_abs: float
+    max_abs: float
+    min_abs: float
+    rm2: float
+    rm4: float
+    rm8: float
+    first_bin: int = 0
+    bins: tuple[int, ...] = ()
+
+    @property
+    def exponents(self) -> dict[int, int]:
+        """Bin → count, the empty bins left out."""
+        return {self.first_bin + i: n for i, n in enumerate(self.bins) if n}
+
+    @property
+    def finite(self) -> int:
+        """How many values the figures are over."""
+        return self.count - self.nans - self.posinfs - self.neginfs
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One captured value, with everything known about it.
+
+    `step` is the training step, `call` which call of that name within the step, `seq` the
+    order of capture within the rank: what came first is told by (step, seq, rank).
+    """
+
+    name: str
+    kind: Kind
+    step: int
+    call: int
+    seq: int
+    rank: int
+    world_size: int
+    time_ns: int
+    type: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    shard: Shard | None = None
+    digest: bytes | None = None
+    value: Value = None
+    stats: Summary | None = None
+    tags: dict[str, str] = {}
