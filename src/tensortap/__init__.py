@@ -1,0 +1,94 @@
+"""See the tensors of a running training job.
+
+In the training program::
+
+    import tensortap as tap
+    tap.catch(loss, "loss", every=10)
+
+In any other Python session: ``tap.serve()``, then ``tap.summary()``, ``tap.get("loss")``.
+Importing this imports no framework and starts nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tensortap import errors
+from tensortap._version import __version__
+from tensortap.errors import TensortapError
+from tensortap.receipt import Receipt
+from tensortap.record import Kind, Record, Summary, TensorData
+from tensortap.sources.catch import catch
+from tensortap.sources.switches import disable, enable, flush, receipt, step
+
+if TYPE_CHECKING:
+    from tensortap.console.live import (
+        close,
+        describe,
+        get,
+        get_all,
+        help,
+        ingest_all,
+        serve,
+        status,
+        summary,
+    )
+    from tensortap.console.open import open
+    from tensortap.console.summarize import summarize
+
+# what pulls in heavier modules is looked up when it is first used
+_LATER = {
+    "close": "tensortap.console.live",
+    "describe": "tensortap.console.live",
+    "get": "tensortap.console.live",
+    "get_all": "tensortap.console.live",
+    "help": "tensortap.console.live",
+    "ingest_all": "tensortap.console.live",
+    "open": "tensortap.console.open",
+    "serve": "tensortap.console.live",
+    "status": "tensortap.console.live",
+    "summarize": "tensortap.console.summarize",
+    "summary": "tensortap.console.live",
+}
+
+__all__ = [
+    "Kind",
+    "Receipt",
+    "Record",
+    "Summary",
+    "TensorData",
+    "TensortapError",
+    "__version__",
+    "catch",
+    "close",
+    "describe",
+    "disable",
+    "enable",
+    "errors",
+    "flush",
+    "get",
+    "get_all",
+    "help",
+    "ingest_all",
+    "open",
+    "receipt",
+    "serve",
+    "status",
+    "step",
+    "summarize",
+    "summary",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module 'tensortap' has no attribute {name!r}")
+    import importlib
+
+    found = globals()[name] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

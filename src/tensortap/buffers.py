@@ -18,6 +18,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -212,3 +213,70 @@ class Pool:
         size = self._block.pop(segment.number)
         self._free[size] = [entry for entry in self._free[size] if entry[0] is not segment]
         segment.close()
+
+
+class Mapped:
+    """A segment of another process, mapped to be read."""
+
+    def __init__(self, pid: int, fd: int, nbytes: int) -> None:
+        path = f"/proc/{pid}/fd/{fd}"
+        if not os.readlink(path).startswith("/memfd:tensortap"):
+            raise OSError(f"{path} is no segment of tensortap")
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # sealed, or the other side could cut it short and kill whoever reads beyond
+            if fcntl.fcntl(file, getattr(fcntl, "F_GET_SEALS", 1034)) & _SEALS != _SEALS:
+                raise OSError(f"{path} is not sealed")
+            if os.fstat(file).st_size != nbytes:
+                raise OSError(f"{path} does not have {nbytes} bytes")
+            self.memory = mmap.mmap(file, nbytes, prot=mmap.PROT_READ)
+        finally:
+            os.close(file)
+        self.nbytes = nbytes
+        self.slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+
+    @property
+    def used(self) -> int:
+        """Bytes that somebody still refers to."""
+        return sum(slot.nbytes for slot in list(self.slots))
+
+
+class Slot:
+    """A block in a segment of another process; dropping it tells that the block is free."""
+
+    __slots__ = ("__weakref__", "_freed", "_home", "_mapping", "nbytes", "offset", "segment")
+
+    def __init__(
+        self,
+        mapping: Mapped,
+        segment: int,
+        offset: int,
+        nbytes: int,
+        freed: collections.deque[tuple[int, int]],
+    ) -> None:
+        self._mapping: Mapped | None = mapping
+        self._home: Lease | None = None
+        self._freed = freed
+        self.segment = segment
+        self.offset = offset
+        self.nbytes = nbytes
+        mapping.slots.add(self)
+
+    @property
+    def view(self) -> memoryview:
+        home, mapping = self._home, self._mapping
+        if home is not None:
+            return home.view
+        assert mapping is not None
+        return memoryview(mapping.memory)[self.offset : self.offset + self.nbytes]
+
+    def move(self, pool: Pool) -> None:
+        """Copy the bytes to this process, so that the segment can go."""
+        home = pool.acquire(self.nbytes)
+        home.writable[:] = self.view
+        self._home = home
+        self._mapping = None
+
+    def __del__(self) -> None:
+        # only an append: this may run in any thread, at any point
+        self._freed.append((self.segment, self.offset))

@@ -1,0 +1,1 @@
+"""Readers give records back, wherever they lie, through one protocol."""

@@ -1,0 +1,1 @@
+"""Sources notice values: `catch` the ones that the user names."""

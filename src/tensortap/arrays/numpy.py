@@ -1,0 +1,127 @@
+"""NumPy arrays and scalars: taken as bytes in C order, given back as what they were."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tensortap.arrays.adapter import SMALL, Adapter, Path, Taken, refusing
+from tensortap.arrays.dtypes import itemsize, name_of, numpy_dtype
+from tensortap.buffers import Pool, view_of
+from tensortap.errors import CaptureError, WireError
+from tensortap.record import TensorData
+
+
+def _take_array(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Taken:
+    dtype = value.dtype
+    name = name_of(dtype)
+    nbytes = value.nbytes
+    data: Any
+    if nbytes <= SMALL:
+        data = value.tobytes()
+    elif pool is None:
+        # bytes, since the buffer protocol doesn't know every dtype
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    else:
+        data = pool.acquire(nbytes)
+        np.copyto(np.ndarray(value.shape, dtype, data.writable), value)
+    return TensorData("numpy", name, value.shape, data), nbytes
+
+
+def _take_subclass(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Taken:
+    return _take_array(value.view(np.ndarray), pool, path)
+
+
+def _take_scalar(value: np.generic, pool: Pool | None, path: Path) -> Taken:
+    dtype = value.dtype
+    data = value.tobytes()
+    if not data:
+        # an empty string: arrays, which have to have a width, give it the width one
+        array = np.array(value)
+        dtype, data = array.dtype, array.tobytes()
+    return TensorData("numpy.generic", name_of(dtype), (), data), len(data)
+
+
+def _nbytes(value: Any, path: Path) -> int:
+    return int(value.nbytes)
+
+
+def _scalar_nbytes(value: np.generic, path: Path) -> int:
+    return value.nbytes or np.array(value).nbytes
+
+
+def describe(value: Any) -> tuple[str, tuple[int, ...]]:
+    """The dtype and shape of an array; no dtype where it can't be caught."""
+    try:
+        return name_of(value.dtype), tuple(value.shape)
+    except CaptureError:
+        return "", tuple(value.shape)
+
+
+_ARRAY = Adapter(_take_array, _nbytes, describe)
+_SUBCLASS = Adapter(_take_subclass, _nbytes, describe)
+_SCALAR = Adapter(_take_scalar, _scalar_nbytes, describe)
+_MASKED = refusing(
+    "a masked array is two arrays: catch array.filled(...), or array.data and array.mask"
+)
+
+
+def adapter(cls: type) -> Adapter | None:
+    """The adapter for a class of NumPy's, or a subclass of one."""
+    if cls is np.ndarray:
+        return _ARRAY
+    if np.ma.MaskedArray in cls.__mro__:
+        return _MASKED
+    if np.ndarray in cls.__mro__:
+        return _SUBCLASS
+    if np.generic in cls.__mro__:
+        return _SCALAR
+    return None
+
+
+def payload(node: TensorData) -> memoryview:
+    """The bytes of a tensor, checked against its dtype and shape."""
+    try:
+        size = itemsize(node.dtype)
+    except ValueError as error:
+        raise WireError(str(error)) from None
+    if len(node.shape) > 64 or min(node.shape, default=0) < 0:
+        raise WireError(f"no tensor has the shape {str(node.shape)[:80]}")
+    expected = math.prod(node.shape) * size
+    view = view_of(node.data)
+    if view.nbytes != expected:
+        raise WireError(
+            f"{view.nbytes} bytes are not a {node.dtype} of shape {node.shape}, which takes "
+            f"{expected}"
+        )
+    return view
+
+
+def build(node: TensorData) -> Any:
+    """The tensor as a NumPy array that belongs to the caller."""
+    view = payload(node)
+    if node.framework == "numpy.generic":
+        return _build_scalar(node.dtype, view)
+    try:
+        array = np.empty(node.shape, numpy_dtype(node.dtype))
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"NumPy has no array of shape {str(node.shape)[:80]}: {error}") from None
+    if array.nbytes:
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8)
+    return array
+
+
+def _build_scalar(name: str, view: memoryview) -> Any:
+    # an element taken out of an array would lose the zeros at its end
+    if name.startswith("|S"):
+        return np.bytes_(view.tobytes())
+    if name[1:2] == "U" and not name.startswith(">"):
+        try:
+            text = view.tobytes().decode("utf-32-le", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise WireError(f"not a string of NumPy's: {error}") from None
+        return np.str_("" if text == "\0" else text)
+    # a copy first: an element of the buffer dtype may need aligned memory
+    return np.frombuffer(view.tobytes(), numpy_dtype(name))[0]

@@ -1,0 +1,258 @@
+"""torch tensors: read where they lie, without any operation that torch could notice.
+
+A contiguous tensor on the CPU is copied from its address; nothing is dispatched, so no graph,
+no mode, no counter and no random state knows of it. Only what is strided, conjugated, negated
+or on a device goes through operations of torch, with all modes off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from tensortap.arrays.adapter import SMALL, Adapter, Path, Taken, keep, refusing
+from tensortap.arrays.dtypes import ITEMSIZE
+from tensortap.arrays.numpy import build as build_numpy
+from tensortap.arrays.numpy import payload
+from tensortap.buffers import Pool
+from tensortap.errors import CaptureError, WireError
+from tensortap.record import TensorData
+
+_DTYPES: dict[str, torch.dtype] = {
+    name: dtype
+    for name in ITEMSIZE
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+    and dtype.itemsize == ITEMSIZE[name]
+}
+
+# the bits of conjugate and negative views are not the value's; only these dtypes have such views
+_NEGATED = (torch.float16, torch.float32, torch.float64)
+
+# dtype → name, size, and the lazy views of it: 1 negative, 2 negative or conjugate, 0 none
+_KNOWN: dict[torch.dtype, tuple[str, int, int]] = {
+    dtype: (name, dtype.itemsize, 2 if dtype.is_complex else int(dtype in _NEGATED))
+    for name, dtype in _DTYPES.items()
+}
+
+# integers of the same size: they are copied bit by bit, and every dtype has them
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# the fastest way to a few bytes at an address
+_SCALAR = {size: (ctypes.c_char * size).from_address for size in (1, 2, 4, 8, 16)}
+
+_function_modes = torch._C._len_torch_function_stack
+
+
+def _take(value: torch.Tensor, pool: Pool | None, path: Path) -> Taken:
+    # even reading an attribute would run a mode
+    if _function_modes():
+        with torch._C.DisableTorchFunction():
+            return _take_plain(value, pool)
+    return _take_plain(value, pool)
+
+
+def _take_plain(value: torch.Tensor, pool: Pool | None) -> Taken:
+    try:
+        name, itemsize, lazy = _KNOWN[value.dtype]
+        if value.is_cpu and not (lazy and (value.is_neg() or (lazy == 2 and value.is_conj()))):
+            if not value.ndim:
+                if address := value.data_ptr():
+                    return TensorData("torch", name, (), _SCALAR[itemsize](address).raw), itemsize
+            elif value.is_contiguous():
+                shape = tuple(value.shape)
+                if address := value.data_ptr():
+                    nbytes = math.prod(shape) * itemsize
+                    return TensorData("torch", name, shape, keep(address, nbytes, pool)), nbytes
+    except (RuntimeError, KeyError):
+        pass  # no storage, or no such dtype: said below
+    return _take_any(value, pool)
+
+
+def _take_subclass(value: torch.Tensor, pool: Pool | None, path: Path) -> Taken:
+    # attributes of a subclass may run its own code
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return _take_plain(torch.Tensor.as_subclass(value, torch.Tensor), pool)
+
+
+def _take_any(value: torch.Tensor, pool: Pool | None) -> Taken:
+    reason = why_not(value)
+    if reason:
+        raise CaptureError(reason)
+    name, itemsize, _ = _KNOWN[value.dtype]
+    shape = tuple(value.shape)
+    nbytes = math.prod(shape) * itemsize
+    if not nbytes:
+        return TensorData("torch", name, shape, b""), 0
+    with quiet():
+        value = value.detach()
+        if value.is_cuda and pool is not None:
+            from tensortap.arrays.device import cuda
+
+            return TensorData("torch", name, shape, cuda().send(value, nbytes, pool)), nbytes
+        if not value.is_cpu:
+            value = value.cpu()
+        if nbytes <= SMALL or pool is None:
+            data: Any = bytearray(nbytes)
+            bits(value, fill=data)
+            data = bytes(data) if nbytes <= SMALL else memoryview(data)
+        else:
+            data = pool.acquire(nbytes)
+            bits(value, fill=data.writable)
+    return TensorData("torch", name, shape, data), nbytes
+
+
+def target(like: torch.Tensor, memory: Any) -> torch.Tensor:
+    """A tensor in C order over `memory`, of the dtype and shape of another."""
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    return flat.view(like.dtype).view(like.shape)
+
+
+def as_bits(value: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers of its size, which are copied bit by bit and for every dtype."""
+    if value.is_conj() or value.is_neg() or value.element_size() not in _BITS:
+        return value
+    return value.view(_BITS[value.element_size()])
+
+
+def bits(value: torch.Tensor, *, fill: Any) -> None:
+    """Copy the elements of a CPU tensor, in C order, into memory."""
+    source = as_bits(value)
+    target(source, fill).copy_(source)
+
+
+def quiet() -> contextlib.AbstractContextManager[Any]:
+    """Operations of torch that no mode sees and no graph records."""
+    if not (_function_modes() or torch._C._len_torch_dispatch_stack()):
+        no_grad: contextlib.AbstractContextManager[Any] = torch.no_grad()
+        return no_grad
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch._C.DisableTorchFunction())
+    stack.enter_context(_disable_current_modes())
+    stack.enter_context(torch.no_grad())
+    return stack
+
+
+def why_not(value: torch.Tensor) -> str:
+    """Why a tensor can't be caught, and what to catch instead; empty when it can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return (
+            "inside torch.func (vmap, grad, jvp, functionalize) a tensor has no bytes of its own: "
+            "return it from the function and catch the result"
+        )
+    if torch._is_functional_tensor(value):
+        return (
+            "a tensor being functionalized has no bytes: catch it outside the transformed function"
+        )
+    if value.is_nested:
+        return "a nested tensor has no single shape: catch tensor.unbind(), or to_padded_tensor(0)"
+    if value.layout is not torch.strided:
+        return f"a tensor of layout {value.layout} is not dense: catch tensor.to_dense()"
+    if value.is_quantized:
+        return "a quantized tensor is numbers and a scale: catch tensor.dequantize(), or int_repr()"
+    if value.is_meta:
+        return "a meta tensor has a shape but no data: catch it after it is materialized"
+    if value.dtype not in _KNOWN:
+        return f"dtype {value.dtype} can't be caught: catch tensor.to(...) of a known one"
+    if value.is_cpu and value.numel() and not value.data_ptr():
+        return (
+            "the storage of this tensor has been freed (resharded parameters are): "
+            "catch it while it is gathered"
+        )
+    return ""
+
+
+def _nbytes(value: torch.Tensor, path: Path) -> int:
+    if _function_modes():
+        with torch._C.DisableTorchFunction():
+            return _nbytes_plain(value, path)
+    return _nbytes_plain(value, path)
+
+
+def _nbytes_plain(value: torch.Tensor, path: Path) -> int:
+    try:
+        return int(value.numel() * value.element_size())
+    except RuntimeError:
+        return 0  # nested: `take` says why
+
+
+def _describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    if _function_modes():
+        with torch._C.DisableTorchFunction():
+            return _describe_plain(value)
+    return _describe_plain(value)
+
+
+def _describe_plain(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    dtype = value.dtype
+    name = _KNOWN[dtype][0] if dtype in _KNOWN else str(dtype).removeprefix("torch.")
+    try:
+        return name, tuple(value.shape)
+    except RuntimeError:
+        return name, ()
+
+
+def _subclass_nbytes(value: torch.Tensor, path: Path) -> int:
+    with torch._C.DisableTorchFunction():
+        return _nbytes_plain(value, path)
+
+
+def _subclass_describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    with torch._C.DisableTorchFunction():
+        return _describe_plain(value)
+
+
+_PLAIN = Adapter(_take, _nbytes, _describe)
+_SUBCLASS = Adapter(_take_subclass, _subclass_nbytes, _subclass_describe)
+
+
+def adapter(cls: type) -> Adapter | None:
+    """The adapter for a class of tensors."""
+    if torch.Tensor not in cls.__mro__:
+        return None
+    if torch.nn.parameter.UninitializedTensorMixin in cls.__mro__:
+        return refusing("an uninitialized parameter has no data: catch it after the first forward")
+    if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+        return refusing(_wrapper_message(cls))
+    if cls is torch.Tensor or cls.__torch_function__ is torch._C._disabled_torch_function_impl:  # type: ignore[attr-defined]
+        return _PLAIN
+    return _SUBCLASS
+
+
+def _wrapper_message(cls: type) -> str:
+    known = {
+        "FakeTensor": "a fake tensor has a shape but no data: catch the real one at run time",
+        "DTensor": "a DTensor is spread over ranks: catch tensor.to_local(), or full_tensor()",
+        "NestedTensor": "a nested tensor has no single shape: catch tensor.values(), or unbind()",
+        "AsyncCollectiveTensor": "a collective is still under way: catch tensor.wait()",
+    }
+    return known.get(
+        cls.__name__, f"a {cls.__name__} only wraps other tensors: catch the tensors inside it"
+    )
+
+
+def build(node: TensorData) -> Any:
+    """The tensor on the CPU, belonging to the caller; as NumPy where this torch lacks the dtype."""
+    view = payload(node)
+    dtype = _DTYPES.get(node.dtype)
+    if dtype is None:
+        return build_numpy(node)
+    # whatever mode the caller is in: an ordinary tensor, on the CPU
+    with quiet(), torch.inference_mode(False):
+        flat = torch.empty(view.nbytes, dtype=torch.uint8, device="cpu")
+        if view.nbytes:
+            # torch itself would complain about memory that is read-only
+            address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+            ctypes.memmove(flat.data_ptr(), address, view.nbytes)
+        try:
+            return flat.view(dtype).view(node.shape)
+        except RuntimeError as error:
+            raise WireError(
+                f"torch has no tensor of shape {str(node.shape)[:80]}: {error}"
+            ) from None

@@ -1,0 +1,101 @@
+"""What a live session tells about itself: to this process, and to viewers that ask."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tensortap.buffers import view_of
+from tensortap.console import glance
+from tensortap.errors import NotFound
+from tensortap.formats import questions, wire
+from tensortap.record import Record
+from tensortap.server.peer import Peer
+from tensortap.server.server import Server
+
+RECENT = 12
+
+
+def overview(server: Server) -> questions.Overview:
+    """Clients, names with their latest capture, recent captures, and all counts."""
+    history = server.history
+    evicted = dict(history.evicted)
+    names = [_row(record, held, evicted) for held, record in history.latest()]
+    recent = [_row(record, 1, evicted) for record in history.recent(RECENT)]
+    peers = [peer for peer in list(server.peers.values()) if peer.role == "source"]
+    return questions.Overview(
+        address=str(server.address),
+        pid=os.getpid(),
+        started=server.started,
+        written=history.written,
+        written_nbytes=history.written_nbytes,
+        nbytes=history.nbytes,
+        bound=history.bound,
+        evicted=sum(evicted.values()),
+        refused=dict(server.refused),
+        clients=tuple(_client(peer) for peer in peers),
+        names=tuple(names),
+        recent=tuple(recent),
+    )
+
+
+def _row(record: Record, held: int, evicted: dict[str, int]) -> questions.NameRow:
+    gone = evicted.get(record.name, 0)
+    return questions.NameRow(_head(record), held, gone, glance.line(record))
+
+
+def _client(peer: Peer) -> questions.ClientRow:
+    who, tally = peer.who, peer.tally
+    return questions.ClientRow(
+        program=who.program,
+        host=who.host,
+        pid=who.pid,
+        rank=who.rank,
+        world_size=who.world_size,
+        connected=peer.connected,
+        path="shared memory" if peer.arena_pid is not None else "TCP",
+        records=peer.records,
+        nbytes=peer.nbytes,
+        unheard=tally.unheard,
+        dropped=tally.dropped,
+        failed=tally.failed,
+    )
+
+
+def _head(record: Record) -> Record:
+    return msgspec.structs.replace(record, value=None)
+
+
+def answer(server: Server, what: str, arguments: dict[str, Any]) -> bytes:
+    """The body of the reply to a viewer's question."""
+    reply = _ANSWERS.get(what)
+    if reply is None:
+        raise NotFound(f"this session does not know the question {what!r}: upgrade it")
+    return reply(server, arguments)
+
+
+def _heads(server: Server, arguments: dict[str, Any]) -> bytes:
+    records = server.history.records(str(arguments.get("name", "")))
+    return _encode(questions.Rows(records=tuple(_head(record) for record in records)))
+
+
+def _load(server: Server, arguments: dict[str, Any]) -> bytes:
+    wanted = tuple(arguments.get(key) for key in ("seq", "time_ns", "rank"))
+    for record in server.history.records(str(arguments.get("name", ""))):
+        if (record.seq, record.time_ns, record.rank) == wanted:
+            return wire.encode_records([record], lambda block: bytes(view_of(block)))
+    raise NotFound("that capture is no longer held: it made room for newer ones")
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_ANSWERS: dict[str, Callable[[Server, dict[str, Any]], bytes]] = {
+    questions.OVERVIEW: lambda server, _: _encode(overview(server)),
+    questions.NAMES: lambda server, _: _encode(
+        questions.Rows(names=tuple(server.history.names()))
+    ),
+    questions.HEADS: _heads,
+    questions.LOAD: _load,
+}

@@ -1,0 +1,87 @@
+"""A record in one line, found once."""
+
+from __future__ import annotations
+
+import threading
+
+from tensortap import arrays
+from tensortap.arrays.view import as_numpy
+from tensortap.history import payload_nbytes
+from tensortap.limits import format_size
+from tensortap.record import Fields, Items, Mapping, Number, Opaque, Record, TensorData, Value
+from tensortap.viz import text
+
+_KEPT = 4096
+_known: dict[tuple[str, str, int, int, int], str] = {}
+_lock = threading.Lock()
+
+
+def line(record: Record) -> str:
+    """The line of a record; of a tensor its statistics, worked out when first asked for."""
+    key = (record.name, record.kind.value, record.rank, record.seq, record.time_ns)
+    found = _known.get(key)
+    if found is None:
+        found = describe(record.value)
+        with _lock:
+            if len(_known) >= _KEPT:
+                for old in list(_known)[: _KEPT // 4]:
+                    del _known[old]
+            _known[key] = found
+    return found
+
+
+def describe(value: Value) -> str:
+    """A neutral value in one line."""
+    if isinstance(value, TensorData):
+        try:
+            array = as_numpy(value)
+            return text.describe_array(array, value.dtype, value.shape)
+        except (TypeError, ValueError):
+            # dates, strings: no statistics, but what it is
+            return f"{list(value.shape)} {value.dtype}"
+    if isinstance(value, Items):
+        return f"{value.kind} of {len(value.items)}: {_some(value.items)}"
+    if isinstance(value, Mapping):
+        pairs = [f"{describe(k)}: {describe(v)}" for k, v in value.items[:4]]
+        return f"dict of {len(value.items)}: {'; '.join(pairs)}{_more(len(value.items))}"
+    if isinstance(value, Fields):
+        pairs = [f"{n}={describe(v)}" for n, v in zip(value.names, value.values, strict=True)]
+        name = value.type.rpartition(":")[2]
+        return f"{name}({'; '.join(pairs[:4])}{_more(len(pairs))})"
+    if isinstance(value, Opaque):
+        return f"{value.type}: {value.repr}"
+    if isinstance(value, Number):
+        return str(arrays.rebuild(value))
+    return text.short(arrays.rebuild(value))
+
+
+def _some(items: tuple[Value, ...]) -> str:
+    return "; ".join(describe(item) for item in items[:4]) + _more(len(items))
+
+
+def _more(count: int) -> str:
+    return "; …" if count > 4 else ""
+
+
+def details(record: Record) -> str:
+    """A record in a few lines: where it comes from, and every tensor in it."""
+    rank = f", rank {record.rank} of {record.world_size}" if record.world_size > 1 else ""
+    size = format_size(payload_nbytes(record.value))
+    head = f"{record.name}  {record.kind.value}  step {record.step}{rank}  {record.type}  {size}"
+    lines = [head]
+    for path, value in _leaves(record.value, ""):
+        lines.append(f"  {path + '  ' if path else ''}{describe(value)}")
+    return "\n".join(lines)
+
+
+def _leaves(value: Value, path: str) -> list[tuple[str, Value]]:
+    if isinstance(value, Items):
+        children = [(f"[{i}]", item) for i, item in enumerate(value.items)]
+    elif isinstance(value, Mapping):
+        children = [(f"[{describe(key)}]", item) for key, item in value.items]
+    elif isinstance(value, Fields):
+        names = zip(value.names, value.values, strict=True)
+        children = [(f".{name}", item) for name, item in names]
+    else:
+        return [(path, value)]
+    return [leaf for step, child in children[:64] for leaf in _leaves(child, path + step)]

@@ -1,0 +1,289 @@
+"""The verbs of a live session: serve, status, summary, get, get_all, describe, ingest_all, help.
+
+They work on the session of this process; `tap.open("host:port")` gives a reader of one that
+runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import errno
+import keyword
+import os
+import re
+import sys
+import time
+from typing import Any
+
+from tensortap import arrays
+from tensortap.console import answers, glance, tables
+from tensortap.errors import NotFound, TensortapError
+from tensortap.formats import keys
+from tensortap.formats.address import Address, default_port, parse_address
+from tensortap.history import History
+from tensortap.limits import format_size, parse_size
+from tensortap.readers.reader import Reader, find, find_all
+from tensortap.record import Kind
+from tensortap.server.server import Server
+
+_server: Server | None = None
+
+
+def _forget() -> None:
+    global _server
+    _server = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def start(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
+    """A new server; the key is made if this user had none."""
+    # a server is where people look on: the host may be written with its port
+    address = parse_address(host) if ":" in host and host.count(":") == 1 else None
+    if address is None:
+        address = Address("127.0.0.1" if host == "localhost" else host, default_port())
+    if port is not None:
+        address = Address(address.host, port)
+    try:
+        return Server(
+            address, History(parse_size(memory)), keys.make_key(), answer=answers.answer
+        )
+    except TensortapError as error:
+        if os.strerror(errno.EADDRINUSE) in str(error):
+            raise TensortapError(
+                f"port {address.port} is in use, perhaps by another live session: look at that "
+                f"one with tap.open('{address}') or tensortap top, or serve on another port"
+            ) from None
+        raise
+
+
+def serve(
+    host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%"
+) -> Server:
+    """Listen for training programs, in the background: ``tap.serve()``.
+
+    `memory` bounds what is kept: the oldest of the most repeated names go first. With another
+    `host` than this machine the connection is encrypted, and what to set on the training side
+    is printed.
+    """
+    global _server
+    if _server is not None and _server.alive:
+        if port in (None, _server.address.port):
+            _say(f"already listening on {_server.address}")
+            return _server
+        _server.close()
+    _server = start(host, port, memory)
+    _say(greeting(_server))
+    return _server
+
+
+def greeting(server: Server) -> str:
+    """Where a server listens, and what the training side needs to find it."""
+    address, bound = server.address, format_size(server.history.bound)
+    lines = [f"listening on {address}, keeping at most {bound}"]
+    if not address.loopback:
+        host = _own_name() if address.host in ("0.0.0.0", "::", "*") else address.host
+        lines.append("on the training side, set")
+        lines.append(f"  export TENSORTAP_SERVER={Address(host, address.port)}")
+        lines.append(f"  export TENSORTAP_KEY={keys.key_text(server.door.key)}")
+        lines.append("whoever has the key can send and look; the connection is encrypted")
+    return "\n".join(lines)
+
+
+def _own_name() -> str:
+    import socket
+
+    return socket.gethostname()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"tensortap: {text}\n")
+    sys.stdout.flush()
+
+
+def current() -> Server:
+    """The session of this process."""
+    if _server is None:
+        raise NotFound(
+            "no live session in this process: call tap.serve() first, "
+            "or look at another one with tap.open('host:port')"
+        )
+    return _server
+
+
+def close() -> None:
+    """Stop listening; what was caught stays."""
+    if _server is not None:
+        _server.close()
+
+
+def status(seconds: float | None = None) -> None:
+    """Show what arrives, live, until Ctrl-C (or for `seconds`); the session goes on."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.spinner import Spinner
+
+    server = current()
+    rates = tables.Rates()
+    spinner = Spinner("dots", "Ctrl-C returns to the prompt; the session goes on", style="green")
+    end = None if seconds is None else time.monotonic() + seconds
+
+    def look() -> Group:
+        view = answers.overview(server)
+        rates.look(view.written, view.written_nbytes)
+        return Group(tables.header(view, rates), spinner)
+
+    with contextlib.suppress(KeyboardInterrupt), Live(look(), refresh_per_second=8) as live:
+        while end is None or time.monotonic() < end:
+            time.sleep(0.25)
+            live.update(look())
+
+
+def summary() -> None:
+    """Print who sends, every name with its latest capture, and the recent captures."""
+    from rich.console import Console
+
+    Console().print(tables.summary(answers.overview(current())))
+
+
+def get(
+    name: str,
+    index: int = 0,
+    *,
+    step: int | None = None,
+    rank: int | str | None = None,
+    kind: Kind | str | None = None,
+) -> Any:
+    """A captured value, yours to change: the latest, or `index` before it, or that of a `step`.
+
+    ``rank="all"`` gives a dict of the values of all ranks.
+    """
+    return fetch(current().history, name, index, step=step, rank=rank, kind=kind)
+
+
+def fetch(
+    reader: Reader,
+    name: str,
+    index: int = 0,
+    *,
+    step: int | None = None,
+    rank: int | str | None = None,
+    kind: Kind | str | None = None,
+) -> Any:
+    """`get`, from any reader."""
+    if rank == "all":
+        ranks = sorted({r.rank for r in find_all(reader, name, step=step, kind=kind)})
+        found = {r: find(reader, name, index, step=step, rank=r, kind=kind) for r in ranks}
+        return {r: arrays.rebuild(reader.load(record).value) for r, record in found.items()}
+    if isinstance(rank, str):
+        raise NotFound(f"a rank is a number or 'all', not {rank!r}")
+    record = find(reader, name, index, step=step, rank=rank, kind=kind)
+    return arrays.rebuild(reader.load(record).value)
+
+
+def get_all(
+    name: str, *, rank: int | None = None, kind: Kind | str | None = None
+) -> list[Any]:
+    """All values that are held under a name, oldest to newest."""
+    history = current().history
+    return [arrays.rebuild(r.value) for r in find_all(history, name, rank=rank, kind=kind)]
+
+
+def describe(
+    name: str,
+    index: int = 0,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    kind: Kind | str | None = None,
+) -> None:
+    """Print what is held under a name, and the latest in a line a tensor."""
+    from rich.console import Console
+
+    history = current().history
+    record = find(history, name, index, step=step, rank=rank, kind=kind)
+    head, *lines = glance.details(record).split("\n")
+    console = Console()
+    held = find_all(history, name, rank=record.rank, kind=record.kind)
+    span = f"steps {held[0].step} to {held[-1].step}" if len(held) > 1 else ""
+    console.print(tables.plain(head), style="bold", markup=False, highlight=False)
+    for line in lines:
+        console.print(tables.text.styled(tables.plain(line)))
+    gone = history.evicted.get(name, 0)
+    tail = f"  {len(held)} held{', ' + span if span else ''}"
+    console.print(f"{tail}; {gone} made room" if gone else tail, style="dim", highlight=False)
+
+
+def ingest_all(overwrite: bool = False) -> dict[str, str]:
+    """Put the latest of every name into the caller's globals, under valid names.
+
+    Variables that exist, and builtins, stay as they are unless `overwrite`. Returns which
+    name went into which variable.
+    """
+    target = sys._getframe(1).f_globals
+    taken: dict[str, str] = {}
+    kept: list[str] = []
+    for _, record in current().history.latest():
+        name = record.name if not record.rank else f"{record.name}_rank{record.rank}"
+        variable = _free_name(identifier(name), taken)
+        exists = variable in target or hasattr(builtins, variable)
+        if exists and not overwrite:
+            kept.append(variable)
+            continue
+        target[variable] = arrays.rebuild(record.value)
+        taken[variable] = record.name
+    if kept:
+        _say(f"kept as they were: {', '.join(kept)} (overwrite=True replaces them)")
+    return {name: variable for variable, name in taken.items()}
+
+
+def identifier(name: str) -> str:
+    """A valid variable name for any name.
+
+    >>> identifier("blocks.3.attn")
+    'blocks_3_attn'
+    """
+    variable = re.sub(r"\W+", "_", name).strip("_") or "value"
+    if variable[0].isdigit():
+        variable = f"_{variable}"
+    return f"{variable}_" if keyword.iskeyword(variable) else variable
+
+
+def _free_name(variable: str, taken: collections.abc.Container[str]) -> str:
+    free, count = variable, 0
+    while free in taken:
+        count += 1
+        free = f"{variable}_{count}"
+    return free
+
+
+def help() -> None:  # noqa: A001  the verb that people expect
+    """Print what can be done with a live session."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold dim")
+    table.add_column("in this session", style="bold")
+    table.add_column("")
+    for call, what in _HELP:
+        table.add_row(call, what)
+    Console().print(table)
+
+
+_HELP = (
+    ("tap.serve()", "listen for training programs, in the background"),
+    ("tap.status()", "what arrives, live; Ctrl-C returns to the prompt"),
+    ("tap.summary()", "names with their latest capture, and the recent captures"),
+    ('tap.get("loss")', "the latest value, yours to change"),
+    ('tap.get("loss", 1)', "the one before the latest"),
+    ('tap.get("loss", step=40, rank=0)', "the one of that step and rank"),
+    ('tap.get_all("loss")', "all that are held, oldest to newest"),
+    ('tap.describe("loss")', "shape, dtype, range, mean, deviation, NaN and Inf"),
+    ("tap.ingest_all()", "the latest of every name as variables of yours"),
+    ("", ""),
+    ('tap.catch(loss, "loss", every=10)', "in the training program: catch a value"),
+    ("tap.receipt()", "in the training program: what was caught, and what it cost"),
+)

@@ -1,0 +1,71 @@
+"""`tap.open`: a live session elsewhere, with the verbs of the one here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap import arrays
+from tensortap.console import tables
+from tensortap.console.live import fetch
+from tensortap.formats.questions import Overview
+from tensortap.readers.open import open_live
+from tensortap.readers.reader import find_all
+from tensortap.record import Kind
+
+
+class View:
+    """What another live session holds, asked for as it is needed."""
+
+    def __init__(self, address: str | None, timeout: float = 5.0) -> None:
+        self.reader = open_live(address, timeout)
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<the live session at {self.reader.address}>"
+
+    def names(self) -> list[str]:
+        """All names that are held."""
+        return self.reader.names()
+
+    def overview(self) -> Overview:
+        """Clients, names with their latest capture, and all counts."""
+        return self.reader.overview()
+
+    def summary(self) -> None:
+        """Print who sends, every name with its latest capture, and the recent captures."""
+        from rich.console import Console
+
+        Console().print(tables.summary(self.overview()))
+
+    def get(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        step: int | None = None,
+        rank: int | str | None = None,
+        kind: Kind | str | None = None,
+    ) -> Any:
+        """A captured value: the latest, or `index` before it, or that of a `step`."""
+        return fetch(self.reader, name, index, step=step, rank=rank, kind=kind)
+
+    def get_all(
+        self, name: str, *, rank: int | None = None, kind: Kind | str | None = None
+    ) -> list[Any]:
+        """All values that are held under a name, oldest to newest."""
+        found = find_all(self.reader, name, rank=rank, kind=kind)
+        return [arrays.rebuild(self.reader.load(record).value) for record in found]
+
+    def close(self) -> None:
+        """Hang up."""
+        self.reader.close()
+
+
+def open(address: str | None = None, timeout: float = 5.0) -> View:  # noqa: A001  the verb
+    """Look at the live session at ``host:port``; without an address, at this machine's."""
+    return View(address, timeout)

@@ -1,0 +1,160 @@
+"""A live session as people see it in a terminal or a notebook."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tensortap.formats.questions import ClientRow, NameRow, Overview
+from tensortap.limits import format_size
+from tensortap.viz import text
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+
+def plain(name: str) -> str:
+    """Text from a stranger, fit for a terminal: no control characters."""
+    return "".join(c if c.isprintable() else "�" for c in name)
+
+
+def ago(time_ns: int) -> str:
+    """How long ago, in a few characters."""
+    seconds = max(0.0, time.time() - time_ns / 1e9)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago" if seconds >= 1 else "now"
+
+
+class Rates:
+    """Records and bytes a second between two looks."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, int, int] | None = None
+        self.records = self.nbytes = 0.0
+
+    def look(self, written: int, nbytes: int) -> None:
+        """Take the counts of now."""
+        now = time.monotonic()
+        if self._before is not None and now > self._before[0]:
+            passed = now - self._before[0]
+            self.records = (written - self._before[1]) / passed
+            self.nbytes = (nbytes - self._before[2]) / passed
+        self._before = (now, written, nbytes)
+
+    def __str__(self) -> str:
+        return f"{self.records:,.0f} records/s, {format_size(self.nbytes)}/s"
+
+
+def names_table(view: Overview, most: int = 200) -> Table:
+    """All names with their latest capture."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
+    table.add_column("name", style="bold", overflow="fold")
+    ranked = any(row.head.world_size > 1 for row in view.names)
+    if ranked:
+        table.add_column("rank", justify="right")
+    table.add_column("step", justify="right", style="cyan")
+    table.add_column("held", justify="right")
+    table.add_column("latest", overflow="fold")
+    table.add_column("when", justify="right", style="dim", no_wrap=True)
+    for row in view.names[:most]:
+        head = row.head
+        cells: list[RenderableType] = [Text(plain(head.name))]
+        if ranked:
+            cells.append(str(head.rank))
+        cells.extend((str(head.step), _held(row), text.styled(plain(row.line)), ago(head.time_ns)))
+        table.add_row(*cells)
+    if len(view.names) > most:
+        table.add_row(Text(f"… and {len(view.names) - most} more", style="dim"))
+    return table
+
+
+def _held(row: NameRow) -> str:
+    return f"{row.held} (+{row.evicted} gone)" if row.evicted else str(row.held)
+
+
+def recent_table(view: Overview) -> Table:
+    """The last captures in the order of their time."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for column in ("time", "name", "step", "line"):
+        table.add_column(column, style="dim" if column == "time" else "", overflow="fold")
+    for row in view.recent:
+        head = row.head
+        moment = time.strftime("%H:%M:%S", time.localtime(head.time_ns / 1e9))
+        rank = f" rank {head.rank}" if head.world_size > 1 else ""
+        where = Text(f"step {head.step}{rank}", style="cyan")
+        line = text.styled(plain(row.line))
+        table.add_row(moment, Text(plain(head.name), style="bold"), where, line)
+    return table
+
+
+def header(view: Overview, rates: Rates | None = None) -> Table:
+    """The session in a few lines: where, how much, who, and what is missing."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    there = sum(client.connected for client in view.clients)
+    speed = f"   {rates}" if rates is not None else ""
+    table.add_row(
+        Text(f"tensortap on {view.address}", style="bold"),
+        f"{there} connected of {len(view.clients)} seen   {view.written:,} records, "
+        f"{format_size(view.written_nbytes)}{speed}",
+    )
+    memory = f"{format_size(view.nbytes)} held of at most {format_size(view.bound)}"
+    if view.evicted:
+        memory += f"; {view.evicted:,} older captures made room"
+    table.add_row(Text("memory", style="dim"), memory)
+    for client in view.clients[:20]:
+        table.add_row(Text(f"pid {client.pid}", style="dim"), _client(client))
+    if len(view.clients) > 20:
+        table.add_row("", f"… and {len(view.clients) - 20} more programs")
+    if view.refused:
+        reasons = ", ".join(f"{count:,} {plain(why)}" for why, count in view.refused.items())
+        table.add_row(Text("refused", style="red"), reasons)
+    return table
+
+
+def _client(client: ClientRow) -> Text:
+    from rich.text import Text
+
+    state = "sending" if client.connected else "gone"
+    rank = f" rank {client.rank} of {client.world_size}" if client.world_size > 1 else ""
+    line = Text(
+        f"{plain(client.program)} on {plain(client.host)}{rank}: {state}"
+        + (f" over {client.path}" if client.connected else "")
+        + f", {client.records:,} records, {format_size(client.nbytes)}"
+    )
+    missing = [
+        (client.dropped, "dropped over budget"),
+        (client.failed, "lost on the way"),
+        (client.unheard, "before anybody listened"),
+    ]
+    said = ", ".join(f"{count:,} {what}" for count, what in missing if count)
+    if said:
+        line.append(f"; not here: {said}", style="yellow")
+    return line
+
+
+def summary(view: Overview, rates: Rates | None = None) -> Group:
+    """The whole session: who, names with their latest capture, recent captures."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [header(view, rates)]
+    if not view.names:
+        hint = 'nothing caught yet: put tap.catch(value, "name") into the training program'
+        parts.extend((Text(), Text(hint, style="dim")))
+        return Group(*parts)
+    parts.extend((Text(), names_table(view)))
+    if view.recent:
+        parts.extend((Text(), Text("recent", style="bold dim"), recent_table(view)))
+    return Group(*parts)

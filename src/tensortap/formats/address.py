@@ -1,0 +1,69 @@
+"""Where a live session listens: ``host``, ``host:port``, ``[::1]:port``."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from typing import NamedTuple
+
+DEFAULT_PORT = 2875
+
+
+class Address(NamedTuple):
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def endpoint(self) -> str:
+        """The address as ZeroMQ writes it."""
+        return f"tcp://{self}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the address cannot be reached from another machine."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def default_port() -> int:
+    """The port of ``TENSORTAP_PORT``, else 2875."""
+    return _port(os.environ.get("TENSORTAP_PORT") or DEFAULT_PORT)
+
+
+def parse_address(text: str | None = None) -> Address:
+    """The address of `text`, else of ``TENSORTAP_SERVER``, else this machine's.
+
+    >>> str(parse_address("gpu7:4000"))
+    'gpu7:4000'
+    """
+    text = (text or os.environ.get("TENSORTAP_SERVER") or "127.0.0.1").strip()
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif text.count(":") > 1:  # a bare IPv6 address
+        host, port = text, ""
+    else:
+        host, _, port = text.partition(":")
+    if not host:
+        raise ValueError(f"no host in {text!r}; write it like 'host' or 'host:port'")
+    if host == "localhost":
+        host = "127.0.0.1"
+    return Address(host, _port(port) if port else default_port())
+
+
+def _port(text: str | int) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        port = -1
+    if not 0 <= port < 65536:
+        raise ValueError(f"not a port: {text!r}; it must be a number up to 65535")
+    return port

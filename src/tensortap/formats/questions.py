@@ -1,0 +1,59 @@
+"""What a viewer can ask a live session, and what it is told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tensortap.record import Record
+
+OVERVIEW, NAMES, HEADS, LOAD = "overview", "names", "heads", "load"
+
+
+class ClientRow(msgspec.Struct, frozen=True):
+    """A program that sends, or has sent."""
+
+    program: str
+    host: str
+    pid: int
+    rank: int
+    world_size: int
+    connected: bool
+    path: str  # how its tensors come: shared memory or TCP
+    records: int
+    nbytes: int
+    unheard: int
+    dropped: int
+    failed: int
+
+
+class NameRow(msgspec.Struct, frozen=True):
+    """A name with its latest capture; `head` is the record without its value."""
+
+    head: Record
+    held: int
+    evicted: int
+    line: str
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """All that a live session has to say about itself."""
+
+    address: str
+    pid: int
+    started: float
+    written: int
+    written_nbytes: int
+    nbytes: int
+    bound: int
+    evicted: int
+    refused: dict[str, int]
+    clients: tuple[ClientRow, ...]
+    names: tuple[NameRow, ...]
+    recent: tuple[NameRow, ...]
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Several records, or names."""
+
+    names: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()

@@ -1,0 +1,137 @@
+"""Records in memory: one history a name and rank, oldest to newest, within a bound."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Iterable
+
+from tensortap.record import Fields, Items, Kind, Mapping, Record, TensorData, Value
+
+OVERHEAD = 512  # what a record weighs besides its payload: measured, rounded up
+
+Key = tuple[str, Kind, int]
+
+
+def payload_nbytes(value: Value) -> int:
+    """The bytes of all tensors, strings and the like in a value."""
+    if isinstance(value, TensorData):
+        data = value.data
+        return len(data) if type(data) is bytes else int(data.nbytes)
+    if isinstance(value, Items):
+        return sum(OVERHEAD // 8 + payload_nbytes(item) for item in value.items)
+    if isinstance(value, Mapping):
+        return sum(
+            OVERHEAD // 4 + payload_nbytes(key) + payload_nbytes(item) for key, item in value.items
+        )
+    if isinstance(value, Fields):
+        return sum(OVERHEAD // 8 + payload_nbytes(item) for item in value.values)
+    return len(value) if isinstance(value, str) else 0
+
+
+class History:
+    """A bounded memory of records, written by one thread and read by any."""
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.nbytes = 0
+        self.written = 0
+        self.written_nbytes = 0
+        self.evicted: collections.Counter[str] = collections.Counter()
+        self._tracks: dict[Key, collections.deque[Record]] = {}
+        self._by_name: dict[str, list[Key]] = {}
+        self._by_length: dict[int, dict[Key, None]] = {}
+        self._longest = 0
+        self._changed = threading.Condition()
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Take records in; the oldest of the most repeated names make room for them."""
+        with self._changed:
+            for record in records:
+                nbytes = payload_nbytes(record.value)
+                key = (record.name, record.kind, record.rank)
+                track = self._tracks.get(key)
+                if track is None:
+                    track = self._tracks[key] = collections.deque()
+                    self._by_name.setdefault(record.name, []).append(key)
+                track.append(record)
+                self._moved(key, len(track) - 1, len(track))
+                self.written += 1
+                self.written_nbytes += nbytes
+                self.nbytes += nbytes + OVERHEAD
+                while self.nbytes > self.bound and self._longest:
+                    self._evict()
+            self._changed.notify_all()
+
+    def _moved(self, key: Key, before: int, after: int) -> None:
+        """Keep the names sorted by the length of their history, a step at a time."""
+        if before:
+            shelf = self._by_length[before]
+            del shelf[key]
+            if not shelf:
+                del self._by_length[before]
+                if before == self._longest and after < before:
+                    # its new, shorter place is the longest now, unless another shelf is
+                    self._longest = before - 1
+        if after:
+            self._by_length.setdefault(after, {})[key] = None
+            self._longest = max(self._longest, after)
+
+    def _evict(self) -> None:
+        key = next(iter(self._by_length[self._longest]))
+        track = self._tracks[key]
+        record = track.popleft()
+        self._moved(key, len(track) + 1, len(track))
+        self.nbytes -= payload_nbytes(record.value) + OVERHEAD
+        self.evicted[record.name] += 1
+        if not track:
+            del self._tracks[key]
+            keys = self._by_name[record.name]
+            keys.remove(key)
+            if not keys:
+                del self._by_name[record.name]
+
+    def names(self) -> list[str]:
+        """All names that are held, in the order in which they first came."""
+        with self._changed:
+            return list(self._by_name)
+
+    def records(self, name: str) -> list[Record]:
+        """All that is held under a name, of all ranks and kinds, oldest to newest."""
+        with self._changed:
+            tracks = [self._tracks[key] for key in self._by_name.get(name, ())]
+            if len(tracks) == 1:
+                return list(tracks[0])
+            found = [record for track in tracks for record in track]
+        return sorted(found, key=lambda r: (r.time_ns, r.seq))
+
+    def load(self, record: Record) -> Record:
+        """The record with its value: here it has it already."""
+        return record
+
+    def latest(self) -> list[tuple[int, Record]]:
+        """How many are held and the newest, for each name, kind and rank."""
+        with self._changed:
+            return [(len(track), track[-1]) for track in self._tracks.values()]
+
+    def recent(self, count: int) -> list[Record]:
+        """The last records to be captured, whatever their names, oldest to newest."""
+        with self._changed:
+            tails = [
+                track[i]
+                for track in self._tracks.values()
+                for i in range(max(0, len(track) - count), len(track))
+            ]
+        return sorted(tails, key=lambda r: (r.time_ns, r.seq))[-count:]
+
+    def wait(self, count: int, timeout: float | None = None) -> bool:
+        """Wait until `count` records have been written in all."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while self.written < count:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+            return True

@@ -1,0 +1,11 @@
+"""From a path or an address to its reader."""
+
+from __future__ import annotations
+
+from tensortap.formats.address import parse_address
+from tensortap.readers.live import LiveReader
+
+
+def open_live(address: str | None = None, timeout: float = 5.0) -> LiveReader:
+    """The reader of the live session at ``host:port``."""
+    return LiveReader(parse_address(address), timeout)

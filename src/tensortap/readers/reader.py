@@ -1,0 +1,103 @@
+"""The protocol of everything that gives records back, and how one of them is found."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Protocol
+
+from tensortap.errors import NotFound
+from tensortap.record import Kind, Record
+
+
+class Reader(Protocol):
+    """Gives records back: from memory, from a live session, from a run on disk."""
+
+    def names(self) -> list[str]:
+        """All names, in the order in which they first came."""
+        ...
+
+    def records(self, name: str) -> list[Record]:
+        """The records of a name, oldest to newest; their values may have to be loaded."""
+        ...
+
+    def load(self, record: Record) -> Record:
+        """The record with its value."""
+        ...
+
+
+def find_all(
+    reader: Reader,
+    name: str,
+    *,
+    step: int | None = None,
+    rank: int | str | None = None,
+    kind: Kind | str | None = None,
+) -> list[Record]:
+    """The records that fit, oldest to newest; NotFound, with what there is, if none does."""
+    found = reader.records(name)
+    if not found:
+        raise NotFound(_no_name(name, reader.names()))
+    if kind is not None:
+        kind = Kind(kind)
+        kinds = sorted({r.kind.value for r in found})
+        found = [r for r in found if r.kind is kind]
+        if not found:
+            raise NotFound(f"no {kind.value} of {name!r}; there is {' and '.join(kinds)}")
+    if rank is not None and rank != "all":
+        held = sorted({r.rank for r in found})
+        found = [r for r in found if r.rank == rank]
+        if not found:
+            raise NotFound(f"no {name!r} of rank {rank}; there are ranks {_few(held)}")
+    if step is not None:
+        steps = sorted({r.step for r in found})
+        found = [r for r in found if r.step == step]
+        if not found:
+            raise NotFound(f"no {name!r} at step {step}; {_nearest(step, steps)}")
+    return found
+
+
+def find(
+    reader: Reader,
+    name: str,
+    index: int = 0,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    kind: Kind | str | None = None,
+) -> Record:
+    """One record: `index` counts back from the latest of those that fit."""
+    found = find_all(reader, name, step=step, rank=rank, kind=kind)
+    held = sorted({r.rank for r in found})
+    if len(held) > 1:
+        raise NotFound(f"{name!r} is there of ranks {_few(held)}: say rank={held[0]} or rank='all'")
+    kinds = sorted({r.kind.value for r in found})
+    if len(kinds) > 1:
+        raise NotFound(f"{name!r} is there as {' and '.join(kinds)}: say kind={kinds[0]!r}")
+    if not -len(found) <= index < len(found):
+        raise NotFound(f"{name!r} has {len(found)} captures, counted back from 0: no {index}")
+    return found[-1 - index]
+
+
+def _few(values: list[int]) -> str:
+    shown = [str(value) for value in values[:8]]
+    if len(values) > 8:
+        return f"{', '.join(shown)} … {values[-1]}"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _nearest(step: int, steps: list[int]) -> str:
+    below = [s for s in steps if s < step]
+    above = [s for s in steps if s > step]
+    near = [*below[-1:], *above[:1]]
+    if len(near) == 1:
+        return f"the nearest captured step is {near[0]}"
+    return f"the nearest captured steps are {near[0]} and {near[1]}"
+
+
+def _no_name(name: str, names: list[str]) -> str:
+    if not names:
+        return f"no {name!r}: nothing has been captured yet"
+    near = difflib.get_close_matches(name, names, 3, 0.5) or [n for n in names if name in n][:3]
+    if near:
+        return f"no {name!r}; did you mean {' or '.join(repr(n) for n in near)}?"
+    return f"no {name!r}; there are {len(names)} names, the first is {names[0]!r}"

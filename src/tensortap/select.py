@@ -1,0 +1,84 @@
+"""What is captured and what is passed over, decided before anything is copied."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+
+class Gate:
+    """The calls under one name: how many there were, and which of them this step's first is.
+
+    `tick` is one C call and atomic: it is all that a skipped call pays.
+    """
+
+    __slots__ = ("_count", "base", "digest", "lock", "name", "step", "tick")
+
+    def __init__(self, name: str) -> None:
+        self._count = itertools.count()
+        self.name = name
+        self.tick: Callable[[], int] = self._count.__next__
+        self.step: int | None = None
+        self.base = 0
+        self.digest: bytes | None = None
+        self.lock = threading.Lock()
+
+    def begin(self, number: int, step: int | None) -> None:
+        """Call `number` is the first one under this name in `step`."""
+        self.step = step
+        self.base = number
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were, taken or not."""
+        return int(repr(self._count)[6:-1])  # "count(12)": the only look that consumes nothing
+
+    def differs(self, digest: bytes) -> bool:
+        """Whether the content is another one than when it was last kept; it is kept now."""
+        with self.lock:
+            if digest == self.digest:
+                return False
+            self.digest = digest
+            return True
+
+
+class Gates(dict[str, Gate]):
+    """Name → gate; a new name gets one."""
+
+    def __missing__(self, name: str) -> Gate:
+        if not isinstance(name, str):
+            raise TypeError(f"a name is a string, not {name!r}")
+        if not name:
+            raise ValueError("a name has at least one character")
+        return self.setdefault(name, Gate(name))
+
+
+class Clock:
+    """The training step: one axis for all sources; whoever advances it first owns it."""
+
+    __slots__ = ("_lock", "owner", "step")
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.owner: str | None = None
+        self._lock = threading.Lock()
+
+    def advance(self, owner: str, step: int | None = None) -> bool:
+        """Go to the next step, or to `step`; False when somebody else owns the clock."""
+        with self._lock:
+            if self.owner is None:
+                self.owner = owner
+            elif self.owner != owner:
+                return False
+            if step is None:
+                self.step = 1 if self.step is None else self.step + 1
+            else:
+                self.step = step
+            return True
+
+    def release(self, owner: str) -> None:
+        """Let another source own the clock from here on."""
+        with self._lock:
+            if self.owner == owner:
+                self.owner = None

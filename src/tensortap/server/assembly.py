@@ -1,0 +1,74 @@
+"""A batch of records on its way in: checked before anything is allocated, then put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensortap.buffers import Pool
+from tensortap.errors import WireError
+from tensortap.formats import wire
+
+
+class Unreachable(Exception):
+    """A payload lies in a segment that this process cannot read."""
+
+
+class Assembly:
+    """A batch whose bytes are still arriving; `missing` tells how many."""
+
+    def __init__(self, batch: wire.Batch, body: memoryview) -> None:
+        later = len(body) != batch.body_nbytes
+        if later and (body or batch.body_nbytes <= wire.CHUNK):
+            raise WireError(f"{batch.body_nbytes} bytes of records announced, {len(body)} came")
+        if any(e.nbytes < 0 or e.offset < 0 or e.segment < 0 for e in batch.externals):
+            raise WireError("a payload of less than nothing")
+        self.batch = batch
+        self.nbytes = batch.body_nbytes + sum([e.nbytes for e in batch.externals])
+        self.missing = batch.body_nbytes if later else 0
+        self.refused = ""
+        self.body: Any = b"" if later else bytes(body)
+        self.blocks: list[Any] = []
+
+    def allocate(
+        self, bound: int, pool: Pool, slot: Callable[[wire.External], Any]
+    ) -> None:
+        """Make room for what is to come; a batch that cannot be taken is `refused`."""
+        if self.nbytes > bound:
+            self._refuse("larger than the memory")
+            return
+        if self.missing:
+            self.body = bytearray(self.batch.body_nbytes)
+        for external in self.batch.externals:
+            if external.segment:
+                try:
+                    self.blocks.append(slot(external))
+                except Unreachable:
+                    self._refuse("out of reach")
+                    return
+            else:
+                self.blocks.append(pool.acquire(external.nbytes))
+                self.missing += external.nbytes
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        self.missing = 0
+        self.blocks = []
+
+    def fill(self, part: wire.Part, data: memoryview) -> None:
+        """Put a part where it belongs."""
+        if self.refused:
+            return
+        if part.index == wire.BODY:
+            target = memoryview(self.body)
+        elif 0 <= part.index < len(self.blocks):
+            if self.batch.externals[part.index].segment:
+                raise WireError("a part of a payload that lies in a segment")
+            target = self.blocks[part.index].writable
+        else:
+            raise WireError(f"a part of payload {part.index}, of which there is none")
+        end = part.offset + data.nbytes
+        if part.offset < 0 or end > target.nbytes or data.nbytes > self.missing:
+            raise WireError("a part that goes beyond its payload")
+        target[part.offset : end] = data
+        self.missing -= data.nbytes

@@ -1,0 +1,383 @@
+"""The session of this process: where a value becomes a record and goes to the sinks."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tensortap import arrays, ranks
+from tensortap.buffers import OutOfMemory, Pool
+from tensortap.formats.address import Address, parse_address
+from tensortap.limits import parse_size
+from tensortap.receipt import Receipt
+from tensortap.record import Kind, Record
+from tensortap.select import Clock, Gate, Gates
+from tensortap.sinks import ticket as tickets
+from tensortap.sinks.sink import Sink
+from tensortap.sinks.ticket import SKIPPED, Ticket
+
+log = logging.getLogger("tensortap")
+
+_now = time.perf_counter_ns
+EXIT = 2.0  # seconds that the end of the program may wait for what is under way
+
+
+class Session:
+    """Gates, clock, pool and sinks of one process; a forked child gets fresh ones."""
+
+    def __init__(self) -> None:
+        self.enabled = not _flag("TENSORTAP_DISABLE")
+        self._inherited: list[Any] = []
+        self._fresh()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _fresh(self) -> None:
+        self.gates = Gates()
+        self.clock = Clock()
+        self.strict = _flag("TENSORTAP_STRICT")
+        self.pool = Pool()
+        self.id = secrets.token_bytes(16)
+        self._sequence = itertools.count()
+        self._lock = threading.Lock()
+        self._sinks: tuple[Sink, ...] = ()  # all but the live ones
+        self._lives: dict[Address, Any] = {}
+        self._targets: tuple[Sink, ...] = ()
+        self._default: Address | None = None
+        self._registered = False
+        self._closed = False
+        # what the receipt is made of
+        self._captured = self._bytes = self._unheard = self._errors = self._failed = 0
+        self._spent = {"select": 0, "queue": 0, "copy": 0}
+        self._faults: set[tuple[str, str]] = set()
+        self._first_step: int | None = None
+        self._misses = {name: itertools.count() for name in ("unheard", "disabled")}
+        self._warned_owner = False
+        self._refresh()
+
+    def _after_fork(self) -> None:
+        # kept, not closed: sockets and threads of the parent must not be touched here
+        self._inherited.append(dict(self.__dict__, _inherited=None))
+        tickets.after_fork()
+        self._fresh()
+        process = sys.modules.get("multiprocessing.util")
+        if process is not None:
+            # a worker of multiprocessing leaves without atexit
+            process.Finalize(None, self.close, exitpriority=10)
+
+    # -- switches ------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Work out whether a value that is caught now has anywhere to go."""
+        with self._lock:
+            sinks = list(self._sinks)
+            if self._default is not None:
+                sinks.append(self._lives[self._default])
+            self._targets = tuple(sink for sink in sinks if sink.accepting)
+            # before the first catch nobody knows yet whether a live session is there
+            unknown = self._default is None and not self._closed
+            self.on = self.enabled and (unknown or bool(self._targets))
+            self.miss: Callable[[], int] = self._misses[
+                "unheard" if self.enabled else "disabled"
+            ].__next__
+
+    def switch(self, enabled: bool) -> None:
+        """Turn all capturing on or off."""
+        self.enabled = enabled
+        self._refresh()
+
+    def add_sink(self, sink: Sink) -> None:
+        """Give all records from here on to this sink as well."""
+        self._register_exit()
+        self._sinks += (sink,)
+        self._refresh()
+
+    def remove_sink(self, sink: Sink) -> None:
+        """Give it no more records."""
+        self._sinks = tuple(s for s in self._sinks if s is not sink)
+        self._refresh()
+
+    def advance(self, owner: str, step: int | None = None) -> int | None:
+        """Advance the step, if `owner` owns it; the step that holds now."""
+        if not self.clock.advance(owner, step):
+            if not self._warned_owner:
+                self._warned_owner = True
+                log.warning(
+                    "tensortap: the step is advanced by %s; what %s says of it is ignored",
+                    self.clock.owner,
+                    owner,
+                )
+        elif self._first_step is None and self.clock.step is not None:
+            self._first_step = self.clock.step - (1 if step is None else 0)
+        return self.clock.step
+
+    # -- capturing -----------------------------------------------------------------------
+
+    def capture(
+        self,
+        value: object,
+        gate: Gate,
+        number: int,
+        *,
+        kind: Kind = Kind.VALUE,
+        when: object = True,
+        changed: bool = False,
+        server: str | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> Ticket:
+        """Make a record of call `number` of this gate and hand it on; nothing else is kept."""
+        start = _now()
+        if not self.enabled or self._closed:
+            self.miss()
+            return SKIPPED
+        if when is not True and not (when(value) if callable(when) else when):
+            return self._passed(start)
+        if server is not None or self._default is None:
+            targets = self._targets_for(server)
+        else:
+            targets = self._targets
+        if not targets:
+            self.miss()
+            return SKIPPED
+        digest = None
+        if changed:
+            digest = arrays.digest_of(value)
+            if not gate.differs(digest):
+                return self._passed(start)
+        selected = _now()
+        nbytes = arrays.nbytes_of(value)
+        if len(targets) == 1:
+            admitted = targets if targets[0].admit(nbytes) else ()
+        else:
+            admitted = tuple(sink for sink in targets if sink.admit(nbytes))
+        if not admitted:
+            if changed:
+                gate.digest = None  # it was not kept: the next one is to be
+            return Ticket()
+        room = _now()
+        try:
+            neutral, nbytes_taken = arrays.snapshot(value, self.pool)
+            type_name, dtype, shape = arrays.describe(value)
+            rank, world_size = ranks.rank_and_world_size()
+        except BaseException:
+            for sink in admitted:
+                sink.cancel(nbytes)
+            gate.digest = None
+            raise
+        step = gate.step
+        record = Record(
+            gate.name,
+            kind,
+            number if step is None else step,
+            0 if step is None else number - gate.base,
+            next(self._sequence),
+            rank,
+            world_size,
+            time.time_ns(),
+            type_name,
+            dtype,
+            shape,
+            None,
+            digest,
+            neutral,
+            None,
+            tags or {},
+        )
+        copied = _now()
+        ticket = Ticket(len(admitted), admitted[-1].hurry)
+        for sink in admitted:
+            sink.write(record, ticket, nbytes)
+        end = _now()
+        with self._lock:
+            self._captured += 1
+            self._bytes += nbytes
+            spent = self._spent
+            spent["select"] += selected - start
+            spent["copy"] += copied - room
+            spent["queue"] += room - selected + end - copied
+        return ticket
+
+    def _passed(self, start: int) -> Ticket:
+        with self._lock:
+            self._spent["select"] += _now() - start
+        return SKIPPED
+
+    def fault(self, name: object, error: Exception) -> Ticket:
+        """Something went wrong under a name: counted, logged once, raised only if asked for."""
+        if self.strict:
+            raise error
+        with self._lock:
+            self._errors += 1
+            key = (str(name), type(error).__name__)
+            known = key in self._faults
+            self._faults.add(key)
+        if isinstance(error, OutOfMemory):
+            self._refresh()
+        if not known:
+            what = f"{type(error).__name__}: {error}" if str(error) else repr(error)
+            log.warning("tensortap: %r was not caught: %s", name, what)
+        return Ticket()
+
+    # -- live sessions -------------------------------------------------------------------
+
+    def _targets_for(self, server: str | None) -> tuple[Sink, ...]:
+        """The sinks of a value that is to go to another server than the usual one."""
+        address = parse_address(server)
+        live = self._lives.get(address) or self._connect(address)
+        if server is None:
+            self._default = address
+            self._refresh()
+            return self._targets
+        sinks = (*self._sinks, live)
+        return tuple(sink for sink in sinks if sink.accepting)
+
+    def _connect(self, address: Address) -> Any:
+        from tensortap.formats import wire
+        from tensortap.sinks.background import Background
+        from tensortap.sinks.live import Live
+
+        self._register_exit()
+        with self._lock:
+            if address in self._lives:
+                return self._lives[address]
+
+            def forget_or_refresh(forget: bool) -> None:
+                if forget:
+                    lost = live.forget()
+                    with self._lock:
+                        self._unheard += lost
+                        self._captured -= lost
+                self._refresh()
+
+            def refused(count: int) -> None:
+                with self._lock:
+                    self._failed += count
+
+            def tally() -> wire.Tally:
+                counts = self._counts()
+                return wire.Tally(counts["unheard"], live.counts.dropped, counts["failed"])
+
+            def probes(start: int) -> list[wire.Probe]:
+                return [wire.Probe(name, Kind.VALUE.value) for name in list(self.gates)[start:]]
+
+            drain = Live(
+                address,
+                self.pool,
+                client=self._introduce,
+                probes=probes,
+                tally=tally,
+                on_state=forget_or_refresh,
+                on_refused=refused,
+                arena=not _flag("TENSORTAP_NO_ARENA"),
+            )
+            overflow = os.environ.get("TENSORTAP_OVERFLOW") or "latest"
+            live = Background(
+                drain,
+                budget=parse_size(os.environ.get("TENSORTAP_BUFFER") or "10%"),
+                overflow="block" if overflow == "block" else "latest",
+                name=f"live-{address}",
+            )
+            self._lives[address] = live
+            return live
+
+    def _introduce(self) -> Any:
+        from tensortap.formats import wire
+
+        rank, world_size = ranks.rank_and_world_size()
+        program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+        return wire.Client(self.id, socket.gethostname(), os.getpid(), rank, world_size, program)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything that was captured has arrived or is known to be lost."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        done = True
+        for sink in (*self._sinks, *self._lives.values()):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if sink.accepting:
+                done = sink.flush(left) and done
+        return done
+
+    def _register_exit(self) -> None:
+        if not self._registered:
+            self._registered = True
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Flush for at most two seconds and end all sinks; catching is off from here on."""
+        if self._closed:
+            return
+        self._closed = True
+        self.on = False
+        deadline = time.monotonic() + EXIT
+        sinks = (*self._sinks, *self._lives.values())
+        for sink in sinks:
+            with contextlib.suppress(Exception):
+                sink.close(max(0.05, deadline - time.monotonic()))
+        self._refresh()
+
+    # -- the receipt ---------------------------------------------------------------------
+
+    def _counts(self) -> dict[str, int]:
+        unheard = int(repr(self._misses["unheard"])[6:-1])
+        return {"unheard": unheard + self._unheard, "failed": self._failed}
+
+    def receipt(self) -> Receipt:
+        """What was captured, what was not and why, and what it cost the training thread."""
+        calls = sum(gate.calls for gate in list(self.gates.values()))
+        lives = list(self._lives.items())
+        with self._lock:
+            counts = self._counts()
+            dropped = sum(live.counts.dropped for _, live in lives)
+            captured, errors = self._captured, self._errors
+            spent = {name: value / 1e9 for name, value in self._spent.items()}
+            nbytes = self._bytes
+        # a value that was replaced in the queue had been captured: it is counted once, below
+        kept = max(0, captured - sum(live.counts.replaced for _, live in lives))
+        skipped = max(0, calls - kept - dropped - counts["unheard"] - errors)
+        spent["skipping"] = skipped * _cost_of_skipping()
+        seconds = sum(spent.values())
+        steps = 0
+        if self.clock.step is not None and self._first_step is not None:
+            steps = self.clock.step - self._first_step
+        elif self.gates:
+            steps = max(gate.calls for gate in list(self.gates.values()))
+        return Receipt(
+            captured=kept,
+            skipped=skipped,
+            dropped=dropped,
+            unheard=counts["unheard"],
+            failed=counts["failed"],
+            errors=errors,
+            bytes=nbytes,
+            steps=steps,
+            seconds=seconds,
+            seconds_per_step=seconds / steps if steps else 0.0,
+            where=spent,
+            sessions={str(a): live.drain.describe() for a, live in lives},
+        )
+
+
+def _cost_of_skipping() -> float:
+    """Seconds that one skipped call takes, measured here and now."""
+    gate, rounds = Gate("cost"), 2000
+    start = _now()
+    for _ in range(rounds):
+        if gate.tick() % 7 and gate.step != 1:
+            continue
+    return (_now() - start) / rounds / 1e9
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+session = Session()

@@ -1,0 +1,287 @@
+"""A queue with a byte budget, and the thread that empties it into a drain.
+
+The training thread appends; everything else happens here. The thread takes what has gathered
+every few milliseconds and hands it on in one piece: a background thread that runs Python all
+the time would cost training far more than the work it does, because torch must wait for the
+interpreter lock after every operation.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from typing import NamedTuple, Protocol
+
+from tensortap.history import OVERHEAD
+from tensortap.record import Record
+from tensortap.sinks.ticket import Ticket
+
+log = logging.getLogger("tensortap")
+
+PAUSE = 0.005  # between two hand-overs while records keep coming
+POLICIES = ("latest", "newest", "block")
+
+
+class Entry(NamedTuple):
+    """A record in the queue."""
+
+    record: Record
+    ticket: Ticket
+    nbytes: int
+
+
+class Wake:
+    """A bell that a thread which polls file descriptors can hear."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ring(self) -> None:
+        # full: it is ringing already; closed: nobody listens any more
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._write, b"!")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self._read, 4096)) == 4096:
+                pass
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the bell alone."""
+        rang = bool(select.select([self._read], [], [], timeout)[0])
+        if rang:
+            self.clear()
+        return rang
+
+    def close(self) -> None:
+        read, write, self._read, self._write = self._read, self._write, -1, -1
+        os.close(read)
+        os.close(write)
+
+
+class Drain(Protocol):
+    """Where a background queue empties into; all calls come from its one thread."""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether records are wanted at all; read by the training thread."""
+        ...
+
+    def room(self) -> int:
+        """How many bytes can be taken now; nothing is handed over at 0."""
+        ...
+
+    def send(self, entries: list[Entry]) -> None:
+        """Take the entries; their tickets are settled when their fate is known."""
+        ...
+
+    def pending(self) -> int:
+        """Bytes that were taken and whose fate is open."""
+        ...
+
+    def wait(self, wake: Wake, timeout: float) -> None:
+        """Do what is to be done besides, waiting for the bell or at most `timeout` seconds."""
+        ...
+
+    def give_up(self) -> list[Entry]:
+        """Entries that were taken and that will not be sent: they are counted as lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Counts:
+    """What a queue has done, in numbers."""
+
+    __slots__ = ("bytes", "replaced", "taken", "turned_away")
+
+    def __init__(self) -> None:
+        self.taken = 0  # records that went into the queue
+        self.bytes = 0
+        self.replaced = 0  # of those, the ones that a newer one of their name pushed out
+        self.turned_away = 0  # values that found no room
+
+    @property
+    def dropped(self) -> int:
+        """Values that are nowhere because the queue was over its budget."""
+        return self.replaced + self.turned_away
+
+
+class Background:
+    """A sink: a drain behind a queue, on a thread of its own."""
+
+    def __init__(self, drain: Drain, *, budget: int, overflow: str = "latest", name: str) -> None:
+        if overflow not in POLICIES:
+            raise ValueError(f"overflow is one of {', '.join(POLICIES)}, not {overflow!r}")
+        self.drain = drain
+        self.budget = budget
+        self.overflow = overflow
+        self.counts = Counts()
+        self._queue: collections.deque[Entry] = collections.deque()
+        self._queued = 0
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._asleep = False
+        self._hurried = 0  # threads that wait for a flush: no pause for their sake
+        self._closed = False
+        self._wake = Wake()
+        self._thread = threading.Thread(target=self._run, name=f"tensortap-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def accepting(self) -> bool:
+        return self.drain.accepting and not self._closed
+
+    def admit(self, nbytes: int) -> bool:
+        """Ask for room before a value is copied; a yes must be followed by `write` or `cancel`."""
+        nbytes += OVERHEAD
+        with self._lock:
+            if self._fits(nbytes):
+                self._queued += nbytes
+                return True
+            if self.overflow == "block":
+                self._hurried += 1
+                self._wake.ring()
+                while not self._fits(nbytes) and self.accepting:
+                    self._room.wait(0.1)
+                self._hurried -= 1
+            elif self.overflow == "latest":
+                self._compact()
+            if self._fits(nbytes):
+                self._queued += nbytes
+                return True
+            self.counts.turned_away += 1
+            return False
+
+    def _fits(self, nbytes: int) -> bool:
+        # a value larger than the budget goes through when nothing else is queued
+        return not self._queued or self._queued + self.drain.pending() + nbytes <= self.budget
+
+    def _compact(self) -> None:
+        """Keep the latest of each name: the older ones make room."""
+        latest: dict[tuple[str, str, int], Entry] = {}
+        for entry in self._queue:
+            record = entry.record
+            key = (record.name, record.kind, record.rank)
+            older = latest.pop(key, None)
+            if older is not None:
+                self._queued -= older.nbytes
+                self.counts.replaced += 1
+                older.ticket.settle(False)
+            latest[key] = entry
+        self._queue = collections.deque(latest.values())
+
+    def cancel(self, nbytes: int) -> None:
+        """Give back room that was admitted and is not needed."""
+        with self._lock:
+            self._queued -= nbytes + OVERHEAD
+
+    def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
+        """Queue a record for which there is room."""
+        counts = self.counts
+        with self._lock:
+            self._queue.append(Entry(record, ticket, nbytes + OVERHEAD))
+            counts.taken += 1
+            counts.bytes += nbytes
+        if self._asleep:
+            self._asleep = False
+            self._wake.ring()
+
+    def hurry(self) -> None:
+        """Do not pause before the next hand-over."""
+        self._wake.ring()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything queued has met its fate; False when time ran out."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._hurried += 1
+            try:
+                while self._queue or self.drain.pending():
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if (left is not None and left <= 0) or not self._thread.is_alive():
+                        return False
+                    self._wake.ring()
+                    self._room.wait(0.05 if left is None else min(left, 0.05))
+            finally:
+                self._hurried -= 1
+        return True
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Flush for at most `timeout` seconds, then end the thread."""
+        if self.accepting or self.drain.pending():
+            self.flush(timeout)
+        self._closed = True
+        self._wake.ring()
+        self._thread.join(timeout)
+
+    def forget(self) -> int:
+        """Drop everything that waits, because nobody is there to take it; how many it was."""
+        with self._lock:
+            lost = [*self.drain.give_up(), *self._queue]
+            self._queue.clear()
+            self._queued = 0
+            self._room.notify_all()
+        for entry in lost:
+            entry.ticket.settle(False)
+        return len(lost)
+
+    def _take(self, room: int) -> list[Entry]:
+        """As many entries as there is room for, at least one if there is any."""
+        with self._lock:
+            queue = self._queue
+            if not queue or room <= 0:
+                return []
+            if self._queued <= room:
+                taken = list(queue)
+                queue.clear()
+            else:
+                taken = []
+                while queue and (not taken or queue[0].nbytes <= room):
+                    entry = queue.popleft()
+                    room -= entry.nbytes
+                    taken.append(entry)
+            self._queued -= sum([entry.nbytes for entry in taken])
+            return taken
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._cycle()
+            except Exception:
+                # a bug here must not end the thread: training would fill the queue unheard
+                log.exception("tensortap: the background thread met an error and goes on")
+                time.sleep(0.1)
+        with contextlib.suppress(Exception):
+            self.drain.close()
+        self._wake.close()
+
+    def _cycle(self) -> None:
+        entries = self._take(self.drain.room())
+        if entries:
+            self.drain.send(entries)
+            with self._lock:
+                self._room.notify_all()
+            if not self._hurried:
+                self._wake.wait(PAUSE)
+            self.drain.wait(self._wake, 0.0)
+        else:
+            # asleep only with an empty queue: while the drain has no room, a bell for every
+            # record would wake the thread for nothing
+            self._asleep = not self._queue
+            if not (self._asleep and self._queue):
+                self.drain.wait(self._wake, 1.0)
+            self._asleep = False
+        if self._hurried:
+            with self._lock:
+                self._room.notify_all()

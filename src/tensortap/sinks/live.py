@@ -1,0 +1,332 @@
+"""Records to a live session, over shared memory on one host and over TCP between hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import zmq
+
+from tensortap.buffers import Lease, OutOfMemory, Pool, Segment
+from tensortap.formats import wire
+from tensortap.formats.address import Address
+from tensortap.formats.channel import Channel, State
+from tensortap.sinks.background import Entry, Wake
+
+log = logging.getLogger("tensortap")
+
+_LARGEST_BODY = 256 << 10  # a batch of small records is cut here
+_PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
+_TRIM = 30.0  # seconds after which unused memory goes back
+_NONCE_SEGMENT = 4096
+
+
+class Flight(NamedTuple):
+    """A batch that was sent and is not acknowledged yet."""
+
+    body: bytes
+    blocks: list[Any]
+    entries: list[Entry]
+    nbytes: int
+
+
+class Live:
+    """The drain that sends to one server."""
+
+    def __init__(
+        self,
+        address: Address,
+        pool: Pool,
+        *,
+        client: Callable[[], wire.Client],
+        probes: Callable[[int], list[wire.Probe]] = lambda start: [],
+        tally: Callable[[], wire.Tally] = wire.Tally,
+        on_state: Callable[[bool], None] = lambda forget: None,
+        on_refused: Callable[[int], None] = lambda count: None,
+        arena: bool = True,
+    ) -> None:
+        self.address = address
+        self.accepting = True  # until it is known that nobody listens
+        self.refusal = ""
+        self.controls: list[wire.Control] = []
+        self._pool = pool
+        self._client, self._probes, self._tally = client, probes, tally
+        self._on_state, self._on_refused = on_state, on_refused
+        self._want_arena = arena and pool.shared
+        self._arena = False
+        self._nonce = secrets.token_bytes(16)
+        self._nonce_segment: Segment | None = None
+        self._context: zmq.Context[Any] | None = None
+        self._channel: Channel | None = None
+        self._state = State.SEEKING
+        self._credit = 0
+        self._largest = 0
+        self._number = 0
+        self._flights: dict[int, Flight] = {}
+        self._pending = 0
+        self._lent: dict[tuple[int, int], Lease] = {}
+        self._offered: dict[int, Segment] = {}
+        self._shown = 0
+        self._lost_at: float | None = None
+        self._trimmed_at = 0.0
+        self._lock = threading.Lock()  # flights are given up from another thread
+
+    # -- what the background queue asks --------------------------------------------------
+
+    def room(self) -> int:
+        if self._state is not State.OPEN:
+            return 0
+        # a value larger than all credit goes when nothing else is under way
+        return max(self._credit, 0) if self._flights else self._largest + (1 << 20)
+
+    def pending(self) -> int:
+        return self._pending
+
+    def describe(self) -> str:
+        """The state of the connection in words."""
+        if self._state is State.OPEN:
+            return "connected, through shared memory" if self._arena else "connected, over TCP"
+        return f"none: {self.refusal or 'nobody listens'}"
+
+    def send(self, entries: list[Entry]) -> None:
+        batch: list[Entry] = []
+        nbytes = 0
+        for entry in entries:
+            batch.append(entry)
+            nbytes += entry.nbytes
+            if nbytes > _LARGEST_BODY:
+                self._send(batch)
+                batch, nbytes = [], 0
+        if batch:
+            self._send(batch)
+
+    def wait(self, wake: Wake, timeout: float) -> None:
+        channel = self._channel or self._start()
+        messages = channel.poll(timeout, wake.fileno())
+        wake.clear()
+        for kind, header, _ in messages:
+            self._handle(kind, header)
+        if channel.state is not self._state:
+            self._turn(channel)
+        now = time.monotonic()
+        if self._lost_at is not None and now - self._lost_at > _PATIENCE:
+            self._lost_at = None
+            self._on_state(True)
+        if now - self._trimmed_at > _TRIM / 2:
+            self._trimmed_at = now
+            self._trim()
+
+    def give_up(self) -> list[Entry]:
+        with self._lock:
+            lost = [entry for flight in self._flights.values() for entry in flight.entries]
+            self._flights.clear()
+            self._pending = 0
+        return lost
+
+    def close(self) -> None:
+        channel = self._channel
+        if channel is not None:
+            if channel.state is State.OPEN:
+                self._report()
+                channel.send(wire.message(wire.GOODBYE, wire.Goodbye("the program ended")))
+            channel.close(linger=500)
+        if self._context is not None:
+            # not term(): it would wait for the peer, and the program wants to leave
+            with contextlib.suppress(zmq.ZMQError):
+                self._context.destroy(linger=500)
+        if self._nonce_segment is not None:
+            self._nonce_segment.close()
+
+    # -- the connection ------------------------------------------------------------------
+
+    def _start(self) -> Channel:
+        self._context = zmq.Context()
+        self._channel = Channel(self.address, "source", self._context)
+        self._introduce(self._channel)
+        return self._channel
+
+    def _introduce(self, channel: Channel) -> None:
+        offer = None
+        if self._want_arena and self._nonce_segment is None:
+            with contextlib.suppress(OSError):
+                segment = Segment(0, _NONCE_SEGMENT, shared=True)
+                segment.memory[: len(self._nonce)] = self._nonce
+                self._nonce_segment = segment
+        client = self._client()
+        if self._nonce_segment is not None:
+            offer = wire.Arena(client.pid, self._nonce_segment.fd)
+        probes = self._probes(0)
+        self._shown = len(probes)
+        channel.proof = wire.Proof(b"", client, tuple(probes), offer)
+
+    def _turn(self, channel: Channel) -> None:
+        """The connection has come or gone."""
+        before, self._state = self._state, channel.state
+        self.refusal = channel.refusal
+        if channel.state is State.OPEN:
+            welcome = channel.welcome
+            assert welcome is not None
+            self._arena = welcome.nonce == self._nonce
+            self._credit = welcome.credit
+            self._largest = welcome.largest
+            self._offered.clear()
+            self._lost_at = None
+            self.accepting = True
+            with self._lock:
+                flights = list(self._flights.items())
+            for number, flight in flights:
+                self._transmit(number, flight)
+            self._on_state(False)
+            return
+        self.accepting = False
+        self._introduce(channel)
+        if before is State.OPEN:
+            self._abandon()
+            self._lost_at = time.monotonic()
+            self._on_state(False)
+        else:
+            if channel.refusal:
+                log.warning("tensortap: no live session at %s: %s", self.address, channel.refusal)
+            self._on_state(True)
+
+    def _abandon(self) -> None:
+        """Never write again into memory that the server we lost may still be showing."""
+        lent = {lease.segment.number: lease.segment for lease in self._lent.values()}
+        for segment in lent.values():
+            self._pool.retire(segment)
+        self._lent.clear()
+        self._offered.clear()
+
+    def _trim(self) -> None:
+        self._pool.trim(_TRIM)
+        gone = [number for number, segment in self._offered.items() if segment.fd < 0]
+        for number in gone:
+            del self._offered[number]
+        if gone and self._state is State.OPEN:
+            assert self._channel is not None
+            self._channel.send(wire.message(wire.SEGMENTS, wire.Segments(tuple(gone))))
+
+    def _handle(self, kind: bytes, header: Any) -> None:
+        if isinstance(header, wire.Ack):
+            self._acknowledge(header)
+        elif isinstance(header, wire.Control):
+            self.controls.append(header)
+
+    def _acknowledge(self, ack: wire.Ack) -> None:
+        self._credit += ack.credit
+        for place in ack.freed:
+            self._lent.pop(place, None)
+        settled: list[tuple[Flight, bool]] = []
+        with self._lock:
+            for number in list(self._flights):
+                if number > ack.number:
+                    break
+                flight = self._flights.pop(number)
+                self._pending -= flight.nbytes
+                settled.append((flight, number not in ack.refused))
+        for flight, arrived in settled:
+            if not arrived and self._arena and flight.blocks:
+                # the server cannot read the arena after all: from here on over the socket
+                self._arena = False
+                self._launch(flight)
+                continue
+            if not arrived:
+                self._on_refused(len(flight.entries))
+            for entry in flight.entries:
+                entry.ticket.settle(arrived)
+
+    # -- batches -------------------------------------------------------------------------
+
+    def _send(self, entries: list[Entry]) -> None:
+        blocks: list[Any] = []
+
+        def external(block: Any) -> int:
+            blocks.append(self._housed(block))
+            return len(blocks) - 1
+
+        try:
+            body = wire.encode_records([entry.record for entry in entries], external)
+        except Exception as error:
+            if len(entries) > 1:  # one value that failed must not take the others with it
+                for entry in entries:
+                    self._send([entry])
+                return
+            log.warning("tensortap: %r could not be sent: %s", entries[0].record.name, error)
+            self._on_refused(1)
+            entries[0].ticket.settle(False)
+            return
+        self._launch(Flight(body, blocks, entries, sum([entry.nbytes for entry in entries])))
+
+    def _launch(self, flight: Flight) -> None:
+        self._number += 1
+        with self._lock:
+            self._flights[self._number] = flight
+            self._pending += flight.nbytes
+        self._transmit(self._number, flight)
+
+    def _housed(self, block: Any) -> Any:
+        """The block with its bytes there, in the arena if there is one."""
+        if isinstance(block, Lease):
+            block.settle()
+            return block
+        view: memoryview = block.view
+        if self._arena:
+            with contextlib.suppress(OutOfMemory):
+                lease = self._pool.acquire(view.nbytes)
+                lease.writable[:] = view
+                return lease
+        return block
+
+    def _transmit(self, number: int, flight: Flight) -> None:
+        channel = self._channel
+        assert channel is not None
+        externals: list[wire.External] = []
+        offers: list[wire.SegmentOffer] = []
+        for block in flight.blocks:
+            if self._arena and isinstance(block, Lease) and block.segment.fd >= 0:
+                segment = block.segment
+                if segment.number not in self._offered:
+                    self._offered[segment.number] = segment
+                    offers.append(wire.SegmentOffer(segment.number, segment.fd, segment.nbytes))
+                externals.append(wire.External(segment.number, block.offset, block.nbytes))
+                self._lent[segment.number, block.offset] = block
+            else:
+                externals.append(wire.External(0, 0, block.nbytes))
+        fresh = self._probes(self._shown)
+        self._shown += len(fresh)
+        header = wire.Batch(
+            number,
+            len(flight.body),
+            flight.nbytes,
+            tuple(externals),
+            tuple(offers),
+            tuple(fresh),
+            self._tally(),
+        )
+        self._credit -= flight.nbytes
+        frames: list[Any] = wire.message(wire.RECORDS, header)
+        whole = len(flight.body) <= wire.CHUNK
+        channel.send([*frames, flight.body if whole else b""])
+        if not whole:
+            self._send_parts(channel, number, wire.BODY, memoryview(flight.body))
+        for index, (place, block) in enumerate(zip(externals, flight.blocks, strict=True)):
+            if not place.segment:
+                self._send_parts(channel, number, index, block.view)
+
+    def _send_parts(self, channel: Channel, number: int, index: int, view: memoryview) -> None:
+        for offset in range(0, view.nbytes, wire.CHUNK):
+            header = wire.Part(number, index, offset)
+            frames = [*wire.message(wire.PART, header), view[offset : offset + wire.CHUNK]]
+            channel.send(frames, copy=False)
+
+    def _report(self) -> None:
+        """Tell the final counts: what was dropped must not be forgotten on the way out."""
+        assert self._channel is not None
+        self._number += 1
+        header = wire.Batch(self._number, 1, 0, tally=self._tally())
+        self._channel.send([*wire.message(wire.RECORDS, header), b"\x90"])

@@ -1,0 +1,41 @@
+"""The seam between the session and whatever keeps or sends records."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tensortap.record import Record
+from tensortap.sinks.ticket import Ticket
+
+
+class Sink(Protocol):
+    """Takes records; called by the training thread, so nothing here may take long."""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether records are wanted at all."""
+        ...
+
+    def admit(self, nbytes: int) -> bool:
+        """Ask for room before a value is copied; a yes must be followed by `write` or `cancel`."""
+        ...
+
+    def cancel(self, nbytes: int) -> None:
+        """Give back room that was admitted and is not needed."""
+        ...
+
+    def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
+        """Take a record for which there is room."""
+        ...
+
+    def hurry(self) -> None:
+        """Somebody waits for what was written: do not gather more first."""
+        ...
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything written has met its fate; False when time ran out."""
+        ...
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Flush for at most `timeout` seconds and end."""
+        ...

@@ -1,0 +1,56 @@
+"""`catch`: any value, named or not, from anywhere in a program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tensortap.session import session
+from tensortap.sinks.ticket import SKIPPED, Ticket
+from tensortap.sources.names import CallSites
+
+_getframe = sys._getframe
+_sites = CallSites()
+_known = _sites.known
+
+
+def catch(
+    value: Any,
+    name: str | None = None,
+    *,
+    every: int = 1,
+    first: int | None = None,
+    when: bool | Callable[[Any], object] = True,
+    changed: bool = False,
+    server: str | None = None,
+) -> Ticket:
+    """Catch a value, as it is now, for whoever listens: ``tap.catch(loss, every=10)``.
+
+    Without a name it is named after the expression. `every` takes each n-th call under the
+    name, `first` only that many of them, `when` is a condition or a function of the value,
+    `changed` passes over a value that equals the last one kept. `server` is ``"host:port"``
+    of another live session than the usual one. Never raises, unless ``TENSORTAP_STRICT=1``.
+    """
+    try:
+        if name is None:
+            frame = _getframe(1)
+            name = _known.get((id(frame.f_code), frame.f_lasti)) or _sites.lookup(frame)
+        gate = session.gates[name]
+        number = gate.tick()
+        if gate.step != session.clock.step:
+            gate.begin(number, session.clock.step)
+        if number % every or (first is not None and number >= first * every):
+            return SKIPPED
+        if not session.on and server is None:
+            session.miss()
+            return SKIPPED
+        return session.capture(
+            value, gate, number, when=when, changed=changed, server=server
+        )
+    except Exception as error:
+        return session.fault(name, error)
+
+
+# torch.compile must not look inside: what happens here is no part of a graph
+catch._torchdynamo_disable = True  # type: ignore[attr-defined]

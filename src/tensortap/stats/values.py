@@ -1,0 +1,167 @@
+"""The values of any array as float64, without losing one.
+
+Nothing here trusts the processor with subnormal numbers: `torch.set_flush_denormal(True)`
+makes it read them as zeros, in this thread, for NumPy as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Float64 = NDArray[np.float64]
+
+_GROUP = 1000  # exponents of longdouble that share a piece: float64 holds twice that range
+
+
+class Piece(NamedTuple):
+    """Values as float64, times ``2**shift``.
+
+    `ruler`, where given, is rounded towards zero instead: its exponents are the true ones.
+    """
+
+    values: Float64
+    ruler: Float64 | None = None
+    shift: int = 0
+
+
+def parts(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The dtype of the real and of the imaginary part; None for real numbers.
+
+    >>> import numpy as np
+    >>> parts(np.dtype("complex64")), parts(np.dtype("float32"))
+    (dtype('float32'), None)
+    """
+    import numpy as np
+
+    if dtype.kind == "c":
+        return np.dtype(f"f{dtype.itemsize // 2}")
+    part: np.dtype[Any] | None = None
+    if dtype.fields is not None and set(dtype.fields) == {"real", "imag"}:
+        part = dtype.fields["real"][0]
+    elif dtype.name == "complex32":
+        part = np.dtype(np.float16)
+    elif dtype.name == "bcomplex32":
+        import ml_dtypes  # whoever has such an array has imported it
+
+        part = np.dtype(ml_dtypes.bfloat16)
+    return part
+
+
+def check(dtype: np.dtype[Any]) -> None:
+    """Raise TypeError for an array that does not hold numbers."""
+    import numpy as np
+
+    # the dtypes of ml_dtypes call themselves void, as raw bytes and records do
+    numbers = dtype.kind in "biufc" or (dtype.kind in "VW" and dtype.type is not np.void)
+    if not numbers and parts(dtype) is None:
+        raise TypeError(f"no statistics for dtype {dtype}: it does not hold numbers")
+
+
+def is_wide(dtype: np.dtype[Any]) -> bool:
+    """Whether the values have more digits or a larger range than float64."""
+    return dtype.itemsize >= (8 if dtype.kind in "iu" else 9) and dtype.kind in "iuf"
+
+
+def pieces(chunk: NDArray[Any]) -> Iterator[Piece]:
+    """The values of a chunk, exactly; complex numbers by their magnitude.
+
+    >>> import numpy as np
+    >>> [piece.values.tolist() for piece in pieces(np.array([3 + 4j]))]
+    [[5.0]]
+    """
+    part = parts(chunk.dtype)
+    if part is not None:
+        yield from _magnitudes(chunk, part)
+    elif not is_wide(chunk.dtype):
+        yield Piece(float64(chunk))
+    elif chunk.dtype.kind == "f":
+        yield from _long(chunk)
+    else:
+        yield _integers(chunk)
+
+
+def float64(chunk: NDArray[Any]) -> Float64:
+    """Real numbers as float64: exact, but for the dtypes that `is_wide` names.
+
+    >>> import numpy as np
+    >>> float64(np.array([True, False]))
+    array([1., 0.])
+    """
+    import numpy as np
+
+    name = chunk.dtype.name
+    if name == "float32":
+        return _float32(chunk)
+    if name == "bfloat16":
+        high = chunk.view(np.uint16).astype(np.uint32)
+        return _float32((high << np.uint32(16)).view(np.float32))
+    values = chunk.astype(np.float64)
+    if name == "float8_e8m0fnu":
+        values[chunk.view(np.uint8) == 0] = 2.0**-127  # passes through a subnormal float32
+    return values
+
+
+def _float32(chunk: NDArray[np.float32]) -> Float64:
+    import numpy as np
+
+    values = chunk.astype(np.float64)
+    if np.array([1], np.uint32).view(np.float32).astype(np.float64)[0] == 0.0:  # flushing is on
+        bits = chunk.view(np.uint32)
+        lost = (bits & np.uint32(0x7F800000)) == 0
+        sign = np.where(bits[lost] >> np.uint32(31), -1.0, 1.0)
+        values[lost] = sign * (bits[lost] & np.uint32(0x7FFFFF)).astype(np.float64) * 2.0**-149
+    return values
+
+
+def _integers(chunk: NDArray[Any]) -> Piece:
+    import numpy as np
+
+    values = chunk.astype(np.float64)
+    if not values.size or max(-values.min(), values.max()) < 2.0**53:
+        return Piece(values)
+    # as uint64, the absolute value of -2**63 is right again
+    size = np.abs(chunk).view(np.uint64)
+    # 53 bits are what float64 holds: without the last 11, nothing is rounded up
+    kept = np.where(size >> np.uint64(53), size & ~np.uint64(0x7FF), size)
+    return Piece(values, kept.astype(np.float64))
+
+
+def _long(chunk: NDArray[np.longdouble]) -> Iterator[Piece]:
+    import numpy as np
+
+    exponents = np.where(np.isfinite(chunk) & (chunk != 0), np.frexp(chunk)[1], 0)
+    groups = np.rint(exponents / _GROUP).astype(np.int64)
+    for group in np.unique(groups).tolist():
+        exact = np.ldexp(chunk[groups == group], -_GROUP * group)
+        values = exact.astype(np.float64)
+        rounded_up = np.abs(values) > np.abs(exact)
+        ruler = np.where(rounded_up, np.nextafter(values, 0.0), values)
+        yield Piece(values, ruler, _GROUP * group)
+
+
+def _magnitudes(chunk: NDArray[Any], part: np.dtype[Any]) -> Iterator[Piece]:
+    import numpy as np
+
+    if chunk.dtype.fields is not None:
+        real, imag = chunk["real"], chunk["imag"]
+    else:
+        both = chunk.view(part)
+        real, imag = both[0::2], both[1::2]
+    if part.itemsize < 8:  # float64 has room for the squares; NaN wins over Inf by itself
+        x, y = float64(real), float64(imag)
+        yield Piece(np.sqrt(x * x + y * y))
+        return
+    size = np.hypot(real, imag)
+    size[np.isnan(real) | np.isnan(imag)] = np.nan
+    if part.itemsize > 8:
+        yield from _long(size)
+        return
+    beyond = np.isinf(size) & np.isfinite(real) & np.isfinite(imag)
+    yield Piece(size[~beyond] if beyond.any() else size)
+    if beyond.any():
+        yield Piece(np.hypot(real[beyond] / 4, imag[beyond] / 4), shift=2)
