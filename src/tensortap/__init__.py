@@ -3,6 +3,7 @@
 In the training program::
 
     import tensortap as tap
+
     tap.catch(loss, "loss", every=10)
 
 In any other Python session: ``tap.serve()``, then ``tap.summary()``, ``tap.get("loss")``.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import heapq
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from tensortap.record import Fields, Items, Kind, Mapping, Record, TensorData, Value
 
@@ -16,9 +17,11 @@ Key = tuple[str, Kind, int]
 
 def payload_nbytes(value: Value) -> int:
     """The bytes of all tensors, strings and the like in a value."""
-    if isinstance(value, TensorData):
+    if type(value) is TensorData:
         data = value.data
         return len(data) if type(data) is bytes else int(data.nbytes)
+    if type(value) is float or value is None:
+        return 0
     if isinstance(value, Items):
         return sum(OVERHEAD // 8 + payload_nbytes(item) for item in value.items)
     if isinstance(value, Mapping):
@@ -41,56 +44,50 @@ class History:
         self.evicted: collections.Counter[str] = collections.Counter()
         self._tracks: dict[Key, collections.deque[Record]] = {}
         self._by_name: dict[str, list[Key]] = {}
-        self._by_length: dict[int, dict[Key, None]] = {}
-        self._longest = 0
         self._changed = threading.Condition()
 
-    def write(self, records: Iterable[Record]) -> None:
+    def write(self, records: Collection[Record]) -> None:
         """Take records in; the oldest of the most repeated names make room for them."""
+        tracks = self._tracks
         with self._changed:
             for record in records:
-                nbytes = payload_nbytes(record.value)
                 key = (record.name, record.kind, record.rank)
-                track = self._tracks.get(key)
+                track = tracks.get(key)
                 if track is None:
-                    track = self._tracks[key] = collections.deque()
+                    track = tracks[key] = collections.deque()
                     self._by_name.setdefault(record.name, []).append(key)
                 track.append(record)
-                self._moved(key, len(track) - 1, len(track))
-                self.written += 1
+                nbytes = payload_nbytes(record.value)
                 self.written_nbytes += nbytes
                 self.nbytes += nbytes + OVERHEAD
-                while self.nbytes > self.bound and self._longest:
+                if self.nbytes > self.bound:
                     self._evict()
+            self.written += len(records)
             self._changed.notify_all()
 
-    def _moved(self, key: Key, before: int, after: int) -> None:
-        """Keep the names sorted by the length of their history, a step at a time."""
-        if before:
-            shelf = self._by_length[before]
-            del shelf[key]
-            if not shelf:
-                del self._by_length[before]
-                if before == self._longest and after < before:
-                    # its new, shorter place is the longest now, unless another shelf is
-                    self._longest = before - 1
-        if after:
-            self._by_length.setdefault(after, {})[key] = None
-            self._longest = max(self._longest, after)
-
     def _evict(self) -> None:
-        key = next(iter(self._by_length[self._longest]))
-        track = self._tracks[key]
-        record = track.popleft()
-        self._moved(key, len(track) + 1, len(track))
-        self.nbytes -= payload_nbytes(record.value) + OVERHEAD
-        self.evicted[record.name] += 1
-        if not track:
-            del self._tracks[key]
-            keys = self._by_name[record.name]
-            keys.remove(key)
-            if not keys:
-                del self._by_name[record.name]
+        """Make room, a little more than needed: so it is not looked for with every record."""
+        goal = self.bound - self.bound // 64
+        longest = [(-len(track), i, key) for i, (key, track) in enumerate(self._tracks.items())]
+        heapq.heapify(longest)
+        while self.nbytes > goal and longest:
+            _, i, key = longest[0]
+            track = self._tracks[key]
+            record = track.popleft()
+            self.nbytes -= payload_nbytes(record.value) + OVERHEAD
+            self.evicted[record.name] += 1
+            if track:
+                heapq.heapreplace(longest, (-len(track), i, key))
+            else:
+                heapq.heappop(longest)
+                self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        del self._tracks[key]
+        keys = self._by_name[key[0]]
+        keys.remove(key)
+        if not keys:
+            del self._by_name[key[0]]
 
     def names(self) -> list[str]:
         """All names that are held, in the order in which they first came."""

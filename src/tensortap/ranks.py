@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 
@@ -11,28 +12,28 @@ _VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
 )
+_modules = sys.modules
 
 
 def rank_and_world_size() -> tuple[int, int]:
     """From torch.distributed or JAX if one of them is initialised, else from the launcher."""
-    modules = sys.modules
-    distributed = modules.get("torch.distributed")
-    if (
-        distributed is not None
-        # present but not built in some torch packages
-        and distributed.is_available()
-        and distributed.is_initialized()
-    ):
-        return distributed.get_rank(), distributed.get_world_size()
-    jax = modules.get("jax")
-    if jax is not None:
-        initialised = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    distributed = _modules.get("torch.distributed")
+    if distributed is not None:
+        # absent in builds of torch that have no distributed part
+        initialised = getattr(distributed, "is_initialized", None)
         if initialised is not None and initialised():
-            return jax.process_index(), jax.process_count()
-    return _from_launcher()
+            return distributed.get_rank(), distributed.get_world_size()
+    jax = _modules.get("jax.distributed")
+    if jax is not None:
+        initialised = getattr(jax, "is_initialized", None)
+        if initialised is not None and initialised():
+            return _modules["jax"].process_index(), _modules["jax"].process_count()
+    return launcher()
 
 
-def _from_launcher() -> tuple[int, int]:
+@functools.cache
+def launcher() -> tuple[int, int]:
+    """What the launcher has put into the environment; it does not change afterwards."""
     environ = os.environ
     for rank, size in _VARIABLES:
         if rank in environ and size in environ:

@@ -25,10 +25,8 @@ class Receipt:
     sessions: dict[str, str]  # address → state of each live session
 
     def __str__(self) -> str:
-        lines = [
-            f"tensortap receipt: {self.captured:,} captured ({format_size(self.bytes)}), "
-            f"{self.skipped:,} skipped",
-        ]
+        captured = f"{self.captured:,} captured ({format_size(self.bytes)})"
+        lines = [f"tensortap receipt: {captured}, {self.skipped:,} skipped"]
         lost = [
             (self.dropped, "dropped over budget"),
             (self.unheard, "with nobody listening"),
@@ -37,9 +35,7 @@ class Receipt:
         ]
         lines.append("  not kept: " + (", ".join(f"{n:,} {w}" for n, w in lost if n) or "nothing"))
         step = f", {_time(self.seconds_per_step)} a step over {self.steps:,} steps"
-        lines.append(
-            f"  training thread: {_time(self.seconds)} in all{step if self.steps else ''}"
-        )
+        lines.append(f"  training thread: {_time(self.seconds)} in all{step if self.steps else ''}")
         where = sorted(self.where.items(), key=lambda item: -item[1])
         spent = ", ".join(f"{name} {_time(seconds)}" for name, seconds in where if seconds > 0)
         lines.append(f"  spent on: {spent or 'nothing'}")

@@ -86,18 +86,7 @@ class Opaque(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="
 
 
 Value: TypeAlias = (
-    None
-    | bool
-    | int
-    | float
-    | str
-    | TensorData
-    | Items
-    | Mapping
-    | Fields
-    | Number
-    | Blob
-    | Opaque
+    None | bool | int | float | str | TensorData | Items | Mapping | Fields | Number | Blob | Opaque
 )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -16,11 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap import arrays, ranks
+from tensortap.arrays.adapter import SMALL, type_name
+from tensortap.arrays.tree import adapter_of
 from tensortap.buffers import OutOfMemory, Pool
 from tensortap.formats.address import Address, parse_address
 from tensortap.limits import parse_size
 from tensortap.receipt import Receipt
-from tensortap.record import Kind, Record
+from tensortap.record import Kind, Record, TensorData
 from tensortap.select import Clock, Gate, Gates
 from tensortap.sinks import ticket as tickets
 from tensortap.sinks.sink import Sink
@@ -29,6 +33,7 @@ from tensortap.sinks.ticket import SKIPPED, Ticket
 log = logging.getLogger("tensortap")
 
 _now = time.perf_counter_ns
+_type_name: Callable[[type], str] = functools.lru_cache(4096)(type_name)
 EXIT = 2.0  # seconds that the end of the program may wait for what is under way
 
 
@@ -47,7 +52,12 @@ class Session:
         self.strict = _flag("TENSORTAP_STRICT")
         self.pool = Pool()
         self.id = secrets.token_bytes(16)
-        self._sequence = itertools.count()
+        self._next = itertools.count().__next__  # the order of capture
+        self._bills: collections.deque[tuple[int, int, int, int, int]] = collections.deque()
+        self._passes: collections.deque[int] = collections.deque()
+        self._bill = self._bills.append
+        self._small_bills: collections.deque[tuple[int, int]] = collections.deque()
+        self._small_bill = self._small_bills.append
         self._lock = threading.Lock()
         self._sinks: tuple[Sink, ...] = ()  # all but the live ones
         self._lives: dict[Address, Any] = {}
@@ -57,7 +67,7 @@ class Session:
         self._closed = False
         # what the receipt is made of
         self._captured = self._bytes = self._unheard = self._errors = self._failed = 0
-        self._spent = {"select": 0, "queue": 0, "copy": 0}
+        self._spent = {"select": 0, "queue": 0, "copy": 0, "small values": 0, "connecting": 0}
         self._faults: set[tuple[str, str]] = set()
         self._first_step: int | None = None
         self._misses = {name: itertools.count() for name in ("unheard", "disabled")}
@@ -127,11 +137,11 @@ class Session:
         value: object,
         gate: Gate,
         number: int,
-        *,
-        kind: Kind = Kind.VALUE,
         when: object = True,
         changed: bool = False,
         server: str | None = None,
+        *,
+        kind: Kind = Kind.VALUE,
         tags: dict[str, str] | None = None,
     ) -> Ticket:
         """Make a record of call `number` of this gate and hand it on; nothing else is kept."""
@@ -143,6 +153,8 @@ class Session:
             return self._passed(start)
         if server is not None or self._default is None:
             targets = self._targets_for(server)
+            self._spent["connecting"] += _now() - start
+            start = _now()
         else:
             targets = self._targets
         if not targets:
@@ -153,37 +165,40 @@ class Session:
             digest = arrays.digest_of(value)
             if not gate.differs(digest):
                 return self._passed(start)
-        selected = _now()
-        nbytes = arrays.nbytes_of(value)
+        cls = type(value)
+        adapter = adapter_of(cls)
+        nbytes = adapter.nbytes(value, ())
+        selected = _now() if nbytes > SMALL else 0
         if len(targets) == 1:
-            admitted = targets if targets[0].admit(nbytes) else ()
+            admitted: tuple[Sink, ...] = targets if targets[0].admit(nbytes) else ()
         else:
-            admitted = tuple(sink for sink in targets if sink.admit(nbytes))
+            admitted = tuple([sink for sink in targets if sink.admit(nbytes)])
         if not admitted:
-            if changed:
-                gate.digest = None  # it was not kept: the next one is to be
-            return Ticket()
-        room = _now()
+            gate.digest = None  # it was not kept: the next one is to be
+            return self._passed(start)
+        room = _now() if nbytes > SMALL else 0
         try:
-            neutral, nbytes_taken = arrays.snapshot(value, self.pool)
-            type_name, dtype, shape = arrays.describe(value)
-            rank, world_size = ranks.rank_and_world_size()
+            neutral, _ = adapter.take(value, self.pool, ())
         except BaseException:
-            for sink in admitted:
-                sink.cancel(nbytes)
             gate.digest = None
             raise
+        copied = _now() if nbytes > SMALL else 0
+        dtype: str = ""
+        shape: tuple[int, ...] = ()
+        if type(neutral) is TensorData:
+            dtype, shape = neutral.dtype, neutral.shape
         step = gate.step
+        rank, world_size = ranks.rank_and_world_size()
         record = Record(
             gate.name,
             kind,
             number if step is None else step,
             0 if step is None else number - gate.base,
-            next(self._sequence),
+            self._next(),
             rank,
             world_size,
             time.time_ns(),
-            type_name,
+            _type_name(cls),
             dtype,
             shape,
             None,
@@ -192,24 +207,38 @@ class Session:
             None,
             tags or {},
         )
-        copied = _now()
         ticket = Ticket(len(admitted), admitted[-1].hurry)
         for sink in admitted:
             sink.write(record, ticket, nbytes)
-        end = _now()
-        with self._lock:
-            self._captured += 1
-            self._bytes += nbytes
-            spent = self._spent
-            spent["select"] += selected - start
-            spent["copy"] += copied - room
-            spent["queue"] += room - selected + end - copied
+        # one append, added up later: a lock here would cost more than the rest
+        if nbytes > SMALL:
+            self._bill((nbytes, selected - start, room - selected, copied - room, _now() - copied))
+        else:
+            self._small_bill((nbytes, _now() - start))
         return ticket
 
     def _passed(self, start: int) -> Ticket:
-        with self._lock:
-            self._spent["select"] += _now() - start
+        self._passes.append(_now() - start)
         return SKIPPED
+
+    def _add_up(self) -> None:
+        """Add the bills to the totals; called from time to time, so that they do not gather."""
+        with self._lock:
+            bills = [self._bills.popleft() for _ in range(len(self._bills))]
+            self._spent["select"] += sum([self._passes.popleft() for _ in range(len(self._passes))])
+            small = [self._small_bills.popleft() for _ in range(len(self._small_bills))]
+            if small:
+                nbytes, spent = zip(*small, strict=True)
+                self._captured += len(small)
+                self._bytes += sum(nbytes)
+                self._spent["small values"] += sum(spent)
+            if bills:
+                nbytes, select, admit, copy, write = zip(*bills, strict=True)
+                self._captured += len(bills)
+                self._bytes += sum(nbytes)
+                self._spent["select"] += sum(select)
+                self._spent["queue"] += sum(admit) + sum(write)
+                self._spent["copy"] += sum(copy)
 
     def fault(self, name: object, error: Exception) -> Ticket:
         """Something went wrong under a name: counted, logged once, raised only if asked for."""
@@ -225,7 +254,7 @@ class Session:
         if not known:
             what = f"{type(error).__name__}: {error}" if str(error) else repr(error)
             log.warning("tensortap: %r was not caught: %s", name, what)
-        return Ticket()
+        return SKIPPED
 
     # -- live sessions -------------------------------------------------------------------
 
@@ -263,8 +292,9 @@ class Session:
                     self._failed += count
 
             def tally() -> wire.Tally:
+                self._add_up()
                 counts = self._counts()
-                return wire.Tally(counts["unheard"], live.counts.dropped, counts["failed"])
+                return wire.Tally(counts["unheard"], live.dropped, counts["failed"])
 
             def probes(start: int) -> list[wire.Probe]:
                 return [wire.Probe(name, Kind.VALUE.value) for name in list(self.gates)[start:]]
@@ -332,16 +362,17 @@ class Session:
 
     def receipt(self) -> Receipt:
         """What was captured, what was not and why, and what it cost the training thread."""
+        self._add_up()
         calls = sum(gate.calls for gate in list(self.gates.values()))
         lives = list(self._lives.items())
         with self._lock:
             counts = self._counts()
-            dropped = sum(live.counts.dropped for _, live in lives)
+            dropped = sum(live.dropped for _, live in lives)
             captured, errors = self._captured, self._errors
             spent = {name: value / 1e9 for name, value in self._spent.items()}
             nbytes = self._bytes
         # a value that was replaced in the queue had been captured: it is counted once, below
-        kept = max(0, captured - sum(live.counts.replaced for _, live in lives))
+        kept = max(0, captured - sum(live.replaced for _, live in lives))
         skipped = max(0, calls - kept - dropped - counts["unheard"] - errors)
         spent["skipping"] = skipped * _cost_of_skipping()
         seconds = sum(spent.values())

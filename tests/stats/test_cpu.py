@@ -82,7 +82,17 @@ def test_large_mean_small_deviation(
     assert_close(summarize_array(x), reference(x.tolist()), 1e-9)
 
 
-def test_deviation_of_one_step_across_chunks(reference: Reference) -> None:
+@pytest.mark.parametrize("mean", [1.0, 1.3e8, -7e15])
+def test_deviations_of_a_few_steps_of_float64(
+    reference: Reference, assert_close: AssertClose, mean: float
+) -> None:
+    steps = np.rint(100 * np.random.default_rng(0).standard_normal(1000))
+    x = mean + np.spacing(abs(mean)) * steps
+    assert_close(summarize_array(x), reference(x.tolist()), 1e-12)
+    assert summarize_array(x).mean == reference(x.tolist()).mean
+
+
+def test_deviation_of_one_step_across_chunks() -> None:
     x = np.full(200_000, 1.0)
     x[::2] += 2.0**-30
     exact = 2.0**-31 * math.sqrt(x.size / (x.size - 1))
@@ -181,8 +191,10 @@ def test_half_complex() -> None:
     fields[0] = (3, 4)
     assert summarize_array(fields).max == 5.0
     assert summarize_array(fields).zeros == 1
-    for part, dtype in [(np.float16, "complex32"), (ml_dtypes.bfloat16, "bcomplex32")]:
-        x = np.array([3, 4, 0, 0]).astype(part).view(getattr(ml_dtypes, dtype))
+    # ml_dtypes has names for them since 0.6
+    named = [(np.float16, "complex32"), (ml_dtypes.bfloat16, "bcomplex32")]
+    for part, dtype in [(p, getattr(ml_dtypes, d)) for p, d in named if hasattr(ml_dtypes, d)]:
+        x = np.array([3, 4, 0, 0]).astype(part).view(dtype)
         assert (summarize_array(x).max, summarize_array(x).zeros) == (5.0, 1)
 
 
@@ -239,6 +251,11 @@ def test_one_element_and_scalars() -> None:
 def test_a_constant_has_no_deviation(value: float) -> None:
     s = summarize_array(np.full(150_000, value))
     assert (s.mean, s.std, s.min, s.max) == (value, 0.0, value, value)
+
+
+def test_any_byte_but_zero_is_true() -> None:
+    s = summarize_array(np.array([2, 0, 255, 1], np.uint8).view(np.bool_))
+    assert (s.zeros, s.max, s.mean, s.exponents) == (1, 1.0, 0.75, {0: 3})
 
 
 def test_minus_zero_is_zero() -> None:

@@ -24,6 +24,9 @@ from tensortap.record import TensorData
 
 _WIDE = ("int64", "uint64", "float64", "complex128")
 
+# several elements share a byte of the device's memory, also on the CPU
+_PACKED = ("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn")
+
 
 class Deferred:
     """The bytes of an array that is still on its way; `view` waits for them."""
@@ -74,7 +77,7 @@ def _take(value: Any, pool: Pool | None, path: Path) -> Taken:
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
         return TensorData("jax", name, shape, b""), 0
-    if _can_be_read(value, nbytes):
+    if name not in _PACKED and _can_be_read(value):
         return TensorData(
             "jax", name, shape, keep(value.unsafe_buffer_pointer(), nbytes, pool)
         ), nbytes
@@ -86,14 +89,12 @@ def _take(value: Any, pool: Pool | None, path: Path) -> Taken:
     return TensorData("jax", name, shape, Deferred(_copy(value), nbytes)), nbytes
 
 
-def _can_be_read(value: Any, nbytes: int) -> bool:
+def _can_be_read(value: Any) -> bool:
     """Whether the bytes lie in this process's memory, finished and in C order."""
     devices = value.sharding.device_set
     if len(devices) != 1 or next(iter(devices)).platform != "cpu" or not value.is_ready():
         return False
-    if value.ndim > 1 and _axes(value) != tuple(range(value.ndim)):
-        return False
-    return bool(value.on_device_size_in_bytes() == nbytes)  # else packed, or padded
+    return value.ndim < 2 or bool(_axes(value) == tuple(range(value.ndim)))
 
 
 def _axes(value: Any) -> Any:
@@ -147,7 +148,7 @@ def build(node: TensorData) -> Any:
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         try:
             with jax.default_device(jax.local_devices(backend="cpu")[0]):
-                built = jax.numpy.array(array)  # a copy: JAX may keep the memory it is given
+                built = jax.device_put(array)
         except (RuntimeError, TypeError, ValueError):
             return array
     return built if built.dtype == array.dtype else array

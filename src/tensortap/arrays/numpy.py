@@ -14,6 +14,9 @@ from tensortap.errors import CaptureError, WireError
 from tensortap.record import TensorData
 
 
+_EMPTY = {"U": "<U1", "S": "|S1"}
+
+
 def _take_array(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Taken:
     dtype = value.dtype
     name = name_of(dtype)
@@ -36,20 +39,14 @@ def _take_subclass(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -
 
 def _take_scalar(value: np.generic, pool: Pool | None, path: Path) -> Taken:
     dtype = value.dtype
-    data = value.tobytes()
-    if not data:
-        # an empty string: arrays, which have to have a width, give it the width one
-        array = np.array(value)
-        dtype, data = array.dtype, array.tobytes()
-    return TensorData("numpy.generic", name_of(dtype), (), data), len(data)
+    if not dtype.itemsize and dtype.kind in _EMPTY:
+        # a dtype has to have a width: the empty string is none of width one
+        return TensorData("numpy.generic", _EMPTY[dtype.kind], (0,), b""), 0
+    return TensorData("numpy.generic", name_of(dtype), (), value.tobytes()), dtype.itemsize
 
 
 def _nbytes(value: Any, path: Path) -> int:
     return int(value.nbytes)
-
-
-def _scalar_nbytes(value: np.generic, path: Path) -> int:
-    return value.nbytes or np.array(value).nbytes
 
 
 def describe(value: Any) -> tuple[str, tuple[int, ...]]:
@@ -62,7 +59,7 @@ def describe(value: Any) -> tuple[str, tuple[int, ...]]:
 
 _ARRAY = Adapter(_take_array, _nbytes, describe)
 _SUBCLASS = Adapter(_take_subclass, _nbytes, describe)
-_SCALAR = Adapter(_take_scalar, _scalar_nbytes, describe)
+_SCALAR = Adapter(_take_scalar, _nbytes, describe)
 _MASKED = refusing(
     "a masked array is two arrays: catch array.filled(...), or array.data and array.mask"
 )
@@ -87,7 +84,7 @@ def payload(node: TensorData) -> memoryview:
         size = itemsize(node.dtype)
     except ValueError as error:
         raise WireError(str(error)) from None
-    if len(node.shape) > 64 or min(node.shape, default=0) < 0:
+    if len(node.shape) > 64 or not all(0 <= length < 1 << 63 for length in node.shape):
         raise WireError(f"no tensor has the shape {str(node.shape)[:80]}")
     expected = math.prod(node.shape) * size
     view = view_of(node.data)
@@ -103,7 +100,7 @@ def build(node: TensorData) -> Any:
     """The tensor as a NumPy array that belongs to the caller."""
     view = payload(node)
     if node.framework == "numpy.generic":
-        return _build_scalar(node.dtype, view)
+        return _build_scalar(node, view)
     try:
         array = np.empty(node.shape, numpy_dtype(node.dtype))
     except (ValueError, OverflowError) as error:
@@ -113,15 +110,17 @@ def build(node: TensorData) -> Any:
     return array
 
 
-def _build_scalar(name: str, view: memoryview) -> Any:
-    # an element taken out of an array would lose the zeros at its end
+def _build_scalar(node: TensorData, view: memoryview) -> Any:
+    name = node.dtype
+    if node.shape != () and (node.shape != (0,) or name not in _EMPTY.values()):
+        raise WireError(f"a scalar has no shape, not {str(node.shape)[:80]}")
+    # strings are made of all their bytes: an element of an array would lose the zeros at its end
     if name.startswith("|S"):
         return np.bytes_(view.tobytes())
-    if name[1:2] == "U" and not name.startswith(">"):
+    if name[1] == "U":
         try:
-            text = view.tobytes().decode("utf-32-le", "surrogatepass")
+            order = "utf-32-le" if name[0] == "<" else "utf-32-be"
+            return np.str_(view.tobytes().decode(order, "surrogatepass"))
         except UnicodeDecodeError as error:
             raise WireError(f"not a string of NumPy's: {error}") from None
-        return np.str_("" if text == "\0" else text)
-    # a copy first: an element of the buffer dtype may need aligned memory
     return np.frombuffer(view.tobytes(), numpy_dtype(name))[0]

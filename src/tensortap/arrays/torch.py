@@ -20,7 +20,7 @@ from tensortap.arrays.dtypes import ITEMSIZE
 from tensortap.arrays.numpy import build as build_numpy
 from tensortap.arrays.numpy import payload
 from tensortap.buffers import Pool
-from tensortap.errors import CaptureError, WireError
+from tensortap.errors import CaptureError
 from tensortap.record import TensorData
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -88,22 +88,32 @@ def _take_any(value: torch.Tensor, pool: Pool | None) -> Taken:
     nbytes = math.prod(shape) * itemsize
     if not nbytes:
         return TensorData("torch", name, shape, b""), 0
-    with quiet():
-        value = value.detach()
-        if value.is_cuda and pool is not None:
-            from tensortap.arrays.device import cuda
+    try:
+        with quiet():
+            return TensorData("torch", name, shape, _copied(value.detach(), nbytes, pool)), nbytes
+    except RuntimeError as error:
+        raise CaptureError(f"torch can't copy this tensor: {error}") from error
 
-            return TensorData("torch", name, shape, cuda().send(value, nbytes, pool)), nbytes
-        if not value.is_cpu:
-            value = value.cpu()
-        if nbytes <= SMALL or pool is None:
-            data: Any = bytearray(nbytes)
-            bits(value, fill=data)
-            data = bytes(data) if nbytes <= SMALL else memoryview(data)
-        else:
-            data = pool.acquire(nbytes)
-            bits(value, fill=data.writable)
-    return TensorData("torch", name, shape, data), nbytes
+
+def _copied(value: torch.Tensor, nbytes: int, pool: Pool | None) -> Any:
+    if value.is_cuda and pool is not None:
+        from tensortap.arrays.device import cuda
+
+        return cuda().send(value, nbytes, pool)
+    if not value.is_cpu:
+        value = value.cpu()
+    if nbytes <= SMALL or pool is None:
+        few = bytearray(nbytes)
+        _copy(value, few)
+        return bytes(few) if nbytes <= SMALL else memoryview(few)
+    lease = pool.acquire(nbytes)
+    _copy(value, lease.writable)
+    return lease
+
+
+def _copy(value: torch.Tensor, memory: Any) -> None:
+    source = as_bits(value)
+    target(source, memory).copy_(source)
 
 
 def target(like: torch.Tensor, memory: Any) -> torch.Tensor:
@@ -117,12 +127,6 @@ def as_bits(value: torch.Tensor) -> torch.Tensor:
     if value.is_conj() or value.is_neg() or value.element_size() not in _BITS:
         return value
     return value.view(_BITS[value.element_size()])
-
-
-def bits(value: torch.Tensor, *, fill: Any) -> None:
-    """Copy the elements of a CPU tensor, in C order, into memory."""
-    source = as_bits(value)
-    target(source, fill).copy_(source)
 
 
 def quiet() -> contextlib.AbstractContextManager[Any]:
@@ -250,9 +254,4 @@ def build(node: TensorData) -> Any:
             # torch itself would complain about memory that is read-only
             address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
             ctypes.memmove(flat.data_ptr(), address, view.nbytes)
-        try:
-            return flat.view(dtype).view(node.shape)
-        except RuntimeError as error:
-            raise WireError(
-                f"torch has no tensor of shape {str(node.shape)[:80]}: {error}"
-            ) from None
+        return flat.view(dtype).view(node.shape)

@@ -74,27 +74,39 @@ def adapter_of(cls: type) -> Adapter:
 
 
 def _find(cls: type) -> Adapter:
-    for framework in ("torch", "jax", "numpy"):
-        if framework in sys.modules:
-            # the adapter imports its framework, which is there already
-            found = _framework_adapter(framework, cls)
-            if found is not None:
-                return found
+    for framework in (_torch, _jax, _numpy):
+        found = framework(cls)
+        if found is not None:
+            return found
     return _container(cls) or scalars.adapter(cls) or scalars.OPAQUE
 
 
-def _framework_adapter(framework: str, cls: type) -> Adapter | None:
-    if framework == "torch":
-        from tensortap.arrays import torch as module
+# each adapter imports its framework, which is there already; one that is still being imported
+# by another thread has no values yet
 
-        return module.adapter(cls)
-    if framework == "jax":
-        from tensortap.arrays import jax as jax_module
 
-        return jax_module.adapter(cls)
-    from tensortap.arrays import numpy as numpy_module
+def _torch(cls: type) -> Adapter | None:
+    if not hasattr(sys.modules.get("torch"), "Tensor"):
+        return None
+    from tensortap.arrays.torch import adapter
 
-    return numpy_module.adapter(cls)
+    return adapter(cls)
+
+
+def _jax(cls: type) -> Adapter | None:
+    if not hasattr(sys.modules.get("jax"), "Array"):
+        return None
+    from tensortap.arrays.jax import adapter
+
+    return adapter(cls)
+
+
+def _numpy(cls: type) -> Adapter | None:
+    if not hasattr(sys.modules.get("numpy"), "ndarray"):
+        return None
+    from tensortap.arrays.numpy import adapter
+
+    return adapter(cls)
 
 
 def _container(cls: type) -> Adapter | None:

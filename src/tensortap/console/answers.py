@@ -93,9 +93,7 @@ def _load(server: Server, arguments: dict[str, Any]) -> bytes:
 _encode = msgspec.msgpack.Encoder().encode
 _ANSWERS: dict[str, Callable[[Server, dict[str, Any]], bytes]] = {
     questions.OVERVIEW: lambda server, _: _encode(overview(server)),
-    questions.NAMES: lambda server, _: _encode(
-        questions.Rows(names=tuple(server.history.names()))
-    ),
+    questions.NAMES: lambda server, _: _encode(questions.Rows(names=tuple(server.history.names()))),
     questions.HEADS: _heads,
     questions.LOAD: _load,
 }

@@ -27,6 +27,7 @@ from tensortap.limits import format_size, parse_size
 from tensortap.readers.reader import Reader, find, find_all
 from tensortap.record import Kind
 from tensortap.server.server import Server
+from tensortap.viz import text
 
 _server: Server | None = None
 
@@ -48,9 +49,7 @@ def start(host: str = "127.0.0.1", port: int | None = None, memory: str | int = 
     if port is not None:
         address = Address(address.host, port)
     try:
-        return Server(
-            address, History(parse_size(memory)), keys.make_key(), answer=answers.answer
-        )
+        return Server(address, History(parse_size(memory)), keys.make_key(), answer=answers.answer)
     except TensortapError as error:
         if os.strerror(errno.EADDRINUSE) in str(error):
             raise TensortapError(
@@ -60,9 +59,7 @@ def start(host: str = "127.0.0.1", port: int | None = None, memory: str | int = 
         raise
 
 
-def serve(
-    host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%"
-) -> Server:
+def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
     """Listen for training programs, in the background: ``tap.serve()``.
 
     `memory` bounds what is kept: the oldest of the most repeated names go first. With another
@@ -99,8 +96,8 @@ def _own_name() -> str:
     return socket.gethostname()
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"tensortap: {text}\n")
+def _say(words: str) -> None:
+    sys.stdout.write(f"tensortap: {words}\n")
     sys.stdout.flush()
 
 
@@ -184,9 +181,7 @@ def fetch(
     return arrays.rebuild(reader.load(record).value)
 
 
-def get_all(
-    name: str, *, rank: int | None = None, kind: Kind | str | None = None
-) -> list[Any]:
+def get_all(name: str, *, rank: int | None = None, kind: Kind | str | None = None) -> list[Any]:
     """All values that are held under a name, oldest to newest."""
     history = current().history
     return [arrays.rebuild(r.value) for r in find_all(history, name, rank=rank, kind=kind)]
@@ -211,7 +206,7 @@ def describe(
     span = f"steps {held[0].step} to {held[-1].step}" if len(held) > 1 else ""
     console.print(tables.plain(head), style="bold", markup=False, highlight=False)
     for line in lines:
-        console.print(tables.text.styled(tables.plain(line)))
+        console.print(text.styled(tables.plain(line)))
     gone = history.evicted.get(name, 0)
     tail = f"  {len(held)} held{', ' + span if span else ''}"
     console.print(f"{tail}; {gone} made room" if gone else tail, style="dim", highlight=False)

@@ -12,6 +12,7 @@ from tensortap.viz import text
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 
 def plain(name: str) -> str:

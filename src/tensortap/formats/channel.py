@@ -77,7 +77,7 @@ class Channel:
         items: list[Any] = [(s, zmq.POLLIN) for s in (self._socket, self._monitor) if s is not None]
         if wake is not None:
             items.append((wake, zmq.POLLIN))
-        ready = [item for item, _ in zmq.zmq_poll(items, int(timeout * 1000 + 0.999))]
+        ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, int(timeout * 1000 + 0.999))]
         found = self._receive() if self._socket in ready else []
         if self._monitor in ready:
             self._watch()

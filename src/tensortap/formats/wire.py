@@ -242,8 +242,8 @@ def expect(header: msgspec.Struct, kind: type[Header]) -> Header:
     return header
 
 
-def encode_records(records: list[Record], external: Callable[[Any], int]) -> bytes:
-    """The body of RECORDS; each payload that is not `bytes` goes through `external`."""
+def encode_records(records: list[Record], external: Callable[[Any], int | bytes]) -> bytes:
+    """The body of RECORDS; of a payload that is not `bytes`, `external` gives index or bytes."""
     return msgspec.msgpack.Encoder(enc_hook=external).encode(records)
 
 
@@ -255,9 +255,15 @@ def decode_records(
         records = _records.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"records that cannot be read: {error}") from None
+    sizes: dict[tuple[str, tuple[int, ...]], int] = {}  # most tensors of a batch are alike
     for i, record in enumerate(records):
         value = record.value
-        if value is None or type(value) in _PLAIN:
+        if type(value) is TensorData:
+            data = value.data
+            if type(data) is bytes and sizes.get((value.dtype, value.shape)) == len(data):
+                continue
+            sizes[value.dtype, value.shape] = tensor_nbytes(value, itemsize)
+        elif value is None or type(value) in _PLAIN:
             continue
         placed = _place(value, blocks, itemsize)
         if placed is not value:
@@ -290,9 +296,8 @@ def _place(value: Value, blocks: list[Any], itemsize: Callable[[str], int]) -> V
     return value
 
 
-def _place_tensor(
-    tensor: TensorData, blocks: list[Any], itemsize: Callable[[str], int]
-) -> TensorData:
+def tensor_nbytes(tensor: TensorData, itemsize: Callable[[str], int]) -> int:
+    """How many bytes a tensor has by what it says of itself."""
     try:
         size = itemsize(tensor.dtype)
     except Exception as error:
@@ -301,6 +306,13 @@ def _place_tensor(
         if length < 0:
             raise WireError(f"a tensor of shape {tensor.shape}")
         size *= length
+    return size
+
+
+def _place_tensor(
+    tensor: TensorData, blocks: list[Any], itemsize: Callable[[str], int]
+) -> TensorData:
+    size = tensor_nbytes(tensor, itemsize)
     data = tensor.data
     if type(data) is bytes:
         held = len(data)

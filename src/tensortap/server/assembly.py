@@ -30,9 +30,7 @@ class Assembly:
         self.body: Any = b"" if later else bytes(body)
         self.blocks: list[Any] = []
 
-    def allocate(
-        self, bound: int, pool: Pool, slot: Callable[[wire.External], Any]
-    ) -> None:
+    def allocate(self, bound: int, pool: Pool, slot: Callable[[wire.External], Any]) -> None:
         """Make room for what is to come; a batch that cannot be taken is `refused`."""
         if self.nbytes > bound:
             self._refuse("larger than the memory")

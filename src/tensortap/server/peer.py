@@ -34,7 +34,8 @@ class Peer:
         self.route = route
         self.who = proof.client
         self.probes = list(proof.probes)
-        self.arena_pid = proof.arena.pid if proof.arena is not None and arena else None
+        if proof.arena is not None and arena:
+            self.arena_pid = proof.arena.pid
 
     def disconnect(self, pool: Pool | None = None) -> None:
         """The connection is gone: what it sent stays, what was half sent does not."""

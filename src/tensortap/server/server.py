@@ -64,7 +64,8 @@ class Server:
         self._context: zmq.Context[Any] = zmq.Context()
         self._zap: zmq.Socket[bytes] | None = None
         self._router = self._bind(address, key)
-        port = int(self._router.last_endpoint.decode().rsplit(":", 1)[1])
+        endpoint = self._router.get_string(zmq.LAST_ENDPOINT)
+        port = int(endpoint.rsplit(":", 1)[1])
         self.address = Address(address.host, port)
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._bell, False)
@@ -124,10 +125,10 @@ class Server:
 
     def _run(self) -> None:
         sockets = (self._router, self._monitor, self._bell, self._zap)
-        items = [(item, zmq.POLLIN) for item in sockets if item is not None]
+        items: list[Any] = [(item, zmq.POLLIN) for item in sockets if item is not None]
         try:
             while not self._closing:
-                ready = [item for item, _ in zmq.zmq_poll(items, 500)]
+                ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, 500)]
                 if self._router in ready:
                     self._receive()
                 if self._zap is not None and self._zap in ready:

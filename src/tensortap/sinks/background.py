@@ -15,11 +15,11 @@ import os
 import select
 import threading
 import time
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from tensortap.history import OVERHEAD
 from tensortap.record import Record
-from tensortap.sinks.ticket import Ticket
+from tensortap.sinks.ticket import Ticket, settle
 
 log = logging.getLogger("tensortap")
 
@@ -27,12 +27,8 @@ PAUSE = 0.005  # between two hand-overs while records keep coming
 POLICIES = ("latest", "newest", "block")
 
 
-class Entry(NamedTuple):
-    """A record in the queue."""
-
-    record: Record
-    ticket: Ticket
-    nbytes: int
+Entry = tuple[Record, Ticket, int]  # a record in the queue, and what it weighs: a plain tuple,
+# because one is made for every capture
 
 
 class Wake:
@@ -85,6 +81,7 @@ class Drain(Protocol):
         """Take the entries; their tickets are settled when their fate is known."""
         ...
 
+    @property
     def pending(self) -> int:
         """Bytes that were taken and whose fate is open."""
         ...
@@ -100,23 +97,6 @@ class Drain(Protocol):
     def close(self) -> None: ...
 
 
-class Counts:
-    """What a queue has done, in numbers."""
-
-    __slots__ = ("bytes", "replaced", "taken", "turned_away")
-
-    def __init__(self) -> None:
-        self.taken = 0  # records that went into the queue
-        self.bytes = 0
-        self.replaced = 0  # of those, the ones that a newer one of their name pushed out
-        self.turned_away = 0  # values that found no room
-
-    @property
-    def dropped(self) -> int:
-        """Values that are nowhere because the queue was over its budget."""
-        return self.replaced + self.turned_away
-
-
 class Background:
     """A sink: a drain behind a queue, on a thread of its own."""
 
@@ -126,9 +106,11 @@ class Background:
         self.drain = drain
         self.budget = budget
         self.overflow = overflow
-        self.counts = Counts()
+        self.replaced = 0  # records that a newer one of their name pushed out of the queue
+        self.turned_away = 0  # values that found no room
         self._queue: collections.deque[Entry] = collections.deque()
-        self._queued = 0
+        self._put = 0  # bytes that ever went into the queue; only ever added to
+        self._got = 0  # bytes that left it, changed under the lock
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._asleep = False
@@ -142,13 +124,22 @@ class Background:
     def accepting(self) -> bool:
         return self.drain.accepting and not self._closed
 
+    @property
+    def dropped(self) -> int:
+        """Values that are nowhere because the queue was over its budget."""
+        return self.replaced + self.turned_away
+
     def admit(self, nbytes: int) -> bool:
-        """Ask for room before a value is copied; a yes must be followed by `write` or `cancel`."""
+        """Ask for room before a value is copied."""
+        queued = self._put - self._got
+        # a value larger than the budget goes through when nothing else is queued
+        if not queued or queued + self.drain.pending + nbytes + OVERHEAD <= self.budget:
+            return True
+        return self._make_room(nbytes)
+
+    def _make_room(self, nbytes: int) -> bool:
         nbytes += OVERHEAD
         with self._lock:
-            if self._fits(nbytes):
-                self._queued += nbytes
-                return True
             if self.overflow == "block":
                 self._hurried += 1
                 self._wake.ring()
@@ -158,41 +149,39 @@ class Background:
             elif self.overflow == "latest":
                 self._compact()
             if self._fits(nbytes):
-                self._queued += nbytes
                 return True
-            self.counts.turned_away += 1
+            self.turned_away += 1
             return False
 
     def _fits(self, nbytes: int) -> bool:
-        # a value larger than the budget goes through when nothing else is queued
-        return not self._queued or self._queued + self.drain.pending() + nbytes <= self.budget
+        queued = self._put - self._got
+        return not queued or queued + self.drain.pending + nbytes <= self.budget
 
     def _compact(self) -> None:
         """Keep the latest of each name: the older ones make room."""
         latest: dict[tuple[str, str, int], Entry] = {}
-        for entry in self._queue:
-            record = entry.record
+        older: list[Entry] = []
+        queue = self._queue
+        for _ in range(len(queue)):  # other threads may append meanwhile
+            entry = queue.popleft()
+            record = entry[0]
             key = (record.name, record.kind, record.rank)
-            older = latest.pop(key, None)
-            if older is not None:
-                self._queued -= older.nbytes
-                self.counts.replaced += 1
-                older.ticket.settle(False)
+            before = latest.pop(key, None)
+            if before is not None:
+                older.append(before)
             latest[key] = entry
-        self._queue = collections.deque(latest.values())
-
-    def cancel(self, nbytes: int) -> None:
-        """Give back room that was admitted and is not needed."""
-        with self._lock:
-            self._queued -= nbytes + OVERHEAD
+        queue.extendleft(reversed(latest.values()))
+        self._got += sum([nbytes for _, _, nbytes in older])
+        self.replaced += len(older)
+        settle(older, False)
 
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
         """Queue a record for which there is room."""
-        counts = self.counts
-        with self._lock:
-            self._queue.append(Entry(record, ticket, nbytes + OVERHEAD))
-            counts.taken += 1
-            counts.bytes += nbytes
+        nbytes += OVERHEAD
+        # no lock: the thread that empties the queue would make training wait for it. An append
+        # is atomic, and so is this sum, as no other thread can run inside of it.
+        self._queue.append((record, ticket, nbytes))
+        self._put += nbytes
         if self._asleep:
             self._asleep = False
             self._wake.ring()
@@ -207,7 +196,7 @@ class Background:
         with self._lock:
             self._hurried += 1
             try:
-                while self._queue or self.drain.pending():
+                while self._queue or self.drain.pending:
                     left = None if deadline is None else deadline - time.monotonic()
                     if (left is not None and left <= 0) or not self._thread.is_alive():
                         return False
@@ -219,7 +208,7 @@ class Background:
 
     def close(self, timeout: float = 2.0) -> None:
         """Flush for at most `timeout` seconds, then end the thread."""
-        if self.accepting or self.drain.pending():
+        if self.accepting or self.drain.pending:
             self.flush(timeout)
         self._closed = True
         self._wake.ring()
@@ -228,12 +217,11 @@ class Background:
     def forget(self) -> int:
         """Drop everything that waits, because nobody is there to take it; how many it was."""
         with self._lock:
-            lost = [*self.drain.give_up(), *self._queue]
-            self._queue.clear()
-            self._queued = 0
+            queued = [self._queue.popleft() for _ in range(len(self._queue))]
+            self._got += sum([nbytes for _, _, nbytes in queued])
+            lost = [*self.drain.give_up(), *queued]
             self._room.notify_all()
-        for entry in lost:
-            entry.ticket.settle(False)
+        settle(lost, False)
         return len(lost)
 
     def _take(self, room: int) -> list[Entry]:
@@ -242,16 +230,15 @@ class Background:
             queue = self._queue
             if not queue or room <= 0:
                 return []
-            if self._queued <= room:
-                taken = list(queue)
-                queue.clear()
+            if self._put - self._got <= room:
+                taken = [queue.popleft() for _ in range(len(queue))]
             else:
                 taken = []
-                while queue and (not taken or queue[0].nbytes <= room):
+                while queue and (not taken or queue[0][2] <= room):
                     entry = queue.popleft()
-                    room -= entry.nbytes
+                    room -= entry[2]
                     taken.append(entry)
-            self._queued -= sum([entry.nbytes for entry in taken])
+            self._got += sum([nbytes for _, _, nbytes in taken])
             return taken
 
     def _run(self) -> None:

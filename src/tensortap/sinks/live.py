@@ -17,6 +17,7 @@ from tensortap.formats import wire
 from tensortap.formats.address import Address
 from tensortap.formats.channel import Channel, State
 from tensortap.sinks.background import Entry, Wake
+from tensortap.sinks.ticket import settle
 
 log = logging.getLogger("tensortap")
 
@@ -68,7 +69,7 @@ class Live:
         self._largest = 0
         self._number = 0
         self._flights: dict[int, Flight] = {}
-        self._pending = 0
+        self.pending = 0
         self._lent: dict[tuple[int, int], Lease] = {}
         self._offered: dict[int, Segment] = {}
         self._shown = 0
@@ -84,9 +85,6 @@ class Live:
         # a value larger than all credit goes when nothing else is under way
         return max(self._credit, 0) if self._flights else self._largest + (1 << 20)
 
-    def pending(self) -> int:
-        return self._pending
-
     def describe(self) -> str:
         """The state of the connection in words."""
         if self._state is State.OPEN:
@@ -98,7 +96,7 @@ class Live:
         nbytes = 0
         for entry in entries:
             batch.append(entry)
-            nbytes += entry.nbytes
+            nbytes += entry[2]
             if nbytes > _LARGEST_BODY:
                 self._send(batch)
                 batch, nbytes = [], 0
@@ -125,7 +123,7 @@ class Live:
         with self._lock:
             lost = [entry for flight in self._flights.values() for entry in flight.entries]
             self._flights.clear()
-            self._pending = 0
+            self.pending = 0
         return lost
 
     def close(self) -> None:
@@ -227,7 +225,7 @@ class Live:
                 if number > ack.number:
                     break
                 flight = self._flights.pop(number)
-                self._pending -= flight.nbytes
+                self.pending -= flight.nbytes
                 settled.append((flight, number not in ack.refused))
         for flight, arrived in settled:
             if not arrived and self._arena and flight.blocks:
@@ -237,8 +235,7 @@ class Live:
                 continue
             if not arrived:
                 self._on_refused(len(flight.entries))
-            for entry in flight.entries:
-                entry.ticket.settle(arrived)
+            settle(flight.entries, arrived)
 
     # -- batches -------------------------------------------------------------------------
 
@@ -250,23 +247,23 @@ class Live:
             return len(blocks) - 1
 
         try:
-            body = wire.encode_records([entry.record for entry in entries], external)
+            body = wire.encode_records([record for record, _, _ in entries], external)
         except Exception as error:
             if len(entries) > 1:  # one value that failed must not take the others with it
                 for entry in entries:
                     self._send([entry])
                 return
-            log.warning("tensortap: %r could not be sent: %s", entries[0].record.name, error)
+            log.warning("tensortap: %r could not be sent: %s", entries[0][0].name, error)
             self._on_refused(1)
-            entries[0].ticket.settle(False)
+            settle(entries, False)
             return
-        self._launch(Flight(body, blocks, entries, sum([entry.nbytes for entry in entries])))
+        self._launch(Flight(body, blocks, entries, sum([nbytes for _, _, nbytes in entries])))
 
     def _launch(self, flight: Flight) -> None:
         self._number += 1
         with self._lock:
             self._flights[self._number] = flight
-            self._pending += flight.nbytes
+            self.pending += flight.nbytes
         self._transmit(self._number, flight)
 
     def _housed(self, block: Any) -> Any:

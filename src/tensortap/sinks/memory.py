@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensortap.history import History
 from tensortap.record import Record
-from tensortap.sinks.ticket import Ticket
+from tensortap.sinks.ticket import Ticket, settle
 
 
 class Memory:
@@ -18,12 +18,9 @@ class Memory:
     def admit(self, nbytes: int) -> bool:
         return nbytes <= self.history.bound
 
-    def cancel(self, nbytes: int) -> None:
-        """Nothing was set aside."""
-
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
         self.history.write([record])
-        ticket.settle(True)
+        settle([(record, ticket, nbytes)], True)
 
     def hurry(self) -> None:
         """Nothing is ever on its way."""

@@ -17,11 +17,7 @@ class Sink(Protocol):
         ...
 
     def admit(self, nbytes: int) -> bool:
-        """Ask for room before a value is copied; a yes must be followed by `write` or `cancel`."""
-        ...
-
-    def cancel(self, nbytes: int) -> None:
-        """Give back room that was admitted and is not needed."""
+        """Ask for room before a value is copied."""
         ...
 
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:

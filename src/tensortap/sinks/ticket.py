@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
 
 
-class Ticket:
+class Ticket(msgspec.Struct, gc=False, eq=False):
     """One captured value on its way.
 
     `wait` says True when every sink that took the value has it, False when it was dropped,
     could not be caught, was skipped, or the time ran out.
     """
 
-    __slots__ = ("_failed", "_hurry", "_open")
-
-    def __init__(self, sinks: int = 0, hurry: Callable[[], None] | None = None) -> None:
-        self._open = sinks
-        self._failed = sinks == 0
-        self._hurry = hurry
+    _open: int = 0  # sinks whose word is still to come
+    _hurry: Callable[[], None] | None = None
+    _failed: bool = False
 
     @property
     def done(self) -> bool:
         """Whether the fate of the value is known."""
         return self._open <= 0
-
-    def settle(self, arrived: bool) -> None:
-        """One sink has it, or has lost it."""
-        with _lock:
-            self._open -= 1
-            if not arrived:
-                self._failed = True
-            waiting = self._open <= 0 and _waiting > 0
-        if waiting:
-            with _settled:
-                _settled.notify_all()
 
     def wait(self, timeout: float | None = 10.0) -> bool:
         """Wait until the value has arrived: True, or False when it never will or time is up."""
@@ -59,11 +48,23 @@ class Ticket:
         return self._open <= 0 and not self._failed
 
 
+def settle(entries: Iterable[tuple[Any, Ticket, int]], arrived: bool) -> None:
+    """A sink has these records, or has lost them."""
+    with _lock:
+        for _, ticket, _ in entries:
+            ticket._open -= 1
+            if not arrived:
+                ticket._failed = True
+    if _waiting:
+        with _settled:
+            _settled.notify_all()
+
+
 _lock = threading.Lock()
 _settled = threading.Condition()
 _waiting = 0
 
-SKIPPED = Ticket()
+SKIPPED = Ticket(_failed=True)  # nothing was taken, or it could not be
 
 
 def after_fork() -> None:

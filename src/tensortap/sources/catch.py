@@ -45,9 +45,7 @@ def catch(
         if not session.on and server is None:
             session.miss()
             return SKIPPED
-        return session.capture(
-            value, gate, number, when=when, changed=changed, server=server
-        )
+        return session.capture(value, gate, number, when, changed, server)
     except Exception as error:
         return session.fault(name, error)
 

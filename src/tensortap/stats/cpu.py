@@ -111,8 +111,6 @@ def _pattern_values(dtype: np.dtype[Any]) -> NDArray[np.float64]:
     import numpy as np
 
     patterns = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}")
-    if dtype == np.bool_:
-        patterns = (patterns != 0).astype(np.uint8)  # another byte than 0 and 1 is still True
     table = values.float64(patterns.view(dtype))
     table.flags.writeable = False
     return table

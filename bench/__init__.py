@@ -1,0 +1,1 @@
+"""What tensortap costs, as ratios measured in one run: `make bench`."""

@@ -1,0 +1,77 @@
+"""`python -m bench [name …]`: measure, print, and save as JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import pathlib
+import platform
+import sys
+import tempfile
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import Row
+from bench.peers import measure as measure_in_child
+
+MODULES = ("bench.live",)
+RESULTS = pathlib.Path(__file__).with_name("results.json")
+
+
+def main(wanted: list[str]) -> int:
+    console = Console(width=150)
+    table = Table(title="tensortap, as ratios of one run", header_style="bold")
+    for column in ("row", "ratio", "middle half", "limit", "naive", "", "note"):
+        table.add_column(column, justify="left" if column in ("row", "note") else "right")
+    rows: list[Row] = []
+    spawn = multiprocessing.get_context("spawn")
+    for module in MODULES:
+        for measure in importlib.import_module(module).ROWS:
+            if wanted and not any(word in measure.__name__ for word in wanted):
+                continue
+            console.print(f"… {measure.__name__}", style="dim")
+            here, there = spawn.Pipe()
+            # a process each: no session, thread or warm cache of another row
+            child = spawn.Process(target=measure_in_child, args=(there, module, measure.__name__))
+            child.start()
+            there.close()
+            try:
+                rows.extend(here.recv())
+            except EOFError:
+                console.print(f"{measure.__name__} failed", style="bold red")
+                return 2
+            child.join()
+    for row in rows:
+        low, high = row.spread
+        sign = "≤" if row.at_most else "≥"
+        naive = f"{row.naive:.2f}" if row.naive is not None else ""
+        mark = "[green]✓[/]" if row.kept else "[red]✗[/]"
+        table.add_row(
+            row.name,
+            f"{row.ratio:.2f}",
+            f"{low:.2f}–{high:.2f}",
+            f"{sign} {row.limit:g}",
+            naive,
+            mark,
+            row.note,
+        )
+    console.print(table)
+    result = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "rows": [row.as_dict() for row in rows],
+    }
+    RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    console.print(f"saved to {RESULTS}", style="dim")
+    return 0 if all(row.kept for row in rows) else 1
+
+
+if __name__ == "__main__":
+    # a key of its own: measuring must not touch the user's
+    with tempfile.TemporaryDirectory() as home:
+        import os
+
+        os.environ["XDG_CONFIG_HOME"] = home
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""Rows, their limits, and how they are measured and shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+
+@dataclasses.dataclass
+class Row:
+    """One ratio: ours over the baseline, measured in turns; `limit` is what it must keep."""
+
+    name: str
+    limit: float
+    at_most: bool
+    ours: list[float]
+    base: list[float]
+    unit: str = "s"
+    naive: float | None = None  # the same ratio, done the naive way
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ours) / statistics.median(self.base)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The middle half of the ratios of neighbours."""
+        pairs = sorted(a / b for a, b in zip(self.ours, self.base, strict=False))
+        return pairs[len(pairs) // 4], pairs[-1 - len(pairs) // 4]
+
+    @property
+    def kept(self) -> bool:
+        return self.ratio <= self.limit if self.at_most else self.ratio >= self.limit
+
+    def as_dict(self) -> dict[str, object]:
+        low, high = self.spread
+        return {
+            "name": self.name,
+            "ratio": self.ratio,
+            "spread": [low, high],
+            "limit": self.limit,
+            "at_most": self.at_most,
+            "kept": self.kept,
+            "naive": self.naive,
+            "ours": statistics.median(self.ours),
+            "base": statistics.median(self.base),
+            "unit": self.unit,
+            "note": self.note,
+        }
+
+
+def time_of(call: Callable[[], object], loops: int = 1) -> float:
+    """Seconds that one call takes, of `loops` in a row, the collector off."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for _ in range(loops):
+            call()
+        return (time.perf_counter() - start) / loops
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def in_turns(rounds: int, *calls: Callable[[], float]) -> list[list[float]]:
+    """The results of the calls, taken in turns so that what disturbs one disturbs all."""
+    found: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()  # warm
+    for _ in range(rounds):
+        for results, call in zip(found, calls, strict=True):
+            results.append(call())
+    return found

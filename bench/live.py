@@ -1,0 +1,300 @@
+"""The rows of the live path."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+
+from bench.harness import Row, in_turns, time_of
+from bench.peers import echo, process, pull, session, stopwatch, swallow
+
+MIB64 = 64 << 20
+
+
+def _connect(address: str, *, buffer: str = "2GB", overflow: str = "latest") -> None:
+    """Point the session of this process at a server and wait until it answers."""
+    os.environ.update(
+        TENSORTAP_SERVER=address, TENSORTAP_BUFFER=buffer, TENSORTAP_OVERFLOW=overflow
+    )
+    import tensortap as tap
+
+    assert tap.catch(0.0, "hello").wait(10), tap.receipt()
+
+
+def _empty(value, name=None, *, every=1, first=None, when=True, changed=False, server=None):
+    pass
+
+
+def skipped() -> list[Row]:
+    import tensortap as tap
+    from tensortap.sources.catch import catch
+
+    rows = []
+    with process(session, "256MB") as pipe:
+        _connect(pipe.recv())
+        value, n = object(), 1 << 40
+        catch(1.0, "skip", every=n)
+
+        def ours() -> float:
+            return time_of(lambda: [catch(value, "skip", every=n) for _ in range(1000)]) / 1000
+
+        def base() -> float:
+            return time_of(lambda: [_empty(value, "skip", every=n) for _ in range(1000)]) / 1000
+
+        def unnamed() -> float:
+            return time_of(lambda: [catch(value, every=n) for _ in range(1000)]) / 1000
+
+        def unnamed_base() -> float:
+            return time_of(lambda: [_empty(value, every=n) for _ in range(1000)]) / 1000
+
+        a, b, c, d = in_turns(101, ours, base, unnamed, unnamed_base)
+        rows.append(Row("skipped catch, named ÷ empty call", 6, True, a, b))
+        rows.append(Row("skipped catch, unnamed ÷ empty call", 12, True, c, d))
+    # the server is dead now: the same process, nobody listening
+    deadline = time.monotonic() + 20
+    from tensortap.session import session as here
+
+    while here.on and time.monotonic() < deadline:
+        tap.catch(0.0, "hello")
+        time.sleep(0.05)
+    assert not here.on
+
+    def unheard() -> float:
+        return time_of(lambda: [catch(value, "skip2") for _ in range(1000)]) / 1000
+
+    def unheard_base() -> float:
+        return time_of(lambda: [_empty(value, "skip2") for _ in range(1000)]) / 1000
+
+    a, b = in_turns(101, unheard, unheard_base)
+    rows.append(Row("catch with no server ÷ empty call", 8, True, a, b))
+    return rows
+
+
+def scalar() -> list[Row]:
+    import numpy as np
+    import torch
+
+    import tensortap as tap
+
+    rows = []
+    with process(session, "256MB") as pipe:
+        _connect(pipe.recv())
+        loss, plain, one = torch.tensor(0.25), 0.25, np.float32(0.25)
+
+        def ours(value: object) -> float:
+            taken = time_of(lambda: [tap.catch(value, "loss") for _ in range(100)]) / 100
+            tap.flush()
+            return taken
+
+        def base() -> float:
+            return time_of(lambda: [np.copy(one) for _ in range(1000)]) / 1000
+
+        def naive() -> float:
+            return time_of(lambda: [loss.detach().clone().numpy() for _ in range(100)]) / 100
+
+        a, p, b, c = in_turns(101, lambda: ours(loss), lambda: ours(plain), base, naive)
+        ratio = sorted(c)[50] / sorted(b)[50]
+        rows.append(
+            Row("catch of a torch scalar ÷ numpy.copy of a scalar", 12, True, a, b, naive=ratio)
+        )
+        rows.append(Row("catch of a Python float ÷ numpy.copy of a scalar", 12, True, p, b))
+    return rows
+
+
+def large() -> list[Row]:
+    import numpy as np
+    import torch
+
+    import tensortap as tap
+
+    with process(session, "512MB") as pipe:
+        _connect(pipe.recv())
+        tensor = torch.rand(MIB64 // 4)
+        source, warm = tensor.numpy(), np.empty(MIB64 // 4, np.float32)
+        warm[:] = 0
+
+        def ours() -> float:
+            taken = time_of(lambda: tap.catch(tensor, "big"))
+            tap.flush()
+            return taken
+
+        for _ in range(20):  # until the server is at its bound and blocks come back
+            ours()
+
+        def base() -> float:
+            return time_of(lambda: np.copyto(warm, source))
+
+        def naive() -> float:
+            return time_of(lambda: tensor.clone().numpy().tobytes())
+
+        a, b, c = in_turns(31, ours, base, naive)
+        naive_ratio = sorted(c)[15] / sorted(b)[15]
+        return [
+            Row("catch of 64 MiB ÷ memcpy into a warm buffer", 1.5, True, a, b, naive=naive_ratio)
+        ]
+
+
+def _throughput(arena: bool) -> tuple[list[float], list[float]]:
+    import torch
+
+    import tensortap as tap
+
+    if not arena:
+        os.environ["TENSORTAP_NO_ARENA"] = "1"
+    times = 16
+    with process(session, "512MB") as pipe, process(swallow, MIB64, times) as bare:
+        _connect(pipe.recv(), buffer="300MB", overflow="block")
+        client = socket.create_connection(("127.0.0.1", bare.recv()))
+        tensor = torch.rand(MIB64 // 4)
+        raw = memoryview(tensor.numpy()).cast("B")
+
+        def ours() -> float:
+            start = time.perf_counter()
+            for _ in range(times):
+                tap.catch(tensor, "big")
+            assert tap.flush(60)
+            return times * MIB64 / (time.perf_counter() - start)
+
+        def base() -> float:
+            start = time.perf_counter()
+            for _ in range(times):
+                client.sendall(raw)
+            client.recv(1)
+            return times * MIB64 / (time.perf_counter() - start)
+
+        a, b = in_turns(9, ours, base)
+        dropped = tap.receipt().dropped
+        assert not dropped, f"{dropped} dropped"
+        word = "shared memory" if arena else "TCP"
+        assert word in str(tap.receipt()), tap.receipt()
+    return a, b
+
+
+def throughput_arena() -> list[Row]:
+    a, b = _throughput(True)
+    return [Row("64 MiB delivered, one host ÷ raw socket", 1.0, False, a, b, unit="B/s")]
+
+
+def throughput_tcp() -> list[Row]:
+    a, b = _throughput(False)
+    return [Row("64 MiB delivered over TCP ÷ raw socket", 0.6, False, a, b, unit="B/s")]
+
+
+def small() -> list[Row]:
+    import numpy as np
+    import zmq
+
+    import tensortap as tap
+
+    count = 50_000
+    with process(session, "256MB") as pipe, process(pull) as bare:
+        _connect(pipe.recv())
+        array = np.arange(16, dtype=np.float32)
+        context = zmq.Context()
+        push = context.socket(zmq.PUSH)
+        push.sndhwm = 0
+        push.connect(f"tcp://127.0.0.1:{bare.recv()}")
+        payload = array.tobytes()
+
+        def ours() -> float:
+            start = time.perf_counter()
+            for _ in range(count):
+                tap.catch(array, "small")
+            assert tap.flush(60)
+            return count / (time.perf_counter() - start)
+
+        def base() -> float:
+            bare.send(count)
+            start = time.perf_counter()
+            for _ in range(count):
+                push.send(payload)
+            bare.recv()
+            return count / (time.perf_counter() - start)
+
+        a, b = in_turns(9, ours, base)
+        assert not tap.receipt().dropped
+        context.destroy(linger=0)
+    return [
+        Row("small records delivered ÷ pyzmq PUSH/PULL, a message each", 0.5, False, a, b, "/s")
+    ]
+
+
+def training_loop() -> list[Row]:
+    import torch
+
+    import tensortap as tap
+
+    torch.manual_seed(0)
+    with process(session, "512MB") as pipe:
+        _connect(pipe.recv())
+        layers = [torch.nn.Linear(256, 256) for _ in range(20)]
+        model = torch.nn.ModuleList(layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        data = torch.randn(64, 256)
+
+        def step(catch: bool) -> None:
+            hidden = data
+            for layer in layers:
+                hidden = torch.relu(layer(hidden))
+                if catch:
+                    tap.catch(hidden, "hidden")
+            loss = hidden.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        def ours() -> float:
+            return time_of(lambda: step(True), 20)
+
+        def base() -> float:
+            return time_of(lambda: step(False), 20)
+
+        a, b = in_turns(31, ours, base)
+        note = f"20 catches of 64 KiB a step of {sorted(b)[15] * 1e3:.2f} ms"
+        return [Row("torch loop, 20 catches a step ÷ the loop alone", 1.08, True, a, b, note=note)]
+
+
+def latency() -> list[Row]:
+    import zmq
+
+    import tensortap as tap
+
+    count = 1000
+    with process(stopwatch, count) as pipe, process(echo) as bare:
+        os.environ["TENSORTAP_SERVER"] = pipe.recv()
+        context = zmq.Context()
+        request = context.socket(zmq.REQ)
+        request.connect(f"tcp://127.0.0.1:{bare.recv()}")
+        random.seed(0)
+        trips = []
+        for _ in range(count):
+            tap.catch(time.perf_counter(), "tick")
+            time.sleep(random.uniform(0.005, 0.02))
+            start = time.perf_counter()
+            request.send(b"ping")
+            request.recv()
+            trips.append(time.perf_counter() - start)
+            time.sleep(0.002)
+        delays = sorted(pipe.recv()[20:])
+        pipe.send(True)
+        context.destroy(linger=0)
+    trips = sorted(trips[20:])
+    p99 = int(0.99 * len(delays))
+    middle = delays[len(delays) // 2] / trips[len(trips) // 2]
+    note = f"p50 ratio {middle:.1f}, p99 {delays[p99] * 1e6:.0f} µs"
+    name = "catch → get sees it ÷ pyzmq ping-pong, p99"
+    return [Row(name, 10, True, [delays[p99]], [trips[p99]], note=note)]
+
+
+ROWS = (
+    skipped,
+    scalar,
+    large,
+    throughput_arena,
+    throughput_tcp,
+    small,
+    training_loop,
+    latency,
+)

@@ -1,0 +1,124 @@
+"""`tensortap doctor`: what is installed, what works, and whether a session answers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import typer
+
+_NEEDED = ("numpy", "ml_dtypes", "pyzmq", "msgspec", "xxhash", "rich", "typer", "executing")
+_EXTRAS = {
+    "torch": ("torch",),
+    "jax": ("jax", "jaxlib"),
+    "view": ("pandas", "plotly", "starlette", "uvicorn", "websockets"),
+    "hdf5": ("h5py",),
+    "video": ("av", "Pillow"),
+    "notebook": ("ipywidgets", "anywidget"),
+    "s3": ("fsspec", "s3fs"),
+}
+
+
+def doctor(
+    server: str | None = typer.Argument(None, help="host:port; else TENSORTAP_SERVER, or here."),
+    as_json: bool = typer.Option(False, "--json", help="As JSON."),
+) -> None:
+    """Versions, what is installed, which kernels are built, and whether a session answers."""
+    found = examine(server)
+    if as_json:
+        import json
+
+        print(json.dumps(found, indent=1))
+    else:
+        _show(found)
+    if found["missing"]:
+        raise typer.Exit(1)
+
+
+def examine(server: str | None) -> dict[str, object]:
+    """Everything that the doctor looks at."""
+    from tensortap import buffers, limits
+    from tensortap._version import __version__
+    from tensortap.formats import keys
+    from tensortap.formats.address import parse_address
+
+    versions = {name: _version(name) for name in _NEEDED}
+    extras = {extra: {name: _version(name) for name in names} for extra, names in _EXTRAS.items()}
+    try:
+        key = "found" if keys.find_key() else "none yet: the first tap.serve() makes one"
+    except keys.KeyFileError as error:
+        key = str(error)
+    return {
+        "tensortap": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "memory": limits.format_size(limits.total_memory()),
+        "needed": versions,
+        "missing": [name for name, version in versions.items() if version is None],
+        "extras": extras,
+        "shared memory": "yes" if buffers.can_share else "no memfd here: tensors go over TCP",
+        "statistics kernel": "NumPy",
+        "key": key,
+        "environment": {k: _hidden(k, v) for k, v in os.environ.items() if "TENSORTAP" in k},
+        "server": str(parse_address(server)),
+        "answers": _ask(server),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _hidden(name: str, value: str) -> str:
+    return "***" if "KEY" in name else value
+
+
+def _ask(server: str | None) -> str:
+    from tensortap.console.open import View
+    from tensortap.errors import TensortapError
+
+    try:
+        with View(server, 2.0) as view:
+            seen = view.overview()
+            return f"yes: process {seen.pid} holds {len(seen.names)} names, {seen.written} records"
+    except TensortapError as error:
+        return f"no: {error}"
+
+
+def _show(found: dict[str, object]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name in ("tensortap", "python", "platform", "memory"):
+        table.add_row(name, str(found[name]))
+    for name, version in _dict(found["needed"]).items():
+        table.add_row(name, Text(version) if version else Text("missing", style="bold red"))
+    for extra, packages in _dict(found["extras"]).items():
+        here = ", ".join(f"{n} {v}" for n, v in packages.items() if v)
+        gone = ", ".join(n for n, v in packages.items() if not v)
+        note = Text(here)
+        if gone:
+            note.append(f"{'; ' if here else ''}not installed: {gone}", style="dim")
+        table.add_row(f"\\[{extra}]", note)
+    for name in ("shared memory", "statistics kernel", "key"):
+        table.add_row(name, Text(str(found[name])))
+    for name, value in _dict(found["environment"]).items():
+        table.add_row(name, Text(value))
+    answers = str(found["answers"])
+    style = "green" if answers.startswith("yes") else "yellow"
+    table.add_row(f"session at {found['server']}", Text(answers, style=style))
+    Console().print(table)
+
+
+def _dict(value: object) -> dict[str, Any]:
+    assert isinstance(value, dict)
+    return value

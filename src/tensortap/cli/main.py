@@ -1,0 +1,50 @@
+"""`tensortap`: the commands, and what happens to their errors."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tensortap._version import __version__
+from tensortap.cli import demo, doctor, serve, top
+from tensortap.errors import TensortapError
+
+app = typer.Typer(
+    name="tensortap",
+    help="See the tensors of a running training job.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve")(serve.serve)
+app.command("top")(top.top)
+app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """See the tensors of a running training job."""
+
+
+def main() -> None:
+    """Run a command: 0 fine, 1 found or differs, 2 misuse."""
+    try:
+        app()
+    except (TensortapError, ValueError) as error:
+        print(f"tensortap: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
