@@ -1,4 +1,5 @@
 import collections
+import contextlib
 import dataclasses
 import sys
 import types
@@ -219,10 +220,8 @@ NODES = st.recursive(
 
 @given(NODES)
 def test_no_message_does_more_than_raise(node):
-    try:
+    with contextlib.suppress(WireError):
         rebuild(node)
-    except WireError as error:
-        assert str(error)
 
 
 def test_what_comes_back_is_new_every_time():

@@ -13,7 +13,6 @@ from tensortap.buffers import Pool, view_of
 from tensortap.errors import CaptureError, WireError
 from tensortap.record import TensorData
 
-
 _EMPTY = {"U": "<U1", "S": "|S1"}
 
 

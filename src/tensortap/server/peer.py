@@ -25,6 +25,8 @@ class Peer:
         self.last = 0  # number of the last batch: one that comes again is not taken again
         self.tally = wire.Tally()
         self.probes: list[wire.Probe] = []
+        self.arena_pid: int | None = None  # where its segments are, if they can be read
+        self.mapped: dict[int, Mapped] = {}
         self.disconnect()
 
     def connect(self, route: bytes, proof: wire.Proof, arena: bool) -> None:
@@ -43,12 +45,12 @@ class Peer:
             self._move_out(pool)
         self.connected = False
         self.route = b""
-        self.arena_pid: int | None = None
+        self.arena_pid = None
         self.granted = 0  # credit in all
         self.owed = 0  # credit to be given back with the next acknowledgement
         self.refused: list[int] = []
         self.assemblies: collections.OrderedDict[int, Assembly] = collections.OrderedDict()
-        self.mapped: dict[int, Mapped] = {}
+        self.mapped = {}
         # blocks of an old connection are nobody's: the client does not use them again
         self.freed: collections.deque[tuple[int, int]] = collections.deque()
 
