@@ -114,9 +114,10 @@ class Lease:
 
     def settle(self) -> None:
         """Return when the bytes are there."""
-        wait, self._wait = self._wait, None
+        wait = self._wait
         if wait is not None:
-            wait()
+            wait()  # before it is forgotten: another sink may ask meanwhile
+            self._wait = None
 
     @property
     def view(self) -> memoryview:

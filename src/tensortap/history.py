@@ -71,15 +71,18 @@ class History:
         longest = [(-len(track), i, key) for i, (key, track) in enumerate(self._tracks.items())]
         heapq.heapify(longest)
         while self.nbytes > goal and longest:
-            _, i, key = longest[0]
+            _, i, key = heapq.heappop(longest)
             track = self._tracks[key]
-            record = track.popleft()
-            self.nbytes -= payload_nbytes(record.value) + OVERHEAD
-            self.evicted[record.name] += 1
+            # down to the length of the next, then that one is the longest
+            least = max(0, -longest[0][0] - 1) if longest else 0
+            gone = 0
+            while len(track) > least and self.nbytes > goal:
+                self.nbytes -= payload_nbytes(track.popleft().value) + OVERHEAD
+                gone += 1
+            self.evicted[key[0]] += gone
             if track:
-                heapq.heapreplace(longest, (-len(track), i, key))
+                heapq.heappush(longest, (-len(track), i, key))
             else:
-                heapq.heappop(longest)
                 self._forget(key)
 
     def _forget(self, key: Key) -> None:

@@ -26,6 +26,8 @@ class Kind(str, enum.Enum):
     METRIC = "Metric"
     ALERT = "Alert"
 
+    __hash__ = str.__hash__  # an enum's own is a Python call, and a kind is part of many keys
+
 
 class TensorData(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="t"):
     """One tensor, free of any framework: where it came from, what it is, and its bytes.

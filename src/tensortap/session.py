@@ -18,15 +18,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap import arrays, ranks
-from tensortap.arrays.adapter import SMALL, type_name
+from tensortap.arrays.adapter import SMALL, Adapter, type_name
 from tensortap.arrays.tree import adapter_of
 from tensortap.buffers import OutOfMemory, Pool
 from tensortap.formats.address import Address, parse_address
 from tensortap.limits import parse_size
 from tensortap.receipt import Receipt
-from tensortap.record import Kind, Record, TensorData
+from tensortap.record import Kind, Record, TensorData, Value
 from tensortap.select import Clock, Gate, Gates
 from tensortap.sinks import ticket as tickets
+from tensortap.sinks.meter import ARRAY, FLOAT, TAKE
 from tensortap.sinks.sink import Sink
 from tensortap.sinks.ticket import SKIPPED, Ticket
 
@@ -62,6 +63,10 @@ class Session:
         self._sinks: tuple[Sink, ...] = ()  # all but the live ones
         self._lives: dict[Address, Any] = {}
         self._targets: tuple[Sink, ...] = ()
+        self._classes: dict[type, tuple[int, str, object]] = {}
+        self._dtypes: dict[object, str] = {}
+        self._target: Sink | None = None
+        self._hot: Any = None
         self._default: Address | None = None
         self._registered = False
         self._closed = False
@@ -96,9 +101,40 @@ class Session:
             # before the first catch nobody knows yet whether a live session is there
             unknown = self._default is None and not self._closed
             self.on = self.enabled and (unknown or bool(self._targets))
+            self.hot = self._fast_way()
             self.miss: Callable[[], int] = self._misses[
                 "unheard" if self.enabled else "disabled"
             ].__next__
+
+    def _fast_way(self) -> Callable[..., Ticket | None] | None:
+        """The way in for small values, where all records go into one queue."""
+        if not self.on or len(self._targets) != 1:
+            return None
+        if self._target is not self._targets[0]:
+            self._target = self._targets[0]
+            make = getattr(self._target, "fast", None)
+            self._hot = make and make(
+                record=Record,
+                tensor=TensorData,
+                kind=Kind.VALUE,
+                classes=self._classes,
+                dtypes=self._dtypes,
+                ranks=ranks.rank_and_world_size,
+                next=self._next,
+                small=SMALL,
+            )
+        return self._hot
+
+    def _learn(self, value: Any, adapter: Adapter, neutral: Value) -> None:
+        """Let values of this class go the fast way from here on."""
+        cls = type(value)
+        if cls is float:
+            self._classes[cls] = (FLOAT, _type_name(cls), None)
+        elif type_name(cls) == "numpy.ndarray" and isinstance(neutral, TensorData):
+            self._dtypes[value.dtype] = neutral.dtype
+            self._classes[cls] = (ARRAY, _type_name(cls), None)
+        elif adapter.take_small is not None:
+            self._classes[cls] = (TAKE, _type_name(cls), adapter.take_small)
 
     def switch(self, enabled: bool) -> None:
         """Turn all capturing on or off."""
@@ -211,6 +247,8 @@ class Session:
         for sink in admitted:
             sink.write(record, ticket, nbytes)
         # one append, added up later: a lock here would cost more than the rest
+        if self.hot is not None and nbytes <= SMALL:
+            self._learn(value, adapter, neutral)
         if nbytes > SMALL:
             self._bill((nbytes, selected - start, room - selected, copied - room, _now() - copied))
         else:
@@ -368,9 +406,12 @@ class Session:
         with self._lock:
             counts = self._counts()
             dropped = sum(live.dropped for _, live in lives)
-            captured, errors = self._captured, self._errors
+            meters = [live.meter for _, live in lives]
+            captured = self._captured + sum(meter.captured for meter in meters)
+            nbytes = self._bytes + sum(meter.nbytes for meter in meters)
+            errors = self._errors
             spent = {name: value / 1e9 for name, value in self._spent.items()}
-            nbytes = self._bytes
+            spent["small values"] += sum(meter.spent_ns for meter in meters) / 1e9
         # a value that was replaced in the queue had been captured: it is counted once, below
         kept = max(0, captured - sum(live.replaced for _, live in lives))
         skipped = max(0, calls - kept - dropped - counts["unheard"] - errors)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tensortap.console import live
+from tensortap.console import answers, live
+from tensortap.console.open import View
+from tensortap.formats.questions import ClientRow
 from tensortap.server.server import Server
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +42,15 @@ def server():
 
 
 class Program:
-    """A training program in a process of its own; `line` reads what it prints."""
+    """A program in a process of its own; `line` reads what it prints."""
 
-    def __init__(self, code: str, env: dict[str, str], python: str = sys.executable) -> None:
-        source = str(Path(__file__).parents[2] / "src")
-        full = dict(os.environ, PYTHONPATH=source, PYTHONUNBUFFERED="1", **env)
+    def __init__(
+        self, code: str, env: dict[str, str] | None = None, before: Sequence[str] = ()
+    ) -> None:
+        path = f"{ROOT / 'src'}:{ROOT}"  # the second for tests.live.catalogue
+        full = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1", **(env or {}))
         self.process = subprocess.Popen(
-            [python, "-c", textwrap.dedent(code)],
+            [*before, sys.executable, "-c", textwrap.dedent(code)],
             env=full,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -56,16 +65,20 @@ class Program:
     def line(self) -> str:
         """The next line it prints."""
         assert self.process.stdout is not None
-        found = self.process.stdout.readline().strip()
-        if not found and self.process.poll() is not None:
-            raise AssertionError(f"the program ended: {self.process.stderr.read()}")
-        return found
+        found = self.process.stdout.readline()
+        if not found:
+            raise AssertionError(f"the program ended: {self.process.communicate()[1]}")
+        return found.strip()
 
     def say(self, text: str = "") -> None:
         """Send it a line."""
         assert self.process.stdin is not None
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         """kill -9."""
@@ -78,38 +91,149 @@ class Program:
         assert self.process.returncode == 0, err
         return out
 
+    def result(self, timeout: float = 60) -> Any:
+        """What it printed last, as JSON."""
+        return json.loads(self.end(timeout).splitlines()[-1])
+
     def errors(self) -> str:
+        """What it wrote to stderr until its end."""
         assert self.process.stderr is not None
         return self.process.stderr.read()
 
+    def clean_up(self) -> None:
+        """End it, however it stands."""
+        for number in (signal.SIGCONT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+        self.process.communicate()
+
 
 @pytest.fixture
-def run(server):
-    """Start a training program that knows where the session of the test listens."""
+def programs():
+    """Start programs that end with the test."""
     started: list[Program] = []
 
-    def start(code: str, to: Server | str | None = None, **env: str) -> Program:
-        target = to if to is not None else server
-        where = target if isinstance(target, str) else str(target.address)
-        program = Program(code, {"TENSORTAP_SERVER": where, **env})
-        started.append(program)
-        return program
+    def start(code: str, env: dict[str, str] | None = None, before: Sequence[str] = ()) -> Program:
+        started.append(Program(code, env, before))
+        return started[-1]
 
     yield start
     for program in started:
-        with contextlib.suppress(ProcessLookupError):
-            program.process.kill()
-        program.process.communicate()
+        program.clean_up()
 
 
-def wait_for(condition, timeout: float = 20.0, what: str = "") -> None:
+@pytest.fixture
+def run(programs, request):
+    """Start a training program that knows where the session of the test listens."""
+
+    def start(code: str, to: object = None, before: Sequence[str] = (), **env: str) -> Program:
+        target = to if to is not None else request.getfixturevalue("server")
+        where = target if isinstance(target, str) else str(target.address)
+        return programs(code, {"TENSORTAP_SERVER": where, **env}, before)
+
+    return start
+
+
+class Serving:
+    """A live session in a process of its own; `ask` evaluates an expression there."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.address = program.line()
+
+    def ask(self, expression: str) -> Any:
+        """The value of an expression in the process of the session."""
+        self.program.say(expression)
+        answer = json.loads(self.program.line())
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
+
+    def written(self) -> int:
+        """How many records have arrived."""
+        return int(self.ask("server.history.written"))
+
+    @property
+    def pid(self) -> int:
+        """The process of the session itself, in the numbers of this test."""
+        return self.program.pid
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def stop(self) -> None:
+        """SIGSTOP, and return when it has stopped."""
+        self.program.signal(signal.SIGSTOP)
+        wait_for(lambda: _state(self.pid) == "T")
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.program.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.program.kill()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+_SERVE = """
+{prelude}
+import gc, json, os, sys
+import tensortap as tap
+from tensortap.console import answers, live
+server = live._server = live.start("127.0.0.1", {port}, {memory!r})
+print(server.address, flush=True)
+for line in sys.stdin:
+    try:
+        answer = {{"value": eval(line)}}
+    except Exception as error:
+        answer = {{"error": repr(error)}}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def serving(programs):
+    """Start live sessions in processes of their own."""
+
+    def start(
+        memory: str = "256MB", port: int = 0, prelude: str = "", before: Sequence[str] = ()
+    ) -> Serving:
+        code = _SERVE.format(prelude=textwrap.dedent(prelude), port=port, memory=memory)
+        return Serving(programs(code, before=before))
+
+    return start
+
+
+def wait_for(condition, timeout: float = 20.0, what: object = "") -> None:
     """Wait until a condition holds that another process brings about."""
     end = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < end, what or "it did not happen in time"
+        said = what() if callable(what) else what
+        assert time.monotonic() < end, said or "it did not happen in time"
         time.sleep(0.01)
 
 
 @pytest.fixture(name="wait_for")
 def wait_for_fixture():
     return wait_for
+
+
+def row(target: Server | Serving, pid: int | None = None) -> ClientRow:
+    """What a session says about its only client, or about the one with that process id."""
+    if isinstance(target, Server):
+        clients = answers.overview(target).clients
+    else:
+        with View(target.address) as view:
+            clients = view.overview().clients
+    found = [client for client in clients if pid in (None, client.pid)]
+    assert len(found) == 1, clients
+    return found[0]
+
+
+@pytest.fixture(name="row")
+def row_fixture():
+    return row

@@ -30,11 +30,13 @@ class Adapter:
 
     `take` gives the neutral tree and how many payload bytes it holds, all copied; without a
     pool large payloads are borrowed instead: memory of the user, good until he changes it.
+    `take_small`, where there is one, is `take` for the shortest way: None if it is not small.
     """
 
     take: Callable[[Any, Pool | None, Path], Taken]
     nbytes: Callable[[Any, Path], int]
     describe: Callable[[Any], tuple[str, tuple[int, ...]]]
+    take_small: Callable[[Any], Taken | None] | None = None
 
 
 def undescribed(value: object) -> tuple[str, tuple[int, ...]]:

@@ -58,7 +58,7 @@ def describe(value: Any) -> tuple[str, tuple[int, ...]]:
 
 _ARRAY = Adapter(_take_array, _nbytes, describe)
 _SUBCLASS = Adapter(_take_subclass, _nbytes, describe)
-_SCALAR = Adapter(_take_scalar, _nbytes, describe)
+_SCALAR = Adapter(_take_scalar, _nbytes, describe, lambda value: _take_scalar(value, None, ()))
 _MASKED = refusing(
     "a masked array is two arrays: catch array.filled(...), or array.data and array.mask"
 )

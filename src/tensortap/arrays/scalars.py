@@ -86,7 +86,7 @@ def safe_repr(value: object, limit: int = REPR) -> str:
 SCALARS: dict[type, Adapter] = {
     type(None): Adapter(_take_none, lambda value, path: 0, undescribed),
     bool: Adapter(_take_bool, lambda value, path: 1, undescribed),
-    int: Adapter(_take_int, _int_nbytes, undescribed),
+    int: Adapter(_take_int, _int_nbytes, undescribed, lambda value: _take_int(value, None, ())),
     float: Adapter(_take_float, lambda value, path: 8, undescribed),
     complex: Adapter(_take_complex, lambda value, path: 16, undescribed),
     str: Adapter(_take_str, _str_nbytes, undescribed),

@@ -212,7 +212,15 @@ def _subclass_describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
         return _describe_plain(value)
 
 
-_PLAIN = Adapter(_take, _nbytes, _describe)
+def _take_small(value: torch.Tensor) -> Taken | None:
+    if _function_modes() or not value.is_cpu:
+        return None
+    if value.ndim and value.numel() * value.element_size() > SMALL:
+        return None
+    return _take_plain(value, None)
+
+
+_PLAIN = Adapter(_take, _nbytes, _describe, _take_small)
 _SUBCLASS = Adapter(_take_subclass, _subclass_nbytes, _subclass_describe)
 
 

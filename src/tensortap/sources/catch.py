@@ -45,6 +45,10 @@ def catch(
         if not session.on and server is None:
             session.miss()
             return SKIPPED
+        if session.hot is not None and when is True and not changed and server is None:
+            ticket = session.hot(value, name, number, gate.step, number - gate.base)
+            if ticket is not None:
+                return ticket
         return session.capture(value, gate, number, when, changed, server)
     except Exception as error:
         return session.fault(name, error)
