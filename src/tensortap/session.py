@@ -123,7 +123,8 @@ class Session:
                 next=self._next,
                 small=SMALL,
             )
-        return self._hot
+        found: Callable[..., Ticket | None] | None = self._hot
+        return found
 
     def _learn(self, value: Any, adapter: Adapter, neutral: Value) -> None:
         """Let values of this class go the fast way from here on."""

@@ -99,14 +99,14 @@ def torch_values() -> dict[str, Any]:
     base = torch.arange(40 * 60 * 7, dtype=torch.float32).reshape(40, 60, 7)
     complexes = _torch_tensor("complex64", (60, 70), "conj")
     found |= {
-        "transposed": base.T,
+        "transposed": base[0].T,
         "permuted": base.permute(1, 2, 0),
         "sliced": base[3:30, ::2, 1],
         "offset": base[7],
         "expanded": base[0, 0].expand(90, 80, 7),
         "diagonal": base[:, :, 0].diagonal(),
         "channels last": base.reshape(1, 40, 60, 7).to(memory_format=torch.channels_last),
-        "transposed bfloat16": base.bfloat16().T,
+        "transposed bfloat16": base[:, :, 0].bfloat16().T,
         "transposed float8": _torch_tensor("float8_e5m2", LARGE, "8").T,
         "conj": complexes.conj(),
         "conj small": complexes[:2, :2].conj(),

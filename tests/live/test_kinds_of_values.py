@@ -21,6 +21,7 @@ SEND = """
 PATHS = {"shared memory": {}, "TCP": {"TENSORTAP_NO_ARENA": "1"}}
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("framework", catalogue.VALUES)
 def test_every_dtype_and_layout_arrives_bit_for_bit(server, run, framework, path):
@@ -80,6 +81,7 @@ def test_an_object_of_another_kind_comes_as_its_type_and_repr(server, run):
     assert (first.type, first.repr, second) == ("__main__.Config", "Config(lr=0.1)", 1)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_session_without_the_framework_gets_numpy(serving, run, framework):
     import ml_dtypes

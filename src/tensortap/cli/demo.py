@@ -59,7 +59,7 @@ def demo(
 
 def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) -> None:
     """Print the losses as they arrive."""
-    from tensortap.console.live import fetch
+    from tensortap.console import verbs
     from tensortap.viz import text
 
     history = server.history
@@ -68,7 +68,7 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
     while time.monotonic() < end:
         losses = history.records("loss")
         for record in losses[seen:]:
-            value = float(fetch(history, "loss", step=record.step))
+            value = float(verbs.get(history, "loss", step=record.step))
             bar = "█" * int(min(value, 3.0) * 16)
             line = f"step {record.step:4d}  loss {text.number(value):>7}  {bar}"
             console.print(line, highlight=False)
@@ -80,11 +80,11 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
 
 def _use(console: Console, server: Server) -> None:
     """What one would type next."""
-    from tensortap.console.live import fetch
+    from tensortap.console import verbs
 
     console.rule('tap.get("layers.0.weight"): in this process, as it was in the other')
-    weight = fetch(server.history, "layers.0.weight")
-    before = fetch(server.history, "layers.0.weight", -1)
+    weight = verbs.get(server.history, "layers.0.weight")
+    before = verbs.get(server.history, "layers.0.weight", -1)
     moved = float(abs(weight - before).max())
     kind = f"{type(weight).__module__}.{type(weight).__name__}"
     console.print(f"a {kind} of shape {list(weight.shape)}; since the first capture its")

@@ -18,18 +18,17 @@ import time
 from typing import Any
 
 from tensortap import arrays
-from tensortap.console import answers, glance, tables
+from tensortap.console import answers, tables, verbs
 from tensortap.errors import NotFound, TensortapError
 from tensortap.formats import keys
 from tensortap.formats.address import Address, default_port, parse_address
 from tensortap.history import History
 from tensortap.limits import format_size, parse_size
-from tensortap.readers.reader import Reader, find, find_all
 from tensortap.record import Kind
 from tensortap.server.server import Server
-from tensortap.viz import text
 
 _server: Server | None = None
+fetch = verbs.get
 
 
 def _forget() -> None:
@@ -158,33 +157,12 @@ def get(
 
     ``rank="all"`` gives a dict of the values of all ranks.
     """
-    return fetch(current().history, name, index, step=step, rank=rank, kind=kind)
-
-
-def fetch(
-    reader: Reader,
-    name: str,
-    index: int = 0,
-    *,
-    step: int | None = None,
-    rank: int | str | None = None,
-    kind: Kind | str | None = None,
-) -> Any:
-    """`get`, from any reader."""
-    if rank == "all":
-        ranks = sorted({r.rank for r in find_all(reader, name, step=step, kind=kind)})
-        found = {r: find(reader, name, index, step=step, rank=r, kind=kind) for r in ranks}
-        return {r: arrays.rebuild(reader.load(record).value) for r, record in found.items()}
-    if isinstance(rank, str):
-        raise NotFound(f"a rank is a number or 'all', not {rank!r}")
-    record = find(reader, name, index, step=step, rank=rank, kind=kind)
-    return arrays.rebuild(reader.load(record).value)
+    return verbs.get(current().history, name, index, step=step, rank=rank, kind=kind)
 
 
 def get_all(name: str, *, rank: int | None = None, kind: Kind | str | None = None) -> list[Any]:
     """All values that are held under a name, oldest to newest."""
-    history = current().history
-    return [arrays.rebuild(r.value) for r in find_all(history, name, rank=rank, kind=kind)]
+    return verbs.get_all(current().history, name, rank=rank, kind=kind)
 
 
 def describe(
@@ -196,20 +174,9 @@ def describe(
     kind: Kind | str | None = None,
 ) -> None:
     """Print what is held under a name, and the latest in a line a tensor."""
-    from rich.console import Console
-
     history = current().history
-    record = find(history, name, index, step=step, rank=rank, kind=kind)
-    head, *lines = glance.details(record).split("\n")
-    console = Console()
-    held = find_all(history, name, rank=record.rank, kind=record.kind)
-    span = f"steps {held[0].step} to {held[-1].step}" if len(held) > 1 else ""
-    console.print(tables.plain(head), style="bold", markup=False, highlight=False)
-    for line in lines:
-        console.print(text.styled(tables.plain(line)))
     gone = history.evicted.get(name, 0)
-    tail = f"  {len(held)} held{', ' + span if span else ''}"
-    console.print(f"{tail}; {gone} made room" if gone else tail, style="dim", highlight=False)
+    verbs.describe(history, name, index, step=step, rank=rank, kind=kind, evicted=gone)
 
 
 def ingest_all(overwrite: bool = False) -> dict[str, str]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensortap import arrays
-from tensortap.console import tables
-from tensortap.console.live import fetch
+from tensortap.console import tables, verbs
 from tensortap.formats.questions import Overview
 from tensortap.readers.open import open_live
-from tensortap.readers.reader import find_all
 from tensortap.record import Kind
 
 
@@ -52,14 +49,25 @@ class View:
         kind: Kind | str | None = None,
     ) -> Any:
         """A captured value: the latest, or `index` before it, or that of a `step`."""
-        return fetch(self.reader, name, index, step=step, rank=rank, kind=kind)
+        return verbs.get(self.reader, name, index, step=step, rank=rank, kind=kind)
 
     def get_all(
         self, name: str, *, rank: int | None = None, kind: Kind | str | None = None
     ) -> list[Any]:
         """All values that are held under a name, oldest to newest."""
-        found = find_all(self.reader, name, rank=rank, kind=kind)
-        return [arrays.rebuild(self.reader.load(record).value) for record in found]
+        return verbs.get_all(self.reader, name, rank=rank, kind=kind)
+
+    def describe(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | str | None = None,
+    ) -> None:
+        """Print what is held under a name, and the latest in a line a tensor."""
+        verbs.describe(self.reader, name, index, step=step, rank=rank, kind=kind)
 
     def close(self) -> None:
         """Hang up."""

@@ -107,7 +107,7 @@ def header(view: Overview, rates: Rates | None = None) -> Table:
     speed = f"   {rates}" if rates is not None else ""
     table.add_row(
         Text(f"tensortap on {view.address}", style="bold"),
-        f"{there} connected of {len(view.clients)} seen   {view.written:,} records, "
+        f"{_programs(len(view.clients))}, {there} connected   {view.written:,} records, "
         f"{format_size(view.written_nbytes)}{speed}",
     )
     memory = f"{format_size(view.nbytes)} held of at most {format_size(view.bound)}"
@@ -122,6 +122,10 @@ def header(view: Overview, rates: Rates | None = None) -> Table:
         reasons = ", ".join(f"{count:,} {plain(why)}" for why, count in view.refused.items())
         table.add_row(Text("refused", style="red"), reasons)
     return table
+
+
+def _programs(count: int) -> str:
+    return f"{count} program" if count == 1 else f"{count} programs"
 
 
 def _client(client: ClientRow) -> Text:

@@ -58,6 +58,7 @@ class Channel:
         self._curve = not address.loopback
         self._key: bytes | None = None
         self._nonce = b""
+        self._proven = False  # whether the server has shown that it has the key
         self._deadline: float | None = None  # of the handshake
         self._retry_at = 0.0
         self._pause = 0.1
@@ -139,6 +140,7 @@ class Channel:
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._nonce = secrets.token_bytes(keys.NONCE)
+                self._proven = False
                 hello = wire.Hello(wire.PROTOCOL, __version__, self.role, self._nonce)
                 self.send(wire.message(wire.HELLO, hello))
                 self._deadline = time.monotonic() + _GREETING
@@ -178,7 +180,7 @@ class Channel:
                 if self.state is not State.OPEN:
                     self._shake(header)
                 elif isinstance(header, wire.Refusal):
-                    raise Refused(header.reason)
+                    raise _refused(header)
                 elif kind == wire.GOODBYE:
                     self._fail("", at_once=True)
                 else:
@@ -191,28 +193,45 @@ class Channel:
         """The client's side of the handshake."""
         assert self._key is not None
         if isinstance(header, wire.Refusal):
-            raise Refused(header.reason)
-        if isinstance(header, wire.Challenge):
+            raise _refused(header)
+        if isinstance(header, wire.Challenge) and not self._proven:
             if header.protocol != wire.PROTOCOL:
                 raise Refused(version_mismatch(header.protocol, header.version))
             if not keys.proven(self._key, "server", self._nonce, header.nonce, header.mac):
                 raise Refused(
                     f"the session at {self.address} has another key: set TENSORTAP_KEY to its key"
                 )
+            self._proven = True
             mac = keys.proof(self._key, "client", self._nonce, header.nonce)
             proof = self.proof or wire.Proof(b"", wire.Client(b""))
             self.send(wire.message(wire.PROOF, msgspec.structs.replace(proof, mac=mac)))
             self._deadline = time.monotonic() + _GREETING
             return
-        self.welcome = wire.expect(header, wire.Welcome)
+        welcome = wire.expect(header, wire.Welcome)
+        if not self._proven:  # or whoever holds the port would be sent everything
+            raise Refused(f"the session at {self.address} did not prove that it has the key")
+        self.welcome = welcome
         self._deadline = None
         self._pause = 0.1
         self.refusal = ""
         self.state = State.OPEN
 
 
+def _refused(header: wire.Refusal) -> Refused:
+    # which side is behind is told from here: the server's words would call itself "this side"
+    if header.protocol != wire.PROTOCOL:
+        return Refused(version_mismatch(header.protocol, header.version))
+    return Refused(_printable(header.reason))
+
+
+def _printable(words: str) -> str:
+    """Words of somebody who has proven nothing, fit for a log and a terminal."""
+    return "".join(c if c.isprintable() else "�" for c in words[:300])
+
+
 def version_mismatch(protocol: int, version: str) -> str:
     """What to say when the other side speaks another version of the protocol."""
+    version = _printable(version[:40])
     theirs, ours = f"{version} (protocol {protocol})", f"{__version__} (protocol {wire.PROTOCOL})"
     which = "this" if protocol > wire.PROTOCOL else "the other"
     return f"the other side runs tensortap {theirs}, this one {ours}: upgrade {which} side"

@@ -29,7 +29,12 @@ class KeyFileError(TensortapError):
 def key_path() -> Path:
     """Where this user's key lies: ``~/.config/tensortap/key``."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "tensortap" / "key"
+    try:
+        return Path(base).expanduser() / "tensortap" / "key"
+    except RuntimeError:  # a container whose user is nobody that it knows
+        raise KeyFileError(
+            "this user has no home for a key: set TENSORTAP_KEY, or XDG_CONFIG_HOME to a folder"
+        ) from None
 
 
 def key_text(key: bytes) -> str:
@@ -60,14 +65,25 @@ def find_key() -> bytes | None:
         return parse_key(text)
     path = key_path()
     try:
-        status = path.stat()
-        if status.st_mode & 0o077:
-            raise KeyFileError(f"others can read {path}: run chmod 600 {path}")
-        if status.st_uid != os.getuid():
-            raise KeyFileError(f"{path} belongs to another user: remove it or set TENSORTAP_KEY")
-        return parse_key(path.read_text())
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())  # of what is read, not of what lay there before
+            if status.st_uid != os.getuid():
+                raise KeyFileError(
+                    f"{path} belongs to another user: remove it or set TENSORTAP_KEY"
+                )
+            if status.st_mode & 0o077:
+                raise KeyFileError(f"others can read {path}: run chmod 600 {path}")
+            text = file.read(1000).decode("ascii", "replace")
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
+    except OSError as error:
+        raise KeyFileError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return parse_key(text)
+    except KeyFileError:
+        raise KeyFileError(
+            f"no tensortap key is in {path}: remove it or set TENSORTAP_KEY"
+        ) from None
 
 
 def make_key() -> bytes:
@@ -76,6 +92,20 @@ def make_key() -> bytes:
     if key is not None:
         return key
     path = key_path()
+    try:
+        _write_key(path)
+    except OSError as error:
+        raise KeyFileError(
+            f"cannot write {path} ({error.strerror}): set TENSORTAP_KEY, or XDG_CONFIG_HOME to a "
+            "folder that can be written"
+        ) from None
+    key = find_key()
+    if key is None:
+        raise KeyFileError(f"cannot read {path}: set TENSORTAP_KEY, or make it readable")
+    return key
+
+
+def _write_key(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"key.{os.getpid()}.{secrets.token_hex(4)}")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -87,10 +117,6 @@ def make_key() -> bytes:
             os.link(draft, path)
     finally:
         draft.unlink()
-    key = find_key()
-    if key is None:
-        raise KeyFileError(f"cannot read {path}: set TENSORTAP_KEY, or make it readable")
-    return key
 
 
 def proof(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes) -> bytes:

@@ -20,7 +20,7 @@ tell each other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -30,11 +30,18 @@ from tensortap.record import Fields, Items, Mapping, Record, TensorData, Value
 PROTOCOL = 1
 CHUNK = 1 << 20  # payloads travel in pieces: as fast as a bare socket, and a claim can't be huge
 LARGEST_MESSAGE = 8 << 20
+DEEPEST = 100  # containers in one another: what comes out of `arrays` is never deeper
 BODY = -1  # the index of a PART that belongs to the body and not to a payload
 
 HELLO, CHALLENGE, PROOF, WELCOME, REFUSED = b"H", b"C", b"P", b"W", b"X"
 RECORDS, PART, ACK, SEGMENTS = b"R", b"D", b"A", b"S"
 CONTROL, QUERY, REPLY, GOODBYE, PING = b"K", b"Q", b"Y", b"G", b"I"
+
+
+# numbers that are added up must not leave 64 bits, whatever a stranger says
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+Cost = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -110,33 +117,33 @@ class Welcome(msgspec.Struct, frozen=True):
 class External(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A payload outside the body: a block of a segment, or (segment 0) parts that follow."""
 
-    segment: int
-    offset: int
-    nbytes: int
+    segment: Count
+    offset: Count
+    nbytes: Count
 
 
 class SegmentOffer(msgspec.Struct, frozen=True, array_like=True):
     """A segment of the client's arena, to be opened under ``/proc/<pid>/fd/``."""
 
-    number: int
-    fd: int
-    nbytes: int
+    number: Positive
+    fd: Count
+    nbytes: Positive
 
 
 class Tally(msgspec.Struct, frozen=True, array_like=True):
     """What the client has not sent, in all: nobody listened, or the queue was over budget."""
 
-    unheard: int = 0
-    dropped: int = 0
-    failed: int = 0
+    unheard: Count = 0
+    dropped: Count = 0
+    failed: Count = 0
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """The header of RECORDS: its body is a list of records, at once or in parts."""
 
-    number: int
-    body_nbytes: int
-    cost: int  # what it takes of the credit
+    number: Positive
+    body_nbytes: Count
+    cost: Cost  # what it takes of the credit
     externals: tuple[External, ...] = ()
     segments: tuple[SegmentOffer, ...] = ()
     probes: tuple[Probe, ...] = ()
@@ -271,25 +278,28 @@ def decode_records(
     return records
 
 
+_ENDLESS = 1 << 62
 _PLAIN = (float, int, str, bool)
 
 
-def _place(value: Value, blocks: list[Any], itemsize: Callable[[str], int]) -> Value:
+def _place(
+    value: Value, blocks: list[Any], itemsize: Callable[[str], int], depth: int = 0
+) -> Value:
     """The value with its payloads instead of their indices; itself where there are none."""
     if isinstance(value, TensorData):
         return _place_tensor(value, blocks, itemsize)
+    depth += 1
+    if depth > DEEPEST and isinstance(value, (Items, Mapping, Fields)):
+        raise WireError(f"a value deeper than {DEEPEST} containers")
     if isinstance(value, Items):
-        items = tuple(_place(item, blocks, itemsize) for item in value.items)
+        items = tuple([_place(item, blocks, itemsize, depth) for item in value.items])
         return Items(value.kind, items)
     if isinstance(value, Mapping):
-        return Mapping(
-            tuple(
-                (_place(key, blocks, itemsize), _place(item, blocks, itemsize))
-                for key, item in value.items
-            )
-        )
+        keys = [_place(key, blocks, itemsize, depth) for key, _ in value.items]
+        items = tuple([_place(item, blocks, itemsize, depth) for _, item in value.items])
+        return Mapping(tuple(zip(keys, items, strict=True)))
     if isinstance(value, Fields):
-        values = tuple(_place(item, blocks, itemsize) for item in value.values)
+        values = tuple([_place(item, blocks, itemsize, depth) for item in value.values])
         if len(values) != len(value.names):
             raise WireError(f"{value.type!r} has {len(value.names)} names, {len(values)} values")
         return Fields(value.kind, value.type, value.names, values)
@@ -302,11 +312,18 @@ def tensor_nbytes(tensor: TensorData, itemsize: Callable[[str], int]) -> int:
         size = itemsize(tensor.dtype)
     except Exception as error:
         raise WireError(f"a tensor of unknown dtype {tensor.dtype[:60]!r}: {error}") from None
+    empty = False
     for length in tensor.shape:
-        if length < 0:
-            raise WireError(f"a tensor of shape {tensor.shape}")
-        size *= length
-    return size
+        # at once: the product of a long shape would take hours, and no array can be that large
+        if not 0 <= length < _ENDLESS or size >= _ENDLESS:
+            raise WireError(f"a tensor of shape {str(tensor.shape[:8])[:200]}")
+        if length:
+            size *= length
+        else:
+            empty = True
+    if size >= _ENDLESS:
+        raise WireError(f"a tensor of shape {str(tensor.shape[:8])[:200]}")
+    return 0 if empty else size
 
 
 def _place_tensor(

@@ -1,0 +1,206 @@
+"""What is caught and what is passed over; steps and names, as they arrive."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensortap.console.live import fetch
+
+
+def values(server, name):
+    return [fetch(server.history, name, step=r.step) for r in server.history.records(name)]
+
+
+def test_every_first_and_when(server, run):
+    program = run("""
+        import json, tensortap as tap
+        asked = []
+        def third(value):
+            asked.append(value)
+            return value % 3 == 0
+        for i in range(20):
+            tap.catch(i, "every", every=5)
+            tap.catch(i, "first", first=3)
+            tap.catch(i, "both", every=4, first=2)
+            tap.catch(i, "bool", when=i > 17)
+            tap.catch(i, "function", when=third)
+            tap.catch(i, "rare", every=10, when=lambda value: value)
+        assert tap.flush(10)
+        r = tap.receipt()
+        print(json.dumps([r.captured, r.skipped, r.errors, len(asked)]))
+    """)
+    captured, skipped, errors, asked = program.result()
+    assert values(server, "every") == [0, 5, 10, 15]
+    assert values(server, "first") == [0, 1, 2]
+    assert values(server, "both") == [0, 4]
+    assert values(server, "bool") == [18, 19]
+    assert values(server, "function") == [0, 3, 6, 9, 12, 15, 18]
+    assert values(server, "rare") == [10]
+    assert (captured, errors, asked) == (19, 0, 20)
+    assert skipped == 6 * 20 - 19
+
+
+def test_a_condition_that_raises_is_one_warning_and_no_capture(server, run):
+    program = run("""
+        import tensortap as tap
+        def broken(value):
+            raise RuntimeError("no such thing")
+        for i in range(5):
+            assert not tap.catch(i, "broken", when=broken).wait(5)
+            assert tap.catch(i, "fine").wait(5)
+        assert tap.receipt().errors == 5, str(tap.receipt())
+    """)
+    out, err = program.process.communicate(timeout=60)
+    assert program.process.returncode == 0, err
+    assert err.count("RuntimeError: no such thing") == 1
+    assert server.history.names() == ["fine"]
+
+
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_changed_is_about_the_content(server, run, size):
+    program = run(f"""
+        import numpy as np, torch, tensortap as tap
+        x = torch.zeros({size})
+        a = np.zeros({size}, np.float32)
+        for i in range(6):
+            tap.catch(x, "same tensor", changed=True)
+            tap.catch(x.clone(), "other tensor", changed=True)
+            tap.catch(a, "array", changed=True)
+            tap.catch([{{"x": x}}, 1], "nested", changed=True)
+            if i == 2:
+                x[-1] = 5          # in place: the pointer stays
+                a[0] = -0.0        # equal, and yet other bits
+            if i == 4:
+                x[-1] = 0          # back to what it was at first
+        assert tap.flush(10)
+        assert tap.receipt().errors == 0
+    """)
+    program.end()
+    for name in ("same tensor", "other tensor", "nested"):
+        assert [r.step for r in server.history.records(name)] == [0, 3, 5], name
+    assert [r.step for r in server.history.records("array")] == [0, 3]
+    assert fetch(server.history, "same tensor", 1)[-1] == 5
+    records = server.history.records("same tensor")
+    assert all(r.digest for r in records)
+    assert records[0].digest == records[2].digest != records[1].digest
+
+
+def test_counters_are_exact_from_eight_threads(server, run):
+    program = run("""
+        import sys, threading, tensortap as tap
+        sys.setswitchinterval(1e-5)
+        start = threading.Barrier(8)
+        def work(k):
+            start.wait()
+            for i in range(2000):
+                tap.catch(1.0, "shared", every=10)
+                tap.catch(k, f"own{k}", every=100)
+                tap.catch(1.0, "few", first=50)
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        assert tap.flush(20)
+        r = tap.receipt()
+        assert (r.captured, r.dropped, r.errors) == (1600 + 160 + 50, 0, 0), str(r)
+        assert r.captured + r.skipped == 3 * 16000, str(r)
+    """)
+    program.end()
+    shared = server.history.records("shared")
+    assert sorted(r.step for r in shared) == list(range(0, 16000, 10))
+    assert sorted(r.step for r in server.history.records("few")) == list(range(50))
+    assert all(len(server.history.records(f"own{k}")) == 20 for k in range(8))
+    everything = [r for n in server.history.names() for r in server.history.records(n)]
+    assert sorted(r.seq for r in everything) == list(range(len(everything)))
+
+
+def test_enable_and_disable(server, run):
+    run("""
+        import tensortap as tap
+        for i in range(9):
+            if i == 3: tap.disable()
+            if i == 6: tap.enable()
+            tap.catch(i, "x")
+        assert tap.flush(10)
+        r = tap.receipt()
+        assert (r.captured, r.unheard) == (6, 0), str(r)
+    """).end()
+    assert values(server, "x") == [0, 1, 2, 6, 7, 8]
+
+
+def test_disabled_from_the_environment(server, run):
+    program = run(
+        """
+        import sys, threading, tensortap as tap
+        for i in range(5):
+            assert not tap.catch(i, "x").wait(5)
+        assert threading.active_count() == 1
+        assert "zmq" not in sys.modules
+        r = tap.receipt()
+        assert (r.captured, r.unheard, r.skipped) == (0, 0, 5), str(r)
+        tap.enable()
+        assert tap.catch("on", "x").wait(10)
+        """,
+        TENSORTAP_DISABLE="1",
+    )
+    program.end()
+    assert fetch(server.history, "x") == "on"
+    assert server.history.written == 1
+
+
+def test_steps_and_calls(server, run):
+    run("""
+        import tensortap as tap
+        for i in range(3):
+            tap.catch(i, "before")
+        for i in range(3):
+            tap.catch(i, "a"); tap.catch(i + 10, "a")
+            if i: tap.catch(i, "late")
+            tap.step()
+        tap.step(100)
+        tap.catch(7, "a"); tap.catch(8, "a"); tap.catch(9, "a")
+        tap.step()
+        tap.catch(10, "a", every=1)
+        assert tap.flush(10)
+    """).end()
+
+    def where(name):
+        return [(r.step, r.call, r.value) for r in server.history.records(name)]
+
+    assert where("before") == [(0, 0, 0), (1, 0, 1), (2, 0, 2)]
+    # step 0 is not known to be a step until the first tap.step(): calls count until then
+    assert where("a") == [
+        (0, 0, 0), (1, 0, 10), (1, 0, 1), (1, 1, 11), (2, 0, 2), (2, 1, 12),
+        (100, 0, 7), (100, 1, 8), (100, 2, 9), (101, 0, 10),
+    ]  # fmt: skip
+    assert where("late") == [(1, 0, 1), (2, 0, 2)]
+    order = [r.seq for name in server.history.names() for r in server.history.records(name)]
+    assert sorted(order) == list(range(len(order)))
+
+
+def test_names_come_from_the_call_site(server, run, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("""
+import tensortap as tap
+class Model: pass
+model = Model(); model.head = Model(); model.head.weight = 1.5
+xs = {"a": [1, 2, 3]}
+def one(loss):
+    tap.catch(loss)
+    tap.catch(loss); tap.catch(model.head.weight)
+def two(loss):
+    tap.catch(loss)
+for i in range(3):
+    one(i); two(-i)
+    tap.catch(xs["a"][0])
+    tap.catch(value=i * 2)
+assert tap.flush(10)
+""")
+    run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')").end()
+    names = server.history.names()
+    assert values(server, "loss")[:1] == [0]
+    assert [r.value for r in server.history.records("loss_1")] != []
+    assert "model.head.weight" in names
+    assert any("xs" in name for name in names)
+    assert not [name for name in names if len(server.history.records(name)) % 3]
+    assert sum(len(server.history.records(name)) for name in names) == 18
+    minus = [n for n in names if [r.value for r in server.history.records(n)] == [0, -1, -2]]
+    assert minus == ["loss_1"] or minus == ["loss_2"]

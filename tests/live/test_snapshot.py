@@ -1,0 +1,186 @@
+"""What arrives is the value at the moment of the call, whatever the next line does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tensortap.console.live import fetch
+
+
+@pytest.mark.parametrize("path", ["", "1"])
+def test_changes_right_after_the_call_are_not_seen(server, run, path):
+    program = run(
+        """
+        import numpy as np, torch, tensortap as tap
+        large, small = torch.zeros(200_000), torch.zeros(5)
+        array, one = np.zeros(50_000, np.int16), torch.tensor(0.0)
+        for i in range(60):
+            for x in (large, small, array, one):
+                x[...] = i
+            tap.catch(large, "large")
+            large += 0.5
+            tap.catch(small, "small")
+            small *= 0
+            tap.catch([array, {"x": large}], "nested")
+            array[:] = -1
+            large.fill_(-1)
+            tap.catch(one, "one")
+            one.neg_()
+            tap.catch(large[::2], "strided")
+            large.zero_()
+        assert tap.flush(20)
+        assert tap.receipt().dropped == 0
+        """,
+        TENSORTAP_NO_ARENA=path,
+        TENSORTAP_OVERFLOW="block",
+    )
+    program.end()
+    held = {name: server.history.records(name) for name in server.history.names()}
+    assert [len(records) for records in held.values()] == [60] * 5
+    for i in range(60):
+        where = {"step": i}
+        assert fetch(server.history, "large", **where).eq(i).all()
+        assert fetch(server.history, "small", **where).tolist() == [i] * 5
+        array, inside = fetch(server.history, "nested", **where)
+        assert (array == i).all()
+        assert inside["x"].eq(i + 0.5).all()
+        assert fetch(server.history, "one", **where).item() == i
+        assert fetch(server.history, "strided", **where).eq(-1).all()
+
+
+def test_another_thread_that_catches_the_same_tensor_sees_whole_values(server, run):
+    # every row is written and caught under one lock of the program: no snapshot may mix two rows
+    run("""
+        import threading, torch, tensortap as tap
+        tensors = [torch.zeros(30_000) for _ in range(4)]
+        def work(k):
+            for i in range(50):
+                tensors[k].fill_(k * 1000 + i)
+                tap.catch(tensors[k], f"t{k}")
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        assert tap.flush(20)
+    """).end()
+    for k in range(4):
+        for i in range(50):
+            assert fetch(server.history, f"t{k}", step=i).unique().tolist() == [k * 1000 + i]
+
+
+TRAIN = """
+    import hashlib, json, sys
+    import torch, torch.nn as nn, torch.nn.functional as F
+    import tensortap as tap
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    catching, autocast = {catching}, {autocast}
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(8 * 14 * 14, 64), nn.LayerNorm(64), nn.ReLU(inplace=True), nn.Linear(64, 10),
+    )
+    if catching:
+        def forward(name):
+            return lambda module, args, out: tap.catch(out, name) and None
+        def backward(name):
+            return lambda module, grad_in, grad_out: tap.catch(grad_out, name) and None
+        for name, module in model.named_children():
+            module.register_forward_hook(forward(f"layer{{name}}"))
+            if not getattr(module, "inplace", False) and name != "6":
+                module.register_full_backward_hook(backward(f"grad{{name}}"))
+    else:
+        # hooks of autograd make views of their own: the same ones, so that only catch differs
+        for name, module in model.named_children():
+            module.register_forward_hook(lambda module, args, out: None)
+            if not getattr(module, "inplace", False) and name != "6":
+                module.register_full_backward_hook(lambda module, grad_in, grad_out: None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(20):
+        x, y = torch.randn(8, 3, 16, 16), torch.randint(10, (8,))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(model(x), y)
+        if catching:
+            tap.catch(loss)
+        optimizer.zero_grad()
+        loss.backward()
+        if catching:
+            for name, parameter in model.named_parameters():
+                tap.catch(parameter.grad, name + ".grad")
+        optimizer.step()
+        if catching:
+            for name, value in model.state_dict().items():
+                tap.catch(value, name, changed=True)
+            tap.step()
+        losses.append(loss.detach().view(torch.int32).item())
+    digest = hashlib.sha256()
+    for value in model.state_dict().values():
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    digest.update(torch.get_rng_state().numpy().tobytes())
+    tap.flush(20)
+    print(json.dumps([losses, digest.hexdigest(), tap.receipt().captured, tap.receipt().errors]))
+"""
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_training_is_the_same_bit_for_bit(server, run, autocast):
+    plain = run(TRAIN.format(catching=False, autocast=autocast))
+    caught = run(TRAIN.format(catching=True, autocast=autocast))
+    nobody = run(TRAIN.format(catching=True, autocast=autocast), to="127.0.0.1:1")
+    losses, weights, *_ = plain.result()
+    assert len(set(losses)) == 20
+    got, same, captured, errors = caught.result()
+    assert (got, same, errors) == (losses, weights, 0)
+    assert captured > 20 * 20
+    assert captured == server.history.written
+    got, same, _, errors = nobody.result()
+    assert (got, same, errors) == (losses, weights, 0)
+    assert len(server.history.records("layer0")) == 20
+    assert fetch(server.history, "layer0").shape == (8, 8, 14, 14)
+    assert len(server.history.records("grad0")) == 20
+
+
+ODD = """
+    import json, logging, torch, tensortap as tap
+    logging.basicConfig(format="%(message)s")
+    torch.manual_seed(0)
+    import warnings; warnings.simplefilter("ignore")
+    w = torch.randn(4, 4, requires_grad=True)
+    odd = {
+        "sparse": torch.eye(3).to_sparse(),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "meta": torch.empty(3, device="meta"),
+        "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "inside": [{"a": torch.eye(3).to_sparse()}],
+    }
+    for step in range(5):
+        for name, value in odd.items():
+            ticket = tap.catch(value, name)
+            assert not ticket.wait(5)
+        tap.catch(w, "w")
+        (w * w).sum().backward()
+        with torch.no_grad():
+            w -= 0.1 * w.grad
+    assert tap.flush(10)
+    receipt = tap.receipt()
+    print(json.dumps([receipt.errors, receipt.captured]))
+"""
+
+
+def test_what_cannot_be_caught_is_said_once_and_training_goes_on(server, run):
+    program = run(ODD)
+    out, err = program.process.communicate(timeout=60)
+    assert json.loads(out) == [25, 5], err
+    lines = [line for line in err.splitlines() if "was not caught" in line]
+    assert [line.split("'")[1] for line in lines] == ["sparse", "csr", "meta", "quantized", "inside"]
+    for line, remedy in zip(lines, ("to_dense()", "to_dense()", "materialized", "dequantize()", "[0]"), strict=True):
+        assert remedy in line
+    assert server.history.names() == ["w"]
+    assert len(server.history.records("w")) == 5
+
+
+def test_strict_raises(run):
+    program = run(ODD, TENSORTAP_STRICT="1")
+    _, err = program.process.communicate(timeout=60)
+    assert program.process.returncode == 1
+    assert "CaptureError: a tensor of layout torch.sparse_coo is not dense" in err

@@ -1,0 +1,78 @@
+"""The README and the docs: what they tell people to type is typed here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensortap as tap
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def snippets() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_first_screen_works_as_written(tmp_path):
+    training, session = snippets()
+    where = {"XDG_CONFIG_HOME": str(tmp_path), "TENSORTAP_PORT": "0"}
+    script = """
+import os, subprocess, sys, time
+{session_start}
+os.environ["TENSORTAP_SERVER"] = str(server.address)
+child = subprocess.run([sys.executable, sys.argv[1]], check=True)
+{session_rest}
+assert weight.shape == (5, 3) and weight.dtype.is_floating_point, weight
+"""
+    start, rest = session.split("tap.serve()\n")
+    (tmp_path / "train.py").write_text(
+        "import torch\nloss = torch.tensor(0.5)\nmodel = torch.nn.Module()\n"
+        f"model.lm_head = torch.nn.Linear(3, 5)\n{training}\nassert tap.flush(10)\n"
+    )
+    program = tmp_path / "session.py"
+    filled = {"session_start": f"{start}\nserver = tap.serve()", "session_rest": rest}
+    program.write_text(script.format(**filled))
+    import os
+
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), **where)
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "train.py")],
+        env=env, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "model.lm_head.weight" in done.stdout
+    assert "loss" in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`tap\.(\w+)", README))))
+def test_every_verb_that_the_readme_names_exists(name):
+    assert callable(getattr(tap, name))
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`tensortap (\w+)", README))))
+def test_every_command_that_the_readme_names_exists(command):
+    from typer.testing import CliRunner
+
+    from tensortap.cli.main import app
+
+    assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_every_setting_is_in_the_readme_and_every_one_there_is_read():
+    named = set(re.findall(r"TENSORTAP_[A-Z_]+", README))
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert named == set(re.findall(r"TENSORTAP_[A-Z_]+", source))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])
+def test_links_and_pictures_lead_somewhere(page):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
