@@ -222,7 +222,7 @@ static int take_other(Hot *self, PyObject *take, PyObject *value, PyObject **neu
 /* hot(value, name, number, step, call) -> Ticket, or None when it is not the common case */
 static PyObject *hot_call(Hot *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
-    if (PyVectorcall_NARGS(nargsf) != 5 || kwnames != NULL) {
+    if (PyVectorcall_NARGS(nargsf) != 5 || kwnames != NULL || self->nothing == NULL) {
         PyErr_SetString(PyExc_TypeError, "value, name, number, step, call");
         return NULL;
     }

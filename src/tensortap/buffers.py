@@ -176,6 +176,8 @@ class Pool:
             self._collect()
             if segment.out == 0:
                 self._drop(segment)
+            elif segment.number in self._block:
+                self._withdraw(segment)
 
     def trim(self, idle: float) -> list[int]:
         """Drop the segments that nobody has used for `idle` seconds; their numbers."""
@@ -211,9 +213,14 @@ class Pool:
     def _drop(self, segment: Segment) -> None:
         if self._segments.pop(segment.number, None) is None:
             return
-        size = self._block.pop(segment.number)
-        self._free[size] = [entry for entry in self._free[size] if entry[0] is not segment]
+        self._withdraw(segment)
+        del self._block[segment.number]
         segment.close()
+
+    def _withdraw(self, segment: Segment) -> None:
+        # in place: `acquire` holds on to this list while it collects
+        free = self._free[self._block[segment.number]]
+        free[:] = [entry for entry in free if entry[0] is not segment]
 
 
 class Mapped:
@@ -265,7 +272,8 @@ class Slot:
 
     @property
     def view(self) -> memoryview:
-        home, mapping = self._home, self._mapping
+        # in this order: `move` sets the home first, then clears the mapping
+        mapping, home = self._mapping, self._home
         if home is not None:
             return home.view
         assert mapping is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 
@@ -17,23 +16,34 @@ _modules = sys.modules
 
 def rank_and_world_size() -> tuple[int, int]:
     """From torch.distributed or JAX if one of them is initialised, else from the launcher."""
-    distributed = _modules.get("torch.distributed")
-    if distributed is not None:
-        # absent in builds of torch that have no distributed part
-        initialised = getattr(distributed, "is_initialized", None)
-        if initialised is not None and initialised():
-            return distributed.get_rank(), distributed.get_world_size()
-    jax = _modules.get("jax.distributed")
-    if jax is not None:
-        initialised = getattr(jax, "is_initialized", None)
-        if initialised is not None and initialised():
-            return _modules["jax"].process_index(), _modules["jax"].process_count()
-    return launcher()
+    if "torch.distributed" in _modules:
+        distributed = _modules["torch.distributed"]
+        try:
+            if distributed.is_initialized():
+                return distributed.get_rank(), distributed.get_world_size()
+        except AttributeError:
+            pass  # a build of torch without its distributed part, or one being imported
+    if "jax.distributed" in _modules:
+        jax = _modules["jax"]
+        try:
+            if jax.distributed.is_initialized():
+                return jax.process_index(), jax.process_count()
+        except AttributeError:
+            pass  # an older JAX cannot be asked without starting its backends
+    return _launched or launcher()
 
 
-@functools.cache
+_launched: tuple[int, int] | None = None
+
+
 def launcher() -> tuple[int, int]:
-    """What the launcher has put into the environment; it does not change afterwards."""
+    """What the launcher has put into the environment; looked up once, it does not change."""
+    global _launched
+    _launched = _read_environment()
+    return _launched
+
+
+def _read_environment() -> tuple[int, int]:
     environ = os.environ
     for rank, size in _VARIABLES:
         if rank in environ and size in environ:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tensortap import arrays, ranks
 from tensortap.arrays.adapter import SMALL, Adapter, type_name
@@ -32,6 +32,8 @@ from tensortap.sinks.sink import Sink
 from tensortap.sinks.ticket import SKIPPED, Ticket
 
 log = logging.getLogger("tensortap")
+
+_T = TypeVar("_T")
 
 _now = time.perf_counter_ns
 _type_name: Callable[[type], str] = functools.lru_cache(4096)(type_name)
@@ -68,6 +70,7 @@ class Session:
         self._target: Sink | None = None
         self._hot: Any = None
         self._default: Address | None = None
+        self._addresses: dict[str | None, Address] = {}
         self._registered = False
         self._closed = False
         # what the receipt is made of
@@ -299,7 +302,9 @@ class Session:
 
     def _targets_for(self, server: str | None) -> tuple[Sink, ...]:
         """The sinks of a value that is to go to another server than the usual one."""
-        address = parse_address(server)
+        address = self._addresses.get(server)
+        if address is None:
+            address = self._addresses[server] = parse_address(server)
         live = self._lives.get(address) or self._connect(address)
         if server is None:
             self._default = address
@@ -348,11 +353,10 @@ class Session:
                 on_refused=refused,
                 arena=not _flag("TENSORTAP_NO_ARENA"),
             )
-            overflow = os.environ.get("TENSORTAP_OVERFLOW") or "latest"
             live = Background(
                 drain,
-                budget=parse_size(os.environ.get("TENSORTAP_BUFFER") or "10%"),
-                overflow="block" if overflow == "block" else "latest",
+                budget=_setting("TENSORTAP_BUFFER", "10%", parse_size),
+                overflow=_setting("TENSORTAP_OVERFLOW", "latest", _policy),
                 name=f"live-{address}",
             )
             self._lives[address] = live
@@ -447,6 +451,21 @@ def _cost_of_skipping() -> float:
         if gate.tick() % 7 and gate.step != 1:
             continue
     return (_now() - start) / rounds / 1e9
+
+
+def _setting(name: str, default: str, parse: Callable[[str], _T]) -> _T:
+    """What the environment says; a mistake there is said, and must not end the capturing."""
+    try:
+        return parse(os.environ.get(name) or default)
+    except ValueError as error:
+        log.warning("tensortap: %s: %s; it is %s", name, error, default)
+        return parse(default)
+
+
+def _policy(text: str) -> str:
+    if text not in ("latest", "block"):
+        raise ValueError(f"not a policy: {text!r}; it is 'latest' or 'block'")
+    return text
 
 
 def _flag(name: str) -> bool:

@@ -195,12 +195,6 @@ for i in range(3):
 assert tap.flush(10)
 """)
     run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')").end()
-    names = server.history.names()
-    assert values(server, "loss")[:1] == [0]
-    assert [r.value for r in server.history.records("loss_1")] != []
-    assert "model.head.weight" in names
-    assert any("xs" in name for name in names)
-    assert not [name for name in names if len(server.history.records(name)) % 3]
-    assert sum(len(server.history.records(name)) for name in names) == 18
-    minus = [n for n in names if [r.value for r in server.history.records(n)] == [0, -1, -2]]
-    assert minus == ["loss_1"] or minus == ["loss_2"]
+    found = {name: [r.value for r in server.history.records(name)] for name in server.history.names()}
+    print(found)
+    assert 0

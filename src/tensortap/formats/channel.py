@@ -118,6 +118,7 @@ class Channel:
         socket.rcvhwm = 0
         socket.sndbuf = 1 << 20
         socket.maxmsgsize = wire.LARGEST_MESSAGE
+        socket.connect_timeout = 3000  # a host that does not even refuse is absent
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 3000
         socket.set(zmq.HEARTBEAT_IVL, 3000)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
-from tensortap.buffers import Pool
+from tensortap.buffers import Pool, size_class
 from tensortap.errors import WireError
 from tensortap.formats import wire
+
+
+_LEAST = 1 << 20  # of blocks for small payloads, whatever the bound
 
 
 class Unreachable(Exception):
@@ -21,18 +25,19 @@ class Assembly:
         later = len(body) != batch.body_nbytes
         if later and (body or batch.body_nbytes <= wire.CHUNK):
             raise WireError(f"{batch.body_nbytes} bytes of records announced, {len(body)} came")
-        if any(e.nbytes < 0 or e.offset < 0 or e.segment < 0 for e in batch.externals):
-            raise WireError("a payload of less than nothing")
         self.batch = batch
         self.nbytes = batch.body_nbytes + sum([e.nbytes for e in batch.externals])
         self.missing = batch.body_nbytes if later else 0
+        self._expects_body = later
+        self._filled: collections.Counter[int] = collections.Counter()
         self.refused = ""
         self.body: Any = b"" if later else bytes(body)
         self.blocks: list[Any] = []
 
     def allocate(self, bound: int, pool: Pool, slot: Callable[[wire.External], Any]) -> None:
         """Make room for what is to come; a batch that cannot be taken is `refused`."""
-        if self.nbytes > bound:
+        # a payload of one byte takes a block as well
+        if self.nbytes + size_class(0) * len(self.batch.externals) > bound + _LEAST:
             self._refuse("larger than the memory")
             return
         if self.missing:
@@ -57,7 +62,7 @@ class Assembly:
         """Put a part where it belongs."""
         if self.refused:
             return
-        if part.index == wire.BODY:
+        if part.index == wire.BODY and self._expects_body:
             target = memoryview(self.body)
         elif 0 <= part.index < len(self.blocks):
             if self.batch.externals[part.index].segment:
@@ -65,8 +70,12 @@ class Assembly:
             target = self.blocks[part.index].writable
         else:
             raise WireError(f"a part of payload {part.index}, of which there is none")
+        # in their order: two parts in one place would leave another place with old bytes
+        if part.offset != self._filled[part.index]:
+            raise WireError("a part out of order")
         end = part.offset + data.nbytes
-        if part.offset < 0 or end > target.nbytes or data.nbytes > self.missing:
+        if end > target.nbytes:
             raise WireError("a part that goes beyond its payload")
         target[part.offset : end] = data
+        self._filled[part.index] = end
         self.missing -= data.nbytes

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import os
 import secrets
+import socket
+import struct
 import time
 from typing import Any
 
@@ -17,7 +21,9 @@ from tensortap.formats import keys, wire
 from tensortap.formats.channel import version_mismatch
 
 _PATIENCE = 10.0  # seconds a stranger has to prove himself
+_ALLOWANCE = 2 * wire.LARGEST_MESSAGE  # and bytes: ZeroMQ would gather a message without end
 _STRANGERS = 1000
+_FAREWELL = 1.0  # seconds that the reason has to reach whoever was refused
 _ZAP = "inproc://zeromq.zap.01"
 
 
@@ -29,6 +35,14 @@ class Stranger(msgspec.Struct):
     since: float
 
 
+class Visitor(msgspec.Struct):
+    """A connection whose other side has proven nothing yet, or was refused."""
+
+    until: float
+    counted: bool = False
+    refused: bool = False
+
+
 class Door:
     """Challenges strangers and counts who was refused, and why."""
 
@@ -36,6 +50,7 @@ class Door:
         self.key = key
         self.refused: collections.Counter[str] = collections.Counter()
         self._strangers: dict[bytes, Stranger] = {}
+        self._visitors: dict[int, Visitor] = {}  # by file descriptor
         self._client_curve, _ = keys.curve_pair(key, "client")
 
     def challenge(self, route: bytes, hello: wire.Hello) -> wire.Challenge:
@@ -44,8 +59,11 @@ class Door:
             raise Refused(version_mismatch(hello.protocol, hello.version))
         if len(hello.nonce) != keys.NONCE or hello.role not in ("source", "viewer"):
             raise WireError("a hello without a nonce or a role")
+        if route in self._strangers:
+            raise WireError("a second hello")
         if len(self._strangers) >= _STRANGERS:
             del self._strangers[next(iter(self._strangers))]
+            self.refused["no proof"] += 1
         nonce = secrets.token_bytes(keys.NONCE)
         self._strangers[route] = Stranger(hello, nonce, time.monotonic())
         mac = keys.proof(self.key, "server", hello.nonce, nonce)
@@ -61,11 +79,43 @@ class Door:
         return stranger.hello.role
 
     def tidy(self) -> None:
-        """Forget those who said hello and nothing more."""
-        limit = time.monotonic() - _PATIENCE
-        for route in [r for r, s in self._strangers.items() if s.since < limit]:
+        """Forget those who said hello and nothing more, and hang up on whoever stays."""
+        now = time.monotonic()
+        for route in [r for r, s in self._strangers.items() if s.since < now - _PATIENCE]:
             del self._strangers[route]
             self.refused["no proof"] += 1
+        for fd, visitor in list(self._visitors.items()):
+            if now > visitor.until or _received(fd) > _ALLOWANCE:
+                del self._visitors[fd]
+                if not visitor.counted:
+                    self.refused["no proof"] += 1
+                _hang_up(fd)
+
+    @property
+    def watching(self) -> bool:
+        """Whether somebody is there who has proven nothing yet."""
+        return bool(self._visitors)
+
+    def enters(self, fd: int) -> None:
+        """Somebody has connected."""
+        self._visitors[fd] = Visitor(time.monotonic() + _PATIENCE)
+
+    def greets(self, fd: int) -> None:
+        """He has said hello: if nothing follows, that is counted with his challenge."""
+        if fd in self._visitors:
+            self._visitors[fd].counted = True
+
+    def leaves(self, fd: int) -> None:
+        """The connection is gone, or its other side has proven itself."""
+        self._visitors.pop(fd, None)
+
+    def refuses(self, fd: int) -> bool:
+        """Hang up soon; whether he is to be told why: once, or the answers would pile up."""
+        before = self._visitors.get(fd)
+        if before is not None and before.refused:
+            return False
+        self._visitors[fd] = Visitor(time.monotonic() + _FAREWELL, counted=True, refused=True)
+        return True
 
     def open_zap(self, context: zmq.Context[Any]) -> zmq.Socket[bytes]:
         """The socket on which ZeroMQ asks whose CURVE key is good."""
@@ -87,6 +137,22 @@ class Door:
                 self.refused["wrong key"] += 1
             status = (b"200", b"OK", b"client") if good else (b"400", b"unknown key", b"")
             zap.send_multipart([b"1.0", sequence, *status, b""])
+
+
+def _received(fd: int) -> int:
+    """How many bytes have come over a connection, where the system tells."""
+    with contextlib.suppress(OSError, AttributeError, struct.error):
+        with socket.socket(fileno=os.dup(fd)) as connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        received: int = struct.unpack_from("=Q", info, 128)[0]  # Linux: tcpi_bytes_received
+        return received
+    return 0
+
+
+def _hang_up(fd: int) -> None:
+    """End a connection of ZeroMQ's, which then closes it itself."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def read_nonce(arena: wire.Arena) -> bytes | None:

@@ -113,7 +113,9 @@ class Server:
             router.curve_server = True
             router.zap_domain = b"tensortap"
             router.curve_publickey, router.curve_secretkey = keys.curve_pair(key, "server")
-        self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKE)
+        self._monitor = router.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKE
+        )
         try:
             router.bind(address.endpoint)
         except zmq.ZMQError as error:
@@ -128,7 +130,7 @@ class Server:
         items: list[Any] = [(item, zmq.POLLIN) for item in sockets if item is not None]
         try:
             while not self._closing:
-                ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, 500)]
+                ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, 100 if self.door.watching else 500)]
                 if self._router in ready:
                     self._receive()
                 if self._zap is not None and self._zap in ready:
@@ -162,16 +164,16 @@ class Server:
             try:
                 self._take(route, frames)
             except WireError as error:
-                self._refuse(route, str(error), "spoke garbage")
+                self._refuse(route, frames[-1], str(error), "spoke garbage")
             except Refused as error:
-                reason = "wrong key" if "key" in str(error) else "another version"
-                self._refuse(route, str(error), reason)
+                reason = "another version" if "upgrade" in str(error) else "wrong key"
+                self._refuse(route, frames[-1], str(error), reason)
             except OutOfMemory as error:
-                self._refuse(route, str(error), "out of memory")
+                self._refuse(route, frames[-1], str(error), "out of memory")
             except Exception as error:
                 # whatever a client sends, the others must not notice
                 log.exception("tensortap: a message was refused because of an error")
-                self._refuse(route, f"an error in the session: {error!r}", "error")
+                self._refuse(route, frames[-1], f"an error in the session: {error!r}", "error")
 
     def _take(self, route: bytes, frames: list[zmq.Frame]) -> None:
         if not 3 <= len(frames) <= 4:
@@ -184,9 +186,11 @@ class Server:
             self._greet(route, header, frames[1])
         elif isinstance(header, wire.Part):
             assembly = peer.assemblies.get(header.number)
-            if assembly is not None:  # else a part of a batch that was refused: it goes by
+            if assembly is not None:
                 assembly.fill(header, data)
                 self._finish(peer)
+            elif header.number > peer.last:  # else of a batch that was refused: it goes by
+                raise WireError(f"a part of batch {header.number}, of which there is none")
         elif isinstance(header, wire.Batch):
             self._batch(peer, header, data)
         elif isinstance(header, wire.Query):
@@ -210,12 +214,18 @@ class Server:
 
     def _greet(self, route: bytes, header: msgspec.Struct, frame: zmq.Frame) -> None:
         if isinstance(header, wire.Hello):
+            self._watch()
+            self.door.greets(_fd(frame))
             answer = self.door.challenge(route, header)
             self._send(route, wire.message(wire.CHALLENGE, answer))
             return
         if not isinstance(header, wire.Proof):
             raise WireError("a message before the handshake")
         role = self.door.admit(route, header)
+        # first what happened before: the descriptor may have been another connection's
+        self._watch()
+        fd = _fd(frame)
+        self.door.leaves(fd)
         peer = self.peers.get(header.client.id)
         if peer is None:
             peer = self.peers[header.client.id] = Peer(header.client, role)
@@ -223,8 +233,8 @@ class Server:
         nonce = read_nonce(header.arena) if header.arena is not None else None
         peer.connect(route, header, nonce is not None)
         self._routes[route] = peer
-        with contextlib.suppress(zmq.ZMQError):  # then its going is noticed a little later
-            self._fds[int(frame.get(zmq.SRCFD))] = route
+        if fd >= 0:
+            self._fds[fd] = route
         granted = sum([other.granted for other in self._routes.values()])
         spare = max(0, self.history.bound // 2 - granted)
         peer.granted = max(_LEAST_CREDIT, min(_MOST_CREDIT, spare // 4))
@@ -236,16 +246,22 @@ class Server:
     def _watch(self) -> None:
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
-            if event["event"] == zmq.EVENT_DISCONNECTED:
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self.door.enters(event["value"])
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self.door.leaves(event["value"])
                 peer = self._routes.get(self._fds.pop(event["value"], b""))
                 if peer is not None:
                     self._gone(peer)
             else:
                 self.refused["no handshake"] += 1
 
-    def _refuse(self, route: bytes, why: str, count: str) -> None:
+    def _refuse(self, route: bytes, frame: zmq.Frame, why: str, count: str) -> None:
         self.refused[count] += 1
-        self._send(route, wire.message(wire.REFUSED, wire.Refusal(why, version=__version__)))
+        fd = _fd(frame)
+        if fd < 0 or self.door.refuses(fd):
+            refusal = wire.Refusal(why[:1000], version=__version__)
+            self._send(route, wire.message(wire.REFUSED, refusal))
         peer = self._routes.get(route)
         if peer is not None:
             self._gone(peer)
@@ -367,3 +383,11 @@ class Server:
                 pass
         while self._replies:
             self._send(*self._replies.popleft())
+
+
+def _fd(frame: zmq.Frame) -> int:
+    """The file descriptor of the connection that a frame came over, or -1."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1

@@ -228,7 +228,7 @@ class Background:
             self.flush(timeout)
         self._closed = True
         self._wake.ring()
-        self._thread.join(timeout)
+        self._thread.join(min(timeout, 0.5))
 
     def forget(self) -> int:
         """Drop everything that waits, because nobody is there to take it; how many it was."""

@@ -53,7 +53,6 @@ class Live:
     ) -> None:
         self.address = address
         self.accepting = True  # until it is known that nobody listens
-        self.refusal = ""
         self.controls: list[wire.Control] = []
         self._pool = pool
         self._client, self._probes, self._tally = client, probes, tally
@@ -89,7 +88,8 @@ class Live:
         """The state of the connection in words."""
         if self._state is State.OPEN:
             return "connected, through shared memory" if self._arena else "connected, over TCP"
-        return f"none: {self.refusal or 'nobody listens'}"
+        refusal = self._channel.refusal if self._channel is not None else ""
+        return f"none: {refusal or 'nobody listens'}"
 
     def send(self, entries: list[Entry]) -> None:
         batch: list[Entry] = []
@@ -165,7 +165,6 @@ class Live:
     def _turn(self, channel: Channel) -> None:
         """The connection has come or gone."""
         before, self._state = self._state, channel.state
-        self.refusal = channel.refusal
         if channel.state is State.OPEN:
             welcome = channel.welcome
             assert welcome is not None

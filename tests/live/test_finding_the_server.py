@@ -1,0 +1,227 @@
+"""A session that is not there yet, goes away, and comes back: training goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+
+import pytest
+
+from tensortap.console import live
+from tensortap.console.live import fetch
+
+# catches a number at every word from the test, and tells its receipt
+TALKS = """
+    import json, sys, numpy as np, tensortap as tap
+    i = 0
+    def catch(count, size=1, wait=0):
+        global i
+        for _ in range(count):
+            ticket = tap.catch(np.full(size, i), "x")
+            i += 1
+            if wait:
+                ticket.wait(wait)
+    def receipt():
+        r = tap.receipt()
+        return dict(captured=r.captured, skipped=r.skipped, dropped=r.dropped, unheard=r.unheard,
+                    failed=r.failed, errors=r.errors, state=list(r.sessions.values()), sent=i)
+    print("ready")
+    for line in sys.stdin:
+        print(json.dumps(eval(line)))
+"""
+
+
+class Talker:
+    """A training program that does what it is told."""
+
+    def __init__(self, program):
+        self.program = program
+        assert program.line() == "ready"
+
+    def __call__(self, expression):
+        self.program.say(expression)
+        return json.loads(self.program.line())
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_found_later_without_a_restart(run, wait_for, row):
+    port = free_port()
+    live.start("127.0.0.1", 0).close()  # the key is there: only the server is missing
+    talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
+    talk("catch(100)")
+    wait_for(lambda: talk("receipt()")["unheard"] == 100, what=lambda: talk("receipt()"))
+    before = talk("receipt()")
+    assert before["captured"] == before["dropped"] == before["failed"] == 0
+    assert before["state"] == ["none: nobody listens"]
+    server = live.start("127.0.0.1", port, "64MB")
+    try:
+        wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
+        assert server.history.written == 0
+        talk("catch(50)")
+        assert talk("tap.flush(10)")
+        after = talk("receipt()")
+        assert (after["captured"], after["unheard"]) == (50, 100)
+        assert server.history.written == 50
+        assert fetch(server.history, "x", -1).tolist() == [100]
+        assert server.history.records("x")[0].step == 100
+        assert row(server).unheard == 100
+        assert row(server).records == 50
+    finally:
+        server.close()
+
+
+def test_found_later_when_the_user_has_no_key_yet(run, wait_for):
+    port = free_port()
+    talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
+    talk("catch(3)")
+    wait_for(lambda: talk("receipt()")["unheard"] == 3)
+    assert "there is no key" in talk("receipt()")["state"][0]
+    server = live.start("127.0.0.1", port, "64MB")
+    try:
+        wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
+        talk("catch(1, wait=10)")
+        assert server.history.written == 1
+    finally:
+        server.close()
+
+
+def test_nothing_is_copied_and_no_thread_spins_without_a_server(run, wait_for):
+    program = run(
+        """
+        import resource, time, numpy as np, tensortap as tap
+        x = np.zeros(25_000_000)
+        tap.catch(x, "x")
+        end = time.monotonic() + 10
+        while tap.receipt().unheard < 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        before, rss = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(1000):
+            tap.catch(x, "x")
+        assert time.process_time() - before < 0.1
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss < 10_000
+        idle = time.process_time()
+        time.sleep(1)
+        assert time.process_time() - idle < 0.05, time.process_time() - idle
+        """,
+        to=f"127.0.0.1:{free_port()}",
+    )
+    program.end()
+
+
+@pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
+@pytest.mark.parametrize("size", [1, 100_000], ids=["small", "large"])
+def test_killed_and_restarted_in_mid_stream(serving, run, wait_for, row, arena, size):
+    first = serving()
+    stream = run(
+        f"""
+        import json, sys, threading, time, numpy as np, tensortap as tap
+        stop = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+        i = 0
+        print("ready")
+        while not stop.is_set():
+            tap.catch(np.full({size}, i), "x")
+            i += 1
+            time.sleep(0.002)
+        flushed = tap.flush(10)
+        r = tap.receipt()
+        print(json.dumps([flushed, i, r.captured, r.unheard, r.dropped, r.failed, r.skipped, r.errors]))
+        """,
+        to=first.address,
+        TENSORTAP_NO_ARENA=arena,
+    )
+    assert stream.line() == "ready"
+    wait_for(lambda: first.written() > 50)
+    first.kill()
+    time.sleep(0.3)  # so that something is missed
+    second = serving(port=first.port)
+    wait_for(lambda: second.written() > 50)
+    stream.say()
+    flushed, sent, captured, unheard, dropped, failed, skipped, errors = json.loads(stream.line())
+    assert flushed
+    assert (dropped, failed, errors) == (0, 0, 0)
+    assert captured + unheard + skipped == sent
+    assert skipped == 0
+    assert unheard > 10
+    stream.end()
+    client = row(second)
+    assert client.unheard == unheard
+    assert client.records == second.written()
+    # every value was caught by one of the two, or is counted as unheard: none is missing silently
+    steps = second.ask("[r.step for r in server.history.records('x')]")
+    assert steps == sorted(steps)
+    assert steps[-1] == sent - 1
+    missing = steps[0] + sum(b - a - 1 for a, b in zip(steps, steps[1:], strict=False))
+    assert len(steps) + missing == sent
+    held_by_first = sent - len(steps) - unheard
+    assert held_by_first > 50
+    content = second.ask("[float(tap.get('x', step=r.step)[-1]) for r in server.history.records('x')]")
+    assert content == steps
+
+
+def test_a_server_that_closes_says_goodbye_and_one_that_comes_is_found(run, wait_for):
+    port = free_port()
+    server = live.start("127.0.0.1", port, "64MB")
+    talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
+    talk("catch(10, wait=10)")
+    server.close()
+    wait_for(lambda: talk("receipt()")["state"] == ["none: nobody listens"])
+    talk("catch(5)")
+    again = live.start("127.0.0.1", port, "64MB")
+    try:
+        wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
+        talk("catch(5, wait=10)")
+        r = talk("receipt()")
+        assert (r["captured"], r["unheard"], r["sent"]) == (15, 5, 20)
+        assert again.history.written == 5
+        assert fetch(server.history, "x").tolist() == [9]  # what was caught stays
+    finally:
+        again.close()
+
+
+def test_a_killed_server_frees_the_memory_of_its_client(serving, run, wait_for):
+    where = serving(memory="512MB")
+    talk = Talker(run(TALKS, to=where.address))
+    talk("catch(40, size=1_000_000, wait=10)")  # 320 MB of int64, all held by the server
+
+    def held():
+        return sum(
+            int(line.split()[1]) * 1024
+            for line in open(f"/proc/{talk.program.pid}/smaps")
+            if line.startswith("Shmem") or line.startswith("Rss:") and False
+        ) or talk("tap.session.session.pool.nbytes" if False else "__import__('tensortap.session').session.session.pool.nbytes")
+
+    assert talk("__import__('tensortap.session').session.session.pool.nbytes") > 300e6
+    where.kill()
+    wait_for(
+        lambda: talk("__import__('tensortap.session').session.session.pool.nbytes") < 50e6,
+        what=lambda: talk("__import__('tensortap.session').session.session.pool.nbytes"),
+    )
+    fds = [os.readlink(f"/proc/{talk.program.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{talk.program.pid}/fd")]
+    assert sum("memfd:tensortap" in fd for fd in fds) <= 3
+    assert talk("catch(5)") is None
+
+
+def test_flush_says_no_while_the_server_is_away(serving, run, wait_for):
+    where = serving()
+    talk = Talker(run(TALKS, to=where.address))
+    talk("catch(1, wait=10)")
+    where.stop()
+    talk("catch(200, size=1000)")
+    where.kill()
+    wait_for(lambda: not talk("receipt()")["state"][0].startswith("connected"))
+    # the 200 are neither there nor given up
+    assert talk("tap.flush(0.2)") is False
+    again = serving(port=where.port)
+    wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))
+    assert talk("tap.flush(10)") is True
+    assert again.written() >= 200
+    r = talk("receipt()")
+    assert (r["captured"], r["unheard"], r["sent"]) == (201, 0, 201)
