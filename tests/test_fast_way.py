@@ -37,6 +37,8 @@ class Stopped:
     def give_up(self):
         return []
 
+    def hurry(self) -> None: ...
+
     def close(self) -> None: ...
 
     def describe(self) -> str:

@@ -164,17 +164,19 @@ static int take_array(Hot *self, PyObject *value, PyObject **neutral, PyObject *
         PyErr_Clear(); /* strided, or a dtype that the buffer protocol has not */
         return 0;
     }
+    Py_INCREF(name);
     *nbytes = view.len;
     int fit = view.len <= self->small ? fits(self, view.len) : 0;
     PyObject *data = fit > 0 ? PyBytes_FromStringAndSize(view.buf, view.len) : NULL;
     PyBuffer_Release(&view);
-    if (fit <= 0)
-        return fit;
-    if (data == NULL)
-        return -1;
+    if (data == NULL) {
+        Py_DECREF(name);
+        return fit <= 0 ? fit : -1;
+    }
     *shape = PyObject_GetAttr(value, str_shape);
     if (*shape == NULL) {
         Py_DECREF(data);
+        Py_DECREF(name);
         return -1;
     }
     PyObject *parts[] = {self->numpy, name, *shape, data};
@@ -182,9 +184,10 @@ static int take_array(Hot *self, PyObject *value, PyObject **neutral, PyObject *
     Py_DECREF(data);
     if (*neutral == NULL) {
         Py_CLEAR(*shape);
+        Py_DECREF(name);
         return -1;
     }
-    *dtype = Py_NewRef(name);
+    *dtype = name;
     return 1;
 }
 
@@ -234,6 +237,7 @@ static PyObject *hot_call(Hot *self, PyObject *const *args, size_t nargsf, PyObj
             return NULL;
         Py_RETURN_NONE;
     }
+    Py_INCREF(info); /* another thread may learn the class anew while Python code runs below */
     PyObject *neutral = NULL, *dtype = NULL, *shape = NULL;
     long long nbytes = 8;
     int done;
@@ -249,10 +253,12 @@ static PyObject *hot_call(Hot *self, PyObject *const *args, size_t nargsf, PyObj
         done = take_other(self, PyTuple_GET_ITEM(info, 2), value, &neutral, &dtype, &shape,
                           &nbytes);
     }
-    if (done < 0)
-        return NULL;
-    if (done == 0)
+    if (done <= 0) {
+        Py_DECREF(info);
+        if (done < 0)
+            return NULL;
         Py_RETURN_NONE;
+    }
 
     PyObject *ticket = NULL, *record = NULL, *entry = NULL, *rank = NULL, *sequence = NULL,
              *moment = NULL, *tags = NULL, *weight = NULL, *done_append = NULL;
@@ -301,7 +307,7 @@ static PyObject *hot_call(Hot *self, PyObject *const *args, size_t nargsf, PyObj
 end:
     Py_XDECREF(done_append); Py_XDECREF(entry); Py_XDECREF(weight); Py_XDECREF(record);
     Py_XDECREF(tags); Py_XDECREF(moment); Py_XDECREF(sequence); Py_XDECREF(rank);
-    Py_XDECREF(shape); Py_XDECREF(dtype); Py_XDECREF(neutral);
+    Py_XDECREF(shape); Py_XDECREF(dtype); Py_XDECREF(neutral); Py_DECREF(info);
     return ticket;
 }
 

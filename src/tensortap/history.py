@@ -8,7 +8,18 @@ import threading
 import time
 from collections.abc import Collection
 
-from tensortap.record import Fields, Items, Kind, Mapping, Record, TensorData, Value
+from tensortap.record import (
+    Blob,
+    Fields,
+    Items,
+    Kind,
+    Mapping,
+    Number,
+    Opaque,
+    Record,
+    TensorData,
+    Value,
+)
 
 OVERHEAD = 512  # what a record weighs besides its payload: measured, rounded up
 
@@ -30,7 +41,25 @@ def payload_nbytes(value: Value) -> int:
         )
     if isinstance(value, Fields):
         return sum(OVERHEAD // 8 + payload_nbytes(item) for item in value.values)
-    return len(value) if isinstance(value, str) else 0
+    if isinstance(value, str):
+        return _text_nbytes(value)
+    if isinstance(value, Blob):
+        return len(value.data)
+    if isinstance(value, Number):
+        return len(value.text)
+    return _text_nbytes(value.repr) if isinstance(value, Opaque) else 0
+
+
+def _text_nbytes(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def weight(record: Record) -> int:
+    """What a record takes of the bound: its payload, its name, and the rest."""
+    nbytes = OVERHEAD + payload_nbytes(record.value) + len(record.name)
+    if record.tags:
+        nbytes += sum([OVERHEAD // 4 + len(key) + len(tag) for key, tag in record.tags.items()])
+    return nbytes
 
 
 class History:
@@ -57,33 +86,40 @@ class History:
                     track = tracks[key] = collections.deque()
                     self._by_name.setdefault(record.name, []).append(key)
                 track.append(record)
-                nbytes = payload_nbytes(record.value)
-                self.written_nbytes += nbytes
-                self.nbytes += nbytes + OVERHEAD
+                self.written_nbytes += payload_nbytes(record.value)
+                self.nbytes += weight(record)
                 if self.nbytes > self.bound:
-                    self._evict()
+                    self._evict(record)
             self.written += len(records)
             self._changed.notify_all()
 
-    def _evict(self) -> None:
+    def _evict(self, newest: Record) -> None:
         """Make room, a little more than needed: so it is not looked for with every record."""
         goal = self.bound - self.bound // 64
-        longest = [(-len(track), i, key) for i, (key, track) in enumerate(self._tracks.items())]
+        longest = [
+            (-len(track), track[0].time_ns, i, key)
+            for i, (key, track) in enumerate(self._tracks.items())
+            if track[0] is not newest  # what has just come goes last, and only if it must
+        ]
         heapq.heapify(longest)
         while self.nbytes > goal and longest:
-            _, i, key = heapq.heappop(longest)
+            _, _, i, key = heapq.heappop(longest)
             track = self._tracks[key]
             # down to the length of the next, then that one is the longest
             least = max(0, -longest[0][0] - 1) if longest else 0
             gone = 0
-            while len(track) > least and self.nbytes > goal:
-                self.nbytes -= payload_nbytes(track.popleft().value) + OVERHEAD
+            while len(track) > least and self.nbytes > goal and track[0] is not newest:
+                self.nbytes -= weight(track.popleft())
                 gone += 1
             self.evicted[key[0]] += gone
-            if track:
-                heapq.heappush(longest, (-len(track), i, key))
-            else:
+            if not track:
                 self._forget(key)
+            elif track[0] is not newest:
+                heapq.heappush(longest, (-len(track), track[0].time_ns, i, key))
+        if self.nbytes > self.bound:
+            self.nbytes -= weight(newest)
+            self.evicted[newest.name] += 1
+            self._forget((newest.name, newest.kind, newest.rank))
 
     def _forget(self, key: Key) -> None:
         del self._tracks[key]

@@ -375,8 +375,7 @@ class Session:
         done = True
         for sink in (*self._sinks, *self._lives.values()):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if sink.accepting:
-                done = sink.flush(left) and done
+            done = sink.flush(left) and done
         return done
 
     def _register_exit(self) -> None:

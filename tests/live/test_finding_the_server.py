@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 
@@ -11,39 +10,7 @@ import pytest
 
 from tensortap.console import live
 from tensortap.console.live import fetch
-
-# catches a number at every word from the test, and tells its receipt
-TALKS = """
-    import json, sys, numpy as np, tensortap as tap
-    i = 0
-    def catch(count, size=1, wait=0):
-        global i
-        for _ in range(count):
-            ticket = tap.catch(np.full(size, i), "x")
-            i += 1
-            if wait:
-                ticket.wait(wait)
-    def receipt():
-        r = tap.receipt()
-        return dict(captured=r.captured, skipped=r.skipped, dropped=r.dropped, unheard=r.unheard,
-                    failed=r.failed, errors=r.errors, state=list(r.sessions.values()), sent=i)
-    print("ready")
-    for line in sys.stdin:
-        print(json.dumps(eval(line)))
-"""
-
-
-class Talker:
-    """A training program that does what it is told."""
-
-    def __init__(self, program):
-        self.program = program
-        assert program.line() == "ready"
-
-    def __call__(self, expression):
-        self.program.say(expression)
-        return json.loads(self.program.line())
-
+from tests.live.talking import TALKS, Talker, segments
 
 def free_port() -> int:
     with socket.socket() as s:
@@ -161,7 +128,7 @@ def test_killed_and_restarted_in_mid_stream(serving, run, wait_for, row, arena, 
     missing = steps[0] + sum(b - a - 1 for a, b in zip(steps, steps[1:], strict=False))
     assert len(steps) + missing == sent
     held_by_first = sent - len(steps) - unheard
-    assert held_by_first > 50
+    assert held_by_first > 20  # all but those that were on their way
     content = second.ask("[float(tap.get('x', step=r.step)[-1]) for r in server.history.records('x')]")
     assert content == steps
 
@@ -191,21 +158,13 @@ def test_a_killed_server_frees_the_memory_of_its_client(serving, run, wait_for):
     talk = Talker(run(TALKS, to=where.address))
     talk("catch(40, size=1_000_000, wait=10)")  # 320 MB of int64, all held by the server
 
-    def held():
-        return sum(
-            int(line.split()[1]) * 1024
-            for line in open(f"/proc/{talk.program.pid}/smaps")
-            if line.startswith("Shmem") or line.startswith("Rss:") and False
-        ) or talk("tap.session.session.pool.nbytes" if False else "__import__('tensortap.session').session.session.pool.nbytes")
-
-    assert talk("__import__('tensortap.session').session.session.pool.nbytes") > 300e6
+    assert talk("pool.nbytes") > 300e6
     where.kill()
     wait_for(
-        lambda: talk("__import__('tensortap.session').session.session.pool.nbytes") < 50e6,
-        what=lambda: talk("__import__('tensortap.session').session.session.pool.nbytes"),
+        lambda: talk("pool.nbytes") < 50e6,
+        what=lambda: talk("pool.nbytes"),
     )
-    fds = [os.readlink(f"/proc/{talk.program.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{talk.program.pid}/fd")]
-    assert sum("memfd:tensortap" in fd for fd in fds) <= 3
+    assert segments(talk.program.pid) <= 3
     assert talk("catch(5)") is None
 
 

@@ -195,6 +195,11 @@ for i in range(3):
 assert tap.flush(10)
 """)
     run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')").end()
-    found = {name: [r.value for r in server.history.records(name)] for name in server.history.names()}
-    print(found)
-    assert 0
+    found = {n: [r.value for r in server.history.records(n)] for n in server.history.names()}
+    assert found == {
+        "loss": [0, 0, 1, 1, 2, 2],  # twice in one function: one name
+        "loss_1": [0, -1, -2],  # the same expression in another function: another name
+        "model.head.weight": [1.5] * 3,
+        'xs["a"][0]': [1] * 3,
+        "i * 2": [0, 2, 4],
+    }

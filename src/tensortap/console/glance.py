@@ -6,9 +6,10 @@ import threading
 
 from tensortap import arrays
 from tensortap.arrays.view import as_numpy
+from tensortap.errors import WireError
 from tensortap.history import payload_nbytes
 from tensortap.limits import format_size
-from tensortap.record import Fields, Items, Mapping, Number, Opaque, Record, TensorData, Value
+from tensortap.record import Fields, Items, Mapping, Opaque, Record, TensorData, Value
 from tensortap.viz import text
 
 _KEPT = 4096
@@ -50,9 +51,10 @@ def describe(value: Value) -> str:
         return f"{name}({'; '.join(pairs[:4])}{_more(len(pairs))})"
     if isinstance(value, Opaque):
         return f"{value.type}: {value.repr}"
-    if isinstance(value, Number):
-        return str(arrays.rebuild(value))
-    return text.short(arrays.rebuild(value))
+    try:
+        return text.short(arrays.rebuild(value))
+    except WireError as error:  # of a stranger: it must not keep the others from being shown
+        return f"<{error}>"
 
 
 def _some(items: tuple[Value, ...]) -> str:

@@ -12,14 +12,14 @@ import contextlib
 import errno
 import keyword
 import os
-import re
 import sys
 import time
+import unicodedata
 from typing import Any
 
 from tensortap import arrays
 from tensortap.console import answers, tables, verbs
-from tensortap.errors import NotFound, TensortapError
+from tensortap.errors import NotFound, TensortapError, WireError
 from tensortap.formats import keys
 from tensortap.formats.address import Address, default_port, parse_address
 from tensortap.history import History
@@ -42,7 +42,8 @@ os.register_at_fork(after_in_child=_forget)
 def start(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
     """A new server; the key is made if this user had none."""
     # a server is where people look on: the host may be written with its port
-    address = parse_address(host) if ":" in host and host.count(":") == 1 else None
+    with_port = host.startswith("[") or host.count(":") == 1
+    address = parse_address(host) if with_port else None
     if address is None:
         address = Address("127.0.0.1" if host == "localhost" else host, default_port())
     if port is not None:
@@ -195,7 +196,11 @@ def ingest_all(overwrite: bool = False) -> dict[str, str]:
         if exists and not overwrite:
             kept.append(variable)
             continue
-        target[variable] = arrays.rebuild(record.value)
+        try:
+            target[variable] = arrays.rebuild(record.value)
+        except WireError as error:  # of one client; the values of the others are good
+            _say(f"no {variable}: {error}")
+            continue
         taken[variable] = record.name
     if kept:
         _say(f"kept as they were: {', '.join(kept)} (overwrite=True replaces them)")
@@ -208,8 +213,11 @@ def identifier(name: str) -> str:
     >>> identifier("blocks.3.attn")
     'blocks_3_attn'
     """
-    variable = re.sub(r"\W+", "_", name).strip("_") or "value"
-    if variable[0].isdigit():
+    # the form in which Python reads a variable's name
+    normal = unicodedata.normalize("NFKC", name)
+    words = "".join(c if f"_{c}".isidentifier() else " " for c in normal).split()
+    variable = "_".join(words).strip("_") or "value"
+    if not variable[0].isidentifier():
         variable = f"_{variable}"
     return f"{variable}_" if keyword.iskeyword(variable) else variable
 

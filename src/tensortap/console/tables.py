@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-def plain(name: str) -> str:
-    """Text from a stranger, fit for a terminal: no control characters."""
-    return "".join(c if c.isprintable() else "�" for c in name)
+_LONGEST = 500  # characters of anybody's text that a terminal is to show
+
+
+def plain(text: str) -> str:
+    """Text from a stranger, fit for a terminal: no control characters, no books."""
+    shown = "".join(c if c.isprintable() else "�" for c in text[:_LONGEST])
+    return shown if len(text) <= _LONGEST else f"{shown}…"
 
 
 def ago(time_ns: int) -> str:

@@ -51,11 +51,12 @@ def describe(
 ) -> None:
     """Print what is held under a name, and one capture in a line a tensor."""
     from rich.console import Console
+    from rich.text import Text
 
     record = reader.load(find(reader, name, index, step=step, rank=rank, kind=kind))
     head, *lines = glance.details(record).split("\n")
     console = Console()
-    console.print(tables.plain(head), style="bold", markup=False, highlight=False)
+    console.print(Text(tables.plain(head), style="bold"))
     for line in lines:
         console.print(text.styled(tables.plain(line)))
     held = find_all(reader, name, rank=record.rank, kind=record.kind)

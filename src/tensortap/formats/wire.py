@@ -272,7 +272,7 @@ def decode_records(
             sizes[value.dtype, value.shape] = tensor_nbytes(value, itemsize)
         elif value is None or type(value) in _PLAIN:
             continue
-        placed = _place(value, blocks, itemsize)
+        placed = place(value, blocks, itemsize)
         if placed is not value:
             records[i] = msgspec.structs.replace(record, value=placed)
     return records
@@ -282,9 +282,7 @@ _ENDLESS = 1 << 62
 _PLAIN = (float, int, str, bool)
 
 
-def _place(
-    value: Value, blocks: list[Any], itemsize: Callable[[str], int], depth: int = 0
-) -> Value:
+def place(value: Value, blocks: list[Any], itemsize: Callable[[str], int], depth: int = 0) -> Value:
     """The value with its payloads instead of their indices; itself where there are none."""
     if isinstance(value, TensorData):
         return _place_tensor(value, blocks, itemsize)
@@ -292,14 +290,14 @@ def _place(
     if depth > DEEPEST and isinstance(value, (Items, Mapping, Fields)):
         raise WireError(f"a value deeper than {DEEPEST} containers")
     if isinstance(value, Items):
-        items = tuple([_place(item, blocks, itemsize, depth) for item in value.items])
+        items = tuple([place(item, blocks, itemsize, depth) for item in value.items])
         return Items(value.kind, items)
     if isinstance(value, Mapping):
-        keys = [_place(key, blocks, itemsize, depth) for key, _ in value.items]
-        items = tuple([_place(item, blocks, itemsize, depth) for _, item in value.items])
+        keys = [place(key, blocks, itemsize, depth) for key, _ in value.items]
+        items = tuple([place(item, blocks, itemsize, depth) for _, item in value.items])
         return Mapping(tuple(zip(keys, items, strict=True)))
     if isinstance(value, Fields):
-        values = tuple([_place(item, blocks, itemsize, depth) for item in value.values])
+        values = tuple([place(item, blocks, itemsize, depth) for item in value.values])
         if len(values) != len(value.names):
             raise WireError(f"{value.type!r} has {len(value.names)} names, {len(values)} values")
         return Fields(value.kind, value.type, value.names, values)

@@ -10,7 +10,6 @@ from tensortap.buffers import Pool, size_class
 from tensortap.errors import WireError
 from tensortap.formats import wire
 
-
 _LEAST = 1 << 20  # of blocks for small payloads, whatever the bound
 
 
@@ -37,7 +36,8 @@ class Assembly:
     def allocate(self, bound: int, pool: Pool, slot: Callable[[wire.External], Any]) -> None:
         """Make room for what is to come; a batch that cannot be taken is `refused`."""
         # a payload of one byte takes a block as well
-        if self.nbytes + size_class(0) * len(self.batch.externals) > bound + _LEAST:
+        blocks = size_class(0) * len(self.batch.externals)
+        if self.nbytes > bound or blocks > max(bound, _LEAST):
             self._refuse("larger than the memory")
             return
         if self.missing:

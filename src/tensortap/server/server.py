@@ -130,7 +130,8 @@ class Server:
         items: list[Any] = [(item, zmq.POLLIN) for item in sockets if item is not None]
         try:
             while not self._closing:
-                ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, 100 if self.door.watching else 500)]
+                pause = 100 if self.door.watching else 500
+                ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, pause)]
                 if self._router in ready:
                     self._receive()
                 if self._zap is not None and self._zap in ready:

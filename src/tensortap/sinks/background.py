@@ -91,6 +91,10 @@ class Drain(Protocol):
         """Do what is to be done besides, waiting for the bell or at most `timeout` seconds."""
         ...
 
+    def hurry(self) -> None:
+        """Somebody waits: do not gather more first."""
+        ...
+
     def give_up(self) -> list[Entry]:
         """Entries that were taken and that will not be sent: they are counted as lost."""
         ...
@@ -114,6 +118,7 @@ class Background:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._hurried = 0  # threads that wait for a flush: no pause for their sake
+        self._handing = False  # entries are out of the queue, and the drain has not counted them
         self._closed = False
         self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name=f"tensortap-{name}", daemon=True)
@@ -212,7 +217,7 @@ class Background:
         with self._lock:
             self._hurried += 1
             try:
-                while self._queue or self.drain.pending:
+                while self._queue or self._handing or self.drain.pending:
                     left = None if deadline is None else deadline - time.monotonic()
                     if (left is not None and left <= 0) or not self._thread.is_alive():
                         return False
@@ -255,6 +260,7 @@ class Background:
                     room -= entry[2]
                     taken.append(entry)
             self.meter.got += sum([nbytes for _, _, nbytes in taken])
+            self._handing = True
             return taken
 
     def _run(self) -> None:
@@ -272,9 +278,14 @@ class Background:
     def _cycle(self) -> None:
         entries = self._take(self.drain.room())
         if entries:
-            self.drain.send(entries)
-            with self._lock:
-                self._room.notify_all()
+            try:
+                self.drain.send(entries)
+                if self._hurried:
+                    self.drain.hurry()
+            finally:
+                with self._lock:
+                    self._handing = False
+                    self._room.notify_all()
             if not self._hurried:
                 self._wake.wait(PAUSE)
             self.drain.wait(self._wake, 0.0)
@@ -282,6 +293,8 @@ class Background:
             # asleep only with an empty queue: while the drain has no room, a bell for every
             # record would wake the thread for nothing
             self.meter.asleep = not self._queue
+            if self._hurried:
+                self.drain.hurry()
             if not (self.meter.asleep and self._queue):
                 self.drain.wait(self._wake, 1.0)
             self.meter.asleep = False

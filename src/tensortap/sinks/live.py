@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import zmq
+import zmq.utils.garbage  # now: what ends first at exit is what was imported last
 
 from tensortap.buffers import Lease, OutOfMemory, Pool, Segment
 from tensortap.formats import wire
 from tensortap.formats.address import Address
 from tensortap.formats.channel import Channel, State
+from tensortap.limits import format_size
 from tensortap.sinks.background import Entry, Wake
 from tensortap.sinks.ticket import settle
 
@@ -69,6 +71,8 @@ class Live:
         self._number = 0
         self._flights: dict[int, Flight] = {}
         self.pending = 0
+        self._in_arena: set[int] = set()  # flights whose bytes lie in shared memory
+        self._too_large: set[str] = set()  # names of which it was said
         self._lent: dict[tuple[int, int], Lease] = {}
         self._offered: dict[int, Segment] = {}
         self._shown = 0
@@ -95,13 +99,27 @@ class Live:
         batch: list[Entry] = []
         nbytes = 0
         for entry in entries:
-            batch.append(entry)
-            nbytes += entry[2]
-            if nbytes > _LARGEST_BODY:
+            if entry[2] > self._largest:
+                self._turn_down(entry)
+                continue
+            # together they must not be more than the session can hold
+            if batch and (nbytes > _LARGEST_BODY or nbytes + entry[2] > self._largest):
                 self._send(batch)
                 batch, nbytes = [], 0
+            batch.append(entry)
+            nbytes += entry[2]
         if batch:
             self._send(batch)
+
+    def _turn_down(self, entry: Entry) -> None:
+        """Do not even send what the session could never hold."""
+        record, _, nbytes = entry
+        if record.name not in self._too_large:
+            self._too_large.add(record.name)
+            sizes = f"{format_size(nbytes)}, and the session holds {format_size(self._largest)}"
+            log.warning("tensortap: %r was not sent: it has %s", record.name, sizes)
+        self._on_refused(1)
+        settle([entry], False)
 
     def wait(self, wake: Wake, timeout: float) -> None:
         channel = self._channel or self._start()
@@ -118,6 +136,9 @@ class Live:
         if now - self._trimmed_at > _TRIM / 2:
             self._trimmed_at = now
             self._trim()
+
+    def hurry(self) -> None:
+        """What was sent is under way already."""
 
     def give_up(self) -> list[Entry]:
         with self._lock:
@@ -178,6 +199,7 @@ class Live:
                 flights = list(self._flights.items())
             for number, flight in flights:
                 self._transmit(number, flight)
+            self._report()
             self._on_state(False)
             return
         self.accepting = False
@@ -197,7 +219,11 @@ class Live:
         for segment in lent.values():
             self._pool.retire(segment)
         self._lent.clear()
+        self._in_arena.clear()
         self._offered.clear()
+        self._pool.trim(
+            _TRIM
+        )  # what was lent goes back now, not when somebody next asks for memory
 
     def _trim(self) -> None:
         self._pool.trim(_TRIM)
@@ -218,23 +244,28 @@ class Live:
         self._credit += ack.credit
         for place in ack.freed:
             self._lent.pop(place, None)
-        settled: list[tuple[Flight, bool]] = []
+        settled: list[tuple[int, Flight]] = []
         with self._lock:
             for number in list(self._flights):
                 if number > ack.number:
                     break
                 flight = self._flights.pop(number)
                 self.pending -= flight.nbytes
-                settled.append((flight, number not in ack.refused))
-        for flight, arrived in settled:
-            if not arrived and self._arena and flight.blocks:
+                settled.append((number, flight))
+        for number, flight in settled:
+            arrived = number not in ack.refused
+            if not arrived and number in self._in_arena and flight.nbytes <= self._largest:
                 # the server cannot read the arena after all: from here on over the socket
                 self._arena = False
+                for block in flight.blocks:
+                    if isinstance(block, Lease):
+                        self._lent.pop((block.segment.number, block.offset), None)
                 self._launch(flight)
-                continue
-            if not arrived:
-                self._on_refused(len(flight.entries))
-            settle(flight.entries, arrived)
+            else:
+                if not arrived:
+                    self._on_refused(len(flight.entries))
+                settle(flight.entries, arrived)
+            self._in_arena.discard(number)
 
     # -- batches -------------------------------------------------------------------------
 
@@ -291,6 +322,7 @@ class Live:
                     offers.append(wire.SegmentOffer(segment.number, segment.fd, segment.nbytes))
                 externals.append(wire.External(segment.number, block.offset, block.nbytes))
                 self._lent[segment.number, block.offset] = block
+                self._in_arena.add(number)
             else:
                 externals.append(wire.External(0, 0, block.nbytes))
         fresh = self._probes(self._shown)

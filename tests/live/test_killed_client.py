@@ -1,0 +1,114 @@
+"""A training program that dies in the middle of a message disturbs nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tensortap.console.live import fetch
+from tests.live.talking import TALKS, Talker, segments
+
+PATHS = {"shared memory": "", "TCP": "1"}
+
+# sends large tensors as fast as it can, for ever
+FLOOD = """
+    import numpy as np, tensortap as tap
+    x = np.arange(4_000_000)
+    assert tap.catch(x[:3], "start").wait(20)
+    print("ready")
+    while True:
+        tap.catch(x, "flood")
+"""
+
+
+def shm() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_killed_in_the_middle_of_a_large_message(serving, run, wait_for, path):
+    before = shm()
+    where = serving(memory="512MB")
+    flood = run(FLOOD, to=where.address, TENSORTAP_NO_ARENA=PATHS[path])
+    other = Talker(run(TALKS, to=where.address))
+    assert flood.line() == "ready"
+    other("catch(1, wait=10)")
+    wait_for(lambda: where.ask("len(server.history.records('flood'))") > 3)
+    flood.kill()
+    other("catch(20, size=10_000, wait=10)")
+    assert other("receipt()")["captured"] == 21
+    assert where.ask("len(server.history.records('x'))") == 21
+    wait_for(lambda: where.ask("sum(p.connected for p in server.peers.values())") == 1)
+    # what has arrived is whole
+    expected = "int(tap.get('flood').sum()) == 4_000_000 * 3_999_999 // 2"
+    assert where.ask(expected)
+    assert where.ask("dict(server.refused)") == {}
+    assert where.ask("sum(len(p.assemblies) for p in server.peers.values())") == 0
+    assert shm() == before
+    # and when its history goes, nothing of it is left in the server
+    assert where.ask("[server.history._tracks.clear(), gc.collect(), server._pool.trim(-1)] and 1")
+    wait_for(lambda: segments(where.pid) <= 1, what=lambda: segments(where.pid))
+    assert where.ask("server._pool.nbytes") == 0
+
+
+def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
+    # the other half never comes: what was half there is dropped, and not shown
+    program = run(
+        """
+        import os, signal, numpy as np, tensortap as tap
+        from tensortap.formats import wire
+        from tensortap.sinks.live import Live
+        sent = Live._send_parts
+        def half(self, channel, number, index, view):
+            sent(self, channel, number, index, view[: view.nbytes // 2])
+            print("half")
+            import time; time.sleep(60)
+        Live._send_parts = half
+        assert tap.catch(1, "one").wait(10)
+        tap.catch(np.ones(4_000_000), "half")
+        tap.flush(60)
+        """,
+        TENSORTAP_NO_ARENA="1",
+    )
+    assert program.line() == "half"
+    peer = next(iter(server.peers.values()))
+    wait_for(lambda: peer.assemblies and next(iter(peer.assemblies.values())).missing < 17_000_000)
+    assert server._pool.nbytes >= 32_000_000
+    program.kill()
+    wait_for(lambda: not peer.connected)
+    assert server.history.names() == ["one"]
+    server._pool.trim(-1)
+    assert server._pool.nbytes == 0
+    assert not server.refused
+
+
+def test_a_client_that_stops_in_mid_message_holds_nobody_up(server, run, wait_for):
+    flood = run(FLOOD, TENSORTAP_NO_ARENA="1")
+    assert flood.line() == "ready"
+    flood.signal(signal.SIGSTOP)
+    others = [Talker(run(TALKS)) for _ in range(2)]
+    for other in others:
+        other("catch(30, size=20_000, wait=10)")
+        assert other("receipt()")["captured"] == 30
+    flood.signal(signal.SIGCONT)
+    seen = len(server.history.records("flood"))
+    wait_for(lambda: len(server.history.records("flood")) > seen)
+
+
+def test_values_of_a_killed_client_stay(server, run, wait_for):
+    program = run("""
+        import numpy as np, tensortap as tap
+        for i in range(20):
+            tap.catch(np.full(30_000, i), "x")
+        tap.flush(10)
+        print("sent")
+        input()
+    """)
+    assert program.line() == "sent"
+    record = server.history.records("x")[3]
+    program.kill()
+    wait_for(lambda: not next(iter(server.peers.values())).connected)
+    assert [int(fetch(server.history, "x", step=i)[-1]) for i in range(20)] == list(range(20))
+    assert bytes(record.value.data.view[:8]) == (3).to_bytes(8, "little")

@@ -1,0 +1,208 @@
+"""The end of a program, and programs that split: exit, fork, spawn, workers, threads."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tensortap.console.live import fetch
+
+PATHS = {"shared memory": "", "TCP": "1"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "import sys; sys.exit()"])
+def test_what_is_pending_is_flushed_at_the_end(server, run, ending, path):
+    run(
+        f"""
+        import numpy as np, tensortap as tap
+        for i in range(100):
+            tap.catch(i, "small")
+            tap.catch(np.full(50_000, i), "large")
+        {ending}
+        """,
+        TENSORTAP_NO_ARENA=PATHS[path],
+    ).end()
+    assert [r.step for r in server.history.records("small")] == list(range(100))
+    assert [r.step for r in server.history.records("large")] == list(range(100))
+    assert int(fetch(server.history, "large")[-1]) == 99
+
+
+def test_an_error_of_the_program_still_flushes(server, run):
+    program = run("""
+        import tensortap as tap
+        tap.catch("last words", "x")
+        raise ValueError("loss is NaN")
+    """)
+    _, err = program.process.communicate(timeout=30)
+    assert program.process.returncode == 1
+    assert "loss is NaN" in err
+    assert fetch(server.history, "x") == "last words"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stuck_server_holds_the_exit_up_for_two_seconds_at_most(serving, run, path):
+    where = serving()
+    program = run(
+        """
+        import numpy as np, tensortap as tap
+        assert tap.catch(0, "x").wait(10)
+        print("ready"); input()
+        for i in range(20):
+            tap.catch(np.full(500_000, i), "x")
+        print("leaving")
+        """,
+        to=where.address,
+        TENSORTAP_NO_ARENA=PATHS[path],
+    )
+    assert program.line() == "ready"
+    where.stop()
+    program.say()
+    assert program.line() == "leaving"
+    start = time.monotonic()
+    program.end()
+    assert 1.5 < time.monotonic() - start < 3.5
+
+
+def test_no_server_does_not_hold_the_exit_up(run):
+    program = run('import tensortap as tap; tap.catch(1, "x"); print("leaving")', to="127.0.0.1:1")
+    assert program.line() == "leaving"
+    start = time.monotonic()
+    program.end()
+    assert time.monotonic() - start < 1.5
+
+
+def test_a_forked_child_has_a_session_of_its_own(server, run, row):
+    program = run("""
+        import os, sys, numpy as np, tensortap as tap
+        for i in range(10):
+            tap.catch(np.full(10_000, i), "parent")
+        pid = os.fork()
+        if not pid:
+            r = tap.receipt()
+            assert (r.captured, r.unheard, r.sessions) == (0, 0, {}), str(r)
+            for i in range(20):
+                tap.catch(np.full(10_000, i), "child")
+            assert tap.flush(10)
+            assert tap.receipt().captured == 20
+            sys.exit(0)
+        for i in range(10, 20):
+            tap.catch(np.full(10_000, i), "parent")
+        assert os.waitpid(pid, 0)[1] == 0
+        for i in range(20, 30):
+            tap.catch(np.full(10_000, i), "parent")
+        assert tap.flush(10)
+        assert tap.receipt().captured == 30
+        print(os.getpid(), pid)
+    """)
+    parent, child = map(int, program.end().split())
+    for name, count in (("parent", 30), ("child", 20)):
+        assert [r.step for r in server.history.records(name)] == list(range(count))
+        for i in range(count):
+            assert (fetch(server.history, name, step=i) == i).all()
+    assert row(server, parent).records == 30
+    assert row(server, child).records == 20
+
+
+def test_fork_while_other_threads_catch(server, run):
+    run("""
+        import os, threading, numpy as np, tensortap as tap
+        stop = threading.Event()
+        def work():
+            while not stop.is_set():
+                tap.catch(np.zeros(6000), "busy", every=3)
+                tap.catch(1.5, "scalar", every=3)
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        [t.start() for t in threads]
+        for k in range(15):
+            pid = os.fork()
+            if not pid:
+                good = tap.catch(k, "child").wait(20)
+                os._exit(0 if good else 3)
+            status = os.waitpid(pid, 0)[1]
+            assert status == 0, (k, status)
+        stop.set()
+        [t.join() for t in threads]
+        assert tap.catch("done", "parent").wait(20)
+    """).end()
+    assert sorted(r.value for r in server.history.records("child")) == list(range(15))
+    assert fetch(server.history, "parent") == "done"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_multiprocessing(server, run, tmp_path, method):
+    # a file: spawn imports the main module anew
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import multiprocessing, os
+import tensortap as tap
+
+def work(k):
+    for i in range(5):
+        tap.catch(k * 10 + i, "worker")   # no flush: the end of the worker does it
+
+if __name__ == "__main__":
+    tap.catch("before", "main")
+    context = multiprocessing.get_context({method!r})
+    workers = [context.Process(target=work, args=(k,)) for k in range(3)]
+    [w.start() for w in workers]
+    [w.join() for w in workers]
+    assert [w.exitcode for w in workers] == [0] * 3
+    assert tap.catch("after", "main").wait(10)
+""")
+    run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')") if False else None
+    program = run(f"""
+        import subprocess, sys
+        sys.exit(subprocess.run([sys.executable, {str(script)!r}]).returncode)
+    """)
+    program.end()
+    got = sorted(r.value for r in server.history.records("worker"))
+    assert got == [k * 10 + i for k in range(3) for i in range(5)]
+    assert [r.value for r in server.history.records("main")] == ["before", "after"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_dataloader(server, run, tmp_path, method):
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import os, torch
+import tensortap as tap
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        x = torch.full((5000,), float(i))
+        tap.catch(x, "sample")
+        x += 1
+        return x
+
+if __name__ == "__main__":
+    tap.catch("before", "main")
+    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context={method!r})
+    for batch in loader:
+        tap.catch(batch, "batch")
+    assert tap.flush(10)
+""")
+    program = run(f"""
+        import subprocess, sys
+        sys.exit(subprocess.run([sys.executable, {str(script)!r}]).returncode)
+    """)
+    program.end()
+    samples = [fetch(server.history, "sample", i) for i in range(len(server.history.records("sample")))]
+    assert sorted(float(s[0]) for s in samples) == list(range(8))
+    assert all(s.unique().numel() == 1 for s in samples)
+    assert len(server.history.records("batch")) == 4
+    # nothing of its workers' is under the main program: three programs have sent
+    assert len(server.peers) == 3
+
+
+def test_threads_that_start_and_end(server, run):
+    run("""
+        import threading, tensortap as tap
+        for k in range(30):
+            t = threading.Thread(target=lambda: tap.catch(k, "x"))
+            t.start(); t.join()
+    """).end()
+    assert [r.value for r in server.history.records("x")] == list(range(30))

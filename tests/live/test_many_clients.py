@@ -1,0 +1,77 @@
+"""Two hundred connections on one session."""
+
+from __future__ import annotations
+
+import signal
+
+from tensortap.console import answers
+from tensortap.console.live import fetch
+
+# ten sinks, each with an id, a socket and a thread of its own, as ten programs have them
+TEN = """
+    import json, os, secrets, sys, time
+    import numpy as np
+    from tensortap.arrays import snapshot
+    from tensortap.buffers import Pool
+    from tensortap.formats import wire
+    from tensortap.formats.address import parse_address
+    from tensortap.record import Kind, Record
+    from tensortap.sinks.background import Background
+    from tensortap.sinks.live import Live
+    from tensortap.sinks.ticket import Ticket
+
+    number = int(os.environ["NUMBER"])
+    def make(k):
+        pool = Pool()
+        who = wire.Client(secrets.token_bytes(16), "host", os.getpid(), number * 10 + k, 200, "p")
+        drain = Live(parse_address(), pool, client=lambda: who, arena=k % 2 == 0)
+        return pool, Background(drain, budget=100 << 20, overflow="block", name=f"{k}")
+    sinks = [make(k) for k in range(10)]
+    tickets = []
+    for i in range(20):
+        for k, (pool, sink) in enumerate(sinks):
+            value, nbytes = snapshot(np.full(3000 if i % 2 else 3, i), pool)
+            record = Record("x", Kind.VALUE, i, 0, i, number * 10 + k, 200, time.time_ns(),
+                            "numpy.ndarray", "int64", value.shape, None, None, value)
+            ticket = Ticket(1, sink.hurry)
+            assert sink.admit(nbytes)
+            sink.write(record, ticket, nbytes)
+            tickets.append(ticket)
+    assert all(t.wait(60) for t in tickets)
+    print("sent"); input()
+    for _, sink in sinks:
+        sink.close()
+"""
+
+
+def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
+    programs = [run(TEN, NUMBER=str(n)) for n in range(20)]
+    for program in programs:
+        assert program.line() == "sent"
+    assert sum(peer.connected for peer in server.peers.values()) == 200
+    # one of them stands still in the middle of all: nobody waits for it
+    programs[7].signal(signal.SIGSTOP)
+    late = run("""
+        import tensortap as tap
+        for i in range(50):
+            assert tap.catch(i, "late").wait(5)
+    """)
+    late.end()
+    programs[7].signal(signal.SIGCONT)
+    clients = answers.overview(server).clients
+    assert sum(client.connected for client in clients) >= 200
+    assert [c.records for c in clients if c.rank or c.world_size == 200] == [20] * 200
+    assert not server.refused
+    for rank in range(200):
+        records = [r for r in server.history.records("x") if r.rank == rank]
+        assert [r.step for r in records] == list(range(20))
+    for rank in (0, 73, 199):
+        value = fetch(server.history, "x", step=19, rank=rank)
+        assert value.shape == (3000,)
+        assert (value == 19).all()
+    for program in programs:
+        program.say()
+    for program in programs:
+        program.end()
+    wait_for(lambda: not any(peer.connected for peer in server.peers.values()))
+    assert not server.refused

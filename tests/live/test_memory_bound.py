@@ -1,0 +1,178 @@
+"""The memory of a session is bounded, and what somebody holds stays as it was."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensortap.console import answers, live
+from tensortap.console.live import fetch
+
+PATHS = {"shared memory": "", "TCP": "1"}
+
+
+def rss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_memory_stays_within_its_bound(serving, run, path):
+    where = serving(memory="64MB")
+    where.ask("__import__('numpy') and 1")
+    before = rss(where.pid)
+    program = run(
+        """
+        import json, numpy as np, tensortap as tap
+        for i in range(400):
+            tap.catch(np.full(250_000, i), "big")         # 2 MB: 800 MB in all
+            tap.catch(np.full(100, i), "small")
+            if not i % 100:
+                tap.catch(np.full(100_000, i), "rare")
+        assert tap.flush(30)
+        r = tap.receipt()
+        from tensortap.session import session
+        print(json.dumps([r.captured, r.dropped, session.pool.nbytes]))
+        """,
+        to=where.address,
+        TENSORTAP_NO_ARENA=PATHS[path],
+        TENSORTAP_OVERFLOW="block",
+        TENSORTAP_BUFFER="32MB",
+    )
+    captured, dropped, pool = program.result()
+    assert (captured, dropped) == (804, 0)
+    assert where.ask("server.history.nbytes") <= 64 << 20
+    assert rss(where.pid) - before < 150e6
+    assert pool < 64e6 * 1.25 + 32e6 + 64e6
+    held = where.ask("{n: len(server.history.records(n)) for n in server.history.names()}")
+    gone = where.ask("dict(server.history.evicted)")
+    assert {n: held[n] + gone.get(n, 0) for n in held} == {"big": 400, "small": 400, "rare": 4}
+    # the most repeated go first; what is rare stays
+    assert held["rare"] == 4
+    assert 0 < held["big"] < 33
+    steps = where.ask("[r.step for r in server.history.records('big')]")
+    assert steps == list(range(400 - held["big"], 400))
+    assert where.ask("answers.overview(server).evicted") == gone["big"] + gone.get("small", 0)
+    assert where.ask("[int(x[0]) == int(x[-1]) == s for x, s in zip(tap.get_all('big'), "
+                     "[r.step for r in server.history.records('big')])]") == [True] * held["big"]
+
+
+def test_eviction_is_shown(capsys, run, monkeypatch):
+    server = live.start("127.0.0.1", 0, "1MB")
+    monkeypatch.setattr(live, "_server", server)
+    try:
+        run(
+            """
+            import numpy as np, tensortap as tap
+            for i in range(30):
+                assert tap.catch(np.full(10_000, i), "x").wait(10)
+            """,
+            to=server,
+        ).end()
+        live.summary()
+        shown = capsys.readouterr().out
+        gone = server.history.evicted["x"]
+        assert gone >= 17
+        assert f"{gone} older captures made room" in shown
+        assert f"(+{gone} gone)" in shown
+        live.describe("x")
+        assert f"{gone} made room" in capsys.readouterr().out
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_somebody_holds_stays_valid_and_unchanged(run, wait_for, path):
+    server = live.start("127.0.0.1", 0, "8MB")
+    try:
+        program = run(
+            """
+            import json, numpy as np, tensortap as tap
+            x = np.empty(100_000)
+            i = 0
+            for line in iter(input, "end"):
+                for _ in range(int(line)):
+                    x[:] = i
+                    assert tap.catch(x, "x").wait(10)
+                    i += 1
+                print(i)
+            """,
+            to=server,
+            TENSORTAP_NO_ARENA=PATHS[path],
+        )
+        program.say("3")
+        assert program.line() == "3"
+        value = fetch(server.history, "x")
+        record = server.history.records("x")[1]
+        view = record.value.data.view  # the memory itself
+        program.say("100")  # many times the bound: all blocks go round
+        assert program.line() == "103"
+        assert server.history.evicted["x"] > 80
+        assert (value == 2).all()
+        assert (np.frombuffer(record.value.data.view) == 1).all()
+        assert (np.frombuffer(view) == 1).all()
+        program.say("end")
+        program.end()
+        wait_for(lambda: not any(p.connected for p in server.peers.values()))
+        assert (np.frombuffer(record.value.data.view) == 1).all()
+        assert (np.frombuffer(view) == 1).all()
+        del record
+        gc.collect()
+    finally:
+        server.close()
+    assert (value == 2).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_view_without_its_record_stays_valid(run, path):
+    server = live.start("127.0.0.1", 0, "8MB")
+    try:
+        program = run(
+            """
+            import numpy as np, tensortap as tap
+            x = np.empty(100_000)
+            for i in range(60):
+                if i == 3: print("three"); input()
+                x[:] = i
+                assert tap.catch(x, "x").wait(10)
+            """,
+            to=server,
+            TENSORTAP_NO_ARENA=PATHS[path],
+        )
+        assert program.line() == "three"
+        from tensortap.arrays.view import as_numpy
+
+        array = as_numpy(server.history.records("x")[1].value)
+        program.say()
+        program.end()
+        assert (array == 1).all()
+    finally:
+        server.close()
+
+
+def test_what_get_hands_out_is_the_callers(server, run):
+    run("""
+        import jax.numpy as jnp, numpy as np, torch, tensortap as tap
+        tap.catch(torch.zeros(10_000), "large"); tap.catch(torch.zeros(3), "small")
+        tap.catch(np.zeros(10_000), "array"); tap.catch({"a": [np.zeros(4)]}, "nested")
+        tap.catch(torch.tensor(0.0), "zero-dim"); tap.catch(jnp.zeros(4), "jax")
+        tap.catch(torch.nn.Parameter(torch.zeros(3)), "parameter")
+        tap.flush(10)
+    """).end()
+    for name in ("large", "small", "array", "zero-dim", "parameter"):
+        value = fetch(server.history, name)
+        value += 1
+        value[...] = 5
+        assert not fetch(server.history, name).any(), name
+    nested = fetch(server.history, "nested")
+    nested["a"][0][:] = 7
+    nested["b"] = 1
+    again = fetch(server.history, "nested")
+    assert list(again) == ["a"]
+    assert not again["a"][0].any()

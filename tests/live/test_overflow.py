@@ -1,0 +1,200 @@
+"""More than the queue may hold: the latest of each name wins, or training waits."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tensortap.console.live import fetch
+from tests.live.talking import TALKS, Talker
+
+
+@pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
+def test_the_latest_of_each_name_wins(serving, run, wait_for, row, arena):
+    where = serving(memory="64MB")
+    program = run(
+        """
+        import json, numpy as np, tensortap as tap
+        assert tap.catch(0, "first").wait(10)
+        print("ready"); input()
+        tickets = []
+        for i in range(200):
+            for name in "abcd":
+                tickets.append(tap.catch(np.full(30_000, i), name))
+        print("caught"); input()
+        assert tap.flush(20)
+        arrived = sum(t.wait(0) for t in tickets)
+        assert all(t.done for t in tickets)
+        r = tap.receipt()
+        print(json.dumps([arrived, r.captured, r.dropped, r.skipped, r.unheard, r.failed]))
+        input()
+        """,
+        to=where.address,
+        TENSORTAP_BUFFER="4MB",
+        TENSORTAP_NO_ARENA=arena,
+    )
+    assert program.line() == "ready"
+    where.stop()
+    program.say()
+    assert program.line() == "caught"
+    where.go_on()
+    program.say()
+    arrived, captured, dropped, *others = json.loads(program.line())
+    assert others == [0, 0, 0]
+    assert captured + dropped == 801
+    assert dropped > 600
+    assert where.written() == captured == arrived + 1
+    for name in "abcd":
+        steps = where.ask(f"[r.step for r in server.history.records({name!r})]")
+        assert steps == sorted(steps)
+        assert steps[-1] == 199, (name, steps)
+        assert where.ask(f"int(tap.get({name!r})[-1])") == 199
+    program.say()
+    program.end()
+    client = row(where)
+    assert client.dropped == dropped
+    assert client.records == captured
+
+
+def test_blocking_loses_nothing(serving, run, wait_for):
+    where = serving(memory="512MB")
+    program = run(
+        """
+        import json, time, numpy as np, tensortap as tap
+        assert tap.catch(0, "first").wait(10)
+        print("ready"); input()
+        start = time.monotonic()
+        for i in range(300):
+            tap.catch(np.full(30_000, i), "x")
+        blocked = time.monotonic() - start
+        assert tap.flush(20)
+        r = tap.receipt()
+        print(json.dumps([blocked, r.captured, r.dropped, r.unheard, r.failed]))
+        """,
+        to=where.address,
+        TENSORTAP_BUFFER="4MB",
+        TENSORTAP_OVERFLOW="block",
+    )
+    assert program.line() == "ready"
+    where.stop()
+    program.say()
+    time.sleep(0.5)
+    assert program.process.poll() is None
+    where.go_on()
+    blocked, *counts = json.loads(program.line())
+    assert counts == [301, 0, 0, 0]
+    assert blocked > 0.3
+    assert where.ask("[r.step for r in server.history.records('x')]") == list(range(300))
+    program.end()
+
+
+def test_blocking_ends_when_the_server_dies(serving, run, wait_for):
+    where = serving()
+    program = run(
+        """
+        import numpy as np, tensortap as tap
+        assert tap.catch(0, "first").wait(10)
+        print("ready"); input()
+        for i in range(100):
+            tap.catch(np.full(30_000, i), "x")
+        r = tap.receipt()
+        assert r.captured + r.dropped + r.unheard == 101, str(r)
+        print("done")
+        """,
+        to=where.address,
+        TENSORTAP_BUFFER="2MB",
+        TENSORTAP_OVERFLOW="block",
+    )
+    assert program.line() == "ready"
+    where.stop()
+    program.say()
+    where.kill()
+    assert program.line() == "done"
+    program.end()
+
+
+@pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
+def test_one_tensor_larger_than_the_budget_arrives(server, run, arena):
+    run(
+        """
+        import torch, tensortap as tap
+        big = torch.arange(3_000_000)
+        for i in range(3):
+            assert tap.catch(big + i, "big").wait(20)
+        assert tap.catch("after", "small").wait(10)
+        assert tap.receipt().dropped == 0
+        """,
+        TENSORTAP_BUFFER="1MB",
+        TENSORTAP_NO_ARENA=arena,
+    ).end()
+    assert len(server.history.records("big")) == 3
+    assert fetch(server.history, "big")[-1] == 3_000_001
+
+
+@pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
+def test_what_is_larger_than_the_server_is_refused_and_the_rest_goes_on(
+    serving, run, wait_for, row, arena
+):
+    where = serving(memory="16MB")
+    program = run(
+        """
+        import json, numpy as np, tensortap as tap
+        assert tap.catch(0, "first").wait(10)
+        tickets = [tap.catch(i, "before") for i in range(5)]
+        big = [tap.catch(np.ones(3_000_000), "big") for _ in range(2)]
+        tickets += [tap.catch(np.full(10_000, i), "after") for i in range(5)]
+        assert [t.wait(10) for t in big] == [False, False]
+        assert all(t.wait(10) for t in tickets)
+        assert tap.catch(np.ones(3_000_000), "big").wait(10) is False
+        r = tap.receipt()
+        print(json.dumps([r.captured, r.failed, r.dropped, r.sessions.popitem()[1]]))
+        input()
+        """,
+        to=where.address,
+        TENSORTAP_NO_ARENA=arena,
+    )
+    captured, failed, dropped, state = json.loads(program.line())
+    assert (failed, dropped) == (3, 0)
+    assert captured == 14  # copied and handed on, three of them in vain
+    assert state == ("connected, over TCP" if arena else "connected, through shared memory")
+    assert where.ask("[len(server.history.records(n)) for n in ('before', 'after', 'big')]") == [5, 5, 0]
+    program.say()
+    program.end()
+    assert row(where).failed == 3
+
+
+def test_a_ticket_tells_the_fate_of_its_value(serving, run, wait_for):
+    where = serving()
+    program = run(
+        """
+        import time, numpy as np, tensortap as tap
+        print("ready"); input()
+        assert tap.catch(1, "x").wait(10) is True
+        assert tap.catch(1, "x", when=False).wait(10) is False   # skipped: known at once
+        print("stop"); input()
+        ticket = tap.catch(2, "x")
+        start = time.monotonic()
+        assert ticket.wait(0.3) is False and not ticket.done     # not yet
+        assert 0.25 < time.monotonic() - start < 2
+        print("go on")
+        assert ticket.wait(10) is True and ticket.done
+        assert ticket.wait(0) is True
+        print("die"); input()
+        ticket = tap.catch(3, "x")
+        assert ticket.wait(0.2) is False
+        """,
+        to=where.address,
+    )
+    assert program.line() == "ready"
+    program.say()
+    assert program.line() == "stop"
+    where.stop()
+    program.say()
+    assert program.line() == "go on"
+    where.go_on()
+    assert program.line() == "die"
+    where.stop()
+    program.say()
+    program.end()

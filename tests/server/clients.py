@@ -1,0 +1,184 @@
+"""Clients that say whatever a test wants, and one that behaves."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import socket
+import threading
+import time
+
+import zmq
+
+from tensortap.buffers import Pool
+from tensortap.formats import keys, wire
+from tensortap.record import Kind, Record, TensorData
+from tensortap.sinks.background import Background
+from tensortap.sinks.live import Live
+from tensortap.sinks.ticket import Ticket
+
+_seq = itertools.count()
+
+
+def record(name="x", value=1.5, *, step=0, rank=0, **fields) -> Record:
+    """A record as a source makes it."""
+    now = time.time_ns()
+    return Record(name, Kind.VALUE, step, 0, next(_seq), rank, 1, now, value=value, **fields)
+
+
+def wait_for(condition, timeout: float = 10.0, what: str = "") -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, what or "it did not happen in time"
+        time.sleep(0.005)
+
+
+class Good:
+    """A client as it should be: queue, thread, socket and arena, as in a training program."""
+
+    def __init__(self, address, arena=True) -> None:
+        self.pool = Pool()
+        self.lost = 0
+        who = wire.Client(secrets.token_bytes(16), "here", os.getpid())
+        self.drain = Live(
+            address, self.pool, client=lambda: who, on_refused=self._lose, arena=arena
+        )
+        self.sink = Background(self.drain, budget=64 << 20, name="good")
+
+    def _lose(self, count: int) -> None:
+        self.lost += count
+
+    def deliver(self, name="good", nbytes=100_000, timeout=10.0) -> bool:
+        """Send a tensor; whether the server says that it has it."""
+        lease = self.pool.acquire(nbytes)
+        lease.writable[:] = b"\x07" * nbytes
+        ticket = Ticket(1, self.sink.hurry)
+        self.sink.write(
+            record(name, TensorData("numpy", "uint8", (nbytes,), lease)), ticket, nbytes
+        )
+        return ticket.wait(timeout)
+
+    def close(self) -> None:
+        self.sink.close(1.0)
+
+
+def assert_serves(server, *, name="still there") -> None:
+    """A new client connects, delivers over the arena and over TCP, and it is all there."""
+    before = len(server.history.records(name))
+    for arena in (True, False):
+        good = Good(server.address, arena)
+        try:
+            assert good.deliver(name)
+        finally:
+            good.close()
+    found = server.history.records(name)[before:]
+    assert [bytes(r.value.data.view) for r in found] == [b"\x07" * 100_000] * 2
+
+
+class Raw:
+    """A ZeroMQ client that does the handshake by hand, or does not."""
+
+    def __init__(self, address, key: bytes | None = None, curve: bytes | None = None) -> None:
+        self.key = keys.find_key() if key is None else key
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        if curve is not None:
+            self.socket.curve_serverkey, _ = keys.curve_pair(curve, "server")
+            pair = keys.curve_pair(curve, "client")
+            self.socket.curve_publickey, self.socket.curve_secretkey = pair
+        self.socket.connect(address.endpoint)
+        self.numbers = itertools.count(1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def say(self, kind: bytes, header, *body: bytes) -> None:
+        self.send(*wire.message(kind, header), *body)
+
+    def hear(self, timeout: float = 5.0):
+        """The header of the next message, or None."""
+        if not self.socket.poll(timeout * 1000):
+            return None
+        frames = self.socket.recv_multipart()
+        return wire.read_header(frames[0], frames[1])
+
+    def hear_a(self, kind, timeout: float = 5.0):
+        """The next header of that kind; others go by."""
+        while (header := self.hear(timeout)) is not None:
+            if isinstance(header, kind):
+                return header
+        raise AssertionError(f"no {kind.__name__} came")
+
+    def hello(self, *, role="source", protocol=wire.PROTOCOL, version="0.1.0"):
+        self.nonce = secrets.token_bytes(keys.NONCE)
+        self.say(wire.HELLO, wire.Hello(protocol, version, role, self.nonce))
+        return self.hear()
+
+    def proof(self, challenge, **fields) -> wire.Proof:
+        mac = keys.proof(self.key, "client", self.nonce, challenge.nonce)
+        return wire.Proof(mac, wire.Client(secrets.token_bytes(16), program="raw"), **fields)
+
+    def enter(self, role="source", arena: wire.Arena | None = None):
+        """The whole handshake."""
+        challenge = self.hello(role=role)
+        self.say(wire.PROOF, self.proof(challenge, arena=arena))
+        return self.hear_a(wire.Welcome)
+
+    def batch(self, body: bytes = b"\x90", number: int | None = None, **fields) -> int:
+        """Send a batch with this body."""
+        number = next(self.numbers) if number is None else number
+        fields = {"body_nbytes": len(body), "cost": 0, **fields}
+        self.say(wire.RECORDS, wire.Batch(number, **fields), body)
+        return number
+
+
+class Proxy:
+    """A TCP relay that looks like localhost and keeps every byte that goes through."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.target = (host, port)
+        self.seen = bytearray()
+        self._closed = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._sockets: list[socket.socket] = [self._listener]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                here, _ = self._listener.accept()
+                there = socket.create_connection(self.target)
+            except OSError:
+                return
+            self._sockets += [here, there]
+            for one, other in ((here, there), (there, here)):
+                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.seen += data
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._closed = True
+        for end in self._sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()

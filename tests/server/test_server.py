@@ -1,0 +1,690 @@
+"""Hostile words to a live session: each is refused and counted, and disturbs nobody."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import socket
+import time
+
+import msgspec
+import psutil
+import pytest
+from rich.console import Console
+
+from tensortap.arrays import rebuild
+from tensortap.buffers import Segment
+from tensortap.console import answers, tables
+from tensortap.formats import wire
+from tensortap.readers.live import LiveReader
+from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
+from tests.server.clients import Raw, assert_serves, record, wait_for
+
+MIB = 1 << 20
+pack = msgspec.msgpack.encode
+
+
+def rss() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def pool(server) -> int:
+    return server._pool.nbytes
+
+
+@pytest.fixture
+def raw(server):
+    """A client with the key that has been let in."""
+    with Raw(server.address) as client:
+        client.enter()
+        yield client
+
+
+def refused(server, client, reason="spoke garbage") -> str:
+    """The client is told why, once, and it is counted."""
+    words = client.hear_a(wire.Refusal).reason
+    assert server.refused == {reason: 1}
+    return words
+
+
+# -- what is no ZeroMQ at all ------------------------------------------------------------
+
+NOISE = {
+    "http": b"GET /?q=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "tls": bytes.fromhex("1603010200010001fc0303") + bytes(500),
+    "zeros": bytes(10_000),
+    "ones": b"\xff" * 10_000,
+    "short": b"x",
+    "half a greeting": b"\xff" + bytes(8) + b"\x7f\x03",
+    "old ZMTP": b"\x01\x00" + b"\x05\x00DDDD" * 100,
+    "huge frame": b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48) + b"\x02" + b"\xff" * 8,
+    "random": os.urandom(50_000),
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_noise_on_the_port(server, bystander, noise):
+    before = rss()
+    for _ in range(5):
+        with socket.create_connection(tuple(server.address), 5) as connection:
+            try:
+                connection.sendall(NOISE[noise])
+                connection.settimeout(0.05)
+                while connection.recv(4096):
+                    pass
+            except OSError:
+                pass
+    assert_serves(server)
+    assert set(server.history.names()) == {"bystander", "still there"}
+    assert rss() - before < 64 * MIB
+
+
+def greet(address) -> socket.socket:
+    """A bare TCP connection that has spoken ZMTP 3.0 far enough to send messages."""
+    connection = socket.create_connection(tuple(address), 5)
+    connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
+    return connection
+
+
+def test_a_message_without_end_is_cut_off(server, bystander):
+    """ZeroMQ gathers all frames of a message: a stranger could fill the memory with one."""
+    before = rss()
+    connection = greet(server.address)
+    frame = b"\x03" + (MIB).to_bytes(8, "big") + bytes(MIB)  # long, more to come
+    sent = 0
+    with pytest.raises(OSError, match=r"reset|pipe"):
+        while sent < 4096 * MIB:
+            connection.sendall(frame)
+            sent += MIB
+    wait_for(lambda: server.refused["no proof"] == 1)
+    wait_for(lambda: rss() - before < 256 * MIB)
+    connection.close()
+
+
+def test_whoever_says_nothing_is_hung_up_on(server, bystander, monkeypatch):
+    monkeypatch.setattr("tensortap.server.door._PATIENCE", 0.3)
+    silent = [socket.create_connection(tuple(server.address), 5) for _ in range(20)]
+    spoke = [greet(server.address) for _ in range(20)]
+    for connection in (*silent, *spoke):
+        connection.settimeout(5)
+        with connection:
+            while connection.recv(4096):
+                pass  # until the other side closes
+    assert server.refused["no proof"] == 40
+
+
+def test_a_stranger_who_does_not_listen_is_not_answered_without_end(server, bystander):
+    """Answers that nobody takes would pile up in the session's memory."""
+    before = rss()
+    connection = greet(server.address)
+    hello = wire.message(wire.HELLO, wire.Hello(wire.PROTOCOL, "0.1.0", "source", bytes(16)))
+    words = b"".join(
+        bytes([0 if last else 1, len(frame)]) + frame
+        for frame, last in ((hello[0], False), (hello[1], True))
+    )
+    try:
+        for _ in range(300):
+            connection.sendall(words * 1000)
+    except OSError:
+        pass  # hung up on
+    wait_for(lambda: server.refused["spoke garbage"] > 0)
+    assert_serves(server)
+    assert rss() - before < 64 * MIB
+    connection.close()
+
+
+# -- frames ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", range(1, 11))
+@pytest.mark.parametrize("inside", [False, True])
+def test_any_number_of_frames(server, bystander, count, inside):
+    with Raw(server.address) as client:
+        if inside:
+            client.enter()
+        client.send(*[b"R"] * count)
+        assert client.hear_a(wire.Refusal)
+        assert server.refused["spoke garbage"] == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [b"R", b"D", b"S", b"Q", b"G", b"A", b"W", b"C", b"Y", b"K", b"I", b"X"]
+)
+def test_a_word_before_the_handshake(server, bystander, kind):
+    headers = {
+        b"R": wire.Batch(1, 1, 0),
+        b"D": wire.Part(1, 0, 0),
+        b"S": wire.Segments((1,)),
+        b"Q": wire.Query(1, "overview"),
+        b"A": wire.Ack(1, 1),
+        b"W": wire.Welcome(1, 1),
+        b"C": wire.Challenge(1, "", b"", b""),
+        b"Y": wire.Reply(1),
+        b"K": wire.Control("x"),
+        b"X": wire.Refusal("x"),
+    }
+    with Raw(server.address) as client:
+        client.say(kind, headers.get(kind, wire.Goodbye()), b"\x90")
+        assert "before the handshake" in refused(server, client)
+
+
+@pytest.mark.parametrize("kind", [b"H", b"P", b"A", b"W", b"C", b"Y", b"K", b"I", b"X"])
+def test_a_word_that_is_not_a_clients(server, bystander, raw, kind):
+    header = {
+        b"H": wire.Hello(wire.PROTOCOL, "0.1.0", "source", bytes(16)),
+        b"P": wire.Proof(b"", wire.Client(b"x")),
+        b"A": wire.Ack(1, 1),
+        b"W": wire.Welcome(1, 1),
+        b"C": wire.Challenge(1, "", b"", b""),
+        b"Y": wire.Reply(1),
+        b"K": wire.Control("x"),
+        b"X": wire.Refusal("x"),
+    }.get(kind, wire.Goodbye())
+    raw.say(kind, header)
+    assert "at the wrong time" in refused(server, raw)
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93", b"\x80", pack("x"), b"\x91" * 100_000])
+@pytest.mark.parametrize("kind", [b"H", b"P", b"R", b"D", b"Q", b"S", b"\0", b"RR", b"x" * MIB])
+def test_headers_that_are_none(server, bystander, kind, frame):
+    with Raw(server.address) as client:
+        client.send(kind, frame)
+        assert len(refused(server, client)) <= 1000
+
+
+def test_a_proof_with_bad_nonces_or_roles(server, bystander):
+    for nonce, role in ((b"", "source"), (bytes(15), "source"), (bytes(16), "root"), (b"x", "")):
+        with Raw(server.address) as client:
+            client.say(wire.HELLO, wire.Hello(wire.PROTOCOL, "0.1.0", role, nonce))
+            assert client.hear_a(wire.Refusal)
+    assert server.refused["spoke garbage"] == 4
+
+
+# -- claims ------------------------------------------------------------------------------
+
+HUGE = 1 << 62
+CLAIMS = {
+    "a huge body": {"body_nbytes": HUGE},
+    "a large body": {"body_nbytes": 1 << 40},
+    "a huge payload": {"externals": (wire.External(0, 0, HUGE),)},
+    "a large payload": {"externals": (wire.External(0, 0, 65 * MIB),)},
+    "many payloads": {"externals": (wire.External(0, 0, MIB),) * 65},
+    "crumbs without end": {"externals": (wire.External(0, 0, 1),) * 100_000},
+    "a huge sum": {"externals": (wire.External(0, 0, HUGE),) * 64},
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claim_beyond_the_bound_allocates_nothing(server, bystander, raw, claim):
+    before, pooled = rss(), pool(server)
+    body = b"" if "body_nbytes" in CLAIMS[claim] else b"\x90"
+    number = raw.batch(body, **CLAIMS[claim])
+    ack = raw.hear_a(wire.Ack)
+    assert ack.refused == (number,)
+    assert server.refused == {"larger than the memory": 1}
+    assert pool(server) == pooled
+    assert rss() - before < 16 * MIB
+    # its parts go by, and the next batch is taken
+    raw.say(wire.PART, wire.Part(number, 0, 0), b"x" * 1000)
+    raw.batch(pack([record("after")]))
+    assert raw.hear_a(wire.Ack).refused == ()
+    assert "after" in server.history.names()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"body_nbytes": 5},
+        {"body_nbytes": 0},
+        {"body_nbytes": MIB},
+        {"body_nbytes": -1},
+        {"body_nbytes": 1 << 63},
+        {"cost": 1 << 63},
+        {"cost": -1},
+        {"number": 0},
+        {"number": -5},
+        {"externals": (wire.External(0, 0, -1),)},
+        {"externals": (wire.External(0, -1, 1),)},
+        {"externals": (wire.External(-1, 0, 1),)},
+        {"externals": (wire.External(0, 0, 1 << 63),)},
+        {"segments": (wire.SegmentOffer(0, 3, 4096),)},
+        {"segments": (wire.SegmentOffer(1, -3, 4096),)},
+        {"segments": (wire.SegmentOffer(1, 3, 0),)},
+        {"segments": (wire.SegmentOffer(1, 3, -4096),)},
+        {"segments": (wire.SegmentOffer(1, 3, 4096),)},  # without an arena
+        {"tally": wire.Tally(-1, 0, 0)},
+    ],
+)
+def test_numbers_that_cannot_be(server, bystander, raw, fields):
+    before, pooled = rss(), pool(server)
+    raw.batch(**fields)
+    refused(server, raw)
+    assert pool(server) == pooled
+    assert rss() - before < 16 * MIB
+
+
+def test_costs_that_add_up_to_more_than_a_number_can_hold(server, bystander, raw):
+    for _ in range(200):
+        raw.batch(cost=1 << 50)
+    wait_for(lambda: not server._touched)
+    credit = 0
+    while credit < 200 << 50:
+        credit += raw.hear_a(wire.Ack).credit
+    assert server.alive
+
+
+def test_batches_out_of_order_and_again(server, bystander, raw):
+    raw.batch(pack([record("a")]), number=5)
+    assert raw.hear_a(wire.Ack).number == 5
+    raw.batch(pack([record("a")]), number=5)  # sent again after a break: taken once
+    assert raw.hear_a(wire.Ack).number == 5
+    raw.batch(pack([record("a")]), number=3)
+    raw.hear_a(wire.Ack)
+    assert len(server.history.records("a")) == 1
+    raw.batch(number=9, externals=(wire.External(0, 0, 10),))  # waits for its parts
+    raw.batch(number=8)
+    assert "out of order" in refused(server, raw)
+
+
+def tensor(nbytes, where=0, dtype="uint8"):
+    return TensorData("numpy", dtype, (nbytes,), where)
+
+
+def test_parts_in_their_order_make_the_payload(server, bystander, raw):
+    body = pack([record("whole", tensor(10))])
+    number = raw.batch(body, externals=(wire.External(0, 0, 10),))
+    raw.say(wire.PART, wire.Part(number, 0, 0), b"01234")
+    raw.say(wire.PART, wire.Part(number, 0, 5), b"")
+    raw.say(wire.PART, wire.Part(number, 0, 5), b"56789")
+    assert raw.hear_a(wire.Ack).number == number
+    assert rebuild(server.history.records("whole")[0].value).tobytes() == b"0123456789"
+
+
+PARTS = {
+    "out of order": [(0, 5, 5)],
+    "twice": [(0, 0, 5), (0, 0, 5)],
+    "overlapping": [(0, 0, 5), (0, 4, 5)],
+    "too long": [(0, 0, 11)],
+    "too long at the end": [(0, 0, 5), (0, 5, 6)],
+    "before the beginning": [(0, -5, 5)],
+    "at the end of all": [(0, 1 << 62, 5)],
+    "of another payload": [(1, 0, 5)],
+    "of payload -2": [(-2, 0, 5)],
+    "of a body that is there": [(wire.BODY, 0, 1)],
+}
+
+
+@pytest.mark.parametrize("manner", PARTS)
+def test_parts_that_do_not_fit(server, bystander, raw, manner):
+    number = raw.batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
+    for index, offset, length in PARTS[manner]:
+        raw.say(wire.PART, wire.Part(number, index, offset), b"x" * length)
+    assert refused(server, raw)
+    assert server.history.names() == ["bystander"]
+
+
+def test_too_few_parts_hold_nobody_up(server, bystander, raw):
+    number = raw.batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
+    raw.say(wire.PART, wire.Part(number, 0, 0), b"x" * 9)
+    assert_serves(server)
+    raw.close()
+    assert_serves(server)
+    assert "x" not in server.history.names()
+
+
+def test_parts_of_no_batch(server, bystander, raw):
+    raw.say(wire.PART, wire.Part(77, 0, 0), b"x")
+    assert "of which there is none" in refused(server, raw)
+
+
+def test_a_large_body_in_parts(server, bystander, raw):
+    body = pack([record("long", "x" * (3 * MIB))])
+    header = wire.Batch(1, len(body), 0)
+    raw.say(wire.RECORDS, header, b"")
+    for offset in range(0, len(body), MIB):
+        raw.say(wire.PART, wire.Part(1, wire.BODY, offset), body[offset : offset + MIB])
+    assert raw.hear_a(wire.Ack).refused == ()
+    assert server.history.records("long")[0].value == "x" * (3 * MIB)
+
+
+# -- segments ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arena(server):
+    """A client whose arena the server can read; its segment is number 1."""
+    nonce = Segment(0, 4096, shared=True)
+    segment = Segment(1, 8192, shared=True)
+    segment.memory[:] = bytes(range(256)) * 32
+    with Raw(server.address) as client:
+        assert client.enter(arena=wire.Arena(os.getpid(), nonce.fd)).nonce is not None
+        client.segment = segment
+        client.offer = wire.SegmentOffer(1, segment.fd, 8192)
+        yield client
+    nonce.close()
+    segment.close()
+
+
+def external(client, offset, nbytes, number=1, offers=None):
+    body = pack([record("shared", tensor(nbytes))])
+    offers = (client.offer,) if offers is None else offers
+    place = wire.External(number, offset, nbytes)
+    return client.batch(body, externals=(place,), segments=offers)
+
+
+def test_a_payload_in_a_segment(server, bystander, arena):
+    external(arena, 4000, 192)
+    assert arena.hear_a(wire.Ack).refused == ()
+    found = rebuild(server.history.records("shared")[0].value).tobytes()
+    assert found == (bytes(range(256)) * 32)[4000:4192]
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(8192, 1), (0, 8193), (1 << 62, 1), (1 << 40, 4096), (4096, 1 << 20)]
+)
+def test_a_payload_beyond_its_segment(server, bystander, arena, offset, nbytes):
+    before = rss()
+    external(arena, offset, nbytes)
+    assert "beyond its segment" in refused(server, arena)
+    assert rss() - before < 16 * MIB
+
+
+def test_overlapping_payloads_are_read_and_nothing_else(server, bystander, arena):
+    body = pack([record("a", tensor(4096)), record("b", tensor(4096, 1))])
+    places = (wire.External(1, 0, 4096), wire.External(1, 100, 4096))
+    arena.batch(body, externals=places, segments=(arena.offer,))
+    assert arena.hear_a(wire.Ack).refused == ()
+    whole = bytes(range(256)) * 32
+    assert rebuild(server.history.records("b")[0].value).tobytes() == whole[100:4196]
+
+
+def test_a_part_for_a_payload_in_a_segment(server, bystander, arena):
+    places = (wire.External(1, 0, 4096), wire.External(0, 0, 10))
+    number = arena.batch(externals=places, segments=(arena.offer,))
+    arena.say(wire.PART, wire.Part(number, 0, 0), b"x" * 10)
+    assert "lies in a segment" in refused(server, arena)
+    assert arena.segment.memory[:4] == b"\0\1\2\3"
+
+
+def memfd(name, size, sealed=True):
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if sealed:
+        fcntl.fcntl(fd, 1033, 0x2 | 0x4)
+    return fd
+
+
+@pytest.mark.parametrize(
+    "manner",
+    ["unknown", "closed", "not sealed", "half sealed", "wrong size", "other name", "a file",
+     "a pipe", "a socket", "the key"],
+)  # fmt: skip
+def test_segments_that_are_none(server, bystander, arena, tmp_path, manner):
+    """The client hears that they are out of reach, and can send the bytes themselves."""
+    from tensortap.formats import keys
+
+    secret = tmp_path / "memfd:tensortap"
+    secret.write_bytes(bytes(8192))
+    half = memfd("tensortap", 8192, sealed=False)
+    fcntl.fcntl(half, 1033, 0x4)
+    fds = {
+        "not sealed": memfd("tensortap", 8192, sealed=False),
+        "half sealed": half,
+        "wrong size": memfd("tensortap", 4096),
+        "other name": memfd("secret", 8192),
+        "a file": os.open(secret, os.O_RDONLY),
+        "a pipe": os.pipe()[0],
+        "a socket": socket.socket().detach(),
+        "the key": os.open(keys.key_path(), os.O_RDONLY),
+    }
+    offers = () if manner == "unknown" else (wire.SegmentOffer(1, fds.get(manner, 9999), 8192),)
+    number = external(arena, 0, 4096, offers=offers)
+    assert arena.hear_a(wire.Ack).refused == (number,)
+    assert server.refused == {"out of reach": 1}
+    external(arena, 0, 4096)
+    assert arena.hear_a(wire.Ack).refused == ()
+    for fd in fds.values():
+        os.close(fd)
+
+
+def test_an_arena_of_another_process_proves_nothing(server, bystander):
+    for where in (wire.Arena(1, 0), wire.Arena(-1, -1), wire.Arena(1 << 63, 3), wire.Arena(0, 0)):
+        with Raw(server.address) as client:
+            assert client.enter(arena=where).nonce is None
+
+
+# -- values ------------------------------------------------------------------------------
+
+
+def nested(depth, leaf=0):
+    value = ["i", "list", [leaf]]
+    for _ in range(depth):
+        value = ["i", "list", [value]]
+    return value
+
+
+def row(value, name="x"):
+    return [name, "Value", 0, 0, 0, 0, 1, 1, "", "", [], None, None, value, None, {}]
+
+
+class Bytes:
+    """MessagePack written by hand, where no encoder would do it."""
+
+    @staticmethod
+    def deep(depth: int) -> bytes:
+        head = pack([row(None)])
+        assert head.endswith(b"\xc0\xc0\x80")
+        return head[:-3] + (b"\x93\xa1i\xa4list\x91" * depth) + b"\x00" + b"\xc0\x80"
+
+
+VALUES = {
+    "too deep": pack([row(nested(100))]),
+    "deeper": Bytes.deep(400),
+    "deeper than Python": Bytes.deep(100_000),
+    "unknown node": pack([row(["z", 1])]),
+    "unknown dtype": pack([row(["t", "numpy", "float33", [1], b"1234"])]),
+    "evil dtype": pack([row(["t", "numpy", "O", [1], b"12345678"])]),
+    "dtype with fields": pack([row(["t", "numpy", "f4,O", [1], b"1" * 12])]),
+    "long dtype": pack([row(["t", "numpy", "f" * MIB, [1], b"1234"])]),
+    "too few bytes": pack([row(["t", "numpy", "float32", [2], b"1234"])]),
+    "too many bytes": pack([row(["t", "numpy", "float32", [1], b"12345"])]),
+    "no bytes": pack([row(["t", "numpy", "float32", [1], None])]),
+    "text for bytes": pack([row(["t", "numpy", "uint8", [4], "1234"])]),
+    "index of nothing": pack([row(["t", "numpy", "float32", [1], 0])]),
+    "index below nothing": pack([row(["t", "numpy", "float32", [1], -1])]),
+    "huge product": pack([row(["t", "numpy", "float32", [1 << 62, 1 << 62], b""])]),
+    "huge product, empty": pack([row(["t", "numpy", "float32", [1 << 62, 4, 0], b""])]),
+    "endless shape": pack([row(["t", "numpy", "float32", [(1 << 63) - 1] * 500_000, b""])]),
+    "negative shape": pack([row(["t", "numpy", "float32", [-1, -1], b"1234"])]),
+    "unequal fields": pack([row(["f", "dataclass", "a:B", ["x"], []])]),
+    "a row too few": pack([row(None)[:5]]),
+    "unknown kind": pack([["x", "Nothing", *row(None)[2:]]]),
+    "text for a step": pack([["x", "Value", "0", *row(None)[3:]]]),
+    "not a list": pack({"x": 1}),
+    "nothing": b"",
+    "bad utf-8": pack([row(None, "NAME")]).replace(b"NAME", b"\xff\xfe\xfd\xfc"),
+    "cut": pack([row("a" * 100)])[:-3],
+    "more": pack([row(None)]) + b"\x00",
+}
+
+
+@pytest.mark.parametrize("manner", VALUES)
+def test_records_that_are_none(server, bystander, raw, manner):
+    began = time.monotonic()
+    number = raw.batch(VALUES[manner])
+    answer = raw.hear()
+    if isinstance(answer, wire.Ack):
+        assert answer.refused == (number,)
+    else:
+        assert manner == "nothing"
+    assert server.refused == {"spoke garbage": 1}
+    assert time.monotonic() - began < 2
+    assert server.history.names() == ["bystander"]
+
+
+STRANGE = {
+    "a number that is none": Number("int", text="0xZZ"),
+    "a long number": Number("int", text="0x" + "f" * 100_000),
+    "an endless complex": Number("complex", (1.0,) * 1000),
+    "a container of no kind": Items("zip", (1, 2)),
+    "a dict with a list for a key": Mapping(((Items("list", ()), 1),)),
+    "a set of lists": Items("set", (Items("list", ()),)),
+    "a class with bad fields": Fields("dataclass", "os:system", ("__class__", "x y"), (1, 2)),
+    "a class of no kind": Fields("magic", "builtins:eval", ("a",), (1,)),
+    "a framework of no name": TensorData("cupy", "float32", (1,), b"1234"),
+    "an empty tensor": TensorData("torch", "float32", (3, 0, 5), b""),
+    "many dimensions": TensorData("numpy", "uint8", (1,) * 500, b"1"),
+    "many dimensions, torch": TensorData("torch", "uint8", (1,) * 500, b"1"),
+    "escape sequences": Opaque("\x1b[31m", "\x1b]0;owned\x07"),
+    "rich markup": Opaque("[red]", "[link=http://x]click[/link] :smile:"),
+    "bytes": Blob("bytes", b"\x1b[2J" * 1000),
+    "a torch dtype of NumPy": TensorData("torch", "<M8[ns]", (1,), b"12345678"),
+    "a jax dtype of torch": TensorData("jax", "bits4x2", (1,), b"1"),
+    "text": "\x1b[2J\x00\x07\u202e" * 100,
+    "wide": Items("list", (0,) * 50_000),
+}
+
+
+def shown(server) -> str:
+    """What `tap.summary()` prints, for a terminal."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=200)
+    console.print(tables.summary(answers.overview(server)))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("manner", STRANGE)
+def test_strange_values_keep_nobody_from_looking(server, bystander, raw, manner):
+    """Well formed, but nothing that tensortap ever sends."""
+    raw.batch(pack([record("strange", STRANGE[manner])]))
+    raw.hear_a(wire.Ack)
+    text = shown(server)
+    assert "bystander" in text
+    for evil in ("\x1b]0;", "\x1b[2J", "\x1b[31m", "\u202e", "\x07", "\x00"):
+        assert evil not in text
+    with LiveReader(server.address) as reader:
+        assert reader.overview().written >= 2
+
+
+EVIL = {
+    "long": "x" * MIB,
+    "control characters": "a\x1b[2Jb\x1b]0;owned\x07\r\nc\x00\x9b31m",
+    "bidi": "evil\u202etxt.exe",
+    "markup": "[bold red]x[/] [link=file:///etc/passwd]y[/link]",
+    "unbalanced markup": "[/] [/red] [",
+    "emoji": ":warning: :x:",
+    "empty": "",
+    "wide characters": "漢" * 1000,
+    "lines": "\n" * 1000,
+    "separators": "\u2028\u2029\x85",
+}
+
+
+@pytest.mark.parametrize("manner", EVIL)
+def test_names_do_not_reach_the_terminal_raw(server, bystander, raw, manner, capsys, monkeypatch):
+    from tensortap.console import live
+
+    name = EVIL[manner]
+    raw.batch(pack([record(name, "value of evil")]))
+    raw.hear_a(wire.Ack)
+    began = time.monotonic()
+    monkeypatch.setattr(live, "_server", server)
+    live.summary()
+    live.describe(name)
+    printed = capsys.readouterr().out
+    text = shown(server) + printed
+    for evil in ("\x1b[2J", "\x1b]", "\x07", "\x00", "\x9b", "\u202e", "\u2028", "\x85"):
+        assert evil not in text
+    assert "\r" not in text
+    if manner == "markup":
+        assert "[bold red]x[/]" in text
+    if manner == "emoji":
+        assert printed.count(":warning:") >= 2
+    assert len(text) < 50_000
+    assert time.monotonic() - began < 5
+
+
+def test_who_a_client_says_it_is_does_not_reach_the_terminal_raw(server, bystander):
+    with Raw(server.address) as client:
+        challenge = client.hello()
+        proof = client.proof(challenge)
+        who = wire.Client(b"evil", "\x1b[2Jhost", -5, -1, 1 << 62, "\x1b]0;owned\x07[red]" * 1000)
+        client.say(wire.PROOF, msgspec.structs.replace(proof, client=who))
+        client.hear_a(wire.Welcome)
+        text = shown(server)
+    assert "\x1b[2J" not in text
+    assert "\x1b]0" not in text
+    assert "[red]" in text
+
+
+def test_long_names_count_towards_the_bound(server, bystander, raw):
+    for i in range(100):
+        raw.batch(pack([record(f"{i}" + "x" * MIB)]))
+    while raw.hear_a(wire.Ack).number < 100:
+        pass
+    assert server.history.nbytes <= server.history.bound
+    assert sum(server.history.evicted.values()) > 30
+
+
+def test_refused_counts_are_shown(server):
+    for _ in range(3):
+        with Raw(server.address) as client:
+            client.send(b"?", b"?")
+            client.hear_a(wire.Refusal)
+    assert "refused" in shown(server)
+    assert "3 spoke garbage" in shown(server)
+    with LiveReader(server.address) as reader:
+        assert reader.overview().refused == {"spoke garbage": 3}
+
+
+# -- questions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        wire.Query(1, "nothing"),
+        wire.Query(1, "load", {"name": 5, "seq": "x", "rank": None}),
+        wire.Query(1, "load", {}),
+        wire.Query((1 << 64) - 1, "\x1b[2J" * 1000),
+    ],
+)
+def test_questions_without_an_answer(server, bystander, query):
+    with Raw(server.address) as viewer:
+        viewer.enter("viewer")
+        viewer.say(wire.QUERY, query)
+        reply = viewer.hear_a(wire.Reply)
+        assert reply.id == query.id
+        assert reply.error
+    assert not server.refused
+
+
+def test_clients_that_come_and_go_are_not_mistaken_for_each_other(server, bystander):
+    """File descriptors are used again: a new client must not be taken for the one that left."""
+    for number in range(60):
+        with Raw(server.address) as client:
+            client.enter()
+            client.batch(pack([record("brief", number)]))
+            assert client.hear_a(wire.Ack).number == 1
+    assert [r.value for r in server.history.records("brief")] == list(range(60))
+    assert not server.refused
+
+
+def test_the_records_of_a_client_that_was_refused_stay(server, bystander, raw):
+    raw.batch(pack([record("before")]))
+    raw.hear_a(wire.Ack)
+    raw.send(b"?")
+    raw.hear_a(wire.Refusal)
+    assert "before" in server.history.names()
+
+
+def test_a_good_client_that_comes_after_all_of_it(server):
+    with Raw(server.address) as one, Raw(server.address, key=b"\1" * 32) as two:
+        one.send(b"\xff" * 1000)
+        two.say(wire.PROOF, two.proof(two.hello()))
+        one.hear_a(wire.Refusal)
+        two.hear_a(wire.Refusal)
+        assert_serves(server)
