@@ -36,20 +36,28 @@ if TYPE_CHECKING:
     )
     from tensortap.console.open import open
     from tensortap.console.summarize import summarize
+    from tensortap.formats.files import register_format
+    from tensortap.sources.dump import dump
+    from tensortap.sources.run import finish, init, update_metadata
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
     "close": "tensortap.console.live",
     "describe": "tensortap.console.live",
+    "dump": "tensortap.sources.dump",
+    "finish": "tensortap.sources.run",
     "get": "tensortap.console.live",
     "get_all": "tensortap.console.live",
     "help": "tensortap.console.live",
     "ingest_all": "tensortap.console.live",
+    "init": "tensortap.sources.run",
     "open": "tensortap.console.open",
+    "register_format": "tensortap.formats.files",
     "serve": "tensortap.console.live",
     "status": "tensortap.console.live",
     "summarize": "tensortap.console.summarize",
     "summary": "tensortap.console.live",
+    "update_metadata": "tensortap.sources.run",
 }
 
 __all__ = [
@@ -64,20 +72,25 @@ __all__ = [
     "close",
     "describe",
     "disable",
+    "dump",
     "enable",
     "errors",
+    "finish",
     "flush",
     "get",
     "get_all",
     "help",
     "ingest_all",
+    "init",
     "open",
     "receipt",
+    "register_format",
     "serve",
     "status",
     "step",
     "summarize",
     "summary",
+    "update_metadata",
 ]
 
 

@@ -161,8 +161,8 @@ class Pool:
         size = size_class(nbytes)
         with self._lock:
             free = self._free[size]
-            if not free:
-                self._collect()
+            # a block that has just come back is warm; one never used would cost page faults
+            self._collect()
             if not free:
                 self._grow(size)
             segment, offset = free.pop()

@@ -20,6 +20,7 @@ from tensortap.record import (
     TensorData,
     Value,
 )
+from tensortap.select import fits
 
 OVERHEAD = 512  # what a record weighs besides its payload: measured, rounded up
 
@@ -105,8 +106,8 @@ class History:
         while self.nbytes > goal and longest:
             _, _, i, key = heapq.heappop(longest)
             track = self._tracks[key]
-            # down to the length of the next, then that one is the longest
-            least = max(0, -longest[0][0] - 1) if longest else 0
+            # at once down to the length of the next, then whichever is older
+            least = min(len(track) - 1, -longest[0][0]) if longest else 0
             gone = 0
             while len(track) > least and self.nbytes > goal and track[0] is not newest:
                 self.nbytes -= weight(track.popleft())
@@ -133,14 +134,22 @@ class History:
         with self._changed:
             return list(self._by_name)
 
-    def records(self, name: str) -> list[Record]:
-        """All that is held under a name, of all ranks and kinds, oldest to newest."""
+    def records(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | None = None,
+        last: int | None = None,
+    ) -> list[Record]:
+        """All that is held under a name and fits, oldest to newest."""
         with self._changed:
-            tracks = [self._tracks[key] for key in self._by_name.get(name, ())]
-            if len(tracks) == 1:
-                return list(tracks[0])
-            found = [record for track in tracks for record in track]
-        return sorted(found, key=lambda r: (r.time_ns, r.seq))
+            tracks = [list(self._tracks[key]) for key in self._by_name.get(name, ())]
+        found = [r for track in tracks for r in track if fits(r, step, rank, kind)]
+        if len(tracks) > 1:
+            found.sort(key=lambda r: (r.time_ns, r.seq))
+        return found
 
     def load(self, record: Record) -> Record:
         """The record with its value: here it has it already."""

@@ -6,6 +6,17 @@ import itertools
 import threading
 from collections.abc import Callable
 
+from tensortap.record import Kind, Record
+
+
+def fits(record: Record, step: int | None, rank: int | None, kind: Kind | None) -> bool:
+    """Whether a record is one of those that are asked for."""
+    return (
+        (step is None or record.step == step)
+        and (rank is None or record.rank == rank)
+        and (kind is None or record.kind is kind)
+    )
+
 
 class Gate:
     """The calls under one name: how many there were, and which of them this step's first is.

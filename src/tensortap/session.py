@@ -9,8 +9,6 @@ import functools
 import itertools
 import logging
 import os
-import secrets
-import socket
 import sys
 import threading
 import time
@@ -54,7 +52,7 @@ class Session:
         self.clock = Clock()
         self.strict = _flag("TENSORTAP_STRICT")
         self.pool = Pool()
-        self.id = secrets.token_bytes(16)
+        self.id = os.urandom(16)
         self._next = itertools.count().__next__  # the order of capture
         self._bills: collections.deque[tuple[int, int, int, int, int]] = collections.deque()
         self._passes: collections.deque[int] = collections.deque()
@@ -63,6 +61,7 @@ class Session:
         self._small_bill = self._small_bills.append
         self._lock = threading.Lock()
         self._sinks: tuple[Sink, ...] = ()  # all but the live ones
+        self._endings: dict[int, Callable[[], None]] = {}
         self._lives: dict[Address, Any] = {}
         self._targets: tuple[Sink, ...] = ()
         self._classes: dict[type, tuple[int, str, object]] = {}
@@ -74,7 +73,9 @@ class Session:
         self._registered = False
         self._closed = False
         # what the receipt is made of
-        self._captured = self._bytes = self._unheard = self._errors = self._failed = 0
+        self._captured = self._bytes = self._unheard = self._errors = self._failed = (
+            self._dropped
+        ) = 0
         self._spent = {"select": 0, "queue": 0, "copy": 0, "small values": 0, "connecting": 0}
         self._faults: set[tuple[str, str]] = set()
         self._first_step: int | None = None
@@ -87,10 +88,6 @@ class Session:
         self._inherited.append(dict(self.__dict__, _inherited=None))
         tickets.after_fork()
         self._fresh()
-        process = sys.modules.get("multiprocessing.util")
-        if process is not None:
-            # a worker of multiprocessing leaves without atexit
-            process.Finalize(None, self.close, exitpriority=10)
 
     # -- switches ------------------------------------------------------------------------
 
@@ -111,7 +108,7 @@ class Session:
 
     def _fast_way(self) -> Callable[..., Ticket | None] | None:
         """The way in for small values, where all records go into one queue."""
-        if not self.on or len(self._targets) != 1:
+        if not self.on or len(self._targets) != 1 or self._default is None:
             return None
         if self._target is not self._targets[0]:
             self._target = self._targets[0]
@@ -145,15 +142,26 @@ class Session:
         self.enabled = enabled
         self._refresh()
 
-    def add_sink(self, sink: Sink) -> None:
-        """Give all records from here on to this sink as well."""
+    def add_sink(self, sink: Sink, on_close: Callable[[], None] | None = None) -> None:
+        """Give all records from here on to this sink as well; `on_close` ends it."""
         self._register_exit()
         self._sinks += (sink,)
+        if on_close is not None:
+            self._endings[id(sink)] = on_close
         self._refresh()
 
     def remove_sink(self, sink: Sink) -> None:
         """Give it no more records."""
         self._sinks = tuple(s for s in self._sinks if s is not sink)
+        self._endings.pop(id(sink), None)
+        meter = getattr(sink, "meter", None)
+        if meter is not None:
+            # its bill stays when it is gone
+            with self._lock:
+                self._captured += meter.captured
+                self._bytes += meter.nbytes
+                self._spent["small values"] += meter.spent_ns
+                self._dropped += sink.dropped  # type: ignore[attr-defined]
         self._refresh()
 
     def advance(self, owner: str, step: int | None = None) -> int | None:
@@ -209,10 +217,9 @@ class Session:
         adapter = adapter_of(cls)
         nbytes = adapter.nbytes(value, ())
         selected = _now() if nbytes > SMALL else 0
-        if len(targets) == 1:
-            admitted: tuple[Sink, ...] = targets if targets[0].admit(nbytes) else ()
-        else:
-            admitted = tuple([sink for sink in targets if sink.admit(nbytes)])
+        admitted: tuple[Sink, ...] = targets
+        if len(targets) > 1 or not targets[0].admit(nbytes, gate.name, kind):
+            admitted = self._admitted(targets, gate, number, kind, nbytes)
         if not admitted:
             gate.digest = None  # it was not kept: the next one is to be
             return self._passed(start)
@@ -259,6 +266,20 @@ class Session:
             self._small_bill((nbytes, _now() - start))
         return ticket
 
+    def _admitted(
+        self, targets: tuple[Sink, ...], gate: Gate, number: int, kind: Kind, nbytes: int
+    ) -> tuple[Sink, ...]:
+        """The sinks that have room; the others are told what they miss."""
+        if len(targets) == 1:
+            admitted: list[Sink] = []  # it was asked already
+        else:
+            admitted = [sink for sink in targets if sink.admit(nbytes, gate.name, kind)]
+        for sink in targets:
+            if sink not in admitted:
+                step = number if gate.step is None else gate.step
+                sink.missed(gate.name, kind, step, ranks.rank_and_world_size()[0])
+        return tuple(admitted)
+
     def _passed(self, start: int) -> Ticket:
         self._passes.append(_now() - start)
         return SKIPPED
@@ -281,6 +302,10 @@ class Session:
                 self._spent["select"] += sum(select)
                 self._spent["queue"] += sum(admit) + sum(write)
                 self._spent["copy"] += sum(copy)
+
+    def next_number(self) -> int:
+        """The next number in the order of capture."""
+        return self._next()
 
     def fault(self, name: object, error: Exception) -> Ticket:
         """Something went wrong under a name: counted, logged once, raised only if asked for."""
@@ -327,8 +352,9 @@ class Session:
                 if forget:
                     lost = live.forget()
                     with self._lock:
-                        self._unheard += lost
-                        self._captured -= lost
+                        if not self._sinks:  # else it is in the run
+                            self._unheard += lost
+                            self._captured -= lost
                 self._refresh()
 
             def refused(count: int) -> None:
@@ -355,8 +381,8 @@ class Session:
             )
             live = Background(
                 drain,
-                budget=_setting("TENSORTAP_BUFFER", "10%", parse_size),
-                overflow=_setting("TENSORTAP_OVERFLOW", "latest", _policy),
+                budget=setting("TENSORTAP_BUFFER", "10%", parse_size),
+                overflow=setting("TENSORTAP_OVERFLOW", "latest", _policy),
                 name=f"live-{address}",
             )
             self._lives[address] = live
@@ -367,7 +393,7 @@ class Session:
 
         rank, world_size = ranks.rank_and_world_size()
         program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-        return wire.Client(self.id, socket.gethostname(), os.getpid(), rank, world_size, program)
+        return wire.Client(self.id, os.uname().nodename, os.getpid(), rank, world_size, program)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything that was captured has arrived or is known to be lost."""
@@ -382,6 +408,11 @@ class Session:
         if not self._registered:
             self._registered = True
             atexit.register(self.close)
+            process = sys.modules.get("multiprocessing.process")
+            if process is not None and process.parent_process() is not None:
+                # a worker of multiprocessing leaves without atexit; not registered before it
+                # runs, as it forgets at its start what it had inherited
+                sys.modules["multiprocessing.util"].Finalize(None, self.close, exitpriority=10)
 
     def close(self) -> None:
         """Flush for at most two seconds and end all sinks; catching is off from here on."""
@@ -392,8 +423,12 @@ class Session:
         deadline = time.monotonic() + EXIT
         sinks = (*self._sinks, *self._lives.values())
         for sink in sinks:
+            end = self._endings.get(id(sink))
             with contextlib.suppress(Exception):
-                sink.close(max(0.05, deadline - time.monotonic()))
+                if end is not None:
+                    end()
+                else:
+                    sink.close(max(0.05, deadline - time.monotonic()))
         self._refresh()
 
     # -- the receipt ---------------------------------------------------------------------
@@ -409,15 +444,17 @@ class Session:
         lives = list(self._lives.items())
         with self._lock:
             counts = self._counts()
-            dropped = sum(live.dropped for _, live in lives)
-            meters = [live.meter for _, live in lives]
+            queues: list[Any] = [s for s in self._sinks if hasattr(s, "meter")]
+            queues += [live for _, live in lives]
+            dropped = self._dropped + sum(queue.dropped for queue in queues)
+            meters = [queue.meter for queue in queues]
             captured = self._captured + sum(meter.captured for meter in meters)
             nbytes = self._bytes + sum(meter.nbytes for meter in meters)
             errors = self._errors
             spent = {name: value / 1e9 for name, value in self._spent.items()}
             spent["small values"] += sum(meter.spent_ns for meter in meters) / 1e9
         # a value that was replaced in the queue had been captured: it is counted once, below
-        kept = max(0, captured - sum(live.replaced for _, live in lives))
+        kept = max(0, captured - sum(queue.replaced for queue in queues))
         skipped = max(0, calls - kept - dropped - counts["unheard"] - errors)
         spent["skipping"] = skipped * _cost_of_skipping()
         seconds = sum(spent.values())
@@ -452,7 +489,7 @@ def _cost_of_skipping() -> float:
     return (_now() - start) / rounds / 1e9
 
 
-def _setting(name: str, default: str, parse: Callable[[str], _T]) -> _T:
+def setting(name: str, default: str, parse: Callable[[str], _T]) -> _T:
     """What the environment says; a mistake there is said, and must not end the capturing."""
     try:
         return parse(os.environ.get(name) or default)

@@ -10,7 +10,10 @@ from typing import Any
 SMALL = (3, 5)
 LARGE = (131, 151)  # more than 16 KiB of any dtype, and no round number
 
-NUMPY = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
+NUMPY = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "complex64 complex128"
+).split()
 EIGHT = (
     "float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
     "float8_e5m2fnuz float8_e8m0fnu"
@@ -34,7 +37,7 @@ def _numpy_array(dtype: Any, shape: tuple[int, ...], seed: str) -> Any:
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
     raw = noise(count * dtype.itemsize, seed)
-    if dtype == bool:
+    if dtype.name == "bool":
         return (np.frombuffer(raw, np.uint8) & 1).astype(bool).reshape(shape)
     return np.frombuffer(raw, dtype).reshape(shape)  # any bits: NaNs of every kind as well
 
@@ -165,11 +168,9 @@ def bits(value: Any) -> tuple[str, str, tuple[int, ...], bytes]:
 
         with torch.no_grad():
             plain = torch.Tensor.as_subclass(value.detach(), torch.Tensor)
-            if plain.dtype.is_complex or plain.dtype.is_floating_point and plain.is_neg():
+            if plain.dtype.is_complex or (plain.dtype.is_floating_point and plain.is_neg()):
                 plain = plain.resolve_conj().resolve_neg()
-            # not contiguous(): some dtypes have no copy of their own
-            where = [i for i, length in enumerate(plain.shape) if length == 0]
-            if where:
+            if not plain.numel():
                 return "torch", str(plain.dtype), tuple(plain.shape), b""
             if not plain.is_contiguous():
                 plain = plain.contiguous()

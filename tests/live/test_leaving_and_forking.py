@@ -151,7 +151,6 @@ if __name__ == "__main__":
     assert [w.exitcode for w in workers] == [0] * 3
     assert tap.catch("after", "main").wait(10)
 """)
-    run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')") if False else None
     program = run(f"""
         import subprocess, sys
         sys.exit(subprocess.run([sys.executable, {str(script)!r}]).returncode)
@@ -190,7 +189,8 @@ if __name__ == "__main__":
         sys.exit(subprocess.run([sys.executable, {str(script)!r}]).returncode)
     """)
     program.end()
-    samples = [fetch(server.history, "sample", i) for i in range(len(server.history.records("sample")))]
+    count = len(server.history.records("sample"))
+    samples = [fetch(server.history, "sample", i) for i in range(count)]
     assert sorted(float(s[0]) for s in samples) == list(range(8))
     assert all(s.unique().numel() == 1 for s in samples)
     assert len(server.history.records("batch")) == 4

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tensortap.console import answers, live
+from tensortap.console import live
 from tensortap.console.live import fetch
 
 PATHS = {"shared memory": "", "TCP": "1"}
@@ -59,11 +58,17 @@ def test_memory_stays_within_its_bound(serving, run, path):
     steps = where.ask("[r.step for r in server.history.records('big')]")
     assert steps == list(range(400 - held["big"], 400))
     assert where.ask("answers.overview(server).evicted") == gone["big"] + gone.get("small", 0)
-    assert where.ask("[int(x[0]) == int(x[-1]) == s for x, s in zip(tap.get_all('big'), "
-                     "[r.step for r in server.history.records('big')])]") == [True] * held["big"]
+    assert (
+        where.ask(
+            "[int(x[0]) == int(x[-1]) == s for x, s in zip(tap.get_all('big'), "
+            "[r.step for r in server.history.records('big')])]"
+        )
+        == [True] * held["big"]
+    )
 
 
 def test_eviction_is_shown(capsys, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     server = live.start("127.0.0.1", 0, "1MB")
     monkeypatch.setattr(live, "_server", server)
     try:

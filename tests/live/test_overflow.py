@@ -8,7 +8,6 @@ import time
 import pytest
 
 from tensortap.console.live import fetch
-from tests.live.talking import TALKS, Talker
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
@@ -159,7 +158,8 @@ def test_what_is_larger_than_the_server_is_refused_and_the_rest_goes_on(
     assert (failed, dropped) == (3, 0)
     assert captured == 14  # copied and handed on, three of them in vain
     assert state == ("connected, over TCP" if arena else "connected, through shared memory")
-    assert where.ask("[len(server.history.records(n)) for n in ('before', 'after', 'big')]") == [5, 5, 0]
+    held = where.ask("[len(server.history.records(n)) for n in ('before', 'after', 'big')]")
+    assert held == [5, 5, 0]
     program.say()
     program.end()
     assert row(where).failed == 3

@@ -50,7 +50,7 @@ def test_a_condition_that_raises_is_one_warning_and_no_capture(server, run):
             assert tap.catch(i, "fine").wait(5)
         assert tap.receipt().errors == 5, str(tap.receipt())
     """)
-    out, err = program.process.communicate(timeout=60)
+    _, err = program.process.communicate(timeout=60)
     assert program.process.returncode == 0, err
     assert err.count("RuntimeError: no such thing") == 1
     assert server.history.names() == ["fine"]

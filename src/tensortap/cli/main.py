@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import demo, doctor, serve, top
+from tensortap.cli import demo, doctor, export, ls, serve, show, top
 from tensortap.errors import TensortapError
 
 app = typer.Typer(
@@ -21,6 +21,9 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
+app.command("ls")(ls.ls)
+app.command("show")(show.show)
+app.command("export")(export.export)
 app.command("demo")(demo.demo)
 
 

@@ -35,9 +35,12 @@ def top(
         view = View(str(own.address), 3.0)
     with view:
         if as_json:
+            import json
+
             import msgspec
 
-            print(msgspec.json.encode(view.overview()).decode())
+            # in ASCII: names are anybody's, and a terminal obeys more than the old control codes
+            print(json.dumps(msgspec.to_builtins(view.overview())))
         elif once:
             view.summary()
         else:

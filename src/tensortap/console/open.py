@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from tensortap.console import tables, verbs
+from tensortap.console.run import Run
 from tensortap.formats.questions import Overview
 from tensortap.readers.open import open_live
 from tensortap.record import Kind
@@ -74,6 +77,12 @@ class View:
         self.reader.close()
 
 
-def open(address: str | None = None, timeout: float = 5.0) -> View:  # noqa: A001  the verb
-    """Look at the live session at ``host:port``; without an address, at this machine's."""
-    return View(address, timeout)
+def open(where: str | Path | None = None, timeout: float = 5.0) -> Any:  # noqa: A001  the verb
+    """A run by its folder, or the live session at ``host:port``; of neither, this machine's."""
+    if where is None or (isinstance(where, str) and not _is_path(where)):
+        return View(where, timeout)
+    return Run(where)
+
+
+def _is_path(text: str) -> bool:
+    return os.sep in text or os.path.exists(text) or text in (".", "..")

@@ -10,9 +10,13 @@ from tensortap.limits import format_size
 from tensortap.viz import text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Group, RenderableType
     from rich.table import Table
     from rich.text import Text
+
+    from tensortap.console.run import Run
 
 
 _LONGEST = 500  # characters of anybody's text that a terminal is to show
@@ -53,29 +57,34 @@ class Rates:
         return f"{self.records:,.0f} records/s, {format_size(self.nbytes)}/s"
 
 
-def names_table(view: Overview, most: int = 200) -> Table:
+def names_table(view: Overview) -> Table:
     """All names with their latest capture."""
+    return rows_table(view.names)
+
+
+def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
+    """Names with their latest record."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
     table.add_column("name", style="bold", overflow="fold")
-    ranked = any(row.head.world_size > 1 for row in view.names)
+    ranked = any(row.head.world_size > 1 for row in rows)
     if ranked:
         table.add_column("rank", justify="right")
     table.add_column("step", justify="right", style="cyan")
     table.add_column("held", justify="right")
     table.add_column("latest", overflow="fold")
     table.add_column("when", justify="right", style="dim", no_wrap=True)
-    for row in view.names[:most]:
+    for row in rows[:most]:
         head = row.head
         cells: list[RenderableType] = [Text(plain(head.name))]
         if ranked:
             cells.append(str(head.rank))
         cells.extend((str(head.step), _held(row), text.styled(plain(row.line)), ago(head.time_ns)))
         table.add_row(*cells)
-    if len(view.names) > most:
-        table.add_row(Text(f"… and {len(view.names) - most} more", style="dim"))
+    if len(rows) > most:
+        table.add_row(Text(f"… and {len(rows) - most} more", style="dim"))
     return table
 
 
@@ -124,7 +133,7 @@ def header(view: Overview, rates: Rates | None = None) -> Table:
         table.add_row("", f"… and {len(view.clients) - 20} more programs")
     if view.refused:
         reasons = ", ".join(f"{count:,} {plain(why)}" for why, count in view.refused.items())
-        table.add_row(Text("refused", style="red"), reasons)
+        table.add_row(Text("refused", style="red"), Text(reasons))
     return table
 
 
@@ -167,3 +176,24 @@ def summary(view: Overview, rates: Rates | None = None) -> Group:
     if view.recent:
         parts.extend((Text(), Text("recent", style="bold dim"), recent_table(view)))
     return Group(*parts)
+
+
+def run_summary(run: Run) -> Group:
+    """A run: when and what ran, names with their latest record, what is missing."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    info, reader = run.reader.info, run.reader
+    table = Table.grid(padding=(0, 2))
+    state = f"ended {info.ended}" if info.ended else "not ended: still running, or cut off"
+    table.add_row(Text(f"run {run.path}", style="bold"), f"started {info.started}, {state}")
+    count = sum(reader.counts().values())
+    table.add_row(Text("records", style="dim"), f"{count:,} of ranks {reader.ranks}")
+    for rank, nbytes in reader.cut.items():
+        cut = f"rank {rank}: {nbytes:,} bytes at the end were cut off in mid-write"
+        table.add_row(Text("cut", style="yellow"), cut)
+    missing = len(run.missing())
+    if missing:
+        table.add_row(Text("missing", style="yellow"), f"{missing:,} found no room (run.missing())")
+    return Group(table, Text(), rows_table(run.rows()))

@@ -25,10 +25,15 @@ def get(
     if rank == "all":
         ranks = sorted({r.rank for r in find_all(reader, name, step=step, kind=kind)})
         return {r: get(reader, name, index, step=step, rank=r, kind=kind) for r in ranks}
+    record = find(reader, name, index, step=step, rank=rank_number(rank), kind=kind)
+    return arrays.rebuild(reader.load(record).value)
+
+
+def rank_number(rank: int | str | None) -> int | None:
+    """A rank that is not ``"all"``."""
     if isinstance(rank, str):
         raise NotFound(f"a rank is a number or 'all', not {rank!r}")
-    record = find(reader, name, index, step=step, rank=rank, kind=kind)
-    return arrays.rebuild(reader.load(record).value)
+    return rank
 
 
 def get_all(

@@ -16,12 +16,15 @@ from typing import Any
 
 import msgspec
 import zmq
+import zmq.utils.z85  # here, not in the thread: a fork in mid-import leaves its lock behind
+from zmq.utils.monitor import recv_monitor_message
 
 from tensortap._version import __version__
 from tensortap.errors import Refused, WireError
 from tensortap.formats import keys, wire
 from tensortap.formats.address import Address
 
+NO_KEY = "there is no key: the first tap.serve() makes one, or set TENSORTAP_KEY"
 _GREETING = 1.0  # seconds a server has for each word of the handshake
 _EVENTS = (
     zmq.EVENT_CONNECT_RETRIED
@@ -110,7 +113,7 @@ class Channel:
             self._fail(str(error))
             return
         if self._key is None:
-            self._fail("there is no key: the first tap.serve() makes one, or set TENSORTAP_KEY")
+            self._fail(NO_KEY)
             return
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         socket.linger = 0
@@ -135,8 +138,6 @@ class Channel:
             self._fail(f"cannot connect to {self.address}: {error}")
 
     def _watch(self) -> None:
-        from zmq.utils.monitor import recv_monitor_message
-
         while self._monitor is not None and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

@@ -12,6 +12,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 from tensortap._version import __version__
 from tensortap.errors import TensortapError
 from tensortap.formats import run as layout
@@ -71,7 +73,7 @@ def make_run(base: Path, world_size: int) -> Path:
         started=now.isoformat(),
         time_zone=str(now.tzinfo),
     )
-    layout.write_json(run / layout.RUN_FILE, info)
+    layout.write_json(run / layout.RUN_FILE, msgspec.to_builtins(info))
     return run
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VERSION = 1
 RUN_FILE = "run.json"
 TAIL = "tail.arrows"
+GROUP = 8192  # rows of a row group
 STATISTICS = tuple(name for name in Summary.__struct_fields__ if name not in ("first_bin", "bins"))
 _COUNTS = STATISTICS[:5]
 _KEY = b"tensortap"
@@ -143,6 +144,11 @@ def schema() -> pa.Schema:
     return pa.schema(fields, metadata={_KEY: json.dumps({"format": VERSION}).encode()})
 
 
+COLUMNS = (
+    "name", "kind", "step", "call", "seq", "rank", "world_size", "time_ns", "type", "dtype",
+    "shape", "shard_shape", "shard_offsets", "shard_placements", "digest", "number", "value",
+    "payloads", "tags", "missing", *STATISTICS, "first_bin", "bins",
+)  # fmt: skip
 Row = tuple[Any, ...]
 _encode = msgspec.msgpack.Encoder().encode
 _decode_value = msgspec.msgpack.Decoder(Value)
@@ -276,7 +282,9 @@ class Contents(msgspec.Struct, frozen=True):
     missing: int
     first_seq: int
     last_seq: int
-    names: dict[str, int]  # name → how many records
+    first_step: int
+    last_step: int
+    names: dict[str, dict[str, int]]  # name → kind → how many records
 
 
 def contents_of(table: pa.Table) -> Contents:
@@ -284,14 +292,20 @@ def contents_of(table: pa.Table) -> Contents:
     import pyarrow.compute as pc
 
     missing = table.column("missing")
-    held = pc.value_counts(table.column("name").filter(pc.invert(missing)))
-    seqs = pc.min_max(table.column("seq"))
+    here = table.select(["name", "kind", "step", "seq"]).filter(pc.invert(missing))
+    counts = here.group_by(["name", "kind"], use_threads=False).aggregate([("seq", "count")])
+    names: dict[str, dict[str, int]] = {}
+    for row in counts.to_pylist():
+        names.setdefault(row["name"], {})[row["kind"]] = row["seq_count"]
+    seqs, steps = pc.min_max(here.column("seq")), pc.min_max(here.column("step"))
     return Contents(
-        table.num_rows,
-        pc.sum(missing).as_py() or 0,
-        seqs["min"].as_py() or 0,
-        seqs["max"].as_py() or 0,
-        dict(zip(held.field(0).to_pylist(), held.field(1).to_pylist(), strict=True)),
+        rows=table.num_rows,
+        missing=pc.sum(missing).as_py() or 0,
+        first_seq=seqs["min"].as_py() or 0,
+        last_seq=seqs["max"].as_py() or 0,
+        first_step=steps["min"].as_py() or 0,
+        last_step=steps["max"].as_py() or 0,
+        names=names,
     )
 
 
@@ -304,7 +318,10 @@ def seal(tail: Path, part: Path, number: int, *, durable: bool) -> None:
         table = pa.ipc.open_stream(source).read_all()
         said = metadata(number, contents_of(table))
         draft = part.with_name(part.name + ".part")
-        pq.write_table(table.replace_schema_metadata(said), draft, compression="zstd")
+        # small groups: a reader that wants one step decodes only the one that has it
+        pq.write_table(
+            table.replace_schema_metadata(said), draft, compression="zstd", row_group_size=GROUP
+        )
     if durable:
         fd = os.open(draft, os.O_RDONLY)
         try:

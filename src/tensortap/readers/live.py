@@ -18,7 +18,8 @@ from tensortap.errors import NotFound, TensortapError
 from tensortap.formats import questions, wire
 from tensortap.formats.address import Address
 from tensortap.formats.channel import Channel, State
-from tensortap.record import Record
+from tensortap.record import Kind, Record
+from tensortap.select import fits
 
 _rows = msgspec.msgpack.Decoder(questions.Rows)
 _overview = msgspec.msgpack.Decoder(questions.Overview)
@@ -74,8 +75,17 @@ class LiveReader:
     def names(self) -> list[str]:
         return list(_rows.decode(self._ask(questions.NAMES)).names)
 
-    def records(self, name: str) -> list[Record]:
-        return list(_rows.decode(self._ask(questions.HEADS, name=name)).records)
+    def records(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | None = None,
+        last: int | None = None,
+    ) -> list[Record]:
+        heads = _rows.decode(self._ask(questions.HEADS, name=name)).records
+        return [record for record in heads if fits(record, step, rank, kind)]
 
     def load(self, record: Record) -> Record:
         where = {"name": record.name, "seq": record.seq, "time_ns": record.time_ns}

@@ -16,8 +16,19 @@ class Reader(Protocol):
         """All names, in the order in which they first came."""
         ...
 
-    def records(self, name: str) -> list[Record]:
-        """The records of a name, oldest to newest; their values may have to be loaded."""
+    def records(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | None = None,
+        last: int | None = None,
+    ) -> list[Record]:
+        """The records of a name that fit, oldest to newest; their values may have to be loaded.
+
+        `last` says that only so many of the newest of each rank are wanted; more may come.
+        """
         ...
 
     def load(self, record: Record) -> Record:
@@ -32,28 +43,25 @@ def find_all(
     step: int | None = None,
     rank: int | str | None = None,
     kind: Kind | str | None = None,
+    last: int | None = None,
 ) -> list[Record]:
     """The records that fit, oldest to newest; NotFound, with what there is, if none does."""
-    found = reader.records(name)
+    wanted_kind = _kind(kind)
+    wanted_rank = None if rank == "all" or isinstance(rank, str) else rank
+    found = reader.records(name, step=step, rank=wanted_rank, kind=wanted_kind, last=last)
     if not found:
-        raise NotFound(_no_name(name, reader.names()))
-    if kind is not None:
-        kind = Kind(kind)
-        kinds = sorted({r.kind.value for r in found})
-        found = [r for r in found if r.kind is kind]
-        if not found:
-            raise NotFound(f"no {kind.value} of {name!r}; there is {' and '.join(kinds)}")
-    if rank is not None and rank != "all":
-        held = sorted({r.rank for r in found})
-        found = [r for r in found if r.rank == rank]
-        if not found:
-            raise NotFound(f"no {name!r} of rank {rank}; there are ranks {_few(held)}")
-    if step is not None:
-        steps = sorted({r.step for r in found})
-        found = [r for r in found if r.step == step]
-        if not found:
-            raise NotFound(f"no {name!r} at step {step}; {_nearest(step, steps)}")
+        raise NotFound(_why_not(reader, name, step, wanted_rank, wanted_kind))
     return found
+
+
+def _kind(kind: Kind | str | None) -> Kind | None:
+    if kind is None:
+        return None
+    try:
+        return Kind(kind)
+    except ValueError:
+        kinds = ", ".join(k.value for k in Kind)
+        raise NotFound(f"no kind is called {kind!r}; there is {kinds}") from None
 
 
 def find(
@@ -66,7 +74,8 @@ def find(
     kind: Kind | str | None = None,
 ) -> Record:
     """One record: `index` counts back from the latest of those that fit."""
-    found = find_all(reader, name, step=step, rank=rank, kind=kind)
+    last = index + 1 if index >= 0 else None
+    found = find_all(reader, name, step=step, rank=rank, kind=kind, last=last)
     held = sorted({r.rank for r in found})
     if len(held) > 1:
         raise NotFound(f"{name!r} is there of ranks {_few(held)}: say rank={held[0]} or rank='all'")
@@ -76,6 +85,28 @@ def find(
     if not -len(found) <= index < len(found):
         raise NotFound(f"{name!r} has {len(found)} captures, counted back from 0: no {index}")
     return found[-1 - index]
+
+
+def _why_not(
+    reader: Reader, name: str, step: int | None, rank: int | None, kind: Kind | None
+) -> str:
+    """Why nothing was found, and what there is instead."""
+    found = reader.records(name)
+    if not found:
+        return _no_name(name, reader.names())
+    if kind is not None:
+        kinds = sorted({r.kind.value for r in found})
+        found = [r for r in found if r.kind is kind]
+        if not found:
+            return f"no {kind.value} of {name!r}; there is {' and '.join(kinds)}"
+    if rank is not None:
+        held = sorted({r.rank for r in found})
+        found = [r for r in found if r.rank == rank]
+        if not found:
+            word = "is rank" if len(held) == 1 else "are ranks"
+            return f"no {name!r} of rank {rank}; there {word} {_few(held)}"
+    steps = sorted({r.step for r in found})
+    return f"no {name!r} at step {step}; {_nearest(step or 0, steps)}"
 
 
 def _few(values: list[int]) -> str:

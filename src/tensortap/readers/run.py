@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,16 +18,16 @@ from tensortap.errors import TensortapError
 from tensortap.formats import run as layout
 from tensortap.formats import wire
 from tensortap.formats.tensors import TensorReader
-from tensortap.record import Record
+from tensortap.record import Kind, Record
+from tensortap.select import fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_HEAD = (
-    "name", "kind", "step", "call", "seq", "rank", "world_size", "time_ns",
-    "type", "dtype", "shape", "digest",
-)  # fmt: skip
 _OPEN_FILES = 64
+_KEPT_TABLES = 16
+_OFTEN = 3  # a name that is asked for so often gets an index
+_INDEXED = 500_000  # records in all indices
 
 
 class Corrupt(TensortapError):
@@ -34,10 +35,18 @@ class Corrupt(TensortapError):
 
 
 class Part(NamedTuple):
-    """A sealed table."""
+    """A sealed table: what is in it, and the range of steps of each of its row groups."""
 
     path: Path
     contents: layout.Contents
+    footer: Any
+    steps: list[tuple[int, int]]
+
+
+_STATISTICS = frozenset((*layout.STATISTICS, "first_bin", "bins"))
+_HEAD = [name for name in layout.COLUMNS if name not in ("value", "payloads", "number", "missing")]
+Unit = tuple[int, int]  # part and row group; (-1, 0) is the open end
+_TAIL: Unit = (-1, 0)
 
 
 class Mapped(NamedTuple):
@@ -68,7 +77,7 @@ class RankReader:
         self._read_tail()
         # after the tail: what was sealed meanwhile is found here
         for path in sorted(self._folder.glob("*.parquet"))[len(self.parts) :]:
-            self.parts.append(Part(path, _contents(path)))
+            self.parts.append(_part(path))
         if self._tail_part < len(self.parts):
             self.tail = []
 
@@ -118,54 +127,95 @@ class RankReader:
             self._tail_offset = stream.tell()
         self.cut = max(0, size - self._tail_offset)
 
-    def tables(self, name: str | None = None) -> Iterator[tuple[int, Any]]:
-        """The tables that hold a name, oldest first: (index, a thing to read columns from)."""
+    def units(
+        self, name: str | None = None, step: int | None = None, after: int = -1
+    ) -> list[Unit]:
+        """What may hold a name, a step, or records after a number, oldest first."""
+        found: list[Unit] = []
         for index, part in enumerate(self.parts):
-            if name is None or name in part.contents.names:
-                yield index, part.path
+            held = part.contents
+            if (name is not None and name not in held.names) or held.last_seq <= after:
+                continue
+            found += [
+                (index, group)
+                for group, (low, high) in enumerate(part.steps)
+                if step is None or low <= step <= high
+            ]
         if self.tail:
-            import pyarrow as pa
+            found.append(_TAIL)
+        return found
 
-            yield -1, pa.Table.from_batches(self.tail)
-
-    def read(self, table: Any, columns: list[str] | None) -> pa.Table:
-        """Some columns of a table."""
-        if not isinstance(table, Path):
-            return table if columns is None else table.select(columns)
+    def read(self, unit: Unit, columns: list[str] | None = None) -> pa.Table:
+        """Some columns of a row group, or of the open end."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        index, group = unit
+        if index < 0:
+            table = pa.Table.from_batches(self.tail)
+            return table if columns is None else table.select(columns)
+        part = self.parts[index]
         try:
-            return pq.read_table(table, columns=columns, memory_map=True)
+            with pq.ParquetFile(part.path, metadata=part.footer, memory_map=True) as file:
+                return file.read_row_group(group, columns=columns, use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
-            raise Corrupt(f"{table} cannot be read: {error}") from None
+            raise Corrupt(f"{part.path} cannot be read: {error}") from None
 
-    def names(self) -> dict[str, int]:
-        """Name → how many records."""
-        held: dict[str, int] = {}
+    def read_all(self, columns: list[str] | None) -> list[pa.Table]:
+        """All rows, some columns."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        tables = []
         for part in self.parts:
-            for name, count in part.contents.names.items():
-                held[name] = held.get(name, 0) + count
+            try:
+                tables.append(pq.read_table(part.path, columns=columns))
+            except (pa.ArrowInvalid, OSError) as error:
+                raise Corrupt(f"{part.path} cannot be read: {error}") from None
+        if self.tail:
+            tables.append(self.read(_TAIL, columns))
+        return tables
+
+    def names(self) -> dict[str, dict[str, int]]:
+        """Name → kind → how many records."""
+        held: dict[str, dict[str, int]] = {}
+        for part in self.parts:
+            for name, kinds in part.contents.names.items():
+                for kind, count in kinds.items():
+                    _count(held, name, kind, count)
         for batch in self.tail:
-            names = batch.column("name").to_pylist()
-            for name, gone in zip(names, batch.column("missing").to_pylist(), strict=True):
+            columns = [batch.column(c).to_pylist() for c in ("name", "kind", "missing")]
+            for name, kind, gone in zip(*columns, strict=True):
                 if not gone:
-                    held[name] = held.get(name, 0) + 1
+                    _count(held, name, kind, 1)
         return held
 
 
-def _contents(path: Path) -> layout.Contents:
+def _count(held: dict[str, dict[str, int]], name: str, kind: str, count: int) -> None:
+    kinds = held.setdefault(name, {})
+    kinds[kind] = kinds.get(kind, 0) + count
+
+
+def _part(path: Path) -> Part:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        said = layout.said_in(pq.read_metadata(path).metadata)
+        footer = pq.read_metadata(path)
+        said = layout.said_in(footer.metadata)
+        contents = msgspec.convert(said["contents"], layout.Contents)
+        column = footer.schema.names.index("step")
+        groups = [footer.row_group(i).column(column) for i in range(footer.num_row_groups)]
+        known = [group.statistics for group in groups]
+        steps = [(s.min, s.max) if s and s.has_min_max else _ANY for s in known]
     except (pa.ArrowInvalid, OSError) as error:
         raise Corrupt(f"{path} cannot be read: {error}") from None
-    try:
-        return msgspec.convert(said["contents"], layout.Contents)
-    except (KeyError, msgspec.ValidationError):
+    except (KeyError, ValueError, msgspec.ValidationError):
         raise Corrupt(f"{path} does not say what is in it: it is no table of a run") from None
+    return Part(path, contents, footer, steps)
+
+
+_ANY = (-(1 << 63), 1 << 63)
 
 
 class RunReader:
@@ -175,8 +225,12 @@ class RunReader:
         self.path = path
         self.info = layout.read_info(path)
         self._ranks: dict[int, RankReader] = {}
-        self._where: dict[tuple[int, int], tuple[int, int]] = {}
+        self._where: dict[tuple[int, int], tuple[Unit, int]] = {}
         self._files: dict[str, TensorReader] = {}
+        self._seen: dict[int, int] = {}
+        self._index: dict[str, tuple[list[Record], dict[int, list[Record]]]] = {}
+        self._asked: collections.Counter[str] = collections.Counter()
+        self._tables: dict[tuple[int, Unit], pa.Table] = {}
         self._lock = threading.RLock()
         self.refresh()
 
@@ -188,7 +242,12 @@ class RunReader:
                 if rank not in self._ranks:
                     self._ranks[rank] = RankReader(self.path, rank)
             for reader in self._ranks.values():
+                before = (len(reader.parts), len(reader.tail))
                 reader.refresh()
+                if before != (len(reader.parts), len(reader.tail)):
+                    self._index.clear()
+                    # rows of the open end have moved into a sealed table
+                    self._where = {k: v for k, v in self._where.items() if v[0] != _TAIL}
 
     @property
     def ranks(self) -> list[int]:
@@ -204,37 +263,116 @@ class RunReader:
         """Name → how many records, over all ranks."""
         held: dict[str, int] = {}
         for reader in self._ranks.values():
-            for name, count in reader.names().items():
-                held[name] = held.get(name, 0) + count
+            for name, kinds in reader.names().items():
+                held[name] = held.get(name, 0) + sum(kinds.values())
         return held
 
     def names(self) -> list[str]:
         return list(self.counts())
 
-    def records(self, name: str) -> list[Record]:
+    def records(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | None = None,
+        last: int | None = None,
+    ) -> list[Record]:
+        with self._lock:
+            if name not in self._index and (step is not None or last is not None):
+                # a single question: look only where the answer may be. Asked again, the name
+                # gets an index
+                self._asked[name] += 1
+                if self._asked[name] < _OFTEN:
+                    return self._search(name, step, rank, kind, last)
+            records, by_step = self._indexed(name)
+            if step is not None:
+                records = by_step.get(step, [])
+            return [record for record in records if fits(record, step, rank, kind)]
+
+    def _indexed(self, name: str) -> tuple[list[Record], dict[int, list[Record]]]:
+        """All records of a name, and the same by step; remembered until something new comes."""
+        found = self._index.get(name)
+        if found is None:
+            records = self._search(name, None, None, None, None)
+            by_step: dict[int, list[Record]] = {}
+            for record in records:
+                by_step.setdefault(record.step, []).append(record)
+            held = sum(len(indexed) for indexed, _ in self._index.values())
+            if held + len(records) > _INDEXED:
+                self._index.clear()
+            found = self._index[name] = (records, by_step)
+        return found
+
+    def _search(
+        self,
+        name: str,
+        step: int | None,
+        rank: int | None,
+        kind: Kind | None,
+        last: int | None,
+    ) -> list[Record]:
         import pyarrow.compute as pc
 
         found: list[Record] = []
-        with self._lock:
-            for rank, reader in self._ranks.items():
-                for index, source in reader.tables(name):
-                    names = reader.read(source, ["name", "missing"])
-                    wanted = pc.and_(
-                        pc.equal(names.column("name"), name), pc.invert(names.column("missing"))
-                    )
-                    rows = pc.indices_nonzero(wanted)
-                    if not len(rows):
-                        continue
-                    heads = reader.read(source, list(_HEAD)).take(rows)
-                    columns = [heads.column(column).to_pylist() for column in _HEAD]
-                    for row, fields in zip(
-                        rows.to_pylist(), zip(*columns, strict=True), strict=True
-                    ):
-                        record = _head(fields)
-                        self._where[rank, record.seq] = (index, row)
-                        found.append(record)
+
+        def wanted(table: pa.Table) -> Any:
+            mask = pc.equal(table.column("name"), name)
+            if step is not None:
+                mask = pc.and_(mask, pc.equal(table.column("step"), step))
+            if kind is not None:
+                mask = pc.and_(mask, pc.equal(table.column("kind"), kind.value))
+            return mask
+
+        for number, reader in self._ranks.items():
+            if rank is not None and number != rank:
+                continue
+            kinds = len(reader.names().get(name, ()))
+            # with several kinds the newest of each is wanted, wherever it lies
+            enough = last if last is not None and (kinds == 1 or kind is not None) else None
+            here: list[Record] = []
+            for unit in reversed(reader.units(name, step)):
+                here = self._heads(reader, unit, wanted) + here
+                if enough is not None and len(here) >= enough:
+                    break
+            found += here
         if len(self._ranks) > 1:
             found.sort(key=lambda r: (r.time_ns, r.seq))
+        return found
+
+    def fresh(self) -> list[Record]:
+        """The records that came since this was last called, in the order of their capture."""
+        found: list[Record] = []
+        with self._lock:
+            for rank, reader in self._ranks.items():
+                seen = self._seen.get(rank, -1)
+                for unit in reader.units(after=seen):
+                    found += self._heads(reader, unit, lambda t: _newer(t, seen))  # noqa: B023
+                self._seen[rank] = max((r.seq for r in found if r.rank == rank), default=seen)
+        return sorted(found, key=lambda r: (r.time_ns, r.seq))
+
+    def _heads(
+        self, reader: RankReader, unit: Unit, wanted: Callable[[pa.Table], Any]
+    ) -> list[Record]:
+        """The records of the rows of a table that are wanted, without their values."""
+        import pyarrow.compute as pc
+
+        keys = reader.read(unit, ["name", "kind", "step", "seq", "missing"])
+        mask = pc.and_(wanted(keys), pc.invert(keys.column("missing")))
+        rows = pc.indices_nonzero(mask)
+        if not len(rows):
+            return []
+        heads = reader.read(unit, _HEAD).take(rows)
+        if heads.column("count").null_count == heads.num_rows:
+            heads = heads.drop_columns(list(_STATISTICS))
+        columns = [heads.column(name).to_pylist() for name in heads.column_names]
+        found = [
+            layout.record_of(dict(zip(heads.column_names, fields, strict=True)))
+            for fields in zip(*columns, strict=True)
+        ]
+        for row, record in zip(rows.to_pylist(), found, strict=True):
+            self._where[reader.rank, record.seq] = (unit, row)
         return found
 
     def load(self, record: Record) -> Record:
@@ -250,24 +388,28 @@ class RunReader:
         import pyarrow.compute as pc
 
         reader = self._ranks[record.rank]
-        index, row = self._where.get((record.rank, record.seq), (None, -1))
-        for number, source in reader.tables(record.name):
-            if index is not None and number != index:
-                continue
-            table = reader.read(source, None)
-            if index is None or number == -1:
-                # the open end may have been sealed since: look the record up
-                rows = pc.indices_nonzero(pc.equal(table.column("seq"), record.seq)).to_pylist()
-                if not rows:
-                    continue
-                row = rows[0]
-            found: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
-            return found
-        if index is not None:
-            self._where.pop((record.rank, record.seq), None)
-            reader.refresh()
-            return self._row(record)
+        unit, row = self._where.get((record.rank, record.seq), (_TAIL, -1))
+        if unit != _TAIL:
+            return _one(self._table(reader, unit), row)
+        for each in reader.units(record.name, record.step):
+            table = self._table(reader, each)
+            rows = pc.indices_nonzero(pc.equal(table.column("seq"), record.seq)).to_pylist()
+            if rows:
+                return _one(table, rows[0])
         raise Corrupt(f"{record.name!r} at step {record.step} is no longer in {self.path}")
+
+    def _table(self, reader: RankReader, unit: Unit) -> pa.Table:
+        """A whole row group; the last few stay in memory."""
+        if unit == _TAIL:
+            return reader.read(unit)
+        key = (reader.rank, unit)
+        table = self._tables.pop(key, None)
+        if table is None:
+            table = reader.read(unit)
+        self._tables[key] = table
+        if len(self._tables) > _KEPT_TABLES:
+            del self._tables[next(iter(self._tables))]
+        return table
 
     def _payload(self, place: dict[str, str]) -> Mapped:
         name = place["file"]
@@ -285,11 +427,7 @@ class RunReader:
         """All rows of all ranks, missing ones included."""
         import pyarrow as pa
 
-        tables = [
-            reader.read(source, columns)
-            for reader in self._ranks.values()
-            for _, source in reader.tables()
-        ]
+        tables = [table for reader in self._ranks.values() for table in reader.read_all(columns)]
         if not tables:
             empty = layout.schema().empty_table()
             return empty if columns is None else empty.select(columns)
@@ -303,14 +441,18 @@ class RunReader:
         return list(zip(*(gone.column(c).to_pylist() for c in columns[:3]), strict=True))
 
 
-def _head(fields: tuple[Any, ...]) -> Record:
-    from tensortap.record import Kind
+def _one(table: pa.Table, row: int) -> dict[str, Any]:
+    # cell by cell, and no statistics where there are none: a third of the time of to_pylist()
+    columns = table.column_names
+    if not table.column("count")[row].is_valid:
+        columns = [name for name in columns if name not in _STATISTICS]
+    return {name: table.column(name)[row].as_py() for name in columns}
 
-    name, kind, step, call, seq, rank, size, time_ns, type_name, dtype, shape, digest = fields
-    return Record(
-        name, Kind(kind), step, call, seq, rank, size, time_ns, type_name or "", dtype or "",
-        tuple(shape or ()), None, digest,
-    )  # fmt: skip
+
+def _newer(table: pa.Table, seen: int) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.greater(table.column("seq"), seen)
 
 
 def read_json(path: Path) -> Any:

@@ -23,6 +23,8 @@ class Peer:
         self.records = 0
         self.nbytes = 0
         self.last = 0  # number of the last batch: one that comes again is not taken again
+        # kept beyond a connection: the word of it may not have arrived
+        self.turned_down: collections.deque[int] = collections.deque(maxlen=1000)
         self.tally = wire.Tally()
         self.probes: list[wire.Probe] = []
         self.arena_pid: int | None = None  # where its segments are, if they can be read

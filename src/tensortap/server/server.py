@@ -58,6 +58,7 @@ class Server:
         self._routes: dict[bytes, Peer] = {}
         self._fds: dict[int, bytes] = {}
         self._touched: dict[bytes, Peer] = {}
+        self._departed: list[tuple[Peer, bytes, float]] = []
         self._pool = Pool(shared=False)
         self._trimmed_at = time.monotonic()
         self._closing = False
@@ -130,10 +131,9 @@ class Server:
         items: list[Any] = [(item, zmq.POLLIN) for item in sockets if item is not None]
         try:
             while not self._closing:
-                pause = 100 if self.door.watching else 500
+                pause = 10 if self._departed else 100 if self.door.watching else 500
                 ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, pause)]
-                if self._router in ready:
-                    self._receive()
+                self._part(self._router not in ready or self._receive())
                 if self._zap is not None and self._zap in ready:
                     self.door.vouch(self._zap)
                 if self._monitor in ready:
@@ -155,12 +155,13 @@ class Server:
             os.close(bell)
             os.close(ringer)
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Take what has come; False when that was not all."""
         for _ in range(_TURN):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                return True
             route = frames[0].bytes
             try:
                 self._take(route, frames)
@@ -175,6 +176,7 @@ class Server:
                 # whatever a client sends, the others must not notice
                 log.exception("tensortap: a message was refused because of an error")
                 self._refuse(route, frames[-1], f"an error in the session: {error!r}", "error")
+        return False
 
     def _take(self, route: bytes, frames: list[zmq.Frame]) -> None:
         if not 3 <= len(frames) <= 4:
@@ -253,9 +255,22 @@ class Server:
                 self.door.leaves(event["value"])
                 peer = self._routes.get(self._fds.pop(event["value"], b""))
                 if peer is not None:
-                    self._gone(peer)
+                    self._departed.append((peer, peer.route, time.monotonic()))
             else:
                 self.refused["no handshake"] += 1
+
+    def _part(self, heard_all: bool) -> None:
+        """Part from those whose connection has gone, once their last words have been heard."""
+        if not self._departed:
+            return
+        late = time.monotonic() - 1  # among many who talk all the time, not for ever
+        waiting = []
+        for peer, route, since in self._departed:
+            if not heard_all and since > late:
+                waiting.append((peer, route, since))
+            elif peer.route == route:
+                self._gone(peer)
+        self._departed = waiting
 
     def _refuse(self, route: bytes, frame: zmq.Frame, why: str, count: str) -> None:
         self.refused[count] += 1
@@ -282,14 +297,17 @@ class Server:
     def _batch(self, peer: Peer, batch: wire.Batch, body: memoryview) -> None:
         peer.tally = batch.tally
         peer.probes.extend(batch.probes)
+        for offer in batch.segments:
+            self._map(peer, offer)
         if batch.number <= peer.last:  # sent again after a break, but it had arrived
             peer.owed += batch.cost
+            peer.freed.extend((e.segment, e.offset) for e in batch.externals if e.segment)
+            if batch.number in peer.turned_down:
+                peer.refused.append(batch.number)
             self._touched[peer.who.id] = peer
             return
         if peer.assemblies and batch.number <= next(reversed(peer.assemblies)):
             raise WireError("a batch out of order")
-        for offer in batch.segments:
-            self._map(peer, offer)
         assembly = Assembly(batch, body)
 
         def slot(external: wire.External) -> Slot:
@@ -333,6 +351,7 @@ class Server:
                     assembly.refused = "spoke garbage"
             if assembly.refused:
                 peer.refused.append(number)
+                peer.turned_down.append(number)
                 self.refused[assembly.refused] += 1
             peer.last = number
             peer.owed += assembly.batch.cost

@@ -18,7 +18,7 @@ import time
 from typing import Any, Protocol
 
 from tensortap.history import OVERHEAD
-from tensortap.record import Record
+from tensortap.record import Kind, Record
 from tensortap.sinks.meter import Hot, Meter
 from tensortap.sinks.ticket import Ticket, settle
 
@@ -95,6 +95,10 @@ class Drain(Protocol):
         """Somebody waits: do not gather more first."""
         ...
 
+    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
+        """A value that found no room; called by the training thread."""
+        ...
+
     def give_up(self) -> list[Entry]:
         """Entries that were taken and that will not be sent: they are counted as lost."""
         ...
@@ -133,15 +137,15 @@ class Background:
         """Values that are nowhere because the queue was over its budget."""
         return self.replaced + self.turned_away
 
-    def admit(self, nbytes: int) -> bool:
+    def admit(self, nbytes: int, name: str = "", kind: Kind = Kind.VALUE) -> bool:
         """Ask for room before a value is copied."""
         queued = self.meter.put - self.meter.got
         # a value larger than the budget goes through when nothing else is queued
         if not queued or queued + self.drain.pending + nbytes + OVERHEAD <= self.budget:
             return True
-        return self._make_room(nbytes)
+        return self._make_room(nbytes, name, kind)
 
-    def _make_room(self, nbytes: int) -> bool:
+    def _make_room(self, nbytes: int, name: str, kind: Kind) -> bool:
         nbytes += OVERHEAD
         with self._lock:
             if self.overflow == "block":
@@ -152,7 +156,7 @@ class Background:
                 self._hurried -= 1
             elif self.overflow == "latest":
                 self._compact()
-            if self._fits(nbytes):
+            if self._fits(nbytes) or self._replace(nbytes, name, kind):
                 return True
             self.turned_away += 1
             return False
@@ -175,9 +179,27 @@ class Background:
                 older.append(before)
             latest[key] = entry
         queue.extendleft(reversed(latest.values()))
-        self.meter.got += sum([nbytes for _, _, nbytes in older])
-        self.replaced += len(older)
-        settle(older, False)
+        self._drop(older)
+
+    def _replace(self, nbytes: int, name: str, kind: Kind) -> bool:
+        """Take out the one that waits under this name, if its room is enough for a newer one."""
+        if self.overflow != "latest":
+            return False
+        for i, entry in enumerate(list(self._queue)):
+            record = entry[0]
+            if record.name == name and record.kind is kind:
+                others = self.meter.put - self.meter.got - entry[2]
+                if others and others + self.drain.pending + nbytes > self.budget:
+                    return False
+                del self._queue[i]  # others only append: the place is the same
+                self._drop([entry])
+                return True
+        return False
+
+    def _drop(self, entries: list[Entry]) -> None:
+        self.meter.got += sum([nbytes for _, _, nbytes in entries])
+        self.replaced += len(entries)
+        settle(entries, False)
 
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
         """Queue a record for which there is room."""
@@ -207,6 +229,10 @@ class Background:
             **others,
         )
 
+    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
+        """A value that was not admitted: the drain may want to know."""
+        self.drain.missed(name, kind, step, rank)
+
     def hurry(self) -> None:
         """Do not pause before the next hand-over."""
         self._wake.ring()
@@ -229,11 +255,12 @@ class Background:
 
     def close(self, timeout: float = 2.0) -> None:
         """Flush for at most `timeout` seconds, then end the thread."""
+        start = time.monotonic()
         if self.accepting or self.drain.pending:
             self.flush(timeout)
         self._closed = True
         self._wake.ring()
-        self._thread.join(min(timeout, 0.5))
+        self._thread.join(max(0.5, timeout - (time.monotonic() - start)))
 
     def forget(self) -> int:
         """Drop everything that waits, because nobody is there to take it; how many it was."""
@@ -276,7 +303,11 @@ class Background:
         self._wake.close()
 
     def _cycle(self) -> None:
-        entries = self._take(self.drain.room())
+        room = self.drain.room()
+        if self.overflow == "latest":
+            # what is under way can no longer be replaced: it must not take the whole budget
+            room = min(room, max(1, self.budget // 2) - self.drain.pending)
+        entries = self._take(room)
         if entries:
             try:
                 self.drain.send(entries)

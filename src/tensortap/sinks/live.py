@@ -16,8 +16,9 @@ import zmq.utils.garbage  # now: what ends first at exit is what was imported la
 from tensortap.buffers import Lease, OutOfMemory, Pool, Segment
 from tensortap.formats import wire
 from tensortap.formats.address import Address
-from tensortap.formats.channel import Channel, State
+from tensortap.formats.channel import NO_KEY, Channel, State
 from tensortap.limits import format_size
+from tensortap.record import Kind
 from tensortap.sinks.background import Entry, Wake
 from tensortap.sinks.ticket import settle
 
@@ -132,6 +133,8 @@ class Live:
         now = time.monotonic()
         if self._lost_at is not None and now - self._lost_at > _PATIENCE:
             self._lost_at = None
+        if self._state is State.ABSENT and self._lost_at is None:
+            # again and again: a value may have been queued just when nobody was found
             self._on_state(True)
         if now - self._trimmed_at > _TRIM / 2:
             self._trimmed_at = now
@@ -139,6 +142,9 @@ class Live:
 
     def hurry(self) -> None:
         """What was sent is under way already."""
+
+    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
+        """The counts that go with every batch say enough."""
 
     def give_up(self) -> list[Entry]:
         with self._lock:
@@ -209,8 +215,10 @@ class Live:
             self._lost_at = time.monotonic()
             self._on_state(False)
         else:
-            if channel.refusal:
-                log.warning("tensortap: no live session at %s: %s", self.address, channel.refusal)
+            # whoever has never served has no key: nothing is wrong
+            if channel.refusal not in ("", NO_KEY) or not self.address.loopback:
+                why = channel.refusal or "nobody listens there"
+                log.warning("tensortap: no live session at %s: %s", self.address, why)
             self._on_state(True)
 
     def _abandon(self) -> None:

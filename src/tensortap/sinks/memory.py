@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensortap.history import History
-from tensortap.record import Record
+from tensortap.record import Kind, Record
 from tensortap.sinks.ticket import Ticket, settle
 
 
@@ -15,8 +15,11 @@ class Memory:
     def __init__(self, history: History) -> None:
         self.history = history
 
-    def admit(self, nbytes: int) -> bool:
+    def admit(self, nbytes: int, name: str = "", kind: Kind = Kind.VALUE) -> bool:
         return nbytes <= self.history.bound
+
+    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
+        """Larger than all memory there is: not kept."""
 
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
         self.history.write([record])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tensortap.record import Record
+from tensortap.record import Kind, Record
 from tensortap.sinks.ticket import Ticket
 
 
@@ -16,8 +16,12 @@ class Sink(Protocol):
         """Whether records are wanted at all."""
         ...
 
-    def admit(self, nbytes: int) -> bool:
+    def admit(self, nbytes: int, name: str = "", kind: Kind = Kind.VALUE) -> bool:
         """Ask for room before a value is copied."""
+        ...
+
+    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
+        """A value that was not admitted: what it was."""
         ...
 
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:

@@ -140,8 +140,8 @@ class Store:
         while self._waiting:
             if not self._guarded(self._take_one):
                 return
-        if len(self._rows) >= _ROWS:
-            self._guarded(self._commit)
+            if len(self._rows) >= _ROWS and not self._guarded(self._commit):
+                return
 
     def _take_one(self) -> None:
         entry = self._waiting[0]

@@ -1,0 +1,190 @@
+"""A run, as people use it: ``run = tap.open("runs/20261115_181530")``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensortap import arrays
+from tensortap.console import glance, tables, verbs
+from tensortap.errors import MissingExtra
+from tensortap.formats import run as layout
+from tensortap.formats.files import load_file
+from tensortap.formats.questions import NameRow
+from tensortap.readers.reader import find, find_all
+from tensortap.readers.run import RunReader
+from tensortap.record import Kind, Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Run:
+    """A run on disk: finished, crashed, or still being written (`refresh`, `follow`)."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.reader = RunReader(self.path)
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}: {sum(self.reader.counts().values()):,} records>"
+
+    def refresh(self) -> Run:
+        """Take in what has been written since the last look."""
+        self.reader.refresh()
+        return self
+
+    def names(self) -> list[str]:
+        """All names, in the order in which they first came."""
+        return self.reader.names()
+
+    def records(self, name: str | None = None) -> Iterator[Record]:
+        """The records of a name, or all, with their values, one at a time."""
+        for each in [name] if name is not None else self.names():
+            for record in self.reader.records(each):
+                yield self.reader.load(record)
+
+    def get(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        step: int | None = None,
+        rank: int | str | None = None,
+        kind: Kind | str | None = None,
+        trust: bool = False,
+    ) -> Any:
+        """A value: the latest, or `index` before it, or that of a `step`.
+
+        ``rank="all"`` gives a dict of the values of all ranks. `trust` allows dumped objects
+        whose reading may run code.
+        """
+        if rank == "all":
+            ranks = sorted({r.rank for r in find_all(self.reader, name, step=step, kind=kind)})
+            return {
+                r: self.get(name, index, step=step, rank=r, kind=kind, trust=trust) for r in ranks
+            }
+        chosen = verbs.rank_number(rank)
+        record = find(self.reader, name, index, step=step, rank=chosen, kind=kind)
+        return self._value(record, trust)
+
+    def get_all(
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        kind: Kind | str | None = None,
+        trust: bool = False,
+    ) -> list[Any]:
+        """All values of a name, oldest to newest."""
+        found = find_all(self.reader, name, rank=rank, kind=kind)
+        return [self._value(record, trust) for record in found]
+
+    def _value(self, head: Record, trust: bool) -> Any:
+        record = self.reader.load(head)
+        file = record.tags.get("file")
+        if file is not None:
+            return load_file(self.path / Path(file).name, trust=trust)
+        return arrays.rebuild(record.value)
+
+    def describe(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | str | None = None,
+    ) -> None:
+        """Print what is held under a name, and the latest in a line a tensor."""
+        verbs.describe(self.reader, name, index, step=step, rank=rank, kind=kind)
+
+    def missing(self) -> list[tuple[str, int, int]]:
+        """(name, step, rank) of the values that found no room when they were captured."""
+        return self.reader.missing()
+
+    def summary(self) -> None:
+        """Print what ran, every name with its latest record, and what is missing."""
+        from rich.console import Console
+
+        Console().print(tables.run_summary(self))
+
+    def rows(self) -> list[NameRow]:
+        """Every name with its latest record in a line."""
+        rows = []
+        for name in self.names():
+            records = self.reader.records(name)
+            latest: dict[tuple[Kind, int], Record] = {(r.kind, r.rank): r for r in records}
+            for key, head in latest.items():
+                held = sum((r.kind, r.rank) == key for r in records)
+                file = self.reader.load(head)
+                line = file.tags.get("file") or glance.line(file)
+                rows.append(NameRow(head, held, 0, line))
+        return rows
+
+    def export(self, target: str | Path, *, names: str | None = None) -> int:
+        """Write it to ``.npz``, ``.h5``, ``.parquet`` or a folder; how many records it was."""
+        from tensortap.console.export import export
+
+        return export(self, target, names=names)
+
+    def follow(self, timeout: float | None = None, interval: float = 0.1) -> Iterator[Record]:
+        """Records as they land, from the first on; ends with the run, or after `timeout` idle."""
+        idle_since = time.monotonic()
+        while True:
+            ended = self.reader.info.ended is not None
+            for record in self.reader.fresh():
+                idle_since = time.monotonic()
+                yield self.reader.load(record)
+            if ended:
+                return
+            if timeout is not None and time.monotonic() - idle_since > timeout:
+                return
+            time.sleep(interval)
+            self.reader.refresh()
+
+    def stats(self, compute: bool = True) -> pd.DataFrame:
+        """A flat frame: name, kind, step, rank and every statistic, a row a record.
+
+        Where a record has no statistics, they are worked out from its tensor, if `compute`.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise MissingExtra("frames need pandas: pip install 'tensortap[view]'") from None
+        heads = ["name", "kind", "step", "call", "rank", "dtype", "number"]
+        table = self.reader.table([*heads, "seq", "missing", *layout.STATISTICS])
+        frame = table.filter(_not(table.column("missing"))).to_pandas()
+        frame = frame.drop(columns="missing").rename(columns={"number": "value"})
+        if compute:
+            self._fill_in(frame)
+        ordered = frame.sort_values(["step", "seq", "rank"], ignore_index=True)
+        return ordered.drop(columns="seq") if isinstance(ordered, pd.DataFrame) else ordered
+
+    def _fill_in(self, frame: Any) -> None:
+        from tensortap.arrays.view import as_numpy
+        from tensortap.record import TensorData
+        from tensortap.stats import summarize_array
+
+        lacking = frame.index[frame["count"].isna() & (frame["dtype"] != "")]
+        for name in frame.loc[lacking, "name"].unique():
+            heads = {(r.rank, r.seq): r for r in self.reader.records(name)}
+            for i in lacking[frame.loc[lacking, "name"] == name]:
+                head = heads[int(frame.at[i, "rank"]), int(frame.at[i, "seq"])]
+                value = self.reader.load(head).value
+                if not isinstance(value, TensorData):
+                    continue
+                try:
+                    found = summarize_array(as_numpy(value))
+                except TypeError:  # dates and strings have none
+                    continue
+                for statistic in layout.STATISTICS:
+                    frame.at[i, statistic] = getattr(found, statistic)
+
+
+def _not(column: Any) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.invert(column)

@@ -1,0 +1,267 @@
+"""Secrets stay out: what looks like a credential is stored as ``***``.
+
+The rule, in the order in which it is applied to a variable or an argument:
+
+=====================  =========================================  ==============================
+what                   looks like a credential when               becomes
+=====================  =========================================  ==============================
+the user's own rule    ``TENSORTAP_SECRETS`` (a regular           ``***``: all of the value if
+                       expression, case ignored) or ``extra``     the name matched, else the part
+                       is found in the name or in the value       that matched
+a name                 one of its words is, or ends in,           ``***``
+                       PASSWORD, PASSWD, PASSPHRASE, SECRET,
+                       TOKEN, CREDENTIAL, COOKIE, WEBHOOK, JWT,
+                       DSN, AUTHORIZATION, CONNECTION_STRING;
+                       or it has the word KEY, or ends in PWD,
+                       PASS, PAT, AUTH or CREDS
+a name that describes  its last word is FILE, PATH, DIR, SOCK,    kept
+                       TYPE, NAME, SIZE, LIMIT, URL, …: it tells
+                       of a credential, it holds none
+a number or a boolean  under a name with TOKEN, KEY, AUTH, …      kept (``MAX_TOKEN=512``), but
+                                                                  not under PASSWORD or SECRET
+a path                 under CREDENTIALS, NETRC or AUTH           kept
+a URL, anywhere        it has ``user:password@`` or               ``https://***@host/…``,
+                       ``?token=…``, ``?sig=…``                   ``?token=***``
+a shape, anywhere      ``ghp_…``, ``sk-…``, ``hf_…``, ``AKIA…``,  ``***`` in its place
+                       JWTs, private keys, Slack webhooks, …
+a value, anywhere      it repeats the value of a variable that    ``***`` in its place
+                       was hidden by its name
+=====================  =========================================  ==============================
+
+In arguments (``--api-key X``, ``--token=X``, ``wandb.api_key=X``) KEY alone is a word that people
+use for other things (``--text-key content``): there it hides a value only after API, ACCESS,
+SECRET, PRIVATE and the like, or when the value is long and random.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+log = logging.getLogger("tensortap")
+
+HIDDEN = "***"
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+# "always" hides any value; "unless plain" lets numbers and booleans through
+_ALWAYS = re.compile(r"\w*PASS(WORD|WD|PHRASE)S?|\w*SECRETS?")
+_UNLESS_PLAIN = re.compile(
+    r"\w*TOKEN|(API|ACCESS|AUTH|REFRESH|BOT|BEARER|SESSION)TOKENS?|\w*CREDENTIALS?|COOKIES?"
+    r"|WEBHOOKS?|JWT|DSN|AUTHORIZATION|(API|ACCESS|PRIVATE|ENCRYPTION|SIGNING|AUTH|LICENSE)KEYS?"
+)
+_LAST = ("PWD", "PASS", "PAT", "AUTH", "CREDS", "CRED", "CONNSTR")
+_OF_TOKENS = frozenset("API ACCESS AUTH REFRESH BOT BEARER SESSION SERVICE USER".split())
+_OF_KEYS = _OF_TOKENS | frozenset(
+    """SECRET PRIVATE ENCRYPTION DECRYPTION SIGNING ACCOUNT MASTER SUBSCRIPTION LICENSE DEPLOY SSH
+    GPG PGP HMAC AES RSA SHARED SAS STORAGE ADMIN APP CLIENT HOST WANDB COMET NEPTUNE OPENAI
+    ANTHROPIC TENSORTAP""".split()
+)
+# <pad> and its kind: tokens that no door opens for
+_OF_LANGUAGE = frozenset(
+    """PAD EOS BOS UNK MASK SEP CLS SPECIAL IMAGE AUDIO VIDEO STOP START END PREFIX SUFFIX MIDDLE
+    MAX MIN NUM EXTRA NEW LAST FIRST NEXT PER DECODER""".split()
+)
+_DESCRIBES = frozenset(
+    """FILE FILES FILENAME PATH PATHS DIR DIRECTORY FOLDER SOCK SOCKET TYPE NAME NAMES LENGTH LEN
+    SIZE COUNT LIMIT LIMITS RATE DROPOUT DIM EXPIRY EXPIRES TTL ALGORITHM URL URI ENDPOINT HOST PORT
+    STORE HELPER PROVIDER PROVIDERS PARALLELISM MODE ENABLED REQUIRED POLICY VERSION COLUMN COL
+    LENGTHS TIMEOUT RETRIES""".split()
+)
+_MAY_BE_A_PATH = re.compile(r"\w*CREDENTIALS?|CREDS?|NETRC|AUTH")
+_PATH = re.compile(
+    r"(~|\.{0,2}/|[A-Za-z]:\\)[^\s:@]*|[\w.-]+(/[\w.-]+)+|[\w-]+\.(json|ya?ml|toml|ini|cfg|txt)"
+)
+_PLAIN = re.compile(r"[-+]?\d{0,9}(\.\d*)?|true|false|yes|no|on|off|none|null|auto", re.IGNORECASE)
+_OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{20,}")
+_NOT_A_VALUE = re.compile(r"(use|no|with|without|require|need|has)[-_]", re.IGNORECASE)
+
+_SHAPES = re.compile(
+    r"""
+      \bgh[pousr]_[A-Za-z0-9]{16,} | \bgithub_pat_\w{20,} | \bglpat-[\w-]{16,}
+    | \bsk-(?=[\w-]*\d)[\w-]{16,} | \b[sr]k_(?:live|test)_\w{10,} | \bhf_[A-Za-z0-9]{16,}
+    | \b(?:AKIA|ASIA|AROA)[A-Z0-9]{16}\b | \bxox[a-z]-[\w-]{10,} | \bxapp-[\w-]{10,}
+    | \bAIza[\w-]{30,} | \bya29\.[\w-]{20,} | \bnpm_[A-Za-z0-9]{30,} | \bpypi-[\w-]{40,}
+    | \beyJ[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]* | \bSG\.[\w-]{16,}\.[\w-]{16,} | \bdop_v1_[0-9a-f]{20,}
+    | \bgsk_[A-Za-z0-9]{20,} | \br8_[A-Za-z0-9]{20,} | \bnvapi-[\w-]{20,} | \bdapi[0-9a-f]{32}\b
+    | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
+    | (?<=hooks\.slack\.com/)[\w/-]+ | (?<=/api/webhooks/)[\w/-]+
+    | (?<=AccountKey=)[^;\s]+ | (?<=SharedAccessKey=)[^;\s]+ | (?<=SharedAccessSignature=)[^;\s]+
+    | (?<=Bearer\ )[\w.~+/=-]{8,} | (?<=Basic\ )[\w+/=-]{8,}
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)://([^\s/?#@]*(?:@[^\s/?#@]*)*)@(?=[^\s/?#])")
+_QUERY = re.compile(
+    r"(?i)(?<=[?&;])((?:[\w.-]*(?:token|password|passwd|pwd|secret|signature|sig|credential|api_?key"
+    r"|access_?key|auth|key)))=([^&\s#;'\"]+)"
+)
+
+
+def is_secret_name(name: str, value: str | None = None, *, argument: bool = False) -> bool:
+    """Whether a name says that its value is a credential.
+
+    >>> is_secret_name("HF_TOKEN"), is_secret_name("TOKENIZERS_PARALLELISM")
+    (True, False)
+    """
+    words = [word.upper() for word in _WORDS.findall(name)]
+    if not words or words in (["PWD"], ["OLDPWD"]):
+        return False
+    if value is not None and not value:
+        return False
+    for at, word in enumerate(words):
+        before = words[at - 1] if at else ""
+        if _ALWAYS.fullmatch(word):
+            return words[-1] not in _DESCRIBES
+        if not _suspicious(word, before, words[at:], argument, value):
+            continue
+        if words[-1] in _DESCRIBES and not word.startswith("WEBHOOK"):
+            return False  # but the address of a webhook is its credential
+        if value is not None:
+            if _PLAIN.fullmatch(value):
+                return False
+            if _MAY_BE_A_PATH.fullmatch(word) and _PATH.fullmatch(value):
+                return False
+        return True
+    return False
+
+
+def _suspicious(word: str, before: str, rest: list[str], argument: bool, value: str | None) -> bool:
+    """Whether a word can mean a credential where it stands."""
+    if word == "NETRC" or rest[:2] == ["CONNECTION", "STRING"]:
+        return True
+    if len(rest) == 1 and (word in _LAST or (word.endswith("PWD") and word != "PWD")):
+        return not argument or word not in {"PAT", "AUTH"} or bool(before)
+    if word == "TOKENS":
+        return before in _OF_TOKENS
+    if word in {"KEY", "KEYS"}:
+        if not argument or before in _OF_KEYS:
+            return True
+        return value is not None and bool(_OPAQUE.fullmatch(value))
+    if word == "TOKEN" and before in _OF_LANGUAGE:
+        return False
+    return _UNLESS_PLAIN.fullmatch(word) is not None
+
+
+class Redactor:
+    """The rule with what the user added to it, and the values that it has hidden by name.
+
+    >>> Redactor().variables({"HF_TOKEN": "hf_123", "LANG": "C"})
+    {'HF_TOKEN': '***', 'LANG': 'C'}
+    """
+
+    def __init__(
+        self, extra: Iterable[str | re.Pattern[str]] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        own = environ.get("TENSORTAP_SECRETS", "")
+        self._own = tuple(_compile(rule) for rule in (*extra, own) if rule)
+        # Longest first: a value may contain another.
+        hidden = {v for k, v in environ.items() if len(v) >= 8 and self.hides(k, v)}
+        self._repeated = sorted(hidden, key=len, reverse=True)
+
+    def hides(self, name: str, value: str, *, argument: bool = False) -> bool:
+        """Whether all of the value goes, because of its name."""
+        if name == "TENSORTAP_SECRETS":
+            return False
+        if any(rule.search(name) for rule in self._own):
+            return True
+        return is_secret_name(name, value, argument=argument)
+
+    def value(self, name: str, value: str) -> str:
+        """The value of a variable, as it may be stored."""
+        return HIDDEN if self.hides(name, value) else self.text(value)
+
+    def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Environment variables as they may be stored, sorted by name."""
+        return {name: self.value(name, variables[name]) for name in sorted(variables)}
+
+    def arguments(self, arguments: Sequence[str]) -> list[str]:
+        """A command line as it may be stored.
+
+        >>> Redactor().arguments(["train.py", "--api-key", "abc", "--token=xyz", "--lr=0.1"])
+        ['train.py', '--api-key', '***', '--token=***', '--lr=0.1']
+        """
+        stored: list[str] = []
+        flag = ""  # the option whose value comes next
+        for argument in arguments:
+            if flag and not argument.startswith("-") and self._hides_argument(flag, argument):
+                stored.append(HIDDEN)
+                flag = ""
+                continue
+            flag = ""
+            name, equals, value = argument.partition("=")
+            if equals and re.fullmatch(r"[-+~]{0,2}[\w.@/-]+", name):
+                hidden = self._hides_argument(name, value)
+                stored.append(f"{name}={HIDDEN}" if hidden else f"{name}={self.text(value)}")
+                continue
+            if not equals and re.fullmatch(r"--?[\w.-]+", argument):
+                flag = argument
+            stored.append(self.text(argument))
+        return stored
+
+    def _hides_argument(self, name: str, value: str) -> bool:
+        bare = name.lstrip("-+~")
+        return not _NOT_A_VALUE.match(bare) and self.hides(bare, value, argument=True)
+
+    def text(self, text: str) -> str:
+        """Any text, with what looks like a credential in it replaced.
+
+        >>> Redactor(environ={}).text("https://me:pass@example.org/repo.git")
+        'https://***@example.org/repo.git'
+        """
+        for value in self._repeated:
+            if value in text:
+                text = text.replace(value, HIDDEN)
+        for rule in self._own:
+            text = rule.sub(HIDDEN, text)
+        if "://" in text:
+            text = _USERINFO.sub(_without_userinfo, text)
+            text = _QUERY.sub(rf"\1={HIDDEN}", text)
+        return _SHAPES.sub(HIDDEN, text)
+
+
+def _without_userinfo(match: re.Match[str]) -> str:
+    scheme, user = match.groups()
+    # a bare user name is no secret, but over HTTP it is where tokens are put
+    if ":" not in user and not scheme.lower().startswith("http"):
+        return match.group()
+    return f"{scheme}://{HIDDEN}@"
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(rule: str | re.Pattern[str]) -> re.Pattern[str]:
+    if isinstance(rule, re.Pattern):
+        return rule
+    try:
+        return re.compile(rule, re.IGNORECASE)
+    except re.error as error:
+        # never less careful than asked: the text itself is still looked for
+        log.warning("TENSORTAP_SECRETS: %r is no regular expression (%s)", rule, error)
+        return re.compile(re.escape(rule), re.IGNORECASE)
+
+
+def looks_secret(data: bytes) -> bool:
+    """Whether bytes of a file hold the shape of a known credential."""
+    return _SHAPES.search(data.decode("utf-8", "replace")) is not None
+
+
+_CREDENTIAL_FILES = re.compile(
+    r"(?i)\.env(\..*)?|.*\.(pem|p12|pfx|key|keystore|jks|kdbx|ovpn|tfstate)|id_(rsa|dsa|ecdsa|ed25519)"
+    r"|\.netrc|_netrc|\.pypirc|\.npmrc|\.pgpass|\.htpasswd|\.git-credentials|kubeconfig"
+    r"|credentials?(\.json|\.ya?ml|\.toml|\.ini)?|.*service[-_]account.*\.json"
+    r"|secrets?\.(json|ya?ml|toml|ini|txt|env)"
+)
+
+
+def is_credential_file(name: str) -> bool:
+    """Whether a file of this name is one that people keep credentials in.
+
+    >>> is_credential_file(".env"), is_credential_file("train.py")
+    (True, False)
+    """
+    return _CREDENTIAL_FILES.fullmatch(name) is not None and not re.search(
+        r"(?i)\.(example|sample|template|dist)$", name
+    )

@@ -1,0 +1,70 @@
+"""`dump`: one plain file an object, in the folder of the run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tensortap import ranks
+from tensortap.formats.files import format_of
+from tensortap.formats.folders import file_name
+from tensortap.record import Kind, Record
+from tensortap.session import session
+from tensortap.sinks.ticket import Ticket
+from tensortap.sources.names import CallSites
+from tensortap.sources.run import OpenRun, current
+
+_sites = CallSites("obj")
+
+
+def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Path | None:
+    """Write an object to a file of its own in the run, now: ``tap.dump(output, "layer1")``.
+
+    A torch tensor becomes a ``.pt``, an array a ``.npy``, anything else a ``.pkl``, or what
+    `register_format` says. A name that is used again gets a number; nothing is overwritten.
+    Returns the file, or None while capturing is off.
+    """
+    if not session.enabled:
+        return None
+    run = current()
+    if name is None:
+        name = _sites.lookup(sys._getframe(1))
+    gate = session.gates[name]
+    number = gate.tick()
+    if gate.step != session.clock.step:
+        gate.begin(number, session.clock.step)
+    path = _write(obj, name, run)
+    step = number if gate.step is None else gate.step
+    call = 0 if gate.step is None else number - gate.base
+    cls = type(obj)
+    record = Record(
+        name, Kind.VALUE, step, call, session.next_number(), run.rank, run.world_size,
+        time.time_ns(), f"{cls.__module__}.{cls.__qualname__}", tags={"file": path.name},
+    )  # fmt: skip
+    run.sink.write(record, Ticket(1), 0)
+    if update_metadata and run.keeper is not None:
+        run.keeper.update()
+    return path
+
+
+def _write(obj: Any, name: str, run: OpenRun) -> Path:
+    """Write the file under a draft's name, then give it the first name that is free."""
+    form = format_of(obj)
+    rank = f"_rank{ranks.rank_and_world_size()[0]}" if run.world_size > 1 else ""
+    draft = run.path / f".{os.getpid()}-{time.monotonic_ns()}{form.suffix}"
+    try:
+        form.save(obj, draft)
+        stem, number = file_name(name), 0
+        while True:
+            count = f"_{number:04d}" if number else ""
+            path = run.path / f"{stem}{count}{rank}{form.suffix}"
+            try:
+                os.link(draft, path)  # unlike a rename it never overwrites
+                return path
+            except FileExistsError:
+                number += 1
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""`init`: a run on disk for everything that is captured from here on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensortap import ranks
+from tensortap.errors import NotFound
+from tensortap.formats import run as layout
+from tensortap.formats.folders import job_name, shared_run
+from tensortap.limits import parse_size
+from tensortap.session import session, setting
+from tensortap.sinks.background import Background
+from tensortap.sinks.store import Store
+
+log = logging.getLogger("tensortap")
+
+_END = 60.0  # seconds that the end of a run may take: what was captured is to be kept
+
+
+class OpenRun:
+    """The run that this process writes."""
+
+    def __init__(self, path: Path, rank: int, world_size: int, durable: bool) -> None:
+        self.path = path
+        self.rank = rank
+        self.world_size = world_size
+        self.sink = Background(
+            Store(path, rank, durable=durable),
+            budget=setting("TENSORTAP_BUFFER", "10%", parse_size),
+            overflow="newest",
+            name="store",
+        )
+        self.keeper: Any = None
+        if rank == 0:
+            from tensortap.provenance.collect import Keeper
+
+            self.keeper = Keeper(path)
+            self.keeper.update()
+        session.add_sink(self.sink, on_close=self.finish)
+
+    def finish(self) -> None:
+        """Write what is under way and say in the run that it has ended."""
+        session.remove_sink(self.sink)
+        self.sink.close(_END)
+        if self.keeper is not None:
+            self.keeper.close()
+        if self.rank == 0:
+            with contextlib.suppress(OSError):
+                info = layout.read_info(self.path)
+                ended = datetime.now().astimezone().isoformat()
+                done = msgspec.structs.replace(info, ended=ended)
+                layout.write_json(self.path / layout.RUN_FILE, msgspec.to_builtins(done))
+
+
+_open: OpenRun | None = None
+_lock = threading.Lock()
+
+
+def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
+    """Start a run below `folder`, named after the time; everything captured is kept there.
+
+    All ranks of a job share one folder. `durable` makes what a flush has confirmed survive a
+    power cut as well. A run that was open is ended first. Returns the folder of the run.
+    """
+    global _open
+    with _lock:
+        if _open is not None:
+            _open.finish()
+            _open = None
+        rank, world_size = ranks.rank_and_world_size()
+        path = shared_run(Path(folder), rank, world_size, job_name())
+        _open = OpenRun(path, rank, world_size, durable)
+        return path
+
+
+def finish() -> None:
+    """End the run: it is complete when this returns."""
+    global _open
+    with _lock:
+        if _open is not None:
+            _open.finish()
+            _open = None
+
+
+def current() -> OpenRun:
+    """The run that is open."""
+    if _open is None:
+        raise NotFound("no run is open: call tap.init('runs') first")
+    return _open
+
+
+def update_metadata() -> None:
+    """Look again at packages, git and the environment; what has changed is written anew."""
+    run = current()
+    if run.keeper is not None:
+        run.keeper.update(force=True)
+
+
+def _forget() -> None:
+    # a forked child does not write into the files of its parent
+    global _open, _lock
+    _open = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,105 @@
+"""A live session, asked over the wire."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from tensortap.console import live
+from tensortap.errors import NotFound, TensortapError
+from tensortap.formats import keys
+from tensortap.formats.address import Address
+from tensortap.readers.live import LiveReader
+from tensortap.readers.open import open_live
+from tests.readers.contract import RECORDS, ReaderContract, record
+
+
+@pytest.fixture
+def server():
+    server = live.start("127.0.0.1", 0, "256MB")
+    server.history.write(RECORDS)
+    yield server
+    server.close()
+
+
+class TestLiveReader(ReaderContract):
+    @pytest.fixture
+    def reader(self, server):
+        with LiveReader(server.address) as reader:
+            yield reader
+
+
+def test_by_its_address(server, monkeypatch):
+    with open_live(str(server.address)) as reader:
+        assert reader.names()
+    monkeypatch.setenv("TENSORTAP_SERVER", str(server.address))
+    with open_live() as reader:
+        assert reader.names()
+
+
+def test_the_overview(server):
+    with LiveReader(server.address) as reader:
+        seen = reader.overview()
+    assert seen.address == str(server.address)
+    assert seen.written == len(RECORDS)
+    assert [row.head.name for row in seen.names][:2] == ["loss", "weights"]
+    assert all(row.head.value is None for row in seen.names)
+    assert seen.clients == (), "whoever only looks is no client"
+
+
+def test_nobody_listens():
+    keys.make_key()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", free.getsockname()[1])
+    began = time.monotonic()
+    with pytest.raises(NotFound, match=r"nobody listens there; start one with tap\.serve\(\)"):
+        LiveReader(address)
+    assert time.monotonic() - began < 4
+
+
+def test_what_made_room_cannot_be_loaded(server):
+    with LiveReader(server.address) as reader:
+        (head,) = reader.records("nothing")
+        gone = type(head)(*[getattr(head, f) for f in head.__struct_fields__[:4]], 999, 0, 1, 5)
+        with pytest.raises(NotFound, match="it made room for newer ones"):
+            reader.load(gone)
+        assert reader.load(head) == RECORDS[-1]
+
+
+def test_many_threads_share_a_reader(server):
+    wrong = []
+    with LiveReader(server.address) as reader:
+
+        def work():
+            found = [reader.load(reader.records("large")[0]) for _ in range(20)]
+            wrong.extend(one for one in found if one != RECORDS[10])
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_a_session_that_goes_is_said_to_be_gone_and_found_again(server):
+    with LiveReader(server.address, timeout=3.0) as reader:
+        assert reader.names()
+        server.close()
+        with pytest.raises(TensortapError, match=r"has gone|no live session|does not answer"):
+            reader.names()
+        again = live.start("127.0.0.1", server.address.port, "64MB")
+        again.history.write([record(0, "new", 1)])
+        deadline = time.monotonic() + 15
+        names = None
+        while names is None and time.monotonic() < deadline:
+            try:
+                names = reader.names()
+            except TensortapError:
+                time.sleep(0.05)
+        assert names == ["new"]
+        again.close()

@@ -1,0 +1,94 @@
+"""A run on disk is a reader like the others."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tensortap.formats import run as layout
+from tensortap.formats.folders import make_run
+from tensortap.readers.run import RunReader
+from tensortap.sinks.background import Background
+from tensortap.sinks.store import Store
+from tensortap.sinks.ticket import Ticket
+from tests.readers.contract import RECORDS, ReaderContract
+
+
+def write(path, records, **options):
+    """Write records into a run, each into the part of its rank."""
+    sinks = {}
+    for record in records:
+        if record.rank not in sinks:
+            store = Store(path, record.rank, **options)
+            sinks[record.rank] = Background(store, budget=1 << 30, overflow="newest", name="test")
+        sinks[record.rank].write(record, Ticket(1), 8)
+    return sinks
+
+
+class TestOpenRun(ReaderContract):
+    """While it is written: everything is in the open end."""
+
+    @pytest.fixture
+    def reader(self, tmp_path):
+        run = make_run(tmp_path, 2)
+        sinks = write(run, RECORDS)
+        assert all(sink.flush(10) for sink in sinks.values())
+        yield RunReader(run)
+        for sink in sinks.values():
+            sink.close()
+
+
+class TestSealedRun(ReaderContract):
+    """When it is finished: everything is in Parquet."""
+
+    @pytest.fixture
+    def reader(self, tmp_path):
+        run = make_run(tmp_path, 2)
+        for sink in write(run, RECORDS).values():
+            sink.close(10)
+        found = RunReader(run)
+        assert all(reader.parts and not reader.tail for reader in found._ranks.values())
+        return found
+
+
+class TestAnsweredFromTheIndex(TestSealedRun):
+    """Asked often, a name gets an index: the answers stay the same."""
+
+    @pytest.fixture
+    def reader(self, tmp_path):
+        run = make_run(tmp_path, 2)
+        for sink in write(run, RECORDS).values():
+            sink.close(10)
+        found = RunReader(run)
+        for name in found.names():
+            for _ in range(4):
+                found.records(name, last=1)
+            assert name in found._index
+        return found
+
+
+def test_many_row_groups_and_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "GROUP", 7)
+    monkeypatch.setattr("tensortap.sinks.store._TAIL_ROWS", 40)
+    monkeypatch.setattr("tensortap.sinks.store._ROWS", 10)
+    run = make_run(tmp_path, 1)
+    records = [
+        msgspec.structs.replace(RECORDS[0], name="ab"[i % 2], step=i // 2, seq=i, value=float(i))
+        for i in range(333)
+    ]
+    (sink,) = write(run, records).values()
+    assert sink.flush(10)
+    reader = RunReader(run)
+    assert len(reader._ranks[0].parts) >= 5
+    assert reader.counts() == {"a": 167, "b": 166}
+    for name, first in (("a", 0), ("b", 1)):
+        assert [r.seq for r in reader.records(name)] == list(range(first, 333, 2))
+        (found,) = reader.records(name, step=77)
+        assert reader.load(found).value == 2.0 * 77 + first
+        assert [r.seq for r in reader.records(name, last=1)][-1] == [332, 331][first]
+    assert [r.seq for r in reader.fresh()] == list(range(333))
+    assert reader.fresh() == []
+    sink.write(msgspec.structs.replace(records[0], seq=333), Ticket(1), 8)
+    sink.close(10)
+    reader.refresh()
+    assert [r.seq for r in reader.fresh()] == [333]

@@ -1,0 +1,138 @@
+"""`dump`: one plain file an object."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+
+import tensortap as tap
+from tensortap.errors import NotFound
+from tensortap.formats import files
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = tap.init(tmp_path)
+    yield path
+    tap.finish()
+
+
+def test_the_file_is_by_type_and_there_at_once(run):
+    tensor, array = torch.randn(3, 3), np.arange(4)
+    assert tap.dump(tensor, "layer1_output") == run / "layer1_output.pt"
+    assert tap.dump(array, "array") == run / "array.npy"
+    assert tap.dump({"a": [1, (2, 3)]}, "tree") == run / "tree.pkl"
+    assert torch.equal(torch.load(run / "layer1_output.pt", weights_only=True), tensor)
+    assert (np.load(run / "array.npy") == array).all()
+    assert pickle.loads((run / "tree.pkl").read_bytes()) == {"a": [1, (2, 3)]}
+
+
+def test_a_repeated_name_gets_a_number_and_overwrites_nothing(run):
+    names = [tap.dump(torch.tensor(i), "x").name for i in range(3)]
+    assert names == ["x.pt", "x_0001.pt", "x_0002.pt"]
+    tap.flush(10)
+    opened = tap.open(run)
+    assert [int(v) for v in opened.get_all("x")] == [0, 1, 2]
+    assert int(opened.get("x", step=1)) == 1
+
+
+def test_a_name_is_made_when_none_is_given(run):
+    hidden_state = np.zeros(2)
+    assert tap.dump(hidden_state).name == "hidden_state.npy"
+
+
+def test_the_switches_apply(run, monkeypatch):
+    tap.disable()
+    try:
+        assert tap.dump(1, "x") is None
+    finally:
+        tap.enable()
+    assert not (run / "x.pkl").exists()
+
+
+def test_without_a_run_it_says_what_to_do():
+    tap.finish()
+    with pytest.raises(NotFound, match=r"tap\.init"):
+        tap.dump(1, "x")
+
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_a_type_can_be_registered_with_how_it_is_saved_and_loaded(run):
+    tap.register_format(
+        Point,
+        ".point.json",
+        lambda point, path: path.write_text(json.dumps(point.x)) and None,
+        lambda path: Point(json.loads(path.read_text())),
+        lambda a, b: a.x == b.x,
+    )
+    try:
+        assert tap.dump(Point(3), "p").name == "p.point.json"
+        tap.flush(10)
+        assert tap.open(run).get("p").x == 3
+        assert files.format_of(Point(1)).compare(Point(2), Point(2))
+    finally:
+        files._formats.pop(0)
+
+
+def test_a_suffix_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="suffix"):
+        tap.register_format(Point, "json", print, print)
+
+
+class Evil:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("touch /tmp/tensortap-was-here",)
+
+
+def test_a_pickle_of_strangers_is_refused_and_runs_nothing(run, tmp_path):
+    from pathlib import Path
+
+    mark = Path("/tmp/tensortap-was-here")
+    mark.unlink(missing_ok=True)
+    (run / "evil.pkl").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(files.UntrustedFile, match=r"posix\.system.*trust=True"):
+        files.load_file(run / "evil.pkl")
+    assert not mark.exists()
+    torch.save(Evil(), run / "evil.pt")
+    with pytest.raises(files.UntrustedFile, match="trust=True"):
+        files.load_file(run / "evil.pt")
+    assert not mark.exists()
+    np.save(run / "evil.npy", np.array([Evil()], object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        files.load_file(run / "evil.npy")
+    assert not mark.exists()
+
+
+def test_harmless_pickles_need_no_trust(run):
+    values = [OrderedDict(a=1), {1, 2}, 1 + 2j, np.float32(3), {"a": np.arange(3)}, None, b"x"]
+    for i, value in enumerate(values):
+        path = tap.dump(value, f"v{i}")
+        if path.suffix == ".pkl":
+            assert repr(files.load_file(path)) == repr(value)
+
+
+def test_a_class_of_the_users_own_comes_back_when_trusted(run):
+    tap.dump(Point(4), "mine")
+    tap.flush(10)
+    opened = tap.open(run)
+    with pytest.raises(files.UntrustedFile, match="Point"):
+        opened.get("mine")
+    assert opened.get("mine", trust=True).x == 4
+
+
+def test_an_object_that_cannot_be_saved_leaves_nothing_behind(run):
+    before = set(run.iterdir())
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        tap.dump(lambda: 1, "f")
+    assert set(run.iterdir()) == before

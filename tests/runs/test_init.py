@@ -1,0 +1,265 @@
+"""`init`, and everything that goes into a run from then on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+from safetensors import safe_open
+
+import tensortap as tap
+from tensortap.errors import TensortapError
+from tensortap.formats.folders import make_run
+from tensortap.formats.run import NotARun, write_json
+from tests.runs.conftest import run_program
+
+TRAINING = """
+    import torch, tensortap as tap
+    path = tap.init("experiments")
+    hidden = torch.zeros(100, 100)
+    for step in range(50):
+        hidden += 1
+        tap.catch(hidden, "hidden", every=10)
+        tap.catch(float(step), "loss")
+    print(path)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The run of that program; nobody writes to it."""
+    folder = tmp_path_factory.mktemp("training")
+    return tap.open(folder / run_program(folder, TRAINING).strip())
+
+
+def test_a_run_is_named_after_the_time_and_holds_what_was_caught(run):
+    assert re.fullmatch(r"\d{8}_\d{6}", run.path.name)
+    assert run.path.parent.name == "experiments"
+    assert run.names() == ["hidden", "loss"]
+    assert (run.get("hidden", step=40) == 41).all()
+    assert (run.get("hidden", 1) == 31).all()
+    assert [value[0, 0].item() for value in run.get_all("hidden")] == [1, 11, 21, 31, 41]
+    assert run.get_all("loss") == [float(step) for step in range(50)]
+    assert run.reader.info.ended is not None
+    assert run.missing() == []
+
+
+def test_what_get_hands_out_belongs_to_the_user(run):
+    run.get("hidden", step=0).zero_()
+    assert (run.get("hidden", step=0) == 1).all()
+
+
+def test_statistics_are_worked_out_where_there_are_none(run):
+    frame = run.stats()
+    assert len(frame) == 55
+    row = frame[(frame.name == "hidden") & (frame.step == 20)].iloc[0]
+    assert (row["mean"], row["std"], row["count"]) == (21.0, 0.0, 10_000)
+    assert frame[frame.name == "loss"].value.tolist() == [float(step) for step in range(50)]
+
+
+def test_duckdb_and_safetensors_alone_read_a_run(run):
+    tables = f"{run.path}/records/*/*.parquet"
+    losses = duckdb.sql(f"SELECT number FROM '{tables}' WHERE name = 'loss' ORDER BY step")
+    assert [row[0] for row in losses.fetchall()] == [float(step) for step in range(50)]
+    where = duckdb.sql(f"SELECT payloads FROM '{tables}' WHERE name = 'hidden' AND step = 40")
+    (place,) = where.fetchall()[0][0]
+    with safe_open(run.path / "tensors" / place["file"], "pt") as file:
+        assert (file.get_tensor(place["key"]) == 41).all()
+
+
+def test_every_payload_file_is_read_by_the_library(run):
+    for path in run.path.glob("tensors/*/*.safetensors"):
+        with safe_open(path, "np") as file:
+            for key in file.keys():  # noqa: SIM118  it is no dict
+                file.get_tensor(key)
+
+
+def test_two_in_one_second_get_a_number(tmp_path):
+    paths = [make_run(tmp_path, 1) for _ in range(3)]
+    assert len({path.name for path in paths}) == 3
+    assert sum("_2" in path.name[15:] for path in paths) >= 1
+
+
+def test_a_run_can_be_read_while_it_is_written(program, tmp_path):
+    out = program("""
+        import tensortap as tap
+        path = tap.init("runs")
+        reader = tap.open(path)
+        for step in range(30):
+            tap.catch(step * 1.0, "x")
+            if step % 10 == 9:
+                assert tap.flush(10)
+                print(len(reader.refresh().get_all("x")), reader.reader.info.ended)
+    """)
+    assert out.split("\n")[:3] == ["10 None", "20 None", "30 None"]
+
+
+def test_follow_yields_records_as_they_land_and_ends_with_the_run(program, tmp_path):
+    out = program("""
+        import subprocess, sys, tensortap as tap
+        path = tap.init("runs")
+        tap.catch(0.0, "x"); tap.flush(10)
+        code = (
+            "import sys, tensortap as tap\\n"
+            "for r in tap.open(sys.argv[1] + '/').follow(20):\\n"
+            "    print(r.step, r.value, flush=True)"
+        )
+        command = [sys.executable, "-c", code, str(path)]
+        follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert follower.stdout.readline() == "0 0.0\\n"
+        tap.catch(1.0, "x"); tap.flush(10)
+        assert follower.stdout.readline() == "1 1.0\\n"
+        tap.finish()
+        assert follower.wait(20) == 0
+        print("ended")
+    """)
+    assert out.strip() == "ended"
+
+
+def test_changed_skips_what_is_the_same_and_counts_it(program):
+    out = program("""
+        import torch, tensortap as tap
+        path = tap.init("runs")
+        x = torch.zeros(10_000)
+        for step in range(10):
+            if step == 5:
+                x += 1
+            tap.catch(x, "x", changed=True)
+        tap.finish()
+        run = tap.open(path)
+        print([r.step for r in run.records("x")], tap.receipt().skipped)
+    """)
+    assert out.strip() == "[0, 5] 8"
+
+
+def test_a_second_init_ends_the_first_run(program):
+    out = program("""
+        import tensortap as tap
+        first = tap.init("runs"); tap.catch(1.0, "x")
+        second = tap.init("runs"); tap.catch(2.0, "x")
+        tap.finish()
+        print(tap.open(first).get_all("x"), tap.open(second).get_all("x"), first != second)
+    """)
+    assert out.strip() == "[1.0] [2.0] True"
+
+
+def test_training_is_bit_identical_with_a_run_open(program):
+    out = program("""
+        import sys, torch, tensortap as tap
+
+        def train(catch):
+            torch.manual_seed(0)
+            layers = torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8)
+            model = torch.nn.Sequential(*layers)
+            optimizer = torch.optim.AdamW(model.parameters())
+            losses = []
+            for _ in range(20):
+                x = torch.randn(32, 64)
+                for layer in model:
+                    x = layer(x)
+                    if catch:
+                        tap.catch(x, "x")
+                loss = x.square().mean()
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+                losses.append(loss.item())
+            return losses, [p.detach().numpy().tobytes() for p in model.parameters()]
+
+        before = train(False)
+        tap.init("runs")
+        print(train(True) == before, tap.receipt().captured)
+    """)
+    assert out.split() == ["True", "60"]
+
+
+def test_a_forked_child_does_not_write_into_the_run_of_its_parent(program):
+    out = program("""
+        import os, tensortap as tap
+        path = tap.init("runs")
+        tap.catch(1.0, "x"); tap.flush(10)
+        child = os.fork()
+        if not child:
+            tap.catch(2.0, "x")
+            try:
+                tap.dump(1, "y")
+            except tap.TensortapError as error:
+                print(error, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        tap.catch(3.0, "x")
+        tap.finish()
+        print(tap.open(path).get_all("x"))
+    """)
+    assert out.split("\n")[:2] == ["no run is open: call tap.init('runs') first", "[1.0, 3.0]"]
+
+
+# -- bad input -------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(NotARun, match="is no run"):
+        tap.open(tmp_path)
+    with pytest.raises(NotARun, match="is no run"):
+        tap.open(tmp_path / "not there")
+
+
+def test_a_newer_format_says_what_to_do(tmp_path):
+    write_json(tmp_path / "run.json", {"format": 99})
+    with pytest.raises(NotARun, match=r"format 99, this tensortap reads up to 1: upgrade"):
+        tap.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": "x"}'])
+def test_a_damaged_run_json(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(NotARun):
+        tap.open(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(TensortapError, match="cannot make a run"):
+        tap.init(tmp_path / "file" / "runs")
+
+
+NAMES = [
+    "a/b",
+    "../../etc/passwd",
+    "..",
+    ".hidden",
+    "nul\0byte",
+    "x" * 300,
+    "🔥 emoji",
+    "CON",
+    "a\nb",
+    "%2F",
+]
+
+
+def test_any_name_is_stored_and_found_again_and_never_outside(program, tmp_path):
+    out = program(f"""
+        import torch, tensortap as tap
+        path = tap.init("runs")
+        for i, name in enumerate({NAMES!r}):
+            tap.catch(torch.full((10_000,), float(i)), name)
+            tap.dump(i, name)
+        print(path)
+    """)
+    run = tap.open(tmp_path / out.strip())
+    assert run.names() == NAMES
+    for i, name in enumerate(NAMES):
+        assert run.get(name) == i
+        assert (run.get(name, 1) == i).all()
+    outside = {p.name for p in tmp_path.iterdir()} - {"runs", "program.py"}
+    assert not outside
+    assert {p.name for p in (tmp_path / "runs").iterdir()} == {run.path.name}
+
+
+def test_a_payload_place_outside_the_run_is_refused(run, monkeypatch):
+    from tensortap.readers.run import Corrupt
+
+    place = {"file": "../../../../etc/passwd", "key": "x"}
+    with pytest.raises(Corrupt, match="outside"):
+        run.reader._payload(place)
+    assert Path("/etc/passwd").exists()

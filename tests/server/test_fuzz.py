@@ -1,0 +1,114 @@
+"""Thousands of mutated messages to a live session, over real sockets."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import msgspec
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tensortap.console import answers, live
+from tensortap.formats import keys, wire
+from tests.formats.test_wire import HEADERS, deep, mutate, some_records
+from tests.server.clients import Raw, assert_serves, wait_for
+
+seeds = st.integers(0, (1 << 64) - 1)
+BATCH = 50  # messages an example: 200 examples make the 10,000 cases
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        server = live.start("127.0.0.1", 0, "16MB")
+        yield server
+        server.close()
+
+
+@pytest.fixture(autouse=True)
+def own_key(served, monkeypatch):
+    monkeypatch.setenv("TENSORTAP_KEY", keys.key_text(served.door.key))
+
+
+def message(rng, numbers) -> list[bytes]:
+    """A message of a client, or nearly."""
+    body = wire.encode_records(rng.choice([some_records(), [deep(50)], []]), None)
+    if rng.random() < 0.5:
+        body = mutate(rng, body)
+    number = next(numbers)
+    externals = tuple(
+        wire.External(
+            rng.choice([0, 0, 1]), rng.choice([0, 7, 1 << 40]), rng.choice([0, 9, 1 << 45])
+        )
+        for _ in range(rng.choice([0, 0, 1, 3]))
+    )
+    length = rng.choice([len(body)] * 5 + [0, len(body) + 1, 1 << 40])
+    headers = [
+        *HEADERS,
+        *[(wire.RECORDS, wire.Batch(number, length, rng.choice([0, 600, 1 << 50]), externals))] * 8,
+        (wire.PART, wire.Part(number - rng.randint(0, 3), rng.randint(-1, 2), rng.choice([0, 5]))),
+        (wire.QUERY, wire.Query(number, rng.choice(["overview", "names", "heads", "load"]))),
+    ]
+    kind, header = rng.choice(headers)
+    frame = msgspec.msgpack.encode(header)
+    if rng.random() < 0.5:
+        frame = mutate(rng, frame)
+    frames = [kind, frame, body]
+    match rng.randrange(12):
+        case 0:
+            rng.shuffle(frames)
+        case 1:
+            frames = frames[: rng.randint(1, 3)]
+        case 2:
+            frames += [rng.randbytes(rng.randint(0, 30))] * rng.randint(1, 4)
+        case 3:
+            frames = [rng.randbytes(rng.randint(0, 30)) for _ in range(rng.randint(1, 4))]
+        case 4:
+            frames[0] = rng.randbytes(1)
+    return frames
+
+
+def test_ten_thousand_mutated_messages(served, caplog, monkeypatch):
+    """The session survives them, its memory stays bounded, and a good client still delivers."""
+    caplog.set_level(logging.CRITICAL, "tensortap")
+    process = psutil.Process()
+    assert_serves(served)
+    before = process.memory_info().rss
+    looked = []
+    take = served._take
+
+    def counting(route, frames):
+        looked.append(len(frames))
+        take(route, frames)
+
+    monkeypatch.setattr(served, "_take", counting)
+
+    @given(seeds.map(random.Random), st.sampled_from([BATCH, 5]))
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    def attack(rng, together):
+        """Messages of a stranger, or of somebody who was let in (a refusal ends that)."""
+        for _ in range(BATCH // together):
+            with Raw(served.address, key=served.door.key) as client:
+                if together < BATCH:
+                    client.enter()
+                looked.clear()
+                for _ in range(together):
+                    client.send(*message(rng, client.numbers))
+                wait_for(lambda n=together: len(looked) >= n, 10, "a message was not looked at")
+        counts.append(BATCH)
+        assert served.alive
+        assert served.history.nbytes <= served.history.bound
+
+    counts = []
+    attack()
+    assert sum(counts) >= 10_000
+    assert process.memory_info().rss - before < 256 << 20
+    answers.overview(served)  # whatever was taken can be shown
+    assert_serves(served, name="after all")
+    assert served.refused["spoke garbage"] > 1000
+    assert served.refused["error"] == 0, "garbage was met with an error, not with a reason"
+    assert len(served.history.names()) > 2, "nothing got in: the fuzzing is too coarse"

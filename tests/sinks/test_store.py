@@ -1,0 +1,168 @@
+"""The store keeps what the contract of all sinks promises, and its own promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+
+import numpy as np
+import pytest
+
+from tensortap.arrays import digest, rebuild
+from tensortap.buffers import Pool
+from tensortap.formats.folders import make_run
+from tensortap.readers.run import RunReader
+from tensortap.record import Kind, Record, TensorData
+from tensortap.sinks.background import Background
+from tensortap.sinks.store import Store
+from tensortap.sinks.ticket import Ticket
+from tests.sinks.contract import SinkContract, record
+
+
+def open_sink(path, **options) -> Background:
+    store = Store(make_run(path, 1), 0, **options)
+    return Background(store, budget=1 << 28, overflow="newest", name="test")
+
+
+def everything(path) -> list[Record]:
+    reader = RunReader(path)
+    return [reader.load(head) for head in reader.fresh()]
+
+
+class TestContract(SinkContract):
+    @pytest.fixture
+    def sink(self, tmp_path):
+        sink = open_sink(tmp_path)
+        yield sink
+        sink.close()
+
+    def arrived(self, sink):
+        return everything(sink.drain.run)
+
+
+class TestDurableContract(TestContract):
+    @pytest.fixture
+    def sink(self, tmp_path):
+        sink = open_sink(tmp_path, durable=True)
+        yield sink
+        sink.close()
+
+
+def large(seq: int, fill: float, name: str = "w", pool: Pool | None = None) -> Record:
+    array = np.full(20_000, fill, np.float32)
+    data = array.tobytes() if pool is None else pool.acquire(array.nbytes)
+    if pool is not None:
+        data.writable[:] = array.tobytes()
+    tensor = TensorData("numpy", "float32", array.shape, data)
+    return Record(
+        name, Kind.VALUE, seq, 0, seq, 0, 1, seq, "", "float32", array.shape, value=tensor
+    )
+
+
+def put(sink, one: Record) -> Ticket:
+    ticket = Ticket(1, sink.hurry)
+    sink.write(one, ticket, 80_000)
+    return ticket
+
+
+def test_an_equal_payload_is_stored_once(tmp_path):
+    sink, pool = open_sink(tmp_path), Pool()
+    for seq, fill in enumerate([1, 1, 2, 1, 2, 2]):
+        put(sink, large(seq, fill, pool=pool))
+    put(sink, large(6, 1, name="another", pool=pool))
+    sink.close(10)
+    run = sink.drain.run
+    table = RunReader(run).table(["payloads", "digest"]).to_pylist()
+    places = [row["payloads"][0]["key"] for row in table]
+    assert places[0] == places[1] == places[3]
+    assert places[2] == places[4] == places[5]
+    assert len(set(places)) == 3
+    stored = sum(path.stat().st_size for path in run.glob("tensors/*/*.safetensors"))
+    assert stored < 3 * 80_000 + 70_000
+    assert [rebuild(r.value)[0] for r in everything(run)] == [1, 1, 2, 1, 2, 2, 1]
+    assert table[0]["digest"] == digest(large(0, 1).value)
+
+
+def test_nothing_is_visible_before_it_is_complete(tmp_path):
+    sink, pool = open_sink(tmp_path), Pool()
+    put(sink, large(0, 1, pool=pool)).wait(10)
+    run = sink.drain.run
+    assert not list(run.rglob("*.part"))
+    for path in run.glob("tensors/*/*.safetensors"):
+        header = path.read_bytes()
+        json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
+    sink.close()
+
+
+@pytest.fixture
+def small_disk():
+    """A limit on the size of files, as a disk that is full, and that has room again."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(nbytes: int | None) -> None:
+        soft = before[0] if nbytes is None else nbytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, old)
+
+
+def test_a_full_disk_is_waited_out_and_nothing_is_lost(tmp_path, small_disk, monkeypatch, caplog):
+    monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
+    sink, pool = open_sink(tmp_path), Pool()
+    assert put(sink, large(0, 0.0, pool=pool)).wait(10)
+    small_disk(200_000)
+    tickets = [put(sink, large(seq, float(seq), pool=pool)) for seq in range(1, 8)]
+    assert not sink.flush(0.5)
+    assert "File too large" in sink.drain.failing
+    assert RunReader(sink.drain.run).cut == {}
+    assert sum("cannot write" in r.message for r in caplog.records) == 1
+    small_disk(None)
+    assert sink.flush(10)
+    assert all(ticket.wait(0) for ticket in tickets)
+    assert not sink.drain.failing
+    assert [rebuild(r.value)[0] for r in everything(sink.drain.run)] == [float(i) for i in range(8)]
+    sink.close()
+
+
+def test_what_finds_no_room_is_missing_in_the_run_by_name_and_step(
+    tmp_path, small_disk, monkeypatch
+):
+    monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
+    store = Store(make_run(tmp_path, 1), 0)
+    sink, pool = Background(store, budget=200_000, overflow="newest", name="test"), Pool()
+    assert put(sink, large(0, 0.0, pool=pool)).wait(10)
+    small_disk(1)
+    kept = 0
+    for seq in range(1, 9):
+        if sink.admit(80_000):
+            put(sink, large(seq, float(seq), pool=pool))
+            kept += 1
+        else:
+            sink.missed("w", Kind.VALUE, seq, 0)
+    assert 1 <= kept < 8
+    small_disk(None)
+    assert sink.flush(10)
+    sink.close(10)
+    reader = RunReader(store.run)
+    assert [r.step for r in reader.records("w")] == list(range(kept + 1))
+    assert reader.missing() == [("w", step, 0) for step in range(kept + 1, 9)]
+    assert sink.turned_away == 8 - kept
+
+
+def test_a_rank_writes_only_below_its_number(tmp_path):
+    run = make_run(tmp_path, 2)
+    stores = [Store(run, rank) for rank in (0, 1)]
+    sinks = [Background(s, budget=1 << 20, overflow="newest", name="t") for s in stores]
+    for rank, sink in enumerate(sinks):
+        sink.write(record("x", float(rank), rank=rank), Ticket(1), 8)
+    for sink in sinks:
+        sink.close(10)
+    assert sorted(os.listdir(run / "records")) == ["00000", "00001"]
+    reader = RunReader(run)
+    assert [reader.load(r).value for r in reader.records("x")] == [0.0, 1.0]
+    assert reader.ranks == [0, 1]

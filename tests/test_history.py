@@ -1,0 +1,186 @@
+"""The bounded memory: what goes first, what stays, and that it all adds up."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensortap.history import OVERHEAD, History, payload_nbytes, weight
+from tensortap.record import Blob, Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
+
+KIB = 1 << 10
+
+
+def record(name="x", nbytes=0, *, number=0, rank=0, kind=Kind.VALUE, value=None):
+    if value is None:
+        value = TensorData("numpy", "uint8", (nbytes,), bytes(nbytes))
+    return Record(name, kind, number, 0, number, rank, 1, number, value=value)
+
+
+orders = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.integers(0, 6 * KIB), st.integers(0, 1)),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(orders, st.integers(8 * KIB, 40 * KIB), st.integers(1, 5))
+@settings(max_examples=300)
+def test_the_oldest_of_the_most_repeated_go_first(order, bound, together):
+    """Against a model that looks at everything each time."""
+    history = History(bound)
+    written = [record(n, size, number=i, rank=r) for i, (n, size, r) in enumerate(order)]
+    model: dict[tuple, list[Record]] = {}
+    gone = 0
+    for one in written:
+        model.setdefault((one.name, one.kind, one.rank), []).append(one)
+        held = lambda: sum(weight(r) for track in model.values() for r in track)
+        if held() > bound:
+            goal = bound - bound // 64
+            while held() > goal:
+                tracks = [t for t in model.values() if t and t[0] is not one]
+                if not tracks:
+                    break
+                # the longest; of equals the one whose oldest is the oldest
+                max(tracks, key=lambda t: (len(t), -t[0].time_ns)).pop(0)
+                gone += 1
+            if held() > bound:
+                model[one.name, one.kind, one.rank].remove(one)
+                gone += 1
+    for i in range(0, len(written), together):
+        history.write(written[i : i + together])
+        assert history.nbytes <= bound
+    expected = {key: track for key, track in model.items() if track}
+    found = {(r.name, r.kind, r.rank): n for n, r in history.latest()}
+    assert found == {key: len(track) for key, track in expected.items()}
+    for name in "abcd":
+        kept = [r for key, track in expected.items() if key[0] == name for r in track]
+        assert history.records(name) == sorted(kept, key=lambda r: r.time_ns)
+    assert sum(history.evicted.values()) == gone
+    assert history.written == len(written) == gone + sum(len(t) for t in expected.values())
+    assert history.nbytes == sum(weight(r) for t in expected.values() for r in t)
+
+
+def test_what_has_just_come_is_not_what_goes():
+    history = History(10_000)
+    history.write([record("a", 3000, number=0), record("b", 3000, number=1)])
+    history.write([record("a", 3000, number=2)])
+    assert [r.seq for r in history.records("a")] == [2]
+    assert [r.seq for r in history.records("b")] == [1]
+
+
+@pytest.mark.parametrize("share", [0.97, 0.985, 0.99, 0.999])
+def test_a_value_nearly_as_large_as_the_bound_stays(share):
+    history = History(1 << 20)
+    history.write([record("small", 100, number=i) for i in range(10)])
+    history.write([record("large", int(share * (1 << 20)) - OVERHEAD - 5, number=10)])
+    assert [r.seq for r in history.records("large")] == [10]
+    assert history.nbytes <= history.bound
+
+
+def test_a_value_larger_than_the_bound_is_counted_and_gone():
+    history = History(10_000)
+    history.write([record("large", 20_000)])
+    assert history.names() == []
+    assert (history.nbytes, history.evicted["large"], history.written) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [
+        (None, 0),
+        (1.5, 0),
+        (7, 0),
+        ("abc", 3),
+        ("äbc", 12),
+        (Blob("bytes", b"12345"), 5),
+        (Number("int", text="0xfff"), 5),
+        (Opaque("t", "repr"), 4),
+        (TensorData("numpy", "uint8", (4,), b"1234"), 4),
+        (Items("list", (Blob("bytes", b"12345"), "abc")), 64 + 5 + 64 + 3),
+        (Mapping((("ab", "c"),)), 128 + 2 + 1),
+        (Fields("dataclass", "m:C", ("a",), ("xyz",)), 64 + 3),
+    ],
+)
+def test_what_a_value_weighs(value, nbytes):
+    assert payload_nbytes(value) == nbytes
+
+
+@pytest.mark.parametrize(
+    "value", [Blob("bytes", bytes(KIB)), "x" * KIB, Number("int", text="0x" + "f" * KIB)]
+)
+def test_the_bound_holds_for_values_that_are_no_tensors(value):
+    history = History(100 * KIB)
+    history.write([record("v", value=value, number=i) for i in range(1000)])
+    assert len(history.records("v")) * KIB <= 100 * KIB
+    assert history.evicted["v"] == 1000 - len(history.records("v"))
+
+
+def test_names_and_tags_are_part_of_what_a_record_weighs():
+    plain = record("n")
+    assert weight(record("n" * 1001)) == weight(plain) + 1000
+    tagged = Record("n", Kind.VALUE, 0, 0, 0, 0, 1, 0, value=plain.value, tags={"k": "v" * 1000})
+    assert weight(tagged) > weight(plain) + 1000
+
+
+def test_ranks_and_kinds_are_histories_of_their_own():
+    history = History(1 << 20)
+    history.write([record("a", number=0), record("a", number=1, rank=1)])
+    history.write([record("a", number=2, kind=Kind.GRADIENT), record("b", number=3)])
+    assert history.names() == ["a", "b"]
+    assert [(n, r.rank, r.kind) for n, r in history.latest()] == [
+        (1, 0, Kind.VALUE),
+        (1, 1, Kind.VALUE),
+        (1, 0, Kind.GRADIENT),
+        (1, 0, Kind.VALUE),
+    ]
+    assert [r.seq for r in history.records("a")] == [0, 1, 2]
+    assert history.records("nothing") == []
+
+
+def test_recent_is_in_order_of_time_whatever_the_name():
+    history = History(1 << 20)
+    history.write([record("ab"[i % 2], number=i) for i in range(20)])
+    assert [r.seq for r in history.recent(5)] == [15, 16, 17, 18, 19]
+    assert len(history.recent(100)) == 20
+
+
+def test_waiting_for_records():
+    history = History(1 << 20)
+    assert history.wait(0, 0)
+    assert not history.wait(1, 0.01)
+    threading.Timer(0.05, lambda: history.write([record()])).start()
+    assert history.wait(1, 5)
+
+
+def test_reading_while_it_is_written():
+    history = History(200 * KIB)
+    wrong, done = [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            for _, newest in history.latest():
+                held = history.records(newest.name)
+                if [r.seq for r in held] != sorted(r.seq for r in held):
+                    wrong.append(held)
+            history.recent(5)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for thread in readers:
+        thread.start()
+    end = time.monotonic() + 0.5
+    number = 0
+    while time.monotonic() < end:
+        history.write(
+            [record("abcdef"[(number + i) % 6], 3000, number=number + i) for i in range(9)]
+        )
+        number += 9
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert not wrong
+    assert number > 100

@@ -1,0 +1,94 @@
+"""Sizes as people write them, and how much memory there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensortap import limits
+from tensortap.limits import format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (1, 1),
+        ("1", 1),
+        ("100", 100),
+        ("1K", 1024),
+        ("1kb", 1024),
+        ("1 KiB", 1024),
+        ("512MB", 512 << 20),
+        ("512 MiB", 512 << 20),
+        ("8GB", 8 << 30),
+        ("1.5 GiB", 3 << 29),
+        ("2T", 2 << 40),
+        (" 3 B ", 3),
+        ("0.5K", 512),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "GB", "8 apples", "-8GB", "8GBs", "1e9", "1,000", "%", "1..5G", "8G8", "inf", "nan"],
+)
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="write it like '8GB', '512MB' or '50%'") as caught:
+        parse_size(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [0, -1, "0", "0%", "0.2", "0 GB"])
+def test_nothing_is_no_size(text):
+    with pytest.raises(ValueError, match="it must be more than nothing"):
+        parse_size(text)
+
+
+def test_percent_is_of_the_memory():
+    assert parse_size("50%") == int(limits.total_memory() * 0.5)
+    assert parse_size("12.5 %") == int(limits.total_memory() / 8)
+
+
+def test_the_memory_of_a_container_is_its_limit(monkeypatch):
+    monkeypatch.setattr(limits, "_cgroup_limit", lambda: 1 << 30)
+    assert limits.total_memory.__wrapped__() == 1 << 30
+    monkeypatch.setattr(limits, "_cgroup_limit", lambda: 1 << 60)
+    everything = limits.total_memory.__wrapped__()
+    monkeypatch.setattr(limits, "_cgroup_limit", lambda: None)
+    assert limits.total_memory.__wrapped__() == everything < 1 << 60
+
+
+def test_some_memory_is_left():
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    told = int(meminfo["MemAvailable"].split()[0]) * 1024
+    assert 0 < limits.available_memory() <= told * 1.1
+
+
+def test_in_a_container_what_its_limit_leaves(monkeypatch):
+    files = {
+        "/proc/meminfo": "MemTotal: 999 kB\nMemAvailable:   8388608 kB\n",
+        "/sys/fs/cgroup/memory.max": f"{4 << 30}\n",
+        "/sys/fs/cgroup/memory.current": f"{3 << 30}\n",
+        "/sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {1 << 29}\nactive_file 7\n",
+    }
+    monkeypatch.setattr(limits, "_read", lambda path: files.get(path, ""))
+    assert limits.available_memory() == (4 << 30) - (3 << 30) + (1 << 29)
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert limits.available_memory() == 8 << 30
+    files["/sys/fs/cgroup/memory.max"] = f"{2 << 30}\n"
+    assert limits.available_memory() == 0
+    files.clear()
+    assert limits.available_memory() == limits.total_memory()
+
+
+@given(st.integers(1, 1 << 50))
+def test_a_size_as_people_read_it_is_near_the_truth(size):
+    text = format_size(size)
+    assert len(text) <= 10
+    assert parse_size(text) == pytest.approx(size, rel=0.06)

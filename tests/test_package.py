@@ -1,0 +1,94 @@
+"""The package as a whole: its names, its version, and what importing it costs."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import tensortap as tap
+
+ROOT = Path(__file__).parents[1]
+HEAVY = (
+    "numpy torch jax jaxlib pandas plotly pyarrow starlette uvicorn websockets h5py av PIL rich "
+    "typer ml_dtypes safetensors"
+).split()
+
+
+def test_the_public_names():
+    """Whoever adds a verb adds it here."""
+    assert tap.__all__ == [
+        "Kind", "Receipt", "Record", "Summary", "TensorData", "TensortapError", "__version__",
+        "catch", "close", "describe", "disable", "dump", "enable", "errors", "finish", "flush",
+        "get", "get_all", "help", "ingest_all", "init", "open", "receipt", "register_format",
+        "serve", "status", "step", "summarize", "summary", "update_metadata",
+    ]  # fmt: skip
+    assert tap.__all__ == sorted(tap.__all__)
+    assert set(tap.__all__) <= set(dir(tap))
+
+
+def test_every_public_name_is_there_and_says_what_it_is():
+    for name in tap.__all__:
+        found = getattr(tap, name)
+        if name not in ("__version__", "errors"):
+            assert found.__doc__, name
+            assert found.__module__.startswith("tensortap"), name
+
+
+def test_a_name_that_is_not_there():
+    assert not hasattr(tap, "nothing")
+
+
+def test_the_version_is_the_top_of_the_changelog():
+    top = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert top[1].strip("[]") == tap.__version__
+
+
+def python(code: str) -> str:
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n{code}",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_importing_loads_nothing_heavy_and_starts_nothing():
+    code = f"""
+import threading, os
+files = len(os.listdir("/proc/self/fd"))
+import tensortap
+print([name for name in {HEAVY!r} if name in sys.modules])
+print(threading.active_count(), len(os.listdir("/proc/self/fd")) - files)
+"""
+    assert python(code).splitlines() == ["[]", "1 0"]
+
+
+def test_catching_a_number_with_nobody_there_loads_nothing_heavy_either(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
+    code = f"""
+import tensortap as tap
+tap.catch(1.5, "x"); tap.catch({{"a": [1, "b"]}}, "y"); tap.step(); tap.receipt()
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    assert python(code) == "[]\n"
+
+
+def test_importing_costs_little_more_than_what_it_stands_on():
+    """CPU time inside fresh interpreters, in turns, so that a busy machine slows both alike."""
+    timed = """
+import time
+start = time.process_time()
+import {modules}
+print(time.process_time() - start)
+"""
+    base = "json, logging, concurrent.futures, zmq, msgspec"
+    ratios = []
+    for _ in range(9):
+        ours = float(python(timed.format(modules="tensortap")))
+        theirs = float(python(timed.format(modules=base)))
+        ratios.append(ours / theirs)
+    assert statistics.median(ratios) < 1.5, sorted(ratios)
