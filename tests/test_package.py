@@ -77,18 +77,18 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert python(code) == "[]\n"
 
 
-def test_importing_costs_little_more_than_what_it_stands_on():
+def test_importing_costs_little_more_than_what_it_stands_on(tmp_path, monkeypatch):
     """CPU time inside fresh interpreters, in turns, so that a busy machine slows both alike."""
-    timed = """
-import time
-start = time.process_time()
-import {modules}
-print(time.process_time() - start)
-"""
+    # as users have it: compiled once, whatever this environment says of that
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    timed = (
+        "import time; start = time.process_time()\nimport {}\nprint(time.process_time() - start)"
+    )
     base = "json, logging, concurrent.futures, zmq, msgspec"
     ratios = []
-    for _ in range(9):
-        ours = float(python(timed.format(modules="tensortap")))
-        theirs = float(python(timed.format(modules=base)))
+    for _ in range(10):
+        ours = float(python(timed.format("tensortap")))
+        theirs = float(python(timed.format(base)))
         ratios.append(ours / theirs)
-    assert statistics.median(ratios) < 1.5, sorted(ratios)
+    assert statistics.median(ratios[1:]) < 1.5, sorted(ratios)

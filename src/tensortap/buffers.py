@@ -205,7 +205,14 @@ class Pool:
         nbytes = size * blocks
         if available_memory() - nbytes < self._reserve:
             raise OutOfMemory(f"no room for {nbytes} bytes: memory on this machine is running out")
-        segment = Segment(next(self._numbers), nbytes, self.shared)
+        number = next(self._numbers)
+        try:
+            segment = Segment(number, nbytes, self.shared)
+        except OSError:
+            if not self.shared:
+                raise
+            # no descriptors left, or a limit on files: memory that only this process has will do
+            segment = Segment(number, nbytes, False)
         self._segments[segment.number] = segment
         self._block[segment.number] = size
         self._free[size].extend((segment, i * size) for i in reversed(range(blocks)))

@@ -20,7 +20,7 @@ def _cgroup_limit() -> int | None:
 
 
 def _read(path: str) -> str:
-    # not pathlib: importing it costs a tenth of importing tensortap
+    # not pathlib: importing it would cost more than all of this module
     try:
         with open(path) as file:
             return file.read()

@@ -45,7 +45,13 @@ class Session:
         self.enabled = not _flag("TENSORTAP_DISABLE")
         self._inherited: list[Any] = []
         self._fresh()
-        os.register_at_fork(after_in_child=self._after_fork)
+        # a fork while another thread imports would leave the child with a lock for ever locked
+        self._importing = threading.RLock()
+        os.register_at_fork(
+            before=self._importing.acquire,
+            after_in_parent=self._importing.release,
+            after_in_child=self._after_fork,
+        )
 
     def _fresh(self) -> None:
         self.gates = Gates()
@@ -88,6 +94,7 @@ class Session:
         self._inherited.append(dict(self.__dict__, _inherited=None))
         tickets.after_fork()
         self._fresh()
+        self._importing.release()
 
     # -- switches ------------------------------------------------------------------------
 
@@ -339,9 +346,10 @@ class Session:
         return tuple(sink for sink in sinks if sink.accepting)
 
     def _connect(self, address: Address) -> Any:
-        from tensortap.formats import wire
-        from tensortap.sinks.background import Background
-        from tensortap.sinks.live import Live
+        with self._importing:
+            from tensortap.formats import wire
+            from tensortap.sinks.background import Background
+            from tensortap.sinks.live import Live
 
         self._register_exit()
         with self._lock:

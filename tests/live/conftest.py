@@ -56,6 +56,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # so that it ends with all its children
         )
 
     @property
@@ -102,10 +103,13 @@ class Program:
 
     def clean_up(self) -> None:
         """End it, however it stands."""
-        for number in (signal.SIGCONT, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
-        self.process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self.process.wait()
 
 
 @pytest.fixture

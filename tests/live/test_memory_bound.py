@@ -134,33 +134,6 @@ def test_what_somebody_holds_stays_valid_and_unchanged(run, wait_for, path):
     assert (value == 2).all()
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_view_without_its_record_stays_valid(run, path):
-    server = live.start("127.0.0.1", 0, "8MB")
-    try:
-        program = run(
-            """
-            import numpy as np, tensortap as tap
-            x = np.empty(100_000)
-            for i in range(60):
-                if i == 3: print("three"); input()
-                x[:] = i
-                assert tap.catch(x, "x").wait(10)
-            """,
-            to=server,
-            TENSORTAP_NO_ARENA=PATHS[path],
-        )
-        assert program.line() == "three"
-        from tensortap.arrays.view import as_numpy
-
-        array = as_numpy(server.history.records("x")[1].value)
-        program.say()
-        program.end()
-        assert (array == 1).all()
-    finally:
-        server.close()
-
-
 def test_what_get_hands_out_is_the_callers(server, run):
     run("""
         import jax.numpy as jnp, numpy as np, torch, tensortap as tap

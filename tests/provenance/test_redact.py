@@ -142,7 +142,7 @@ def test_the_rule_can_be_widened():
     assert Redactor(environ=environ).variables(environ) == {
         "MY_INTERNAL": HIDDEN,
         "N": "a *** b",
-        "TENSORTAP_SECRETS": "internal|corp-[0-9]+",
+        "TENSORTAP_SECRETS": HIDDEN,  # it may well spell one out
     }
     assert Redactor(["^LANG$"], environ={}).variables({"LANG": "C"}) == {"LANG": HIDDEN}
     assert Redactor(["^lang$"], environ={}).arguments(["--lang=C"]) == ["--lang=***"]

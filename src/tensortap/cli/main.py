@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import demo, doctor, export, ls, serve, show, top
+from tensortap.cli import demo, doctor, export, ls, reproduce, serve, show, top
 from tensortap.errors import TensortapError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("doctor")(doctor.doctor)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("export")(export.export)
+app.command("reproduce")(reproduce.reproduce)
 app.command("demo")(demo.demo)
 
 

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 from tensortap import arrays
@@ -24,7 +25,7 @@ from tensortap.formats import keys
 from tensortap.formats.address import Address, default_port, parse_address
 from tensortap.history import History
 from tensortap.limits import format_size, parse_size
-from tensortap.record import Kind
+from tensortap.record import Kind, Record
 from tensortap.server.server import Server
 
 _server: Server | None = None
@@ -39,8 +40,13 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def start(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
-    """A new server; the key is made if this user had none."""
+def start(
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    memory: str | int = "50%",
+    keep: Callable[[list[Record]], None] | None = None,
+) -> Server:
+    """A new server; the key is made if this user had none. `keep` gets all that arrives, too."""
     # a server is where people look on: the host may be written with its port
     with_port = host.startswith("[") or host.count(":") == 1
     address = parse_address(host) if with_port else None
@@ -49,7 +55,8 @@ def start(host: str = "127.0.0.1", port: int | None = None, memory: str | int = 
     if port is not None:
         address = Address(address.host, port)
     try:
-        return Server(address, History(parse_size(memory)), keys.make_key(), answer=answers.answer)
+        history, key = History(parse_size(memory)), keys.make_key()
+        return Server(address, history, key, answer=answers.answer, keep=keep)
     except TensortapError as error:
         if os.strerror(errno.EADDRINUSE) in str(error):
             raise TensortapError(

@@ -77,6 +77,15 @@ def make_run(base: Path, world_size: int) -> Path:
     return run
 
 
+def end_run(run: Path, world_size: int | None = None) -> None:
+    """Say in run.json that the run has ended."""
+    with contextlib.suppress(OSError):  # a disk that is full: the records count, not this
+        info = layout.read_info(run)
+        ended = datetime.now().astimezone().isoformat()
+        done = msgspec.structs.replace(info, ended=ended, world_size=world_size or info.world_size)
+        layout.write_json(run / layout.RUN_FILE, msgspec.to_builtins(done))
+
+
 def shared_run(base: Path, rank: int, world_size: int, job: str) -> Path:
     """The run folder of all ranks of a job, agreed through files: rank 0 makes it and answers.
 

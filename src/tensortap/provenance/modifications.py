@@ -47,7 +47,7 @@ _HOOKS = frozenset(
     """sys.excepthook sys.displayhook sys.unraisablehook sys.breakpointhook threading.excepthook
     warnings.showwarning warnings.formatwarning warnings._showwarnmsg warnings._showwarnmsg_impl
     builtins._ builtins.display builtins.get_ipython builtins.exit builtins.quit
-    linecache.getlines linecache.checkcache pdb.set_trace""".split()
+    logging._warnings_showwarning linecache.getlines linecache.checkcache pdb.set_trace""".split()
 )
 _OWN = "tensortap"
 _Item = TypeVar("_Item")
@@ -260,7 +260,11 @@ class Finder:
         if file.startswith("<") and module not in sys.modules:
             return None  # generated: by namedtuple, by attrs, by a template
         origin = self._owners.of("" if file.startswith("<") else file, module)
-        if origin == place.holder != PROJECT or (origin == place.holder and file.startswith("<")):
+        # Code that was typed in, in a function that keeps its name and its module.
+        typed = file.startswith("<") and not named and function.__qualname__ == expected
+        if typed and function.__name__ == key and module == place.module and place.file:
+            origin = place.holder
+        elif origin == place.holder != PROJECT or (origin == place.holder and file.startswith("<")):
             # its own code in another place: an alias, a decorator, generated
             if named or function.__name__ == key or "<" in function.__qualname__ or cls is not None:
                 return None
@@ -292,7 +296,7 @@ class Finder:
         self, value: Any, kind: type, key: str, place: _Place, cls: type | None
     ) -> Suspect | None:
         module = _text(_class_module(kind))
-        if isinstance(value, (functools.partial, functools.partialmethod)):
+        if issubclass(kind, (functools.partial, functools.partialmethod)):
             inner = value.func
             if type(inner) is not types.FunctionType:
                 return None

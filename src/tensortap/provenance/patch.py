@@ -61,14 +61,22 @@ def write_patch(
         else:
             with tempfile.TemporaryDirectory(prefix="tensortap-git-") as scratch:
                 environ = _own_index(git, Path(scratch))
-                names = b"\0".join(os.fsencode(path) for path in untracked.included) + b"\0"
-                # --remove: a file that has vanished since is no error
-                git.run(
-                    "update-index", "--add", "--remove", "-z", "--stdin",
-                    environ=environ, stdin=names,
-                )  # fmt: skip
+                _add(git, untracked.included, environ)
                 git.run(*_DIFF, base, environ=environ, stdout=out)
     return untracked
+
+
+def _add(git: Git, paths: list[str], environ: dict[str, str]) -> None:
+    """Add files to an index of our own."""
+    names = b"\0".join(os.fsencode(path) for path in paths) + b"\0"
+    # --remove: a file that has vanished since is no error
+    command = ("update-index", "--add", "--remove", "-z", "--stdin")
+    # Not knowing the repository's objects: git would touch those that it finds there again.
+    alone = {k: v for k, v in environ.items() if k != "GIT_ALTERNATE_OBJECT_DIRECTORIES"}
+    try:
+        git.run(*command, environ=alone, stdin=names)
+    except GitFailed:  # a sparse index has to be read with its trees
+        git.run(*command, environ=environ, stdin=names)
 
 
 def choose_untracked(git: Git, *, limit: int, skip: tuple[Path, ...]) -> Untracked:

@@ -24,6 +24,7 @@ from tensortap.errors import Refused, TensortapError, WireError
 from tensortap.formats import keys, wire
 from tensortap.formats.address import Address
 from tensortap.history import History
+from tensortap.record import Record
 from tensortap.server.assembly import Assembly, Unreachable
 from tensortap.server.door import Door, read_nonce
 from tensortap.server.peer import Peer
@@ -46,13 +47,20 @@ class Server:
     """Listens, and keeps what arrives in its history."""
 
     def __init__(
-        self, address: Address, history: History, key: bytes, *, answer: Answer | None = None
+        self,
+        address: Address,
+        history: History,
+        key: bytes,
+        *,
+        answer: Answer | None = None,
+        keep: Callable[[list[Record]], None] | None = None,
     ) -> None:
         self.history = history
         self.started = time.time()
         self.peers: dict[bytes, Peer] = {}  # by the id of the program
         self.door = Door(key)
         self._answer = answer
+        self._keep = keep
         self._questions: queue.SimpleQueue[tuple[bytes, wire.Query] | None] = queue.SimpleQueue()
         self._replies: collections.deque[tuple[bytes, list[Any]]] = collections.deque()
         self._routes: dict[bytes, Peer] = {}
@@ -344,6 +352,8 @@ class Server:
                     blocks = assembly.blocks
                     records = wire.decode_records(assembly.body, blocks, itemsize)
                     self.history.write(records)
+                    if self._keep is not None:
+                        self._keep(records)
                     peer.records += len(records)
                     peer.nbytes += assembly.nbytes
                 except WireError as error:

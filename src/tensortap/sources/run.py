@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tensortap import ranks
 from tensortap.errors import NotFound
-from tensortap.formats import run as layout
-from tensortap.formats.folders import job_name, shared_run
+from tensortap.formats.folders import end_run, job_name, shared_run
 from tensortap.limits import parse_size
 from tensortap.session import session, setting
 from tensortap.sinks.background import Background
@@ -54,11 +49,7 @@ class OpenRun:
         if self.keeper is not None:
             self.keeper.close()
         if self.rank == 0:
-            with contextlib.suppress(OSError):
-                info = layout.read_info(self.path)
-                ended = datetime.now().astimezone().isoformat()
-                done = msgspec.structs.replace(info, ended=ended)
-                layout.write_json(self.path / layout.RUN_FILE, msgspec.to_builtins(done))
+            end_run(self.path)
 
 
 _open: OpenRun | None = None

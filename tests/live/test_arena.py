@@ -1,0 +1,234 @@
+"""Shared memory where both ends share a host, the socket where they do not or it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import textwrap
+import threading
+
+import pytest
+
+from tensortap.console.live import fetch
+from tests.live.talking import TALKS, Talker, segments
+
+
+def can(*command: str) -> bool:
+    """Whether this user may do that."""
+    return subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+
+
+SEND = """
+    import json, numpy as np, tensortap as tap
+    for i in range(10):
+        assert tap.catch(np.full(100_000, i), "x").wait(20), str(tap.receipt())
+        assert tap.catch(i, "small").wait(20)
+    r = tap.receipt()
+    print(json.dumps([r.captured, r.failed, r.dropped, r.errors, r.sessions.popitem()[1]]))
+"""
+
+
+def test_on_one_host_the_bytes_do_not_cross_the_socket(serving, run):
+    where = serving()
+    talk = Talker(run(TALKS, to=where.address))
+    talk("catch(10, size=1_000_000, wait=10)")  # 80 MB
+    assert talk("receipt()")["state"] == ["connected, through shared memory"]
+    sent = where.ask("int(open('/proc/self/io').read().split('rchar: ')[1].split()[0])")
+    assert sent < 20e6
+    assert where.ask("server._pool.nbytes") == 0
+    # both have the same memory mapped
+    assert segments(talk.program.pid) > 1
+    assert segments(where.pid) > 1
+    assert where.ask("[int(x[-1]) for x in tap.get_all('x')]") == list(range(10))
+
+
+def test_a_host_that_is_another_one_gets_the_bytes_over_the_socket(serving, run):
+    # connected over loopback, and yet the processes of the other side cannot be seen
+    apart = ("unshare", "--pid", "--mount-proc", "--fork", "--kill-child")
+    if can(*apart):
+        where, lie = serving(before=apart), ""
+    else:
+        # without the right to make namespaces: a program that knows itself by another number
+        where, lie = serving(), "import os; os.getpid = lambda: 1\n"
+    program = run(lie + textwrap.dedent(SEND), to=where.address)
+    assert program.result() == [20, 0, 0, 0, "connected, over TCP"]
+    assert where.ask("[int(x[-1]) for x in tap.get_all('x')]") == list(range(10))
+    assert where.ask("answers.overview(server).clients[0].path") == "TCP"
+
+
+def test_a_nonce_that_is_not_ours_is_no_proof(server, run):
+    # the server reads something there, but not what we have put there
+    program = run("""
+        import json, secrets, numpy as np, tensortap as tap
+        from tensortap.sinks import live
+        class Liar(live.Segment):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                class Elsewhere:
+                    def __setitem__(self, where, what): pass
+                if self.number == 0:
+                    self.memory_kept, self.memory = self.memory, Elsewhere()
+            def close(self): pass
+        live.Segment = Liar
+        assert tap.catch(np.arange(50_000), "x").wait(10)
+        print(json.dumps(tap.receipt().sessions.popitem()[1]))
+    """)
+    assert program.result() == "connected, over TCP"
+    assert fetch(server.history, "x")[-1] == 49_999
+
+
+BIG = """
+    import json, numpy as np, tensortap as tap
+    x = np.ones(25_000_000)
+    for i in range(3):
+        x[0] = i
+        assert tap.catch(x, "x").wait(60), str(tap.receipt())
+    r = tap.receipt()
+    print(json.dumps([r.captured, r.failed, r.dropped, r.errors]))
+"""
+
+
+def test_a_tiny_dev_shm_is_enough(serving, run):
+    tiny = ("unshare", "-m", "sh", "-c",
+            'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"')  # fmt: skip
+    if not can(*tiny):
+        # without the right to mount: files, and what is like them, of 64 MB at most
+        tiny = ("sh", "-c", 'ulimit -f 65536; exec "$0" "$@"')
+    where = serving(memory="1GB", before=tiny)
+    assert run(BIG, to=where.address, before=tiny).result() == [3, 0, 0, 0]
+    assert where.ask("[[int(x[0]), int(x.sum())] for x in tap.get_all('x')]") == [
+        [i, 24_999_999 + i] for i in range(3)
+    ]
+
+
+def test_no_room_for_shared_memory_at_all(serving, run):
+    where = serving(memory="1GB")
+    small = ("sh", "-c", 'ulimit -f 65536; exec "$0" "$@"')  # no segment beyond 64 MB
+    assert run(BIG, to=where.address, before=small).result() == [3, 0, 0, 0]
+    assert where.ask("[int(x[0]) for x in tap.get_all('x')]") == [0, 1, 2]
+
+
+def test_no_descriptors_left_in_the_program(server, run):
+    program = run("""
+        import json, os, resource, numpy as np, tensortap as tap
+        assert tap.catch(0, "first").wait(10)
+        used = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, used + 4))
+        held = [open("/dev/null") for _ in range(3)]
+        for i in range(5):
+            assert tap.catch(np.full(100_000, i), "x").wait(20), str(tap.receipt())
+        print(json.dumps([tap.receipt().captured, tap.receipt().errors]))
+    """)
+    assert program.result() == [6, 0]
+    assert [int(fetch(server.history, "x", i)[-1]) for i in range(5)] == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("wait", [0, 20], ids=["a stream", "one by one"])
+def test_a_segment_that_the_server_cannot_map_costs_nothing(serving, run, wait):
+    where = serving()
+    talk = Talker(run(TALKS, to=where.address))
+    talk("catch(2, size=10_000, wait=10)")
+    assert talk("receipt()")["state"] == ["connected, through shared memory"]
+    where.ask(
+        "[__import__('resource').setrlimit(7, (64, 64)), "
+        "globals().update(held=[os.dup(0) for _ in range(64 - len(os.listdir('/proc/self/fd')))])]"
+        " and 1"
+    )
+    talk(f"catch(100, size=50_000, wait={wait})")  # another size: another segment
+    assert talk("tap.flush(20)")
+    r = talk("receipt()")
+    assert (r["captured"], r["failed"], r["dropped"], r["errors"]) == (102, 0, 0, 0)
+    assert r["state"] == ["connected, over TCP"]
+    assert where.ask("[int(x[-1]) for x in tap.get_all('x')]") == list(range(102))
+    assert where.ask("[len(held), [os.close(f) for f in held]] and len(held)") > 10
+
+
+class Proxy:
+    """A wire that can be cut, or that holds back what the server says."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.deaf = False  # words of the server do not arrive
+        self.pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self.target))
+            self.pairs.append((client, server))
+            threading.Thread(target=self._pass, args=(client, server, True), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, False), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, up: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if up or not self.deaf:
+                    target.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (source, target):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """Break all connections."""
+        pairs, self.pairs = self.pairs, []
+        for pair in pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def close(self) -> None:
+        self.listener.close()
+        self.cut()
+
+
+@pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
+def test_what_arrived_before_a_cut_is_not_taken_twice(server, run, wait_for, arena):
+    proxy = Proxy(server.address.port)
+    try:
+        talk = Talker(run(TALKS, to=f"127.0.0.1:{proxy.port}", TENSORTAP_NO_ARENA=arena))
+        talk("catch(5, size=10_000, wait=10)")
+        proxy.deaf = True  # from here on the program does not hear what has arrived
+        talk("catch(20, size=10_000)")
+        wait_for(lambda: server.history.written == 25)
+        assert talk("receipt()")["captured"] == 25
+        proxy.cut()
+        proxy.deaf = False
+        wait_for(lambda: sum(peer.connected for peer in server.peers.values()) == 1)
+        assert talk("tap.flush(20)")
+        talk("catch(20, size=10_000, wait=10)")
+        r = talk("receipt()")
+        assert (r["captured"] + r["unheard"], r["failed"], r["dropped"]) == (45, 0, 0)
+        assert server.history.written == r["captured"]
+        steps = [record.step for record in server.history.records("x")]
+        assert steps == sorted(set(steps))
+        assert [int(fetch(server.history, "x", step=s)[-1]) for s in steps] == steps
+        # it still goes through shared memory, and nothing is lent for ever
+        assert r["state"][0].endswith("TCP" if arena else "shared memory")
+        server.history._tracks.clear()
+        server.history._by_name.clear()
+        lent = "len(list(session._lives.values())[0].drain._lent)"
+        wait_for(lambda: talk(lent) == 0, what=lambda: talk(lent))
+    finally:
+        proxy.close()
+
+
+def test_nothing_is_left_in_dev_shm(serving, run):
+    before = set(os.listdir("/dev/shm"))
+    where = serving()
+    program = run(TALKS, to=where.address)
+    Talker(program)("catch(10, size=1_000_000, wait=10)")
+    where.kill()
+    program.kill()
+    assert set(os.listdir("/dev/shm")) == before

@@ -1,0 +1,114 @@
+"""`python -m tensortap`, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.live.conftest import ROOT
+
+
+@pytest.fixture
+def command():
+    """Run a command; what it printed, and its exit code."""
+
+    def start(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tensortap", *arguments],
+            env=dict(os.environ, PYTHONPATH=str(ROOT / "src"), COLUMNS="160", **env),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.fixture
+def served():
+    """`tensortap serve` on a free port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tensortap", "serve", "--port", "0", "--memory", "64MB"],
+        env=dict(os.environ, PYTHONPATH=str(ROOT / "src"), PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert "listening on 127.0.0.1:" in line
+    yield process, line.split("listening on ")[1].split(",")[0]
+    process.kill()
+    process.communicate()
+
+
+def test_serve_and_top(served, command, run):
+    process, address = served
+    program = run(
+        """
+        import numpy as np, tensortap as tap
+        for i in range(3):
+            assert tap.catch(np.full(20_000, i), "weights").wait(10)
+        """,
+        to=address,
+    )
+    program.end()
+    once = command("top", "--once", address)
+    assert once.returncode == 0, once.stderr
+    assert "weights" in once.stdout
+    assert "3 records" in once.stdout
+    seen = json.loads(command("top", "--json", TENSORTAP_SERVER=address).stdout)
+    assert seen["written"] == 3
+    assert [row["held"] for row in seen["names"]] == [3]
+    assert seen["clients"][0]["records"] == 3
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "3 records received" in err
+
+
+def test_a_port_that_is_taken(served, command):
+    _, address = served
+    again = command("serve", "--port", address.rpartition(":")[2])
+    assert again.returncode == 2
+    assert again.stdout == ""
+    assert f"port {address.rpartition(':')[2]} is in use" in again.stderr
+    assert f"tap.open('{address}')" in again.stderr
+    assert "Traceback" not in again.stderr
+
+
+def test_top_without_a_session(command):
+    found = command("top", "--once", "127.0.0.1:1")
+    assert found.returncode == 2
+    assert "no live session at 127.0.0.1:1" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_misuse(command):
+    assert command("serve", "--memory", "lots").returncode == 2
+    assert "not a size: 'lots'" in command("serve", "--memory", "lots").stderr
+    assert command("top", "--once", "host:port").returncode == 2
+    assert command("nonsense").returncode == 2
+    version = command("--version")
+    assert version.returncode == 0
+    assert version.stdout.strip()
+
+
+def test_doctor(served, command):
+    _, address = served
+    shown = command("doctor", address)
+    assert shown.returncode == 0, shown.stderr
+    assert f"session at {address}" in shown.stdout
+    assert "yes: process" in shown.stdout
+    key = "tap1-" + "A" * 43
+    found = json.loads(command("doctor", "--json", "127.0.0.1:1", TENSORTAP_KEY=key).stdout)
+    assert found["answers"].startswith("no: ")
+    assert found["missing"] == []
+    assert found["needed"]["pyzmq"]
+    assert "AAAA" not in json.dumps(found)

@@ -1,0 +1,440 @@
+"""git_info.json and project.patch, from real repositories of every kind."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tensortap.provenance.git import collect_git, repository_info
+from tensortap.provenance.redact import Redactor
+from tests.provenance.conftest import Repo, tree
+
+KEYS = {
+    "commit_id", "branch", "status", "git_log", "log_entries_count", "git_diff", "remote",
+    "repository", "git_dir",
+}  # fmt: skip
+
+
+@pytest.fixture
+def look(tmp_path):
+    """git_info of a folder; the repository's files below .git are as they were before."""
+
+    def look(repo, **options):
+        before = repo.state()
+        scratch = tmp_path / "scratch"
+        scratch.mkdir(exist_ok=True)
+        found = collect_git(scratch, start=repo.path, redactor=Redactor(environ={}), **options)
+        assert repo.state() == before
+        json.dumps(found.info)
+        return found
+
+    return look
+
+
+def apply(repo, found, where):
+    """A checkout of the commit with the patch applied, by plain git."""
+    info = found.info["project_git_info"]
+    fresh = Repo(where)
+    if info["commit_id"]:
+        fresh.git("fetch", "--quiet", str(repo.path), info["commit_id"])
+        fresh.git("checkout", "--quiet", "--detach", info["commit_id"])
+    fresh.git("apply", str(found.patches["project.patch"]))
+    return fresh
+
+
+def test_a_clean_repository_has_no_patch(repo, look):
+    found = look(repo)
+    info = found.info["project_git_info"]
+    assert info.keys() >= KEYS
+    assert info["status"] == "clean"
+    assert info["branch"] == "main"
+    assert info["commit_id"] == repo.git("rev-parse", "HEAD")
+    assert info["git_diff"] == ""
+    assert info["repository"] == str(repo.path)
+    assert found.patches == {}
+    assert found.info["packages_git_info"] == {}
+
+
+def test_the_log(repo, look):
+    for number in range(60):
+        repo.commit(f"number {number} «ü»")
+    info = look(repo).info["project_git_info"]
+    assert info["log_entries_count"] == len(info["git_log"]) == 50
+    first = info["git_log"][0]
+    assert first.keys() == {"commit", "author", "date", "message"}
+    assert first["message"] == "number 59 «ü»"
+    assert first["author"] == "Ada"
+    assert first["commit"] == info["commit_id"]
+    assert first["date"][:2] == "20"
+
+
+def test_every_kind_of_change_can_be_applied(repo, look, tmp_path):
+    repo.write("renamed before.txt", "a\nb\nc\n" * 20)
+    repo.write("deleted.txt", "gone\n")
+    repo.write("script.sh", "#!/bin/sh\n")
+    repo.write("binary.bin", bytes(range(256)) * 10)
+    repo.write("no newline.txt", "one\ntwo")
+    repo.write("crlf.txt", "one\r\ntwo\r\n")
+    repo.write("becomes a link", "text\n")
+    repo.write(".gitignore", "ignored*\n")
+    repo.commit()
+    repo.write("model.py", "def forward(x):\n    return x * 3\n")
+    repo.git("add", "model.py")
+    repo.write("model.py", "def forward(x):\n    return x * 4  # staged, then changed again\n")
+    repo.git("mv", "renamed before.txt", "renamed after.txt")
+    (repo.path / "deleted.txt").unlink()
+    (repo.path / "script.sh").chmod(0o755)
+    repo.write("binary.bin", bytes(reversed(range(256))) * 11)
+    repo.write("no newline.txt", "one\ntwo, and still none")
+    repo.write("crlf.txt", "one\r\nthree\r\n")
+    (repo.path / "becomes a link").unlink()
+    (repo.path / "becomes a link").symlink_to("model.py")
+    repo.write("untracked/ünï cödé «x».py", "print('hi')\n")
+    repo.write("untracked/tab\tand\nnewline", "x\n")
+    repo.write('untracked/"quoted" \\', "x")
+    repo.write("untracked/:(top)pathspec*", "x")
+    repo.write("untracked/binary", os.urandom(5000))
+    repo.write("untracked/empty", "")
+    repo.write("untracked/tool", "#!/bin/sh\n").chmod(0o755)
+    (repo.path / "untracked/link").symlink_to("nowhere")
+    repo.write("ignored.log", "not this\n")
+    repo.git("add", "--intent-to-add", "untracked/empty")
+    status = repo.git("status", "--porcelain")
+
+    found = look(repo)
+    info = found.info["project_git_info"]
+    assert info["status"] == "dirty"
+    assert info["git_diff"] == "See project.patch"
+    assert info["untracked"]["left_out"] == []
+    wanted = tree(repo.path)
+    del wanted["ignored.log"]
+    assert tree(apply(repo, found, tmp_path / "fresh").path) == wanted
+    assert repo.git("status", "--porcelain") == status
+
+
+def test_whatever_the_user_has_configured(repo, look, tmp_path, plain_git):
+    repo.write("a.txt", "".join(f"{n}\n" for n in range(50)))
+    repo.write(".gitattributes", "*.txt diff=mine\n")
+    repo.commit()
+    ran = tmp_path / "ran"
+    evil = f"touch {ran}; false"
+    plain_git.write_text(
+        plain_git.read_text()
+        + f"""
+        [diff]
+            noprefix = true
+            mnemonicPrefix = true
+            external = "sh -c '{evil}'"
+            context = 0
+            renames = copies
+            wordRegex = .
+            colorMoved = zebra
+            relative = true
+            orderFile = {tmp_path / "nowhere"}
+        [diff "mine"]
+            textconv = "sh -c '{evil}'"
+            command = "sh -c '{evil}'"
+        [color]
+            ui = always
+        [core]
+            fsmonitor = "sh -c '{evil}'"
+            hooksPath = {tmp_path / "hooks"}
+            pager = "sh -c '{evil}'"
+            splitIndex = true
+            untrackedCache = true
+        [log]
+            showSignature = true
+        [format]
+            pretty = fuller
+        """
+    )
+    hook = tmp_path / "hooks" / "post-index-change"
+    hook.parent.mkdir()
+    hook.write_text(f"#!/bin/sh\n{evil}\n")
+    hook.chmod(0o755)
+    repo.write("a.txt", "".join(f"{n}\n" for n in range(50) if n != 25))
+    repo.write("sub/new.txt", "new\n")
+    found = look(repo)
+    assert not ran.exists()
+    plain_git.write_text("")
+    assert tree(apply(repo, found, tmp_path / "fresh").path) == tree(repo.path)
+    assert found.info["project_git_info"]["git_log"][-1]["message"] == "first"
+
+
+def test_started_from_a_hook_with_git_variables(repo, look, tmp_path, monkeypatch, new_repo):
+    other = new_repo(tmp_path / "other")
+    monkeypatch.setenv("GIT_DIR", str(other.path / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other.path))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other.path / "index"))
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", "false")
+    monkeypatch.setenv("GIT_TRACE", "1")
+    scratch = tmp_path / "s"
+    scratch.mkdir()
+    (repo.path / "new").write_text("x")
+    found = collect_git(scratch, start=repo.path).info["project_git_info"]
+    assert found["repository"] == str(repo.path)
+    assert found["status"] == "dirty"
+
+
+def test_from_a_folder_inside(repo, tmp_path):
+    inner = repo.write("pkg/deep/x.py", "x\n").parent
+    repo.write("top.txt", "untracked, above\n")
+    info = repository_info(inner, tmp_path / "p.patch")
+    assert info["repository"] == str(repo.path)
+    assert "top.txt" in (tmp_path / "p.patch").read_text()
+    assert "b/pkg/deep/x.py" in (tmp_path / "p.patch").read_text()
+
+
+def test_a_limit_for_untracked_files_is_stated(repo, look, tmp_path):
+    repo.write("small.py", "x = 1\n")
+    repo.write("huge.ckpt", bytes(3000))
+    found = look(repo, limit=1000)
+    stated = found.info["project_git_info"]["untracked"]
+    assert stated["limit"] == "1000 B"
+    assert stated["included"] == 1
+    assert stated["left_out_count"] == 1
+    assert stated["left_out"][0]["path"] == "huge.ckpt"
+    assert stated["left_out"][0]["size"] == 3000
+    assert "limit" in stated["left_out"][0]["reason"]
+    fresh = apply(repo, found, tmp_path / "fresh")
+    assert (fresh.path / "small.py").exists()
+    assert not (fresh.path / "huge.ckpt").exists()
+
+
+def test_only_a_huge_file_is_dirty_without_a_patch(repo, look):
+    repo.write("huge.ckpt", bytes(3000))
+    found = look(repo, limit=1000)
+    assert found.info["project_git_info"]["status"] == "dirty"
+    assert found.info["project_git_info"]["git_diff"] == ""
+    assert found.patches == {}
+
+
+def test_files_with_credentials_and_runs_are_left_out(repo, look):
+    repo.write(".env", "HF_TOKEN=hf_x\n")
+    repo.write("experiments/1/run.json", "{}")
+    repo.write("experiments/1/deep/layer.pt", "x")
+    repo.write("mine/layer.pt", "x")
+    found = look(repo, skip=(repo.path / "mine",))
+    info = found.info["project_git_info"]
+    assert [item["path"] for item in info["untracked"]["left_out"]] == [".env"]
+    assert info["untracked"]["files_of_runs_left_out"] is True
+    assert info["untracked"]["included"] == 0
+    (repo.path / ".env").unlink()
+    assert look(repo, skip=(repo.path / "mine",)).info["project_git_info"]["status"] == "clean"
+
+
+def test_a_patch_that_adds_a_token_is_remarked(repo, look):
+    repo.write("model.py", f"TOKEN = 'ghp_{'a1B2' * 9}'\n")
+    info = look(repo).info["project_git_info"]
+    assert "looks like a credential" in info["warnings"][0]
+
+
+def test_no_commit_yet(tmp_path, look):
+    empty = Repo(tmp_path / "empty")
+    info = look(empty).info["project_git_info"]
+    assert (info["commit_id"], info["branch"], info["git_log"]) == ("", "main", [])
+    assert info["status"] == "clean"
+    empty.write("staged.py", "1\n")
+    empty.git("add", "staged.py")
+    empty.write("untracked.py", "2\n")
+    found = look(empty)
+    assert found.info["project_git_info"]["status"] == "dirty"
+    assert tree(apply(empty, found, tmp_path / "fresh").path) == tree(empty.path)
+
+
+def test_a_detached_head(repo, look):
+    repo.git("checkout", "--quiet", "--detach")
+    assert look(repo).info["project_git_info"]["branch"] == "(detached)"
+
+
+def test_not_a_repository(tmp_path):
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    info = repository_info(folder, tmp_path / "p")
+    assert info.keys() >= KEYS
+    assert info["status"] == "not a repository"
+    assert str(folder) in info["error"]
+    assert not (tmp_path / "p").exists()
+
+
+def test_without_git(repo, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    info = repository_info(repo.path, tmp_path / "p")
+    assert info["status"] == "unknown"
+    assert info["error"] == "git is not installed"
+
+
+def test_a_git_that_hangs(repo, tmp_path, monkeypatch):
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    info = repository_info(repo.path, tmp_path / "p", timeout=0.3)
+    assert info["status"] == "unknown"
+    assert "longer than 0.3 s" in info["error"]
+
+
+def test_a_diff_that_hangs_leaves_the_commit(repo, tmp_path, monkeypatch):
+    real = subprocess.run(["which", "git"], capture_output=True, text=True, check=True)
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    hang = 'case " $* " in *" diff "*) exec sleep 60;; esac'
+    fake.write_text(f'#!/bin/sh\n{hang}\nexec {real.stdout.strip()} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    info = repository_info(repo.path, tmp_path / "p", timeout=1.0)
+    assert info["commit_id"] == repo.git("rev-parse", "HEAD")
+    assert info["git_log"]
+    assert info["status"] == "unknown"
+    assert "longer than 1 s" in info["error"]
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_bare_repository_and_a_worktree_of_it(repo, look, tmp_path):
+    bare = tmp_path / "bare.git"
+    repo.git("clone", "--quiet", "--bare", str(repo.path), str(bare))
+    info = repository_info(bare, tmp_path / "p")
+    assert info["status"] == "bare"
+    assert info["commit_id"] == repo.git("rev-parse", "HEAD")
+    work = tmp_path / "work"
+    subprocess.run(
+        ["git", "-C", str(bare), "worktree", "add", "--quiet", "-b", "other", str(work)],
+        check=True,
+        capture_output=True,
+    )
+    (work / "new.py").write_text("1\n")
+    info = repository_info(work, tmp_path / "p")
+    assert (info["status"], info["branch"]) == ("dirty", "other")
+    assert info["repository"] == str(work)
+    assert info["git_dir"] == str(bare)
+
+
+def test_an_unreadable_file_is_left_out(repo, look, monkeypatch):
+    repo.write("closed", "x")
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("closed"))
+    left = look(repo).info["project_git_info"]["untracked"]["left_out"]
+    assert left[0]["reason"] == "not readable"
+
+
+def test_special_files_and_repositories_inside(repo, look, new_repo, tmp_path):
+    os.mkfifo(repo.path / "pipe")
+    new_repo(repo.path / "nested").commit()
+    repo.write("plain.py", "1\n")
+    found = look(repo)
+    left = {i["path"]: i["reason"] for i in found.info["project_git_info"]["untracked"]["left_out"]}
+    assert left["nested/"] == "a repository of its own"
+    assert set(tree(apply(repo, found, tmp_path / "fresh").path)) == {"model.py", "plain.py"}
+
+
+def test_a_path_with_everything_in_it(tmp_path, look):
+    repo = Repo(tmp_path / 'a: "b" ü \\')
+    repo.write("x", "1\n")
+    repo.commit()
+    repo.write("y", "2\n")
+    found = look(repo)
+    assert found.info["project_git_info"]["git_diff"], found.info
+    assert tree(apply(repo, found, tmp_path / "fresh").path) == tree(repo.path)
+
+
+def test_submodules(repo, look, tmp_path, plain_git, new_repo):
+    plain_git.write_text(plain_git.read_text() + '[protocol "file"]\n allow = always\n')
+    library = new_repo(tmp_path / "library")
+    library.write("lib.py", "1\n")
+    library.commit()
+    repo.git("submodule", "--quiet", "add", str(library.path), "third party/lib")
+    repo.commit()
+    assert look(repo).info["project_git_info"]["status"] == "clean"
+    inside = repo.path / "third party/lib"
+    (inside / "lib.py").write_text("2\n")
+    found = look(repo)
+    info = found.info["project_git_info"]
+    assert info["status"] == "dirty"
+    assert info["git_diff"] == ""  # nothing of the project itself
+    sub = info["submodules"]["third party/lib"]
+    assert sub["status"] == "dirty"
+    assert sub["git_diff"].removeprefix("See ") in found.patches
+    subprocess.run(["git", "commit", "-qam", "moved on"], cwd=inside, check=True)
+    (repo.path / "model.py").write_text("changed\n")
+    found = look(repo)
+    sub = found.info["project_git_info"]["submodules"]["third party/lib"]
+    assert sub["status"] == "clean"
+    assert sub["commit_id"] != sub["committed_id"]
+    fresh = apply(repo, found, tmp_path / "fresh")
+    assert (fresh.path / "model.py").read_text() == "changed\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "url", "stored"),
+    [
+        ("origin", "https://me:tok@example.org/r.git", "https://***@example.org/r.git"),
+        ("upstream", "git@example.org:r.git", "git@example.org:r.git"),
+    ],
+)
+def test_the_remote_without_its_password(repo, look, name, url, stored):
+    repo.git("remote", "add", name, url)
+    assert look(repo).info["project_git_info"]["remote"] == stored
+
+
+def test_editable_packages_that_are_checkouts(repo, look, tmp_path, new_repo):
+    library = new_repo(tmp_path / "library")
+    library.write("lib.py", "1\n")
+    library.commit()
+    library.write("lib.py", "2\n")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    packages = {
+        "lib": {"version": "1", "editable": True, "source": str(library.path)},
+        "own": {"version": "1", "editable": True, "source": str(repo.path)},
+        "plain": {"version": "1", "editable": True, "source": str(plain)},
+        "numpy": {"version": "1"},
+    }
+    found = look(repo, packages=packages)
+    of = found.info["packages_git_info"]
+    assert of.keys() == {"lib", "own"}
+    assert of["lib"]["status"] == "dirty"
+    assert of["lib"]["git_diff"] == "See package.lib.patch"
+    assert "package.lib.patch" in found.patches
+    assert of["own"]["same_as"] == "project"
+
+
+def test_a_read_only_repository_is_read(repo, look, tmp_path):
+    repo.write("new.py", "1\n")
+    for folder, _, _ in os.walk(repo.path / ".git"):
+        os.chmod(folder, stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        found = look(repo)
+        assert tree(apply(repo, found, tmp_path / "fresh").path) == tree(repo.path)
+    finally:
+        for folder, _, _ in os.walk(repo.path / ".git"):
+            os.chmod(folder, stat.S_IRWXU)
+
+
+def test_the_project_is_where_the_main_script_lies(repo, python, tmp_path):
+    code = """
+        import json, pathlib, sys
+        from tensortap.provenance.git import collect_git
+        from tensortap.provenance.project import main_script
+        print(collect_git(pathlib.Path(sys.argv[1])).info["project_git_info"]["repository"])
+    """
+    (tmp_path / "elsewhere").mkdir()
+    repo.write("x/main.py", "")
+    python(code, str(tmp_path), cwd=repo.path / "x", name="main.py")
+    done = subprocess.run(
+        [sys.executable, str(repo.path / "x/main.py"), str(tmp_path)],
+        cwd=tmp_path / "elsewhere",
+        env={**os.environ, "PYTHONPATH": "src"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(repo.path)
+    # a launcher that a package brought is nobody's project: the working directory counts
+    command = "from tensortap.provenance.project import project_folder; print(project_folder())"
+    done = subprocess.run(
+        [sys.executable, "-c", command], cwd=repo.path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(repo.path)

@@ -1,0 +1,144 @@
+"""runtime_info.json: what it says, and that looking changes nothing."""
+
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+from tensortap.provenance.runtime import comparable, runtime_info
+
+KEYS = {
+    "command", "environment_variables", "working_directory", "timestamp", "host", "pid", "python",
+    "seeds", "device_names",
+}  # fmt: skip
+
+
+def test_the_keys():
+    info = runtime_info()
+    assert info.keys() == KEYS
+    assert info["command"].keys() == {"executable", "argv", "full_command"}
+    assert info["pid"] == os.getpid()
+    assert info["working_directory"] == os.getcwd()
+    assert datetime.datetime.fromisoformat(info["timestamp"]).tzinfo is not None
+    assert info["device_names"]
+    json.dumps(info)
+
+
+SHOW = "import json; from tensortap.provenance.runtime import runtime_info as r; "
+SHOW += "print(json.dumps(r()))"
+
+
+def test_the_command_can_be_pasted_into_a_shell(python, tmp_path):
+    hard = ["a b", "it's", "$HOME", "*", "ü", "", "--x=1 2"]
+    first = json.loads(python(SHOW, *hard))
+    assert first["command"]["argv"][1:] == hard
+    assert first["command"]["executable"] == sys.executable
+    again = subprocess.run(
+        first["command"]["full_command"], shell=True, cwd=tmp_path, capture_output=True, check=True,
+        env={**os.environ, "PYTHONPATH": "src" + os.pathsep + os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert json.loads(again.stdout)["command"] == first["command"]
+
+
+def test_options_of_python_and_modules_are_part_of_the_command(tmp_path):
+    (tmp_path / "prog.py").write_text(SHOW)
+    done = subprocess.run(
+        [sys.executable, "-u", "-X", "dev", "-m", "prog", "--lr", "1"],
+        cwd=tmp_path, capture_output=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    words = shlex.split(json.loads(done.stdout)["command"]["full_command"])
+    assert words[1:] == ["-u", "-X", "dev", "-m", "prog", "--lr", "1"]
+
+
+def test_secrets_are_not_in_it(python):
+    environ = {"HF_TOKEN": "deadbeefcafe", "DATABASE_URL": "postgres://me:hunter22@db/x"}
+    out = python(SHOW, "--api-key", "swordfish1", "--note=deadbeefcafe", environ=environ)
+    for secret in ("deadbeefcafe", "hunter22", "swordfish1"):
+        assert secret not in out
+    assert json.loads(out)["environment_variables"]["HF_TOKEN"] == "***"
+
+
+def test_bytes_that_are_no_text(python):
+    environ = {b"ODD".decode(): os.fsdecode(b"\xff\xfe")}
+    json.loads(python(SHOW, os.fsdecode(b"\xff"), environ=environ)).keys()
+
+
+def test_looking_draws_no_number_and_initialises_nothing(python):
+    out = python("""
+        import json, random, sys
+        import numpy, torch, jax
+        torch.manual_seed(7); numpy.random.seed(3); random.seed(5)
+        from tensortap.provenance.runtime import runtime_info
+        before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state()
+        one, two = runtime_info(), runtime_info()
+        after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state()
+        assert before[:2] == after[:2] and torch.equal(before[2], after[2])
+        assert one["seeds"] == two["seeds"]
+        assert not torch.cuda.is_initialized()
+        assert not sys.modules["jax._src.xla_bridge"]._backends
+        numpy.random.rand(); random.random()
+        three = runtime_info()
+        print(json.dumps([one["seeds"], three["seeds"]]))
+    """)
+    one, three = json.loads(out)
+    assert one["torch"] == three["torch"] == 7
+    assert one["jax_default_prng_impl"] == "threefry2x32"
+    assert one["numpy_state"] != three["numpy_state"]
+    assert one["random_state"] != three["random_state"]
+
+
+def test_nothing_is_imported(python):
+    out = python("""
+        import sys
+        import tensortap.provenance
+        from tensortap.provenance.runtime import runtime_info
+        from tensortap.provenance.packages import packages_info
+        runtime_info(), packages_info()
+        print(*{"torch", "jax", "numpy", "pandas", "msgspec"} & set(sys.modules))
+    """)
+    assert set(out.split()) <= {"numpy", "msgspec"}  # what `import tensortap` brings
+
+
+def test_a_half_imported_framework_is_no_hindrance(python):
+    out = python("""
+        import sys, types
+        for name in ("torch", "jax", "numpy", "numpy.random", "jax._src.xla_bridge"):
+            sys.modules[name] = types.ModuleType(name)
+        from tensortap.provenance.runtime import device_names, seeds
+        print(sorted(seeds()), len(device_names()))
+    """)
+    assert out.split()[-1] == "1"
+
+
+def test_an_initialised_jax_is_asked_without_harm(python):
+    out = python("""
+        import jax, jax.numpy as jnp
+        jnp.ones(3)
+        from tensortap.provenance.runtime import device_names
+        print(len(device_names()))
+    """)
+    assert out.strip() == "1"  # the processor alone: JAX runs on it
+
+
+def test_the_launcher_is_known(python, tmp_path):
+    (tmp_path / "prog.py").write_text(SHOW)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--master-port=0",
+         "prog.py", "--lr=1"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    command = json.loads(done.stdout)["command"]
+    assert shlex.split(command["launcher"])[1:3] == ["-m", "torch.distributed.run"]
+    assert command["argv"] == ["prog.py", "--lr=1"]
+
+
+def test_clocks_and_states_make_no_new_version():
+    info = runtime_info()
+    assert "random_state" in info["seeds"]
+    assert comparable(info).keys() == KEYS - {"timestamp"}
+    assert not {"random_state", "numpy_state"} & comparable(info)["seeds"].keys()

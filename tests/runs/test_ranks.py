@@ -1,0 +1,131 @@
+"""All ranks of a job share one run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import tensortap as tap
+from tensortap.errors import NotFound
+from tensortap.formats import folders
+from tests.runs.conftest import ROOT
+
+GLOO = """
+import os, sys, torch, torch.distributed as dist, tensortap as tap
+early = os.environ["EARLY"] == "1"
+if early:
+    path = tap.init("runs")  # before there is a process group
+dist.init_process_group("gloo")
+if not early:
+    path = tap.init("runs")
+rank = dist.get_rank()
+for step in range(5):
+    tap.catch(torch.full((5000,), float(10 * step + rank)), "hidden")
+    tap.catch(float(rank), "loss")
+tap.dump(torch.tensor(rank), "out")
+tap.dump(torch.tensor(rank), "out")
+dist.barrier()
+dist.destroy_process_group()
+print(path)
+"""
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("early", ["0", "1"], ids=["after the group", "before the group"])
+def test_four_gloo_processes_share_one_folder(tmp_path, early):
+    port = free_port()
+    (tmp_path / "train.py").write_text(GLOO)
+    ranks = []
+    for rank in range(4):
+        env = dict(
+            os.environ, RANK=str(rank), WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            PYTHONPATH=str(ROOT / "src"), EARLY=early, OMP_NUM_THREADS="1",
+        )  # fmt: skip
+        pipe = subprocess.PIPE
+        command = [sys.executable, "train.py"]
+        ranks.append(
+            subprocess.Popen(command, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True)
+        )
+    outputs = [process.communicate(timeout=110) for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * 4, outputs
+    paths = {out.strip() for out, _ in outputs}
+    assert len(paths) == 1
+    (name,) = paths
+    run = tap.open(tmp_path / name)
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [run.path.name]
+    assert run.reader.ranks == [0, 1, 2, 3]
+    assert run.reader.info.world_size == 4
+    # only rank 0 writes provenance, and nothing else lies at the top but the dumps
+    files = {p.name for p in run.path.iterdir() if p.is_file()}
+    dumps = {f"out{n}_rank{r}.pt" for n in ("", "_0001") for r in range(4)}
+    assert dumps <= files
+    others = files - dumps
+    assert {"run.json", "runtime_info.json", "packages.json", "git_info.json"} <= others
+    # a name and step that several ranks have
+    with pytest.raises(NotFound, match=r"ranks 0, 1, 2 and 3: say rank=0 or rank='all'"):
+        run.get("hidden", step=3)
+    assert (run.get("hidden", step=3, rank=2) == 32).all()
+    both = run.get("hidden", step=3, rank="all")
+    assert {rank: value[0].item() for rank, value in both.items()} == {
+        rank: 30.0 + rank for rank in range(4)
+    }
+    assert {r: int(v) for r, v in run.get("out", rank="all").items()} == {r: r for r in range(4)}
+    assert run.get("loss", rank=3) == 3.0
+
+
+def test_ranks_agree_without_anything_but_a_shared_folder(tmp_path):
+    """Two jobs at once, each of three ranks, in any order of arrival."""
+    found: dict[tuple[str, int], object] = {}
+
+    def join(job: str, rank: int) -> None:
+        found[job, rank] = folders.shared_run(tmp_path, rank, 3, job)
+
+    threads = [
+        threading.Thread(target=join, args=(job, rank))
+        for rank in (2, 1, 0)
+        for job in ("one", "another")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len({str(found["one", rank]) for rank in range(3)}) == 1
+    assert len({str(found["another", rank]) for rank in range(3)}) == 1
+    assert found["one", 0] != found["another", 0]
+
+
+def test_an_answer_of_an_older_job_is_never_taken(tmp_path):
+    first = [None, None]
+
+    def join(into: list, rank: int) -> None:
+        into[rank] = folders.shared_run(tmp_path, rank, 2, "the same job name")
+
+    for into in (first, second := [None, None]):
+        # rank 1 comes long before rank 0, which is when a stale answer would be taken
+        late = threading.Thread(target=join, args=(into, 1))
+        late.start()
+        late.join(0.3)
+        assert late.is_alive()
+        join(into, 0)
+        late.join(30)
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    assert first[0] != second[0]
+
+
+def test_a_rank_that_hears_nothing_keeps_a_run_of_its_own_and_says_so(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(folders, "_ASK", 0.2)
+    path = folders.shared_run(tmp_path, 1, 2, "job")
+    assert (path / "run.json").exists()
+    assert "rank 0 did not say" in caplog.text
