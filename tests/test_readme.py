@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ def snippets() -> list[str]:
 
 
 def test_the_first_screen_works_as_written(tmp_path):
-    training, session = snippets()
+    training, session, *_ = snippets()
     where = {"XDG_CONFIG_HOME": str(tmp_path), "TENSORTAP_PORT": "0"}
     script = """
 import os, subprocess, sys, time
@@ -38,8 +39,6 @@ assert weight.shape == (5, 3) and weight.dtype.is_floating_point, weight
     program = tmp_path / "session.py"
     filled = {"session_start": f"{start}\nserver = tap.serve()", "session_rest": rest}
     program.write_text(script.format(**filled))
-    import os
-
     env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), **where)
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path / "train.py")],
@@ -48,6 +47,28 @@ assert weight.shape == (5, 3) and weight.dtype.is_floating_point, weight
     assert done.returncode == 0, done.stderr
     assert "model.lm_head.weight" in done.stdout
     assert "loss" in done.stdout
+
+
+def test_the_snippets_about_runs_work_as_written(tmp_path):
+    _, _, writing, reading = snippets()
+    code = f"""
+import torch, tensortap as tap
+hidden, output = torch.zeros(3, 3), torch.ones(2)
+for _ in range(4):
+    tap.step(40)
+{writing}
+{reading.replace('"experiments/20261115_181530"', "path")}
+assert run.names() == ["hidden", "layer1_output"]
+"""
+    program = tmp_path / "program.py"
+    program.write_text(code)
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), XDG_CONFIG_HOME=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, env=env, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "layer1_output.pt" in done.stdout
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`tap\.(\w+)", README))))
@@ -67,7 +88,7 @@ def test_every_command_that_the_readme_names_exists(command):
 def test_every_setting_is_in_the_readme_and_every_one_there_is_read():
     named = set(re.findall(r"TENSORTAP_[A-Z_]+", README))
     source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    assert named == set(re.findall(r"TENSORTAP_[A-Z_]+", source))
+    assert named == set(re.findall(r"TENSORTAP_[A-Z]+(?:_[A-Z]+)*\b", source))
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])

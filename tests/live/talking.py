@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,5 @@ class Talker:
 
 
 def segments(pid: int) -> int:
-    """How many segments of tensortap a process has open or mapped."""
-    open_ones = 0
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            open_ones += "memfd:tensortap" in os.readlink(f"/proc/{pid}/fd/{fd}")
-        except OSError:
-            continue
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    return max(open_ones, maps.count("memfd:tensortap"))
+    """How many segments of tensortap a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:tensortap")

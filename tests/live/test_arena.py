@@ -136,7 +136,10 @@ def test_a_segment_that_the_server_cannot_map_costs_nothing(serving, run, wait):
         "globals().update(held=[os.dup(0) for _ in range(64 - len(os.listdir('/proc/self/fd')))])]"
         " and 1"
     )
+    if not wait:
+        where.stop()  # so that many are under way at once
     talk(f"catch(100, size=50_000, wait={wait})")  # another size: another segment
+    where.go_on()
     assert talk("tap.flush(20)")
     r = talk("receipt()")
     assert (r["captured"], r["failed"], r["dropped"], r["errors"]) == (102, 0, 0, 0)

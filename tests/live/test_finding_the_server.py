@@ -131,7 +131,7 @@ def test_killed_and_restarted_in_mid_stream(serving, run, wait_for, row, arena, 
     missing = steps[0] + sum(b - a - 1 for a, b in itertools.pairwise(steps))
     assert len(steps) + missing == sent
     held_by_first = sent - len(steps) - unheard
-    assert held_by_first > 20  # all but those that were on their way
+    assert 0 <= held_by_first <= steps[0]  # the first had the oldest, and nobody else
     content = second.ask("[int(x[-1]) for x in tap.get_all('x')]")
     assert content == steps
 
@@ -163,11 +163,9 @@ def test_a_killed_server_frees_the_memory_of_its_client(serving, run, wait_for):
 
     assert talk("pool.nbytes") > 300e6
     where.kill()
-    wait_for(
-        lambda: talk("pool.nbytes") < 50e6,
-        what=lambda: talk("pool.nbytes"),
-    )
-    assert segments(talk.program.pid) <= 3
+    # all but the one of the nonce, and a few blocks that nobody has borrowed
+    wait_for(lambda: segments(talk.program.pid) <= 2, what=lambda: segments(talk.program.pid))
+    assert talk("pool.nbytes") < 50e6
     assert talk("catch(5)") is None
 
 

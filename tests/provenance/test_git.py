@@ -115,6 +115,21 @@ def test_every_kind_of_change_can_be_applied(repo, look, tmp_path):
     assert repo.git("status", "--porcelain") == status
 
 
+def test_a_change_in_the_moment_of_the_commit(repo, look, tmp_path):
+    """Same size, same time: git looks closer at files that are no older than its index."""
+    for number in range(10):
+        file = repo.write("data.bin", b"a" * 99)
+        repo.commit()
+        seen = file.stat()
+        repo.write("data.bin", b"b" * 99)
+        os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+        os.utime(repo.path / ".git/index", ns=(seen.st_atime_ns, seen.st_mtime_ns))
+        repo.write("untracked", "1\n")
+        fresh = apply(repo, look(repo), tmp_path / f"fresh{number}")
+        assert (fresh.path / "data.bin").read_bytes() == b"b" * 99
+        repo.write("data.bin", b"c" * (number + 1))
+
+
 def test_whatever_the_user_has_configured(repo, look, tmp_path, plain_git):
     repo.write("a.txt", "".join(f"{n}\n" for n in range(50)))
     repo.write(".gitattributes", "*.txt diff=mine\n")

@@ -173,6 +173,25 @@ def test_no_false_alarm_in_a_script(look):
     assert look(PROJECT) == {}
 
 
+def test_a_patch_in_the_file_of_the_class_itself(look):
+    found = look("""
+    import functools
+    class Net:
+        def forward(self): return 1
+        def other(self): return 1
+    before = Net.forward
+    @functools.wraps(before)
+    def forward(self): return before(self) + 1
+    Net.forward = forward
+    def make():
+        def other(self): return 2
+        return other
+    Net.other = make()
+    """)
+    assert set(found) == {"__main__.Net.forward", "__main__.Net.other"}
+    assert found["__main__.Net.other"]["line"] == 11
+
+
 def test_a_method_of_torch(look, tmp_path):
     found = look("""
     import torch

@@ -64,6 +64,7 @@ def test_a_wrong_proof_is_refused_and_counted(server, bystander):
         assert "the key is not the one of this session" in client.hear_a(wire.Refusal).reason
         client.batch()  # a word more is garbage, and is not answered
         wait_for(lambda: server.refused["spoke garbage"] == 1)
+        assert client.hear(0.1) is None
     assert server.refused["wrong key"] == 1
     assert answers.overview(server).refused == {"wrong key": 1, "spoke garbage": 1}
 

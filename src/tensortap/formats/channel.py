@@ -69,7 +69,16 @@ class Channel:
     def send(self, frames: list[Any], *, copy: bool = True) -> None:
         """Send a message; the socket queues it without end: credits bound what is under way."""
         assert self._socket is not None
-        self._socket.send_multipart(frames, copy=copy)
+        if copy:
+            self._socket.send_multipart(frames)
+            return
+        self._socket.send_multipart(frames[:-1], zmq.SNDMORE)
+        try:
+            self._socket.send(frames[-1], copy=False)
+        except (zmq.ZMQError, RuntimeError):
+            # it takes a thread and sockets of pyzmq's own: no descriptors are left, or they have
+            # ended before us at exit
+            self._socket.send(frames[-1])
 
     def poll(self, timeout: float, wake: int | None = None) -> list[tuple[bytes, Any, Any]]:
         """Messages that came, after at most `timeout` seconds: (kind, header, body)."""

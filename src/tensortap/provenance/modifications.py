@@ -250,11 +250,14 @@ class Finder:
     ) -> Suspect | None:
         code = function.__code__
         file = code.co_filename
-        expected = f"{place.scope}.{key}" if place.scope else key
-        named = code.co_name == key or (cls is not None and _unmangled(key) == code.co_name)
+        plain = _unmangled(key) if cls is not None else key
+        expected = f"{place.scope}.{plain}" if place.scope else plain
+        named = code.co_name in (key, plain)
         if named and file == place.file and function.__qualname__ == expected:
-            whole = getattr(code, "co_qualname", expected)  # Python 3.11
-            if whole == expected or _unmangled(whole.rpartition(".")[2]) in key:
+            # the name of the code cannot be borrowed with functools.wraps; Python 3.10 has none
+            whole = getattr(code, "co_qualname", expected)
+            wraps = place.holder == PROJECT and getattr(function, "__wrapped__", None) is not None
+            if whole == expected and not wraps:
                 return None
         module = _text(function.__globals__.get("__name__"))
         if file.startswith("<") and module not in sys.modules:

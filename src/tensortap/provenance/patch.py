@@ -152,7 +152,11 @@ def _own_index(git: Git, scratch: Path) -> dict[str, str]:
     objects = git.folder / git.text("rev-parse", "--git-path", "objects")
     own = scratch / "index"
     try:
-        shutil.copyfile(git.folder / index, own)
+        with (git.folder / index).open("rb") as source, own.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+            seen = os.fstat(source.fileno())
+        # By the age of the index git knows which files may have changed unnoticed since.
+        os.utime(own, ns=(seen.st_atime_ns, seen.st_mtime_ns))
     except FileNotFoundError:
         pass  # nothing was ever added
     except OSError as error:

@@ -1,0 +1,277 @@
+"""Provenance in a run folder: written whole, kept when it changes, never in the way."""
+
+import json
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from tensortap.provenance import Keeper, collect, packages, versions
+from tensortap.provenance.pace import Pace
+
+FILES = {"runtime_info.json", "packages.json", "git_info.json"}
+
+
+@pytest.fixture(autouse=True)
+def not_editable(monkeypatch):
+    """tensortap is editable here, and somebody may be editing it while the tests run."""
+    monkeypatch.setattr(packages, "_direct_url", lambda *_: {})
+
+
+NOT_EDITABLE = "from tensortap.provenance import packages; packages._direct_url = lambda *_: {}"
+
+
+def names(folder):
+    return {file.name for file in folder.iterdir()}
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+@pytest.fixture
+def run(repo):
+    """A run folder inside the repository, as init("experiments") makes it."""
+    folder = repo.path / "experiments" / "20261115_181530"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_clean_project(repo, run):
+    collect(run, start=repo.path, modifications=False)
+    assert names(run) == FILES
+    info = read(run, "git_info.json")
+    assert info["project_git_info"]["status"] == "clean"
+    assert info["runtime_modifications"] == {}
+    assert info["runtime_modifications_checked"] is False
+
+
+def test_a_dirty_one(repo, run):
+    repo.write("model.py", "changed\n")
+    collect(run, start=repo.path, modifications=False)
+    assert names(run) == FILES | {"project.patch"}
+    assert "+changed" in (run / "project.patch").read_text()
+
+
+def test_nothing_new_writes_nothing(repo, run):
+    repo.write("model.py", "changed\n")
+    collect(run, start=repo.path, modifications=False)
+    before = {name: (run / name).stat().st_mtime_ns for name in names(run)}
+    collect(run, start=repo.path, modifications=False)
+    assert {name: (run / name).stat().st_mtime_ns for name in names(run)} == before
+
+
+def test_changes_make_versions(repo, run, monkeypatch):
+    def again():
+        collect(run, start=repo.path, modifications=False)
+
+    repo.write("model.py", "one\n")
+    again()
+    repo.write("model.py", "two\n")
+    again()
+    assert names(run) == FILES | {"project.patch", "git_info.1.json", "project.1.patch"}
+    assert read(run, "git_info.1.json")["project_git_info"]["git_diff"] == "See project.1.patch"
+    assert "+one" in (run / "project.1.patch").read_text()
+    assert "+two" in (run / "project.patch").read_text()
+    repo.commit("clean again")
+    again()
+    assert names(run) == FILES | {
+        "git_info.1.json", "project.1.patch", "git_info.2.json", "project.2.patch",
+    }  # fmt: skip
+    assert read(run, "git_info.json")["project_git_info"]["git_diff"] == ""
+    monkeypatch.setenv("LEARNING_RATE", "0.1")
+    again()
+    assert "LEARNING_RATE" not in read(run, "runtime_info.1.json")["environment_variables"]
+    assert read(run, "runtime_info.json")["environment_variables"]["LEARNING_RATE"] == "0.1"
+    assert versions.first_version(run, "git_info") == 1
+
+
+def test_there_is_an_end_to_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "KEPT", 3)
+    for number in range(6):
+        versions.write(tmp_path, "x", {"number": number}, pace=Pace(rest=0), keep=True)
+    assert names(tmp_path) == {"x.json", "x.1.json", "x.2.json", "x.3.json"}
+    assert read(tmp_path, "x.json") == {"number": 5}
+    assert read(tmp_path, "x.1.json") == {"number": 0}
+
+
+def test_a_package_imported_later_is_no_new_version(python, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    python(
+        f"""
+        import sys
+        from tensortap.provenance import collect
+        {NOT_EDITABLE}
+        collect(sys.argv[1], modifications=False)
+        import scipy
+        collect(sys.argv[1], modifications=False)
+        """,
+        str(run),
+    )
+    assert names(run) == FILES
+    assert "scipy" in read(run, "packages.json")["packages"]
+
+
+def test_a_folder_that_cannot_be_written_is_logged_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.delenv("TENSORTAP_STRICT", raising=False)
+    keeper = Keeper(tmp_path / "gone", start=tmp_path, interval=0.0)
+    assert keeper.wait(30)
+    keeper.update(force=True)
+    assert keeper.wait(30)
+    assert keeper.close()
+    told = [r.getMessage() for r in caplog.records if r.name == "tensortap"]
+    assert len(told) == len(set(told)) == 3
+
+
+def test_strict_raises(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORTAP_STRICT", "1")
+    with pytest.raises(OSError, match="gone"):
+        collect(tmp_path / "gone", start=tmp_path)
+
+
+def test_a_keeper_follows_the_program(repo, run):
+    keeper = Keeper(run, start=repo.path, interval=0.0)
+    assert (run / "runtime_info.json").exists()  # before it returns
+    assert keeper.wait(60)
+    assert names(run) == FILES
+    assert read(run, "git_info.json")["runtime_modifications_checked"] is True
+    keeper.update(force=True)
+    assert keeper.wait(60)
+    assert names(run) == FILES
+    repo.write("model.py", "changed\n")
+    keeper.update(force=True)
+    assert keeper.wait(60)
+    assert names(run) == FILES | {"git_info.1.json", "project.patch"}
+    repo.write("model.py", "changed again\n")
+    keeper.update()
+    assert keeper.close(60)  # what was asked for is done before it ends
+    assert "+changed" in (run / "project.2.patch").read_text()  # the first had none
+    assert "+changed again" in (run / "project.patch").read_text()
+    keeper.update()
+    keeper.update(force=True)
+    assert keeper.close()
+
+
+def test_a_keeper_finds_patches_that_are_made_later(python, repo, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    python(
+        f"""
+        import sys, textwrap
+        from tensortap.provenance import Keeper
+        {NOT_EDITABLE}
+        keeper = Keeper(sys.argv[1], interval=0)
+        assert keeper.wait(60)
+        def mine(text, width=70): return text
+        textwrap.fill = mine
+        keeper.update(force=True)
+        assert keeper.close(60)
+        """,
+        str(run),
+        cwd=repo.path,
+    )
+    own = "tensortap.provenance.packages._direct_url"  # found as well: this test's own
+    assert set(read(run, "git_info.1.json")["runtime_modifications"]) == {own}
+    assert set(read(run, "git_info.json")["runtime_modifications"]) == {own, "textwrap.fill"}
+
+
+def test_checks_keep_their_distance(repo, run):
+    keeper = Keeper(run, start=repo.path, interval=3600.0)
+    deadline = time.monotonic() + 60
+    while keeper.checks == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for _ in range(1000):
+        keeper.update()
+    time.sleep(0.3)
+    assert keeper.checks == 1
+    assert keeper.wait(60)  # somebody waits: now
+    assert keeper.checks == 2
+    assert keeper.close()
+
+
+def test_asking_costs_the_caller_nothing(repo, run):
+    keeper = Keeper(run, start=repo.path, interval=3600.0)
+    keeper.update()
+    best = min(_timed(keeper.update) for _ in range(20))
+    assert best < 5e-6
+    keeper.close()
+
+
+def _timed(work, times=200):
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - began) / times
+
+
+def test_after_a_fork_the_child_does_nothing(repo, run):
+    keeper = Keeper(run, start=repo.path, interval=0.0)
+    assert keeper.wait(60)
+    with keeper._changed:  # a lock that some thread holds is held for ever in the child
+        child = os.fork()
+        if child == 0:
+            keeper.update(force=True)
+            keeper.wait()
+            keeper.close()
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert keeper.close()
+
+
+def test_an_error_inside_does_not_end_the_keeper(repo, run, monkeypatch, caplog):
+    def broken(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["tensortap.provenance.collect"], "packages_info", broken)
+        keeper = Keeper(run, start=repo.path, interval=0.0)
+        assert keeper.wait(60)
+    assert names(run) == FILES - {"packages.json"}
+    keeper.update(force=True)
+    assert keeper.wait(60)
+    assert names(run) == FILES
+    assert "broken" in caplog.text
+    assert keeper.close()
+
+
+def test_no_reader_ever_sees_half_a_file(tmp_path):
+    """One writes versions, one reads: what is there can be read."""
+    done = threading.Event()
+    seen = []
+
+    def watch():
+        while not done.is_set():
+            for file in tmp_path.glob("*.json"):
+                try:
+                    seen.append(len(json.loads(file.read_text())["text"]))
+                except FileNotFoundError:
+                    continue
+
+    reader = threading.Thread(target=watch)
+    reader.start()
+    for number in range(40):
+        info = {"text": "x" * 100_000, "number": number}
+        versions.write(tmp_path, "x", info, pace=Pace(rest=0), keep=True)
+    done.set()
+    reader.join()
+    assert seen
+    assert set(seen) == {100_000}
+
+
+def test_the_users_rule_for_secrets(repo, run, monkeypatch):
+    monkeypatch.setenv("PROJECT_CODENAME", "bluebird")
+    collect(run, start=repo.path, modifications=False, secrets=["codename"])
+    assert read(run, "runtime_info.json")["environment_variables"]["PROJECT_CODENAME"] == "***"
+
+
+def test_no_secret_in_any_file(repo, run, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "s3cr3tvalue")
+    repo.git("remote", "add", "origin", "https://me:s3cr3tvalue@example.org/r.git")
+    repo.write(".env", "HF_TOKEN=s3cr3tvalue\n")
+    repo.write("model.py", "changed\n")
+    collect(run, start=repo.path)
+    for file in run.iterdir():
+        assert "s3cr3tvalue" not in file.read_text(), file

@@ -1,0 +1,382 @@
+"""From a run folder back to a program that does the same."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tensortap.errors import NotFound, TensortapError
+from tensortap.provenance import collect, reproduce
+from tensortap.provenance.recipe import Recipe, requirements
+from tests.provenance.conftest import SRC, tree
+
+SCRIPT = """\
+import json, os, pathlib, sys
+import helper, untracked.extra
+from tensortap.provenance import collect
+
+run = pathlib.Path("experiments/run")
+run.mkdir(parents=True)
+collect(run, modifications=False)
+found = {
+    "argv": sys.argv[1:], "helper": helper.value, "extra": untracked.extra.value,
+    "variable": os.environ.get("MY_SETTING"), "config": pathlib.Path(sys.argv[2]).read_text(),
+}
+(run / "result.json").write_text(json.dumps(found))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def project(repo):
+    """A project with a commit, a change to it, an untracked module and a run of it all."""
+    repo.write("src/train.py", SCRIPT)
+    repo.write("src/helper.py", "value = 'committed'\n")
+    repo.write("src/data.bin", bytes(range(256)))
+    repo.write("conf/base.txt", "config")
+    repo.commit("train")
+    repo.write("src/helper.py", "value = 'changed'\n")
+    repo.write("src/untracked/__init__.py", "")
+    repo.write("src/untracked/extra.py", "value = 'untracked'\n")
+    repo.write("src/data.bin", bytes(reversed(range(256))))
+    return repo
+
+
+def start(project, *arguments, **environ):
+    done = subprocess.run(
+        [sys.executable, "train.py", *arguments],
+        cwd=project.path / "src",
+        env={**os.environ, "PYTHONPATH": str(SRC), "MY_SETTING": "a 'b' $c", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return project.path / "src/experiments/run", done.stdout
+
+
+def test_end_to_end(project, tmp_path):
+    config = str(project.path / "conf/base.txt")
+    run, printed = start(project, "--lr=0.1 *", config)
+    wanted = {k: v for k, v in tree(project.path).items() if "experiments" not in k}
+    result = json.loads((run / "result.json").read_text())
+    # the world moves on
+    project.write("src/helper.py", "value = 'something else'\n")
+    shutil.rmtree(project.path / "src/untracked")
+    project.write("conf/base.txt", "other config")
+    project.commit("later")
+
+    made = reproduce(run, tmp_path / "again")
+    worktree = made.folder / "project"
+    got = {k: v for k, v in tree(worktree).items() if "__pycache__" not in k}
+    assert got == {k: v for k, v in wanted.items() if "__pycache__" not in k}
+    assert made.start() == 0
+    again = json.loads((worktree / "src/experiments/run/result.json").read_text())
+    assert again["argv"] == [result["argv"][0], str(worktree / "conf/base.txt")]
+    assert {**again, "argv": 0} == {**result, "argv": 0}
+    assert result["helper"] == "changed"
+    assert result["extra"] == "untracked"
+    assert json.loads(printed) == result
+    assert project.git("status", "--porcelain").splitlines() in ([], ["?? src/experiments/"])
+
+
+def test_what_it_could_not_restore(project, tmp_path):
+    run, _ = start(project, "--token=abc", str(project.path / "conf/base.txt"), HF_TOKEN="x y z")
+    info = json.loads((run / "packages.json").read_text())
+    info["python_version"] = "2.7.18"
+    info["all_packages"]["of-nowhere"] = "1.0+mine"
+    info["packages"]["local"] = {"version": "1", "editable": True, "url": "file:///gone",
+                                 "source": "/gone"}  # fmt: skip
+    info["all_packages"]["local"] = "1"
+    (run / "packages.json").write_text(json.dumps(info))
+    made = reproduce(run, tmp_path / "again")
+    told = "\n".join(made.missing)
+    assert "HF_TOKEN" in told
+    assert "--token" in told
+    assert "Python 2.7.18" in told
+    assert "of-nowhere 1.0+mine" in told
+    assert "local 1: editable from /gone" in told
+    assert "HF_TOKEN" in (made.folder / "README.txt").read_text()
+    environment = (made.folder / "environment.sh").read_text()
+    assert "# export HF_TOKEN=  # a secret: fill in" in environment
+    assert "# export TENSORTAP_SECRET_1=" in environment
+    # it stops and says so, rather than running with ***
+    done = subprocess.run(
+        ["sh", str(made.script)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "fill it in" in done.stderr
+    environ = {**os.environ, "PYTHON": sys.executable, "TENSORTAP_SECRET_1": "it's back"}
+    done = subprocess.run(
+        ["sh", str(made.script)], capture_output=True, text=True, check=False, env=environ
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["argv"][0] == "--token=it's back"
+
+
+def test_requirements():
+    packages = {
+        "python_version": "3.12.1",
+        "all_packages": {
+            "numpy": "2.1.0", "pip": "24.0", "torch": "2.5.0+cu124", "torchvision": "0.20+cu124",
+            "vcs": "1", "hidden": "1", "mine": "0.1", "lib": "0.2",
+        },
+        "packages": {
+            "vcs": {"url": "https://example.org/x.git", "vcs": "git", "commit_id": "abc"},
+            "hidden": {"url": "https://***@example.org/x.git", "vcs": "git", "commit_id": "abc"},
+            "mine": {"url": "file:///work", "editable": True, "source": "/work"},
+            "lib": {"url": "file:///lib", "editable": True, "source": "/lib"},
+        },
+    }  # fmt: skip
+    checkouts = {
+        "mine": {"commit_id": "c0ffee", "status": "dirty", "same_as": "project"},
+        "lib": {"commit_id": "beef", "status": "clean", "remote": "https://example.org/lib"},
+    }
+    text, missing = requirements(packages, checkouts)
+    assert text.splitlines() == [
+        "# Python 3.12.1",
+        "--extra-index-url https://download.pytorch.org/whl/cu124",
+        "numpy==2.1.0",
+        "# pip==24.0",
+        "torch==2.5.0+cu124",
+        "torchvision==0.20+cu124",
+        "vcs @ git+https://example.org/x.git@abc",
+        "# hidden==1: installed from https://***@example.org/x.git",
+        "# mine==0.1: editable from /work, commit c0ffee (dirty), part of project/",
+        "# lib==0.2: editable from /lib, commit beef (clean), remote https://example.org/lib",
+    ]
+    assert [line.split()[0] for line in missing] == ["hidden", "lib"]
+
+
+def test_pip_takes_the_requirements(project, tmp_path):
+    run, _ = start(project, "x", str(project.path / "conf/base.txt"))
+    made = reproduce(run, tmp_path / "again")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index",
+         "--disable-pip-version-check", "-r", str(made.folder / "requirements.txt")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def recipe(command, old="", new=None, cwd="/", environ=None, **rest):
+    runtime = {
+        "command": {"executable": "/v/bin/python", "full_command": command, **rest},
+        "environment_variables": environ or {},
+        "working_directory": cwd,
+    }
+    return Recipe(runtime, old, new)
+
+
+def test_the_environment(tmp_path):
+    (tmp_path / "src").mkdir()
+    variables = {
+        "PYTHONPATH": "/repo/src:/repo/.venv/lib:/other", "HOME": "/home/me", "ODD": "a\nb'c",
+        "BASH_FUNC_x%%": "() { :; }", "URL": "https://***@host/", "CUDA_VISIBLE_DEVICES": "0",
+        "RANK": "0", "WORLD_SIZE": "4", "MULTI": "x\ny ***",
+    }  # fmt: skip
+    made = recipe("/v/bin/python x.py", old="/repo", new=tmp_path, environ=variables)
+    script = tmp_path / "environment.sh"
+    script.write_text(made.environment())
+    out = subprocess.run(
+        ["env", "-i", "sh", "-c", f". {script}; /usr/bin/env -0"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    got = dict(line.split("=", 1) for line in out.split("\0") if line)
+    assert got["PYTHONPATH"] == f"{tmp_path}/src:/repo/.venv/lib:/other"
+    assert got["ODD"] == "a\nb'c"
+    assert got["CUDA_VISIBLE_DEVICES"] == "0"
+    assert not {"HOME", "URL", "RANK", "MULTI"} & got.keys()
+    assert any("one of 4 processes" in text for text in made.missing)
+
+
+def test_the_command(tmp_path):
+    assert recipe("/v/bin/python -u x.py 'a b'")._command == "\"${PYTHON:-python3}\" -u x.py 'a b'"
+    launched = recipe(
+        "/v/bin/python -u x.py", launcher="/v/bin/python /v/bin/torchrun --nproc-per-node=2 x.py"
+    )
+    assert launched._command == (
+        '"${PYTHON:-python3}" "$(command -v torchrun)" --nproc-per-node=2 x.py'
+    )
+    assert "interactive" in recipe("/v/bin/python").missing[0]
+    assert "notebook" in recipe("/v/bin/python -m ipykernel_launcher -f x").missing[0]
+    assert "not recorded" in recipe("").missing[0]
+    assert "/not/there" in recipe("/v/bin/python x.py", cwd="/not/there").missing[0]
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(NotFound, match="is no folder"):
+        reproduce(tmp_path / "nothing", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFound, match="no readable runtime_info"):
+        reproduce(tmp_path / "empty", tmp_path / "out")
+    (tmp_path / "empty/runtime_info.json").write_text("{half")
+    with pytest.raises(NotFound, match="no readable runtime_info"):
+        reproduce(tmp_path / "empty", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_in_use(project, tmp_path):
+    run, _ = start(project, "x", "../conf/base.txt")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").write_text("precious")
+    with pytest.raises(TensortapError, match="not empty"):
+        reproduce(run, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == ["mine"]
+
+
+@pytest.fixture
+def moved(project, tmp_path):
+    """The run and, elsewhere, the repository that it came from."""
+    run, _ = start(project, "x", "../conf/base.txt")
+    project.git("remote", "add", "origin", "https://me:tok@example.org/r.git")
+    collect(run, start=project.path, modifications=False)
+    for old in run.glob("*.1.*"):
+        old.unlink()
+    kept = tmp_path / "kept"
+    shutil.copytree(run, kept)
+    other = tmp_path / "moved"
+    project.path.rename(other)
+    return kept, other
+
+
+def test_the_repository_is_gone(moved, tmp_path):
+    run, other = moved
+    with pytest.raises(NotFound, match=r"no longer at .*cloned from https://\*\*\*@.*--repo"):
+        reproduce(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    made = reproduce(run, tmp_path / "out", repo=other)
+    assert (made.folder / "project/src/helper.py").read_text() == "value = 'changed'\n"
+
+
+def test_from_an_address(moved, tmp_path):
+    run, other = moved
+    made = reproduce(run, tmp_path / "out", repo=f"file://{other}")
+    assert (made.folder / "project/src/untracked/extra.py").exists()
+    assert (made.folder / "project/.git").is_dir()
+    with pytest.raises(NotFound, match="cannot be cloned"):
+        reproduce(run, tmp_path / "out2", repo=f"file://{tmp_path}/nothing")
+
+
+def test_the_commit_is_missing(moved, tmp_path, new_repo):
+    run, _ = moved
+    other = new_repo(tmp_path / "unrelated")
+    other.commit()
+    commit = json.loads((run / "git_info.json").read_text())["project_git_info"]["commit_id"]
+    with pytest.raises(NotFound, match=rf"{commit} is not in .*branch main.*git -C .* fetch"):
+        reproduce(run, tmp_path / "out", repo=other.path)
+    with pytest.raises(NotFound, match="never pushed"):
+        reproduce(run, tmp_path / "out", repo=f"file://{other.path}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_repository_that_may_only_be_read(project, tmp_path, monkeypatch):
+    from tensortap.provenance import gitcmd
+
+    run, _ = start(project, "x", "../conf/base.txt")
+    real = gitcmd.Git.run
+
+    def without_worktrees(self, *arguments, **options):
+        if arguments[0] == "worktree":
+            raise gitcmd.GitFailed("git worktree: read-only")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(gitcmd.Git, "run", without_worktrees)
+    made = reproduce(run, tmp_path / "out")
+    assert (made.folder / "project/src/helper.py").read_text() == "value = 'changed'\n"
+    assert any("a clone, because" in note for note in made.notes)
+
+
+def test_not_in_a_repository(python, tmp_path):
+    run = tmp_path / "plain/run"
+    run.mkdir(parents=True)
+    code = "from tensortap.provenance import collect; collect('run', modifications=False); print(1)"
+    python(code, cwd=tmp_path / "plain")
+    made = reproduce(run, tmp_path / "out")
+    assert any("the code" in text for text in made.missing)
+    assert made.start() == 0
+
+
+def test_before_the_first_commit(python, tmp_path, new_repo):
+    repo = new_repo(tmp_path / "young")
+    (repo.path / "run").mkdir()
+    code = "from tensortap.provenance import collect; collect('run', modifications=False); print(1)"
+    python(code, cwd=repo.path)
+    made = reproduce(repo.path / "run", tmp_path / "out")
+    assert (made.folder / "project/train.py").read_text() == code
+
+
+def test_a_patch_that_was_tampered_with(project, tmp_path):
+    run, _ = start(project, "x", "../conf/base.txt")
+    (run / "project.patch").write_text("nonsense\n")
+    made = reproduce(run, tmp_path / "out")
+    told = "\n".join(made.missing)
+    assert "is not the patch that git_info.json speaks of" in told
+    assert "does not apply" in told
+    (run / "project.patch").unlink()
+    made = reproduce(run, tmp_path / "out2")
+    assert any("project.patch is not in the run" in text for text in made.missing)
+
+
+def test_the_first_state_of_the_code_is_the_one_that_ran(project, tmp_path):
+    run, _ = start(project, "x", "../conf/base.txt")
+    project.write("src/helper.py", "value = 'edited while it ran'\n")
+    collect(run, start=project.path, modifications=False)
+    made = reproduce(run, tmp_path / "first")
+    helper = "project/src/helper.py"
+    assert (made.folder / helper).read_text() == "value = 'changed'\n"
+    assert any("changed 1 times" in note for note in made.notes)
+    made = reproduce(run, tmp_path / "last", version=2)
+    assert "edited" in (made.folder / helper).read_text()
+    with pytest.raises(NotFound, match="no version 7"):
+        reproduce(run, tmp_path / "none", version=7)
+
+
+def test_submodules(project, tmp_path, new_repo, plain_git):
+    plain_git.write_text(plain_git.read_text() + '[protocol "file"]\n allow = always\n')
+    library = new_repo(tmp_path / "library")
+    library.write("lib.py", "committed\n")
+    library.commit()
+    project.git("submodule", "--quiet", "add", str(library.path), "lib")
+    project.commit()
+    (project.path / "lib/lib.py").write_text("changed\n")
+    (project.path / "lib/new.py").write_text("new\n")
+    run, _ = start(project, "x", "../conf/base.txt")
+    made = reproduce(run, tmp_path / "out")
+    assert (made.folder / "project/lib/lib.py").read_text() == "changed\n"
+    assert (made.folder / "project/lib/new.py").read_text() == "new\n"
+    assert not any("submodule" in text for text in made.missing)
+
+
+def test_hooks_do_not_run(project, tmp_path):
+    run, _ = start(project, "x", "../conf/base.txt")
+    hook = project.path / ".git/hooks/post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    reproduce(run, tmp_path / "out")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_command_line(project, tmp_path):
+    import typer
+    from typer.testing import CliRunner
+
+    from tensortap.cli.reproduce import reproduce as command
+
+    app = typer.Typer()
+    app.command()(command)
+    run, _ = start(project, "x", "../conf/base.txt")
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, [str(run), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == str(out)
+    assert "start it with: sh" in done.stderr
+    done = CliRunner().invoke(app, [str(run), "--out", str(tmp_path / "b"), "--run", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["folder"] == str(tmp_path / "b")
+    assert (tmp_path / "b/project/src/experiments/run/result.json").exists()
