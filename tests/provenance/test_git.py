@@ -71,6 +71,11 @@ def test_the_log(repo, look):
     assert first["date"][:2] == "20"
 
 
+def test_files_that_were_only_touched(repo, look):
+    os.utime(repo.path / "model.py", ns=(1, 1))
+    assert look(repo).info["project_git_info"]["status"] == "clean"
+
+
 def test_every_kind_of_change_can_be_applied(repo, look, tmp_path):
     repo.write("renamed before.txt", "a\nb\nc\n" * 20)
     repo.write("deleted.txt", "gone\n")
@@ -124,7 +129,7 @@ def test_a_change_in_the_moment_of_the_commit(repo, look, tmp_path):
         repo.write("data.bin", b"b" * 99)
         os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
         os.utime(repo.path / ".git/index", ns=(seen.st_atime_ns, seen.st_mtime_ns))
-        repo.write("untracked", "1\n")
+        repo.write(f"untracked{number % 2}", "1\n")  # with an index of our own, and without
         fresh = apply(repo, look(repo), tmp_path / f"fresh{number}")
         assert (fresh.path / "data.bin").read_bytes() == b"b" * 99
         repo.write("data.bin", b"c" * (number + 1))

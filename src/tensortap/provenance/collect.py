@@ -135,6 +135,7 @@ class Collector:
                 limit=self._limit,
                 timeout=self._timeout,
                 redactor=self._redactor(),
+                pace=self._pace,
             )
             self._pace.resume()
             info = found.info

@@ -16,12 +16,15 @@ from typing import Any
 
 from tensortap.limits import format_size
 from tensortap.provenance.gitcmd import TIMEOUT, Git, GitFailed
+from tensortap.provenance.pace import Pace
 from tensortap.provenance.patch import UNTRACKED_LIMIT, write_patch
 from tensortap.provenance.project import project_folder
 from tensortap.provenance.redact import Redactor, looks_secret
 
 LOG_ENTRIES = 50
 PATCH = "project.patch"
+LOOKED_AT = 4 << 20  # bytes of added lines in which credentials are looked for
+LONGEST_LINE = 4096
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ def collect_git(
     limit: int = UNTRACKED_LIMIT,
     timeout: float = TIMEOUT,
     redactor: Redactor | None = None,
+    pace: Pace | None = None,
 ) -> GitInfo:
     """git_info.json without the runtime modifications; patches are written into ``scratch``.
 
@@ -52,8 +56,9 @@ def collect_git(
 
     def look(folder: Path, patch: str) -> dict[str, Any]:
         info = repository_info(
-            folder, scratch / patch, skip=skip, limit=limit, timeout=timeout, redactor=redactor
-        )
+            folder, scratch / patch, skip=skip, limit=limit, timeout=timeout, redactor=redactor,
+            pace=pace,
+        )  # fmt: skip
         if info["git_diff"]:
             found.patches[patch] = scratch / patch
         return info
@@ -101,6 +106,7 @@ def repository_info(
     limit: int = UNTRACKED_LIMIT,
     timeout: float = TIMEOUT,
     redactor: Redactor | None = None,
+    pace: Pace | None = None,
 ) -> dict[str, Any]:
     """All about the repository that a folder lies in; its changes go into ``patch``.
 
@@ -133,7 +139,7 @@ def repository_info(
         return info
     try:
         info["repository"] = git.text("rev-parse", "--show-toplevel")
-        _changes(info, patch, skip, limit, timeout)
+        _changes(info, patch, skip, limit, timeout, pace or Pace(rest=0))
     except (GitFailed, OSError) as error:
         patch.unlink(missing_ok=True)
         info["error"] = f"the changes could not be kept: {redactor.text(str(error))}"
@@ -141,7 +147,12 @@ def repository_info(
 
 
 def _changes(
-    info: dict[str, Any], patch: Path, skip: tuple[Path, ...], limit: int, timeout: float
+    info: dict[str, Any],
+    patch: Path,
+    skip: tuple[Path, ...],
+    limit: int,
+    timeout: float,
+    pace: Pace,
 ) -> None:
     git = Git(Path(info["repository"]), timeout=timeout)
     # before the first commit everything is a change to the empty tree
@@ -149,9 +160,8 @@ def _changes(
     untracked = write_patch(git, base, patch, limit=limit, skip=skip)
     if patch.stat().st_size:
         info["git_diff"] = f"See {patch.name}"
-        with patch.open("rb") as data:
-            info["patch_sha256"], suspicious = _digest(data)
-        if suspicious:
+        info["patch_sha256"] = _digest(patch)
+        if _adds_secret(patch, pace):
             info["warnings"] = [f"{patch.name} holds something that looks like a credential"]
     else:
         patch.unlink()
@@ -166,14 +176,33 @@ def _changes(
     }
 
 
-def _digest(data: Any) -> tuple[str, bool]:
-    """The digest of a patch, and whether it adds what looks like a credential."""
+def _digest(patch: Path) -> str:
     digest = hashlib.sha256()
-    suspicious = False
-    while piece := data.read(1 << 16):  # small: a search holds the interpreter lock
-        digest.update(piece)
-        suspicious = suspicious or looks_secret(piece)
-    return digest.hexdigest(), suspicious
+    with patch.open("rb") as data:
+        while piece := data.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _adds_secret(patch: Path, pace: Pace) -> bool:
+    """Whether a patch adds a line with what looks like a credential."""
+    pace.resume()  # git has just been waited for
+    binary = False
+    seen = 0
+    with patch.open("rb") as lines:
+        for line in lines:
+            pace()
+            if line.startswith(b"diff --git "):
+                binary = False
+            elif line.startswith(b"GIT binary patch"):
+                binary = True
+            elif not binary and line.startswith(b"+"):
+                if looks_secret(line[:LONGEST_LINE]):
+                    return True
+                seen += len(line)
+                if seen > LOOKED_AT:
+                    return False
+    return False
 
 
 def _log(git: Git, redactor: Redactor) -> list[dict[str, str]]:

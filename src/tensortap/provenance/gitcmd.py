@@ -27,6 +27,7 @@ _SETTINGS = {
     "core.untrackedCache": "false",
     "core.safecrlf": "false",
     "core.pager": "cat",
+    "diff.autoRefreshIndex": "false",  # it would write the index, optional locks or not
     "diff.suppressBlankEmpty": "false",
     "diff.orderFile": os.devnull,
     "log.showSignature": "false",

@@ -78,6 +78,12 @@ _PLAIN = re.compile(r"[-+]?\d{0,9}(\.\d*)?|true|false|yes|no|on|off|none|null|au
 _OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{20,}")
 _NOT_A_VALUE = re.compile(r"(use|no|with|without|require|need|has)[-_]", re.IGNORECASE)
 
+# Where a credential may begin: a quick search, for long texts.
+_STARTS = re.compile(
+    r"gh[pousr]_|github_pat_|glpat-|sk-|[sr]k_(?:live|test)_|hf_|AKIA|ASIA|AROA|xox|xapp-|AIza"
+    r"|ya29\.|npm_|pypi-|eyJ|SG\.|dop_v1_|gsk_|r8_|nvapi-|dapi|-----BEGIN|hooks\.slack\.com/"
+    r"|/api/webhooks/|AccountKey=|SharedAccess|Bearer |Basic "
+)
 _SHAPES = re.compile(
     r"""
       \bgh[pousr]_[A-Za-z0-9]{16,} | \bgithub_pat_\w{20,} | \bglpat-[\w-]{16,}
@@ -87,9 +93,9 @@ _SHAPES = re.compile(
     | \beyJ[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]* | \bSG\.[\w-]{16,}\.[\w-]{16,} | \bdop_v1_[0-9a-f]{20,}
     | \bgsk_[A-Za-z0-9]{20,} | \br8_[A-Za-z0-9]{20,} | \bnvapi-[\w-]{20,} | \bdapi[0-9a-f]{32}\b
     | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
-    | (?<=hooks\.slack\.com/)[\w/-]+ | (?<=/api/webhooks/)[\w/-]+
-    | (?<=AccountKey=)[^;\s]+ | (?<=SharedAccessKey=)[^;\s]+ | (?<=SharedAccessSignature=)[^;\s]+
-    | (?<=Bearer\ )[\w.~+/=-]{8,} | (?<=Basic\ )[\w+/=-]{8,}
+    | (?P<kept>hooks\.slack\.com/|/api/webhooks/)[\w/-]+
+    | (?P<field>AccountKey=|SharedAccessKey=|SharedAccessSignature=)[^;\s]+
+    | (?P<scheme>Bearer\ |Basic\ )[\w.~+/=-]{8,}
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -218,7 +224,19 @@ class Redactor:
         if "://" in text:
             text = _USERINFO.sub(_without_userinfo, text)
             text = _QUERY.sub(rf"\1={HIDDEN}", text)
-        return _SHAPES.sub(HIDDEN, text)
+        return _without_shapes(text)
+
+
+def _without_shapes(text: str) -> str:
+    pieces: list[str] = []
+    done = 0
+    for start in _STARTS.finditer(text):
+        found = _SHAPES.match(text, start.start()) if start.start() >= done else None
+        if found is not None:
+            kept = found["kept"] or found["field"] or found["scheme"] or ""
+            pieces += (text[done : found.start()], kept, HIDDEN)
+            done = found.end()
+    return "".join([*pieces, text[done:]]) if pieces else text
 
 
 def _without_userinfo(match: re.Match[str]) -> str:
@@ -243,7 +261,8 @@ def _compile(rule: str | re.Pattern[str]) -> re.Pattern[str]:
 
 def looks_secret(data: bytes) -> bool:
     """Whether bytes of a file hold the shape of a known credential."""
-    return _SHAPES.search(data.decode("utf-8", "replace")) is not None
+    text = data.decode("utf-8", "replace")
+    return any(_SHAPES.match(text, start.start()) for start in _STARTS.finditer(text))
 
 
 _CREDENTIAL_FILES = re.compile(
