@@ -20,6 +20,7 @@ from tensortap.arrays.adapter import SMALL, Adapter, type_name
 from tensortap.arrays.tree import adapter_of
 from tensortap.buffers import OutOfMemory, Pool
 from tensortap.formats.address import Address, parse_address
+from tensortap.history import OVERHEAD
 from tensortap.limits import parse_size
 from tensortap.receipt import Receipt
 from tensortap.record import Kind, Record, TensorData, Value
@@ -361,8 +362,9 @@ class Session:
                     lost = live.forget()
                     with self._lock:
                         if not self._sinks:  # else it is in the run
-                            self._unheard += lost
-                            self._captured -= lost
+                            self._unheard += len(lost)
+                            self._captured -= len(lost)
+                            self._bytes -= sum([nbytes - OVERHEAD for _, _, nbytes in lost])
                 self._refresh()
 
             def refused(count: int) -> None:
@@ -476,7 +478,7 @@ class Session:
             skipped=skipped,
             dropped=dropped,
             unheard=counts["unheard"],
-            failed=counts["failed"],
+            failed=counts["failed"] + sum(queue.lost for queue in queues),
             errors=errors,
             bytes=nbytes,
             steps=steps,

@@ -243,7 +243,7 @@ def test_forget_says_how_many_were_lost_and_settles_them(make):
         time.sleep(0.005)
     sink.drain.is_open = False
     queued = [put(sink, record()) for _ in range(5)]
-    assert sink.forget() == 6
+    assert len(sink.forget()) == 6
     assert [t.wait(0) for t in (flying, *queued)] == [False] * 6
     assert all(t.done for t in (flying, *queued))
     assert sink.flush(1)
@@ -319,7 +319,7 @@ def test_no_record_is_lost_without_being_counted(actions, overflow, budget):
                 case "lose":
                     drain.land(arrived=False)
                 case "forget":
-                    forgotten += sink.forget()
+                    forgotten += len(sink.forget())
         drain.is_open = True
         drain.settles = True
         deadline = time.monotonic() + 10
@@ -360,3 +360,23 @@ def test_with_many_threads_and_a_small_budget_it_adds_up(make):
     assert len(sink.drain.sent) + sink.replaced == len(taken)
     assert sum(ticket.wait(0) for ticket in taken) == len(sink.drain.sent)
     assert sink.meter.put == sink.meter.got
+
+
+def test_what_an_error_in_the_drain_loses_is_counted_and_settled(make):
+    sink = make()
+    sink.drain.error = RuntimeError("broken")
+    ticket = put(sink, record("lost"))
+    assert ticket.wait(5) is False
+    assert ticket.done
+    assert sink.lost == 1
+    assert put(sink, record("next")).wait(5)
+    assert sink.lost == 1
+
+
+def test_what_is_left_at_the_end_is_counted_and_settled(make):
+    sink = make()
+    sink.drain.is_open = False
+    tickets = [put(sink, record()) for _ in range(3)]
+    sink.close(0.1)
+    assert all(ticket.done and not ticket.wait(0) for ticket in tickets)
+    assert sink.lost == 3

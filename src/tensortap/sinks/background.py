@@ -117,6 +117,7 @@ class Background:
         self.overflow = overflow
         self.replaced = 0  # records that a newer one of their name pushed out of the queue
         self.turned_away = 0  # values that found no room
+        self.lost = 0  # records that were queued and got nowhere
         self._queue: collections.deque[Entry] = collections.deque()
         self.meter = Meter()
         self._lock = threading.Lock()
@@ -261,16 +262,17 @@ class Background:
         self._closed = True
         self._wake.ring()
         self._thread.join(max(0.5, timeout - (time.monotonic() - start)))
+        self.lost += len(self.forget())
 
-    def forget(self) -> int:
-        """Drop everything that waits, because nobody is there to take it; how many it was."""
+    def forget(self) -> list[Entry]:
+        """Drop everything that waits, because nobody is there to take it; what it was."""
         with self._lock:
             queued = [self._queue.popleft() for _ in range(len(self._queue))]
             self.meter.got += sum([nbytes for _, _, nbytes in queued])
             lost = [*self.drain.give_up(), *queued]
             self._room.notify_all()
         settle(lost, False)
-        return len(lost)
+        return lost
 
     def _take(self, room: int) -> list[Entry]:
         """As many entries as there is room for, at least one if there is any."""
@@ -313,6 +315,12 @@ class Background:
                 self.drain.send(entries)
                 if self._hurried:
                     self.drain.hurry()
+            except Exception:
+                # a drain that fails has taken some of them, or none: nobody knows which
+                open_ = [entry for entry in entries if not entry[1].done]
+                self.lost += len(open_)
+                settle(open_, False)
+                raise
             finally:
                 with self._lock:
                     self._handing = False
