@@ -25,6 +25,8 @@ from tensortap.sinks.ticket import Ticket, settle
 log = logging.getLogger("tensortap")
 
 PAUSE = 0.005  # between two hand-overs while records keep coming
+LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
+MANY = 8
 POLICIES = ("latest", "newest", "block")
 
 
@@ -326,7 +328,7 @@ class Background:
                     self._handing = False
                     self._room.notify_all()
             if not self._hurried:
-                self._wake.wait(PAUSE)
+                self._wake.wait(PAUSE if len(entries) < MANY else LONG_PAUSE)
             self.drain.wait(self._wake, 0.0)
         else:
             # asleep only with an empty queue: while the drain has no room, a bell for every
