@@ -55,9 +55,10 @@ def _text_nbytes(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
-def weight(record: Record) -> int:
-    """What a record takes of the bound: its payload, its name, and the rest."""
-    nbytes = OVERHEAD + payload_nbytes(record.value) + len(record.name)
+def weight(record: Record, payload: int | None = None) -> int:
+    """What a record takes of the bound: its payload (if known already), its name, and the rest."""
+    nbytes = payload_nbytes(record.value) if payload is None else payload
+    nbytes += OVERHEAD + len(record.name)
     if record.tags:
         nbytes += sum([OVERHEAD // 4 + len(key) + len(tag) for key, tag in record.tags.items()])
     return nbytes
@@ -87,8 +88,13 @@ class History:
                     track = tracks[key] = collections.deque()
                     self._by_name.setdefault(record.name, []).append(key)
                 track.append(record)
-                self.written_nbytes += payload_nbytes(record.value)
-                self.nbytes += weight(record)
+                value = record.value
+                if type(value) is TensorData and type(value.data) is bytes:
+                    nbytes = len(value.data)  # by far the most
+                else:
+                    nbytes = payload_nbytes(value)
+                self.written_nbytes += nbytes
+                self.nbytes += weight(record, nbytes)
                 if self.nbytes > self.bound:
                     self._evict(record)
             self.written += len(records)
