@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from tensortap.console.live import fetch
+from tensortap.console.verbs import get as fetch
 from tests.live.talking import TALKS, Talker, segments
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tensortap.console import live
-from tensortap.console.live import fetch
+from tensortap.console.verbs import get as fetch
 from tests.live.talking import TALKS, Talker, segments
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tensortap.console import answers
-from tensortap.console.live import fetch
+from tensortap.console.verbs import get as fetch
 
 # ten sinks, each with an id, a socket and a thread of its own, as ten programs have them
 TEN = """

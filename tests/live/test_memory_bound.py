@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensortap.console import live
-from tensortap.console.live import fetch
+from tensortap.console.verbs import get as fetch
 
 PATHS = {"shared memory": "", "TCP": "1"}
 

@@ -29,7 +29,6 @@ from tensortap.record import Kind, Record
 from tensortap.server.server import Server
 
 _server: Server | None = None
-fetch = verbs.get
 
 
 def _forget() -> None:
