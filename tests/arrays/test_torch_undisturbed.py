@@ -124,6 +124,7 @@ def train(catch):
 
 @pytest.mark.filterwarnings("ignore:The use of `x.T`")
 def test_training_is_bit_identical():
+    train(lambda value: None)  # the first one of a process may differ on a busy machine
     losses, state, random, _ = train(lambda value: None)
     losses2, state2, random2, caught = train(lambda value: snapshot(value, POOL)[0])
     assert losses == losses2

@@ -73,6 +73,9 @@ TRAIN = """
     import torch, torch.nn as nn, torch.nn.functional as F
     import tensortap as tap
     torch.manual_seed(0)
+    # with more, the first training of a process now and then differs on a busy machine, also
+    # when tensortap is not even imported
+    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     catching, autocast = {catching}, {autocast}
     model = nn.Sequential(

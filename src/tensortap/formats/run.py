@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tensortap.errors import TensortapError
+from tensortap.formats.columns import column
 from tensortap.formats.tensors import sync_folder
 from tensortap.record import Kind, Record, Shard, Summary, TensorData, Value
 
@@ -226,8 +227,8 @@ def batch_of(rows: list[Row], columns: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     turned = list(zip(*rows, strict=True))
-    arrays = [pa.array(turned[i], field.type) for i, field in enumerate(columns)]
-    return pa.record_batch(arrays, schema=columns)
+    arrays = [column(turned[i], field.type) for i, field in enumerate(columns)]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
 def record_of(row: dict[str, Any], value: Value = None) -> Record:
@@ -293,10 +294,6 @@ def contents_of(table: pa.Table) -> Contents:
 
     missing = table.column("missing")
     here = table.select(["name", "kind", "step", "seq"]).filter(pc.invert(missing))
-    counts = here.group_by(["name", "kind"], use_threads=False).aggregate([("seq", "count")])
-    names: dict[str, dict[str, int]] = {}
-    for row in counts.to_pylist():
-        names.setdefault(row["name"], {})[row["kind"]] = row["seq_count"]
     seqs, steps = pc.min_max(here.column("seq")), pc.min_max(here.column("step"))
     return Contents(
         rows=table.num_rows,
@@ -305,8 +302,26 @@ def contents_of(table: pa.Table) -> Contents:
         last_seq=seqs["max"].as_py() or 0,
         first_step=steps["min"].as_py() or 0,
         last_step=steps["max"].as_py() or 0,
-        names=names,
+        names=count_names(here),
     )
+
+
+def count_names(table: pa.Table) -> dict[str, dict[str, int]]:
+    """Name → kind → how many rows."""
+    import numpy as np
+
+    names: dict[str, dict[str, int]] = {}
+    for batch in table.select(["name", "kind"]).to_batches():
+        name, kind = (batch.column(i).dictionary_encode() for i in (0, 1))
+        called, kinds = name.dictionary.to_pylist(), kind.dictionary.to_pylist()
+        both = np.from_dlpack(name.indices).astype(np.int64) * len(kinds)
+        both += np.from_dlpack(kind.indices)
+        pairs, counts = np.unique(both, return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            of_name = names.setdefault(called[pair // len(kinds)], {})
+            which = kinds[pair % len(kinds)]
+            of_name[which] = of_name.get(which, 0) + count
+    return names
 
 
 def seal(tail: Path, part: Path, number: int, *, durable: bool) -> None:

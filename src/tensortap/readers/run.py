@@ -17,6 +17,7 @@ from tensortap.arrays.dtypes import itemsize
 from tensortap.errors import TensortapError
 from tensortap.formats import run as layout
 from tensortap.formats import wire
+from tensortap.formats.columns import scalar
 from tensortap.formats.tensors import TensorReader
 from tensortap.record import Kind, Record
 from tensortap.select import fits
@@ -169,7 +170,8 @@ class RankReader:
         tables = []
         for part in self.parts:
             try:
-                tables.append(pq.read_table(part.path, columns=columns))
+                with pq.ParquetFile(part.path, metadata=part.footer, memory_map=True) as file:
+                    tables.append(file.read(columns=columns))
             except (pa.ArrowInvalid, OSError) as error:
                 raise Corrupt(f"{part.path} cannot be read: {error}") from None
         if self.tail:
@@ -178,16 +180,19 @@ class RankReader:
 
     def names(self) -> dict[str, dict[str, int]]:
         """Name → kind → how many records."""
+        import pyarrow.compute as pc
+
         held: dict[str, dict[str, int]] = {}
         for part in self.parts:
             for name, kinds in part.contents.names.items():
                 for kind, count in kinds.items():
                     _count(held, name, kind, count)
-        for batch in self.tail:
-            columns = [batch.column(c).to_pylist() for c in ("name", "kind", "missing")]
-            for name, kind, gone in zip(*columns, strict=True):
-                if not gone:
-                    _count(held, name, kind, 1)
+        if self.tail:
+            found = self.read(_TAIL, ["name", "kind", "missing"])
+            here = found.filter(pc.invert(found.column("missing")))
+            for name, kinds in layout.count_names(here).items():
+                for kind, count in kinds.items():
+                    _count(held, name, kind, count)
         return held
 
 
@@ -313,16 +318,16 @@ class RunReader:
         kind: Kind | None,
         last: int | None,
     ) -> list[Record]:
-        import pyarrow.compute as pc
-
         found: list[Record] = []
 
         def wanted(table: pa.Table) -> Any:
-            mask = pc.equal(table.column("name"), name)
+            import pyarrow.compute as pc
+
+            mask = _equal(table, "name", name)
             if step is not None:
-                mask = pc.and_(mask, pc.equal(table.column("step"), step))
+                mask = pc.and_(mask, _equal(table, "step", step))
             if kind is not None:
-                mask = pc.and_(mask, pc.equal(table.column("kind"), kind.value))
+                mask = pc.and_(mask, _equal(table, "kind", kind.value))
             return mask
 
         for number, reader in self._ranks.items():
@@ -393,7 +398,7 @@ class RunReader:
             return _one(self._table(reader, unit), row)
         for each in reader.units(record.name, record.step):
             table = self._table(reader, each)
-            rows = pc.indices_nonzero(pc.equal(table.column("seq"), record.seq)).to_pylist()
+            rows = pc.indices_nonzero(_equal(table, "seq", record.seq)).to_pylist()
             if rows:
                 return _one(table, rows[0])
         raise Corrupt(f"{record.name!r} at step {record.step} is no longer in {self.path}")
@@ -449,10 +454,18 @@ def _one(table: pa.Table, row: int) -> dict[str, Any]:
     return {name: table.column(name)[row].as_py() for name in columns}
 
 
+def _equal(table: pa.Table, column: str, value: object) -> Any:
+    import pyarrow.compute as pc
+
+    found = table.column(column)
+    return pc.equal(found, scalar(value, found.type))
+
+
 def _newer(table: pa.Table, seen: int) -> Any:
     import pyarrow.compute as pc
 
-    return pc.greater(table.column("seq"), seen)
+    found = table.column("seq")
+    return pc.greater(found, scalar(seen, found.type))
 
 
 def read_json(path: Path) -> Any:

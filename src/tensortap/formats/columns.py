@@ -1,0 +1,122 @@
+"""Arrow columns from Python values and back, without pandas.
+
+pyarrow imports pandas, a quarter of a second, as soon as it is handed a plain Python value or
+asked for a NumPy array. Neither the training process nor somebody who opens a run has asked for
+that: here columns are made of buffers, and read from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+
+def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values as a column of Arrow; None is null.
+
+    >>> import pyarrow as pa
+    >>> column([[1, 2], None, []], pa.list_(pa.int64())).to_pylist()
+    [[1, 2], None, []]
+    """
+    import pyarrow as pa
+    from pyarrow import types
+
+    count = len(values)
+    nulls = values.count(None)
+    if nulls == count:
+        return pa.nulls(count, kind)
+    valid = _bits([value is not None for value in values]) if nulls else None
+    if types.is_map(kind):
+        values = [None if value is None else list(value) for value in values]
+    if types.is_string(kind) or types.is_binary(kind):
+        return _texts(values, kind, valid, nulls, types.is_string(kind))
+    if types.is_list(kind) or types.is_map(kind):
+        items = list(chain.from_iterable(filter(None, values)))
+        ends = _ends(values, nulls)
+        within = _pairs(items, kind) if types.is_map(kind) else column(items, kind.value_type)
+        return pa.Array.from_buffers(kind, count, [valid, ends], nulls, children=[within])
+    if types.is_struct(kind):
+        fields = [column([v[f.name] if v else None for v in values], f.type) for f in kind]
+        return pa.Array.from_buffers(kind, count, [valid], nulls, children=fields)
+    if types.is_boolean(kind):
+        return pa.Array.from_buffers(kind, count, [valid, _bits(values)], nulls)
+    if nulls:
+        values = [0 if value is None else value for value in values]
+    numbers = np.array(values, kind.to_pandas_dtype())
+    return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(numbers)], nulls)
+
+
+def _bits(values: Iterable[Any]) -> pa.Buffer:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(np.array(values, np.bool_), bitorder="little"))
+
+
+def _ends(values: Sequence[Any], nulls: int) -> pa.Buffer:
+    import pyarrow as pa
+
+    ends = np.zeros(len(values) + 1, np.int32)
+    lengths = map(len, (value or () for value in values) if nulls else values)
+    np.cumsum(np.fromiter(lengths, np.int32, len(values)), out=ends[1:])
+    return pa.py_buffer(ends)
+
+
+def _texts(
+    values: Sequence[Any], kind: pa.DataType, valid: pa.Buffer | None, nulls: int, text: bool
+) -> pa.Array:
+    import pyarrow as pa
+
+    first = values[0]
+    if not nulls and values.count(first) == len(values):
+        # a name, a dtype, a kind: often one for a whole batch
+        raw = first.encode() if text else first
+        ends = np.arange(len(values) + 1, dtype=np.int32) * np.int32(len(raw))
+        data = [None, pa.py_buffer(ends), pa.py_buffer(raw * len(values))]
+        return pa.Array.from_buffers(kind, len(values), data, 0)
+    parts = [v and v.encode() for v in values] if text else values
+    joined = pa.py_buffer(b"".join(filter(None, parts)))
+    return pa.Array.from_buffers(kind, len(values), [valid, _ends(parts, nulls), joined], nulls)
+
+
+def _pairs(items: list[tuple[Any, Any]], kind: pa.MapType) -> pa.Array:
+    import pyarrow as pa
+
+    keys, values = zip(*items, strict=True) if items else ((), ())
+    fields = [kind.key_field, kind.item_field]
+    children = [column(keys, kind.key_type), column(values, kind.item_type)]
+    return pa.Array.from_buffers(pa.struct(fields), len(items), [None], 0, children=children)
+
+
+def integers(found: pa.ChunkedArray) -> NDArray[np.int64]:
+    """A column of whole numbers without nulls, as NumPy has it."""
+    parts = [np.from_dlpack(chunk) for chunk in found.chunks if len(chunk)]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def mask(found: NDArray[np.bool_]) -> pa.Array:
+    """A NumPy mask for Arrow."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.bool_(), len(found), [None, _bits(found)], 0)
+
+
+def rows(found: NDArray[np.int64]) -> pa.Array:
+    """NumPy's row numbers for Arrow."""
+    import pyarrow as pa
+
+    whole = np.ascontiguousarray(found, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(whole), [None, pa.py_buffer(whole)], 0)
+
+
+def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """A value to compare a column with."""
+    return column([value], kind)[0]
