@@ -24,16 +24,23 @@ class Gate:
     `tick` is one C call and atomic: it is all that a skipped call pays.
     """
 
-    __slots__ = ("_count", "base", "digest", "lock", "name", "step", "tick")
+    __slots__ = ("_before", "_count", "base", "digest", "lock", "name", "step", "tick")
 
     def __init__(self, name: str) -> None:
-        self._count = itertools.count()
         self.name = name
+        self.lock = threading.Lock()
+        self._before = 0
+        self._count = itertools.count()
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from zero again."""
+        self._before = self.calls
+        self._count = itertools.count()
         self.tick: Callable[[], int] = self._count.__next__
         self.step: int | None = None
         self.base = 0
         self.digest: bytes | None = None
-        self.lock = threading.Lock()
 
     def begin(self, number: int, step: int | None) -> None:
         """Call `number` is the first one under this name in `step`."""
@@ -43,7 +50,8 @@ class Gate:
     @property
     def calls(self) -> int:
         """How many calls there were, taken or not."""
-        return int(repr(self._count)[6:-1])  # "count(12)": the only look that consumes nothing
+        # "count(12)": the only look that consumes nothing
+        return self._before + int(repr(self._count)[6:-1])
 
     def differs(self, digest: bytes) -> bool:
         """Whether the content is another one than when it was last kept; it is kept now."""
@@ -87,6 +95,11 @@ class Clock:
             else:
                 self.step = step
             return True
+
+    def restart(self) -> None:
+        """As if nobody had ever advanced it."""
+        with self._lock:
+            self.step = self.owner = None
 
     def release(self, owner: str) -> None:
         """Let another source own the clock from here on."""

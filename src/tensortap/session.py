@@ -186,6 +186,13 @@ class Session:
             self._first_step = self.clock.step - (1 if step is None else 0)
         return self.clock.step
 
+    def restart(self) -> None:
+        """Count steps and calls from zero again: the next run is not the last one's rest."""
+        self.clock.restart()
+        self._first_step = None
+        for gate in list(self.gates.values()):
+            gate.restart()
+
     # -- capturing -----------------------------------------------------------------------
 
     def capture(
@@ -262,7 +269,7 @@ class Session:
             None,
             tags or {},
         )
-        ticket = Ticket(len(admitted), admitted[-1].hurry)
+        ticket = Ticket(len(admitted), admitted[-1].hurry, _sinks=len(admitted))
         for sink in admitted:
             sink.write(record, ticket, nbytes)
         # one append, added up later: a lock here would cost more than the rest
@@ -359,12 +366,12 @@ class Session:
 
             def forget_or_refresh(forget: bool) -> None:
                 if forget:
-                    lost = live.forget()
+                    # what another sink took as well was heard: it is in the run
+                    lost = [entry for entry in live.forget(unheard=True) if not entry[1].shared]
                     with self._lock:
-                        if not self._sinks:  # else it is in the run
-                            self._unheard += len(lost)
-                            self._captured -= len(lost)
-                            self._bytes -= sum([nbytes - OVERHEAD for _, _, nbytes in lost])
+                        self._unheard += len(lost)
+                        self._captured -= len(lost)
+                        self._bytes -= sum([nbytes - OVERHEAD for _, _, nbytes in lost])
                 self._refresh()
 
             def refused(count: int) -> None:

@@ -109,7 +109,7 @@ def test_a_pickle_of_strangers_is_refused_and_runs_nothing(run, tmp_path):
         files.load_file(run / "evil.pt")
     assert not mark.exists()
     np.save(run / "evil.npy", np.array([Evil()], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="allow_pickle"):
+    with pytest.raises(files.UntrustedFile, match="trust=True"):
         files.load_file(run / "evil.npy")
     assert not mark.exists()
 
@@ -131,8 +131,31 @@ def test_a_class_of_the_users_own_comes_back_when_trusted(run):
     assert opened.get("mine", trust=True).x == 4
 
 
-def test_an_object_that_cannot_be_saved_leaves_nothing_behind(run):
+def test_an_object_that_cannot_be_saved_leaves_nothing_behind_but_is_missing(run, caplog):
     before = set(run.iterdir())
-    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
-        tap.dump(lambda: 1, "f")
+    assert tap.dump(lambda: 1, "f") is None
     assert set(run.iterdir()) == before
+    assert "'f' was not" in caplog.text
+    tap.dump(1, "g")
+    assert tap.flush(10)
+    assert tap.open(run).missing() == [("f", 0, 0)]
+
+
+def test_a_disk_that_is_full_does_not_stop_training(run, monkeypatch):
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        assert tap.dump(np.ones(3), "full") is None
+    assert tap.dump(np.ones(3), "full").name == "full.npy"
+    assert tap.flush(10)
+    assert tap.open(run).missing() == [("full", 0, 0)]
+
+
+def test_strict_raises(run, monkeypatch):
+    from tensortap.session import session
+
+    monkeypatch.setattr(session, "strict", True)
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        tap.dump(lambda: 1, "f")

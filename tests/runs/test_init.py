@@ -145,6 +145,27 @@ def test_a_second_init_ends_the_first_run(program):
     assert out.strip() == "[1.0] [2.0] True"
 
 
+def test_the_steps_of_the_next_run_begin_anew(program):
+    out = program("""
+        import tensortap as tap
+        paths = []
+        for _ in range(2):
+            paths.append(tap.init("runs"))
+            tap.catch(1.0, "before", every=2)
+            for step in range(3):
+                tap.catch(step, "x", first=2)
+                tap.step()
+            tap.finish()
+        for path in paths:
+            run = tap.open(path)
+            print([(r.name, r.step) for r in run.records()])
+        print(tap.receipt().captured, tap.receipt().skipped)
+    """)
+    one, two, counts = out.splitlines()
+    assert one == two == "[('before', 0), ('x', 0), ('x', 1)]"
+    assert counts == "6 2"
+
+
 def test_training_is_bit_identical_with_a_run_open(program):
     out = program("""
         import sys, torch, tensortap as tap

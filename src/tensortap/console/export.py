@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensortap.arrays.tree import borrow
 from tensortap.arrays.view import as_numpy
 from tensortap.errors import MissingExtra, TensortapError
+from tensortap.formats.columns import column
+from tensortap.formats.files import load_file
 from tensortap.formats.folders import file_name
-from tensortap.record import Fields, Items, Mapping, Record, TensorData, Value
+from tensortap.record import Fields, Items, Kind, Mapping, Record, TensorData, Value
 
 if TYPE_CHECKING:
     from tensortap.console.run import Run
@@ -21,7 +25,11 @@ Progress = Callable[[Iterable[Any], int], Any]
 def export(
     run: Run, target: str | Path, *, names: str | None = None, progress: Progress | None = None
 ) -> int:
-    """Write a run to ``.npz``, ``.h5``, ``.parquet`` or a folder; how many records it was."""
+    """Write a run to ``.npz``, ``.h5``, ``.parquet`` or a folder; how many records it was.
+
+    Records that have no array or number (statistics, texts, dumped objects) are only in the
+    ``.parquet``, and in a folder, which gets the dumped files as they are.
+    """
     path = Path(target)
     writers = {".npz": _npz, ".h5": _hdf5, ".hdf5": _hdf5, ".parquet": _parquet}
     write = writers.get(path.suffix)
@@ -42,9 +50,10 @@ def export(
 
 
 def _key(record: Record, ranked: bool) -> str:
+    kind = "" if record.kind is Kind.VALUE else f".{record.kind.value}"
     rank = f"_rank{record.rank}" if ranked else ""
     call = f".{record.call}" if record.call else ""
-    return f"{record.name}@{record.step}{call}{rank}"
+    return f"{record.name}{kind}@{record.step}{call}{rank}"
 
 
 def _arrays(value: Value, path: str = "") -> list[tuple[str, Any]]:
@@ -64,21 +73,44 @@ def _arrays(value: Value, path: str = "") -> list[tuple[str, Any]]:
     return [leaf for step, part in parts for leaf in _arrays(part, path + step)]
 
 
+def _leaves(run: Run, record: Record) -> list[tuple[str, Any]]:
+    """The arrays and numbers of a record, each under a name that no other one has."""
+    ranked = len(run.reader.ranks) > 1
+    file = record.tags.get("file")
+    if file is None:
+        found = _arrays(record.value)
+    else:
+        found = _dumped(run.path / Path(file).name)
+    return [(file_name(_key(record, ranked) + place), array) for place, array in found]
+
+
+def _dumped(path: Path) -> list[tuple[str, Any]]:
+    """The arrays of a dumped file, if it holds nothing else and reading it runs no code."""
+    import numpy
+
+    try:
+        found = load_file(path)
+        # copies: what is borrowed lives no longer than what was found
+        return [(place, numpy.array(array)) for place, array in _arrays(borrow(found))]
+    except TensortapError:
+        return []
+
+
 def _npz(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
     import zipfile
 
     import numpy
 
-    count, ranked = 0, len(run.reader.ranks) > 1
+    count = 0
     draft = path.with_name(path.name + ".part")
     # one array at a time: numpy.savez would want all of them in memory
     with zipfile.ZipFile(draft, "w", allowZip64=True) as archive:
         for record in records:
-            for place, array in _arrays(record.value):
-                name = file_name(_key(record, ranked) + place)
+            leaves = _leaves(run, record)
+            for name, array in leaves:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                     numpy.lib.format.write_array(stream, _plain(array), allow_pickle=False)
-            count += 1
+            count += bool(leaves)
     draft.replace(path)
     return count
 
@@ -97,14 +129,19 @@ def _folder(run: Run, path: Path, records: Iterable[Record], names: set[str]) ->
     import numpy
 
     path.mkdir(parents=True, exist_ok=True)
-    count, ranked = 0, len(run.reader.ranks) > 1
+    if any(path.iterdir()):
+        raise TensortapError(f"{path} is not empty: export to an empty folder")
+    count = 0
     for record in records:
-        for place, array in _arrays(record.value):
-            target = path / f"{file_name(_key(record, ranked) + place)}.npy"
-            if target.exists():
-                raise TensortapError(f"{target} is there already: export to an empty folder")
-            numpy.save(target, _plain(array), allow_pickle=False)
-        count += 1
+        file = record.tags.get("file")
+        if file is not None:
+            shutil.copyfile(run.path / Path(file).name, path / Path(file).name)
+            count += 1
+            continue
+        leaves = _leaves(run, record)
+        for name, array in leaves:
+            numpy.save(path / f"{name}.npy", _plain(array), allow_pickle=False)
+        count += bool(leaves)
     return count
 
 
@@ -114,7 +151,7 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
     import pyarrow.parquet as pq
 
     table = run.reader.table()
-    wanted = pc.is_in(table.column("name"), pa.array(sorted(names), pa.string()))
+    wanted = pc.is_in(table.column("name"), column(sorted(names), pa.string()))
     kept = table.filter(pc.and_(wanted, pc.invert(table.column("missing"))))
     draft = path.with_name(path.name + ".part")
     pq.write_table(kept, draft, compression="zstd")
@@ -127,19 +164,18 @@ def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> i
         import h5py
     except ImportError:
         raise MissingExtra("HDF5 needs h5py: pip install 'tensortap[hdf5]'") from None
-    count, ranked = 0, len(run.reader.ranks) > 1
+    count = 0
     draft = path.with_name(path.name + ".part")
     with h5py.File(draft, "w") as file:
         for record in records:
-            for place, array in _arrays(record.value):
+            leaves = _leaves(run, record)
+            for name, array in leaves:
                 group = file.require_group(file_name(record.name))
-                data = group.create_dataset(
-                    file_name(_key(record, ranked) + place), data=_plain(array)
-                )
+                data = group.create_dataset(name, data=_plain(array))
                 data.attrs.update(
                     name=record.name, step=record.step, call=record.call, rank=record.rank,
                     kind=record.kind.value, dtype=record.dtype,
                 )  # fmt: skip
-            count += 1
+            count += bool(leaves)
     draft.replace(path)
     return count

@@ -6,18 +6,15 @@ Reading never runs what a file says: `.pt` through ``weights_only``, `.npy` with
 
 from __future__ import annotations
 
-import io
 import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensortap.errors import TensortapError
-
-
-class UntrustedFile(TensortapError):
-    """A file that would run code when it is read."""
+from tensortap.errors import NotFound, TensortapError
+from tensortap.formats import pickles
+from tensortap.formats.pickles import UntrustedFile
 
 
 class Format(NamedTuple):
@@ -60,9 +57,14 @@ def format_of(obj: object) -> Format:
     """The format for an object: what was registered last comes first."""
     for known in (*_formats, *_BUILT_IN):
         cls = _resolve(known.type)
-        if cls is not None and isinstance(obj, cls):
+        if cls is not None and isinstance(obj, cls) and not _holds_objects(obj):
             return known
     return _PICKLE
+
+
+def _holds_objects(obj: Any) -> bool:
+    # NumPy's own files hold arrays of objects as pickles only
+    return bool(getattr(getattr(obj, "dtype", None), "hasobject", False))
 
 
 def format_of_file(path: Path) -> Format:
@@ -76,7 +78,17 @@ def format_of_file(path: Path) -> Format:
 
 def load_file(path: Path, *, trust: bool = False) -> Any:
     """The object in a file; a pickle of unknown classes only if the file is trusted."""
-    return format_of_file(path).load(path, trust)
+    form = format_of_file(path)
+    try:
+        return form.load(path, trust)
+    except (TensortapError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise NotFound(f"no such file: {path}") from None
+    except Exception as error:
+        # what a damaged file makes of a reader is anything: EOFError, KeyError, struct.error …
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise TensortapError(f"{path} cannot be read, it may be damaged: {reason}") from error
 
 
 def _resolve(name: type | str) -> type | None:
@@ -106,67 +118,52 @@ def _load_torch(path: Path, trust: bool) -> Any:
 
 
 def _save_numpy(obj: Any, path: Path) -> None:
+    import ml_dtypes
     import numpy
 
+    array = numpy.asarray(obj)
+    if hasattr(ml_dtypes, array.dtype.name):
+        # bfloat16 and its like, which NumPy's files know only as bytes: a field tells the name
+        bits = numpy.dtype([(array.dtype.name, f"u{array.dtype.itemsize}")])
+        array = numpy.ascontiguousarray(array).view(bits)
     with path.open("wb") as stream:
-        numpy.save(stream, obj, allow_pickle=False)
+        numpy.save(stream, array, allow_pickle=False)
 
 
 def _load_numpy(path: Path, trust: bool) -> Any:
+    import ml_dtypes
     import numpy
 
-    return numpy.load(path, allow_pickle=trust)
+    try:
+        array = numpy.load(path, allow_pickle=trust)
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise UntrustedFile(
+            f"{path.name} is damaged, or holds objects, which may run code when read: "
+            "trust=True if it is yours"
+        ) from None
+    names = array.dtype.names or ()
+    if len(names) == 1 and hasattr(ml_dtypes, names[0]):
+        return array.view(getattr(ml_dtypes, names[0]))
+    return array
 
 
 def _save_pickle(obj: Any, path: Path) -> None:
     with path.open("wb") as stream:
-        pickle.dump(obj, stream, protocol=4)
+        pickles.save(obj, stream)
 
 
 def _load_pickle(path: Path, trust: bool) -> Any:
-    data = path.read_bytes()
-    if trust:
-        return pickle.loads(data)  # noqa: S301  the caller says that he trusts it
-    return _Careful(io.BytesIO(data), path.name).load()
-
-
-_HARMLESS = {
-    "builtins": {"complex", "set", "frozenset", "slice", "range", "bytearray"},
-    "collections": {"OrderedDict", "deque", "Counter"},
-    "datetime": {"datetime", "date", "time", "timedelta", "timezone"},
-    "decimal": {"Decimal"},
-    "fractions": {"Fraction"},
-    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"},
-    "numpy": {"dtype", "ndarray"},
-    "numpy.core.multiarray": {"_reconstruct", "scalar"},
-    "numpy._core.multiarray": {"_reconstruct", "scalar"},
-    "numpy.core.numeric": {"_frombuffer"},
-    "numpy._core.numeric": {"_frombuffer"},
-    "ml_dtypes": {"bfloat16"},
-}
-
-
-class _Careful(pickle.Unpickler):
-    """Knows only classes that do nothing but hold data."""
-
-    def __init__(self, stream: io.BytesIO, name: str) -> None:
-        super().__init__(stream)
-        self._name = name
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name in _HARMLESS.get(module, ()):
-            return super().find_class(module, name)
-        raise UntrustedFile(
-            f"{self._name} is a pickle with a {module}.{name}, which may run code when read: "
-            "trust=True if it is yours"
-        )
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise UntrustedFile(f"{self._name} is a pickle that refers to things outside of it")
+    with path.open("rb") as stream:
+        if trust:
+            return pickle.load(stream)  # noqa: S301  the caller says that he trusts it
+        return pickles.load(stream, path.name)
 
 
 _BUILT_IN = (
     Format("torch.Tensor", ".pt", _save_torch, _load_torch),
     Format("numpy.ndarray", ".npy", _save_numpy, _load_numpy),
+    Format("jax.Array", ".npy", _save_numpy, _load_numpy),
 )
 _PICKLE = Format(object, ".pkl", _save_pickle, _load_pickle)

@@ -46,6 +46,7 @@ class Part(NamedTuple):
 
 _STATISTICS = frozenset((*layout.STATISTICS, "first_bin", "bins"))
 _HEAD = [name for name in layout.COLUMNS if name not in ("value", "payloads", "number", "missing")]
+_CELLS = ["value", "payloads", "seq"]
 Unit = tuple[int, int]  # part and row group; (-1, 0) is the open end
 _TAIL: Unit = (-1, 0)
 
@@ -382,35 +383,35 @@ class RunReader:
 
     def load(self, record: Record) -> Record:
         with self._lock:
-            row = self._row(record)
-        payloads = [self._payload(p) for p in row["payloads"] or ()]
-        full = layout.record_of(row)
-        tree = layout.decode_value(row["value"])
-        value = wire.place(tree, payloads, itemsize)
-        return msgspec.structs.replace(full, value=value)
+            data, places = self._cells(record)
+        value = layout.decode_value(data)
+        if places:
+            value = wire.place(value, [self._payload(place) for place in places], itemsize)
+        return msgspec.structs.replace(record, value=value)
 
-    def _row(self, record: Record) -> dict[str, Any]:
+    def _cells(self, record: Record) -> tuple[bytes | None, list[dict[str, str]] | None]:
+        """What a row says about its value: the value itself, and the payloads it refers to."""
         import pyarrow.compute as pc
 
         reader = self._ranks[record.rank]
         unit, row = self._where.get((record.rank, record.seq), (_TAIL, -1))
         if unit != _TAIL:
-            return _one(self._table(reader, unit), row)
+            return _pair(self._table(reader, unit), row)
         for each in reader.units(record.name, record.step):
             table = self._table(reader, each)
             rows = pc.indices_nonzero(_equal(table, "seq", record.seq)).to_pylist()
             if rows:
-                return _one(table, rows[0])
+                return _pair(table, rows[0])
         raise Corrupt(f"{record.name!r} at step {record.step} is no longer in {self.path}")
 
     def _table(self, reader: RankReader, unit: Unit) -> pa.Table:
-        """A whole row group; the last few stay in memory."""
+        """What a row group says about values; the last few stay in memory."""
         if unit == _TAIL:
-            return reader.read(unit)
+            return reader.read(unit, _CELLS)
         key = (reader.rank, unit)
         table = self._tables.pop(key, None)
         if table is None:
-            table = reader.read(unit)
+            table = reader.read(unit, _CELLS)
         self._tables[key] = table
         if len(self._tables) > _KEPT_TABLES:
             del self._tables[next(iter(self._tables))]
@@ -446,12 +447,8 @@ class RunReader:
         return list(zip(*(gone.column(c).to_pylist() for c in columns[:3]), strict=True))
 
 
-def _one(table: pa.Table, row: int) -> dict[str, Any]:
-    # cell by cell, and no statistics where there are none: a third of the time of to_pylist()
-    columns = table.column_names
-    if not table.column("count")[row].is_valid:
-        columns = [name for name in columns if name not in _STATISTICS]
-    return {name: table.column(name)[row].as_py() for name in columns}
+def _pair(table: pa.Table, row: int) -> tuple[bytes | None, list[dict[str, str]] | None]:
+    return table.column(0)[row].as_py(), table.column(1)[row].as_py()
 
 
 def _equal(table: pa.Table, column: str, value: object) -> Any:

@@ -266,14 +266,14 @@ class Background:
         self._thread.join(max(0.5, timeout - (time.monotonic() - start)))
         self.lost += len(self.forget())
 
-    def forget(self) -> list[Entry]:
+    def forget(self, *, unheard: bool = False) -> list[Entry]:
         """Drop everything that waits, because nobody is there to take it; what it was."""
         with self._lock:
             queued = [self._queue.popleft() for _ in range(len(self._queue))]
             self.meter.got += sum([nbytes for _, _, nbytes in queued])
             lost = [*self.drain.give_up(), *queued]
             self._room.notify_all()
-        settle(lost, False)
+        settle(lost, False, unheard=unheard)
         return lost
 
     def _take(self, room: int) -> list[Entry]:

@@ -20,6 +20,12 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
     _open: int = 0  # sinks whose word is still to come
     _hurry: Callable[[], None] | None = None
     _failed: bool = False
+    _sinks: int = 1  # that took it
+
+    @property
+    def shared(self) -> bool:
+        """Whether several sinks took the value."""
+        return self._sinks > 1
 
     @property
     def done(self) -> bool:
@@ -48,12 +54,14 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
         return self._open <= 0 and not self._failed
 
 
-def settle(entries: Iterable[tuple[Any, Ticket, int]], arrived: bool) -> None:
-    """A sink has these records, or has lost them."""
+def settle(
+    entries: Iterable[tuple[Any, Ticket, int]], arrived: bool, *, unheard: bool = False
+) -> None:
+    """A sink has these records, or has lost them; `unheard`: there was nobody to have them."""
     with _lock:
         for _, ticket, _ in entries:
             ticket._open -= 1
-            if not arrived:
+            if not arrived and not (unheard and ticket._sinks > 1):
                 ticket._failed = True
     if _waiting:
         with _settled:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tensortap import ranks
+from tensortap import arrays, ranks
 from tensortap.formats.files import format_of
 from tensortap.formats.folders import file_name
 from tensortap.record import Kind, Record
@@ -25,7 +25,9 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
 
     A torch tensor becomes a ``.pt``, an array a ``.npy``, anything else a ``.pkl``, or what
     `register_format` says. A name that is used again gets a number; nothing is overwritten.
-    Returns the file, or None while capturing is off.
+    Returns the file, or None while capturing is off. What cannot be written (a full disk, an
+    object that no pickle holds) is logged and missing in the run, and training goes on;
+    ``TENSORTAP_STRICT=1`` raises.
     """
     if not session.enabled:
         return None
@@ -36,13 +38,18 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     number = gate.tick()
     if gate.step != session.clock.step:
         gate.begin(number, session.clock.step)
-    path = _write(obj, name, run)
     step = number if gate.step is None else gate.step
     call = 0 if gate.step is None else number - gate.base
-    cls = type(obj)
+    try:
+        path = _write(obj, name, run)
+    except Exception as error:
+        run.sink.missed(name, Kind.VALUE, step, run.rank)
+        session.fault(name, error)
+        return None
+    kind, dtype, shape = arrays.describe(obj)
     record = Record(
         name, Kind.VALUE, step, call, session.next_number(), run.rank, run.world_size,
-        time.time_ns(), f"{cls.__module__}.{cls.__qualname__}", tags={"file": path.name},
+        time.time_ns(), kind, dtype, shape, tags={"file": path.name},
     )  # fmt: skip
     run.sink.write(record, Ticket(1), 0)
     if update_metadata and run.keeper is not None:

@@ -50,6 +50,7 @@ class OpenRun:
             self.keeper.close()
         if self.rank == 0:
             end_run(self.path)
+        session.restart()
 
 
 _open: OpenRun | None = None
@@ -74,7 +75,7 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
 
 
 def finish() -> None:
-    """End the run: it is complete when this returns."""
+    """End the run: it is complete when this returns. Steps begin anew."""
     global _open
     with _lock:
         if _open is not None:

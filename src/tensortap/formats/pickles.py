@@ -1,0 +1,96 @@
+"""Pickles that people may read without running what a stranger wrote into them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import Any, BinaryIO
+
+from tensortap.errors import TensortapError
+
+
+class UntrustedFile(TensortapError):
+    """A file that would run code when it is read."""
+
+
+def save(obj: Any, stream: BinaryIO) -> None:
+    """Pickle an object; tensors of torch as `torch.save` writes them, within the pickle."""
+    _Pickler(stream, protocol=4).dump(obj)
+
+
+def load(stream: BinaryIO, name: str) -> Any:
+    """The object, if it is made of harmless classes only; UntrustedFile otherwise."""
+    return _Careful(stream, name).load()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        # torch's own way reads nothing back of float8, and trusts the bytes when it reads
+        if torch is not None and isinstance(obj, torch.Tensor):
+            data = io.BytesIO()
+            torch.save(obj, data)
+            return torch.load, (io.BytesIO(data.getvalue()),)
+        return NotImplemented
+
+
+_HARMLESS = {
+    "builtins": {"complex", "set", "frozenset", "slice", "range", "bytearray"},
+    "_io": {"BytesIO"},
+    "collections": {"OrderedDict", "deque", "Counter"},
+    "datetime": {"datetime", "date", "time", "timedelta", "timezone"},
+    "decimal": {"Decimal"},
+    "fractions": {"Fraction"},
+    "jax._src.array": {"_reconstruct_array"},
+    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"},
+    "numpy": {"dtype", "ndarray"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy.core.numeric": {"_frombuffer"},
+    "numpy._core.numeric": {"_frombuffer"},
+    "torch": {"Size", "device"},
+}
+
+
+class _Careful(pickle.Unpickler):
+    """Knows only classes that do nothing but hold data."""
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        super().__init__(stream)
+        self._name = name
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.serialization", "load"):
+            return _load_torch
+        if name in _HARMLESS.get(module, ()):
+            return super().find_class(module, name)
+        if module in ("ml_dtypes", "numpy", "torch") and _is_dtype(module, name):
+            return super().find_class(module, name)
+        raise UntrustedFile(
+            f"{self._name} is a pickle with a {module}.{name}, which may run code when read: "
+            "trust=True if it is yours"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise UntrustedFile(f"{self._name} is a pickle that refers to things outside of it")
+
+
+def _load_torch(stream: io.BytesIO) -> Any:
+    import torch
+
+    return torch.load(stream, map_location="cpu", weights_only=True)
+
+
+def _is_dtype(module: str, name: str) -> bool:
+    import importlib
+
+    found = getattr(importlib.import_module(module), name, None)
+    if module == "torch":
+        return type(found).__name__ == "dtype"
+    import numpy
+
+    # numpy.float32, ml_dtypes.bfloat16: classes of numbers
+    return isinstance(found, type) and (
+        issubclass(found, numpy.generic) or module == "ml_dtypes"
+    )

@@ -1,0 +1,110 @@
+"""A run in another format."""
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import tensortap as tap
+from tensortap.errors import TensortapError
+
+BIG = torch.arange(10_000, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tap.init(tmp_path_factory.mktemp("runs"))
+    for step in range(3):
+        tap.step(step)
+        tap.catch(BIG + step, "blocks/0")
+        tap.catch({"a": np.arange(3), "b": [1.5, torch.ones(2)]}, "tree")
+        tap.catch(torch.full((4,), step, dtype=torch.bfloat16), "half")
+        tap.catch("a text", "text")
+    tap.catch(7.0, "again")
+    tap.catch(8.0, "again")
+    tap.dump(torch.ones(3), "dumped")
+    tap.dump(object, "a class")
+    tap.finish()
+    return tap.open(path)
+
+
+COUNT = 3 * 3 + 2 + 1  # neither texts nor classes
+
+
+def test_npz(run, tmp_path):
+    assert run.export(tmp_path / "out.npz") == COUNT
+    with np.load(tmp_path / "out.npz") as found:
+        assert (found["blocks%2F0@2"] == BIG.numpy() + 2).all()
+        assert found["tree@1[a]"].tolist() == [0, 1, 2]
+        assert found["tree@1[b][0]"] == 1.5
+        assert found["tree@1[b][1]"].tolist() == [1.0, 1.0]
+        assert found["half@2"].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
+        assert (found["again@2"], found["again@2.1"]) == (7.0, 8.0)
+        assert found["dumped@2"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_hdf5(run, tmp_path):
+    assert run.export(tmp_path / "out.h5") == COUNT
+    with h5py.File(tmp_path / "out.h5") as file:
+        data = file["blocks%2F0"]["blocks%2F0@1"]
+        assert (data[:] == BIG.numpy() + 1).all()
+        assert (data.attrs["name"], data.attrs["step"]) == ("blocks/0", 1)
+        half = file["half"]["half@2"]
+        assert half.attrs["dtype"] == "bfloat16"
+        assert half[:].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
+        assert sorted(file) == ["again", "blocks%2F0", "dumped", "half", "tree"]
+
+
+def test_a_folder(run, tmp_path):
+    assert run.export(tmp_path / "out") == COUNT + 1
+    assert (np.load(tmp_path / "out/blocks%2F0@0.npy") == BIG.numpy()).all()
+    assert torch.load(tmp_path / "out/dumped.pt").tolist() == [1.0, 1.0, 1.0]
+    assert (tmp_path / "out/a class.pkl").exists()
+    with pytest.raises(TensortapError, match="not empty"):
+        run.export(tmp_path / "out")
+
+
+def test_parquet(run, tmp_path):
+    assert run.export(tmp_path / "out.parquet") == 3 * 4 + 2 + 2
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert set(table["name"].to_pylist()) == set(run.names())
+
+
+def test_some_names(run, tmp_path):
+    assert run.export(tmp_path / "out.npz", names="^half$") == 3
+    assert run.export(tmp_path / "out.parquet", names="^half$") == 3
+    with pytest.raises(TensortapError, match="regular expression"):
+        run.export(tmp_path / "other.npz", names="(")
+
+
+def test_records_of_several_kinds_do_not_collide(tmp_path):
+    from tensortap.record import Kind, Record
+    from tensortap.session import session
+
+    path = tap.init(tmp_path / "runs")
+    for number, kind in enumerate((Kind.ACTIVATION, Kind.GRADIENT)):
+        record = Record("fc", kind, 0, 0, number, 0, 1, 0, value=float(number))
+        for sink in session._sinks:
+            sink.write(record, None, 0)
+    tap.finish()
+    assert tap.open(path).export(tmp_path / "out.npz") == 2
+    with np.load(tmp_path / "out.npz") as found:
+        assert {name: float(found[name]) for name in found} == {
+            "fc.Activation@0": 0.0,
+            "fc.Gradient@0": 1.0,
+        }
+
+
+@pytest.mark.parametrize("target", ["out.csv", "out.pkl"])
+def test_an_unknown_suffix(run, tmp_path, target):
+    with pytest.raises(TensortapError, match=r"there is \.h5"):
+        run.export(tmp_path / target)
+
+
+def test_nothing_is_overwritten(run, tmp_path):
+    (tmp_path / "out.npz").write_text("mine")
+    with pytest.raises(TensortapError, match="there already"):
+        run.export(tmp_path / "out.npz")
+    assert (tmp_path / "out.npz").read_text() == "mine"
