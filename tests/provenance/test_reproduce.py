@@ -7,8 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+import tensortap as tap
 from tensortap.errors import NotFound, TensortapError
+from tensortap.formats.files import load_file
 from tensortap.provenance import collect, reproduce
 from tensortap.provenance.recipe import Recipe, requirements
 from tests.provenance.conftest import SRC, tree
@@ -81,6 +84,54 @@ def test_end_to_end(project, tmp_path):
     assert result["extra"] == "untracked"
     assert json.loads(printed) == result
     assert project.git("status", "--porcelain").splitlines() in ([], ["?? src/experiments/"])
+
+
+TRAINS = """\
+import sys
+import torch, tensortap as tap
+import helper, untracked.extra
+
+tap.init("experiments")
+torch.manual_seed(7)
+model = torch.nn.Linear(4, 4)
+for step in range(3):
+    tap.step(step)
+    out = model(torch.randn(2, 4)) * helper.scale + untracked.extra.shift
+    tap.dump(out, "out")
+    tap.dump({"grad": [out.detach().numpy()], "step": step}, "nested")
+    tap.catch(out, "caught")
+tap.dump(float(sys.argv[1]), "argument")
+"""
+
+
+def test_the_dumps_of_a_reproduced_run_are_equal(repo, tmp_path):
+    repo.write("train.py", TRAINS)
+    repo.write("helper.py", "scale = 1.0\n")
+    repo.commit("train")
+    repo.write("helper.py", "scale = 3.0\n")  # uncommitted
+    repo.write("untracked/__init__.py", "")
+    repo.write("untracked/extra.py", "shift = 0.25\n")
+    environ = {**os.environ, "PYTHONPATH": str(SRC), "TENSORTAP_SERVER": "127.0.0.1:1"}
+    subprocess.run([sys.executable, "train.py", "0.5"], cwd=repo.path, env=environ, check=True)
+    (run,) = (repo.path / "experiments").iterdir()
+    repo.write("helper.py", "scale = 5.0\n")
+    repo.write("untracked/extra.py", "shift = 9.0\n")
+
+    command = [sys.executable, "-m", "tensortap", "reproduce", str(run), "--run"]
+    command += ["--out", str(tmp_path / "again")]
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True)
+    (again,) = (tmp_path / "again/project/experiments").iterdir()
+    dumps = sorted(p.name for p in run.iterdir() if p.suffix in (".pt", ".pkl"))
+    assert len(dumps) == 3 + 3 + 1
+    first, second = tap.open(run), tap.open(again)
+    assert first.names() == second.names() == ["out", "nested", "caught", "argument"]
+    for name in dumps:
+        one, two = load_file(run / name), load_file(again / name)
+        assert repr(one) == repr(two)
+    for step in range(3):
+        for name in ("out", "caught"):
+            assert torch.equal(first.get(name, step=step), second.get(name, step=step))
+    assert not torch.equal(first.get("out", step=0), first.get("out", step=1))
 
 
 def test_what_it_could_not_restore(project, tmp_path):

@@ -51,6 +51,32 @@ class TestDurableContract(TestContract):
         sink.close()
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_durable_syncs_the_payload_before_its_row_and_both_before_a_flush(
+    tmp_path, monkeypatch, durable
+):
+    synced = []
+    real = os.fsync
+
+    def fsync(fd):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    sink = open_sink(tmp_path, durable=durable)
+    put(sink, large(0, 1.0, pool=Pool()))
+    assert sink.flush(10)
+    found = list(synced)
+    sink.close()
+    if not durable:
+        assert synced == []
+        return
+    payload = next(i for i, name in enumerate(found) if "000000.safetensors" in name)
+    row = max(i for i, name in enumerate(found) if name.startswith("tail.arrows"))
+    assert payload < row
+    assert any(name.startswith("0000.parquet") for name in synced[len(found) :])
+
+
 def large(seq: int, fill: float, name: str = "w", pool: Pool | None = None) -> Record:
     array = np.full(20_000, fill, np.float32)
     data = array.tobytes() if pool is None else pool.acquire(array.nbytes)

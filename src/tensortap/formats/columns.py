@@ -15,7 +15,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy.typing import NDArray
 
 
 def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -92,29 +91,6 @@ def _pairs(items: list[tuple[Any, Any]], kind: pa.MapType) -> pa.Array:
     fields = [kind.key_field, kind.item_field]
     children = [column(keys, kind.key_type), column(values, kind.item_type)]
     return pa.Array.from_buffers(pa.struct(fields), len(items), [None], 0, children=children)
-
-
-def integers(found: pa.ChunkedArray) -> NDArray[np.int64]:
-    """A column of whole numbers without nulls, as NumPy has it."""
-    parts = [np.from_dlpack(chunk) for chunk in found.chunks if len(chunk)]
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-
-def mask(found: NDArray[np.bool_]) -> pa.Array:
-    """A NumPy mask for Arrow."""
-    import pyarrow as pa
-
-    return pa.Array.from_buffers(pa.bool_(), len(found), [None, _bits(found)], 0)
-
-
-def rows(found: NDArray[np.int64]) -> pa.Array:
-    """NumPy's row numbers for Arrow."""
-    import pyarrow as pa
-
-    whole = np.ascontiguousarray(found, np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(whole), [None, pa.py_buffer(whole)], 0)
 
 
 def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:

@@ -143,7 +143,7 @@ def _load_numpy(path: Path, trust: bool) -> Any:
             f"{path.name} is damaged, or holds objects, which may run code when read: "
             "trust=True if it is yours"
         ) from None
-    names = array.dtype.names or ()
+    names: tuple[str, ...] = array.dtype.names or ()
     if len(names) == 1 and hasattr(ml_dtypes, names[0]):
         return array.view(getattr(ml_dtypes, names[0]))
     return array

@@ -91,6 +91,4 @@ def _is_dtype(module: str, name: str) -> bool:
     import numpy
 
     # numpy.float32, ml_dtypes.bfloat16: classes of numbers
-    return isinstance(found, type) and (
-        issubclass(found, numpy.generic) or module == "ml_dtypes"
-    )
+    return isinstance(found, type) and (issubclass(found, numpy.generic) or module == "ml_dtypes")

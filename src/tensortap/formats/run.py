@@ -314,8 +314,8 @@ def count_names(table: pa.Table) -> dict[str, dict[str, int]]:
     for batch in table.select(["name", "kind"]).to_batches():
         name, kind = (batch.column(i).dictionary_encode() for i in (0, 1))
         called, kinds = name.dictionary.to_pylist(), kind.dictionary.to_pylist()
-        both = np.from_dlpack(name.indices).astype(np.int64) * len(kinds)
-        both += np.from_dlpack(kind.indices)
+        first, second = (np.from_dlpack(each.indices).astype(np.int64) for each in (name, kind))
+        both = first * len(kinds) + second
         pairs, counts = np.unique(both, return_counts=True)
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             of_name = names.setdefault(called[pair // len(kinds)], {})

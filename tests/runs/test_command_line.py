@@ -1,0 +1,84 @@
+"""The commands that look at runs on disk, as people type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.runs.conftest import ROOT, run_program
+
+TRAIN = """
+    import numpy as np, tensortap as tap
+    print(tap.init("experiments"))
+    for step in range(4):
+        tap.step(step)
+        tap.catch(np.full((2, 3), step, np.float32), "hidden")
+        tap.catch(step * 0.5, "loss")
+    tap.dump(np.ones(3), "out")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two ranks that wrote one run, one after the other."""
+    folder = tmp_path_factory.mktemp("project")
+    run_program(folder, TRAIN)
+    return folder
+
+
+def tensortap(folder, *arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "tensortap", *map(str, arguments)],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def run(folder):
+    (path,) = (folder / "experiments").iterdir()
+    return path
+
+
+def test_ls(folder, run):
+    out, _ = tensortap(folder, "ls", "experiments")
+    assert run.name in out
+    assert "ended" in out or "complete" in out
+    (found,) = json.loads(tensortap(folder, "ls", "experiments", "--json")[0])
+    assert (found["records"], found["names"], found["ranks"]) == (9, 3, 1)
+
+
+def test_show(folder, run):
+    out, _ = tensortap(folder, "show", run)
+    assert all(name in out for name in ("hidden", "loss", "out"))
+    out, _ = tensortap(folder, "show", run, "hidden", "--step", 2, "--rank", 0, "--values")
+    assert "step 2" in out
+    assert "[[2. 2. 2.]" in out
+    _, said = tensortap(folder, "show", run, "hidden", "--step", 9, code=2)
+    assert "nearest captured step is 3" in said
+    _, said = tensortap(folder, "show", run, "hidden", "--rank", 7, code=2)
+    assert "no 'hidden' of rank 7; there is rank 0" in said
+    _, said = tensortap(folder, "show", run, "hiden", code=2)
+    assert "did you mean 'hidden'" in said
+    _, said = tensortap(folder, "show", folder, code=2)
+    assert "is no run" in said
+
+
+@pytest.mark.parametrize("target", ["out.npz", "out.h5", "out.parquet", "out"])
+def test_export(folder, run, tmp_path, target):
+    _, said = tensortap(folder, "export", run, tmp_path / target)
+    assert "9 records" in said
+    assert (tmp_path / target).exists()
+    if target == "out.npz":
+        with np.load(tmp_path / target) as found:
+            assert found["hidden@3"].tolist() == [[3.0] * 3] * 2
+    _, said = tensortap(folder, "export", run, tmp_path / "x.csv", code=2)
+    assert "no export to '.csv'" in said
