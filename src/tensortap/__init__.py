@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensortap import errors
+from tensortap import alerts, errors
 from tensortap._version import __version__
-from tensortap.errors import TensortapError
+from tensortap.errors import StopTraining, TensortapError
 from tensortap.receipt import Receipt
 from tensortap.record import Kind, Record, Summary, TensorData
 from tensortap.sources.catch import catch
@@ -67,10 +67,12 @@ __all__ = [
     "Kind",
     "Receipt",
     "Record",
+    "StopTraining",
     "Summary",
     "TensorData",
     "TensortapError",
     "__version__",
+    "alerts",
     "catch",
     "close",
     "describe",
