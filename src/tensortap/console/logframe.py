@@ -140,7 +140,7 @@ def with_statistics(source: Iterable[Record] | pa.Table) -> pa.Table:
     chosen = pc.and_(chosen, _is_in(table.column("kind"), [k.value for k in KINDS]))
     # activation checkpointing runs a module a second time: the same values
     chosen = pc.and_(chosen, pc.is_null(tag(table, "recompute")))
-    return table.filter(chosen)
+    return table if pc.all(chosen).as_py() else table.filter(chosen)
 
 
 def tag(table: pa.Table, key: str) -> Any:

@@ -46,13 +46,11 @@ def formats_of(
             "step": table.column("step"),
         }
     ).to_pandas()
-    chosen = keys.index[_chosen(keys, name, kind, step)]
-    keys = keys.loc[chosen].reset_index(drop=True)
-    table = table.take(chosen.to_numpy())
+    chosen = np.flatnonzero(_chosen(keys, name, kind, step))
     if step is None:
-        newest = keys.groupby(["name", "tensor_type"])["step"].transform("max")
-        latest = np.flatnonzero((keys["step"] == newest).to_numpy())
-        keys, table = keys.iloc[latest].reset_index(drop=True), table.take(latest)
+        newest = keys.iloc[chosen].groupby(["name", "tensor_type"])["step"].transform("max")
+        chosen = chosen[keys["step"].to_numpy()[chosen] == newest.to_numpy()]
+    keys, table = keys.iloc[chosen].reset_index(drop=True), table.take(chosen)
     groups = keys.groupby(["name", "tensor_type", "step"], sort=False)
     heads = groups.size().reset_index().drop(columns=0)
     number = groups.ngroup().to_numpy()

@@ -444,9 +444,11 @@ class RunReader:
         found = []
         for reader in self._ranks.values():
             for unit in reader.units():
-                there = pc.is_valid(reader.read(unit, ["count"]).column("count"))
-                if pc.any(there).as_py():
-                    found.append(reader.read(unit, columns).filter(there))
+                counts = reader.read(unit, ["count"]).column("count")
+                if counts.null_count == 0:
+                    found.append(reader.read(unit, columns))
+                elif counts.null_count < len(counts):
+                    found.append(reader.read(unit, columns).filter(pc.is_valid(counts)))
         if not found:
             return layout.schema().empty_table().select(columns)
         return pa.concat_tables(table.replace_schema_metadata(None) for table in found)
