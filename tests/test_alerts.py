@@ -8,6 +8,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import tensortap as tap
 from tensortap import alerts
@@ -127,6 +128,54 @@ def test_an_infinity_before_a_nan_is_named():
 def test_ranks_are_watched_each_on_its_own():
     found = shown(Watcher(), tensor("a", BAD, rank=0), tensor("b", BAD, rank=1))
     assert [(a.name, a.rank) for a in found] == [("a", 0), ("b", 1)]
+
+
+class Root(torch.nn.Module):
+    def forward(self, x):
+        return x.sqrt()
+
+
+def watched(model: torch.nn.Module, x: torch.Tensor) -> list[alerts.Alert]:
+    """The alerts of one step of a real model, its tensors seen by hooks as they are made."""
+    watcher = Watcher([alerts.nan(), alerts.inf()])
+    found: list[alerts.Alert] = []
+
+    def see(name, kind, value):
+        found.extend(watcher.see(tensor(name, value.detach().numpy(), kind=kind)))
+
+    def hook(name):
+        def after(module, inputs, output):
+            see(name, Kind.ACTIVATION, output)
+            output.register_hook(lambda gradient: see(name, Kind.GRADIENT, gradient))
+
+        return after
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(hook(name))
+    model(x).sum().backward()
+    for name, parameter in model.named_parameters():
+        see(name, Kind.WEIGHT_GRADIENT, parameter.grad)
+    return found
+
+
+def test_the_forward_of_a_real_model():
+    torch.manual_seed(0)
+    body = torch.nn.Sequential(torch.nn.Linear(8, 8), Root(), torch.nn.Linear(8, 2))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), body)
+    (alert,) = watched(model, torch.randn(16, 4))
+    assert (alert.name, alert.origin, alert.kind) == ("2.1", "2.1", Kind.ACTIVATION)
+    assert "all 3 outputs before it were finite" in alert.message
+
+
+def test_the_backward_of_a_real_model():
+    torch.manual_seed(0)
+    body = torch.nn.Sequential(torch.nn.ReLU(), Root(), torch.nn.Linear(8, 2))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), body)
+    found = watched(model, torch.randn(16, 4))
+    # the root of zero is zero, its slope is not finite
+    assert [(a.rule, a.name, a.origin, a.kind) for a in found] == [
+        ("inf", "1.0", "1.1", Kind.GRADIENT)
+    ]
 
 
 # -- once ----------------------------------------------------------------------------------

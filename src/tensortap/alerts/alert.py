@@ -91,9 +91,8 @@ def record_of(alert: Alert, *, seq: int, time_ns: int, world_size: int = 1) -> R
 
 def alert_of(record: Record) -> Alert:
     """The alert that a record of the kind Alert holds; what it lacks is empty."""
-    said: dict[Any, Any] = dict(record.value.items) if isinstance(record.value, Mapping) else {}
-    facts = said.get("facts")
-    numbers = dict(facts.items) if isinstance(facts, Mapping) else {}
+    said = _words(record.value)
+    numbers = _words(said.get("facts"))
     try:
         kind = Kind(said.get("kind"))
     except ValueError:
@@ -110,5 +109,11 @@ def alert_of(record: Record) -> Alert:
         origin=str(said.get("origin", "")),
         call=record.call,
         again=again if isinstance(again, int) else 0,
-        facts={str(k): v for k, v in numbers.items() if isinstance(v, (int, float))},
+        facts={name: v for name, v in numbers.items() if isinstance(v, (int, float))},
     )
+
+
+def _words(value: Value) -> dict[str, Any]:
+    """What stands under words in a dict; a stranger may have put anything else into it."""
+    items = value.items if isinstance(value, Mapping) else ()
+    return {name: item for name, item in items if isinstance(name, str)}
