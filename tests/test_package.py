@@ -20,10 +20,11 @@ HEAVY = (
 def test_the_public_names():
     """Whoever adds a verb adds it here."""
     assert tap.__all__ == [
-        "Kind", "Receipt", "Record", "Summary", "TensorData", "TensortapError", "__version__",
-        "catch", "close", "describe", "disable", "dump", "enable", "errors", "finish", "flush",
-        "get", "get_all", "help", "ingest_all", "init", "open", "receipt", "register_format",
-        "serve", "status", "step", "summarize", "summary", "update_metadata",
+        "Kind", "Receipt", "Record", "StopTraining", "Summary", "TensorData", "TensortapError",
+        "__version__", "alerts", "catch", "close", "describe", "disable", "dump", "enable",
+        "errors", "finish", "flush", "get", "get_all", "help", "ingest_all", "init", "open",
+        "read_logframe", "receipt", "register_format", "serve", "status", "step", "summarize",
+        "summary", "update_metadata", "validate_logframe",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))
@@ -32,7 +33,7 @@ def test_the_public_names():
 def test_every_public_name_is_there_and_says_what_it_is():
     for name in tap.__all__:
         found = getattr(tap, name)
-        if name not in ("__version__", "errors"):
+        if name not in ("__version__", "alerts", "errors"):
             assert found.__doc__, name
             assert found.__module__.startswith("tensortap"), name
 

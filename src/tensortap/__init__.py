@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensortap import errors
+from tensortap import alerts, errors
 from tensortap._version import __version__
-from tensortap.errors import TensortapError
+from tensortap.errors import StopTraining, TensortapError
 from tensortap.receipt import Receipt
 from tensortap.record import Kind, Record, Summary, TensorData
 from tensortap.sources.catch import catch
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tensortap.console.open import open
     from tensortap.console.summarize import summarize
     from tensortap.formats.files import register_format
+    from tensortap.formats.logframe import read_logframe, validate_logframe
     from tensortap.sources.dump import dump
     from tensortap.sources.run import finish, init, update_metadata
 
@@ -52,22 +53,26 @@ _LATER = {
     "ingest_all": "tensortap.console.live",
     "init": "tensortap.sources.run",
     "open": "tensortap.console.open",
+    "read_logframe": "tensortap.formats.logframe",
     "register_format": "tensortap.formats.files",
     "serve": "tensortap.console.live",
     "status": "tensortap.console.live",
     "summarize": "tensortap.console.summarize",
     "summary": "tensortap.console.live",
     "update_metadata": "tensortap.sources.run",
+    "validate_logframe": "tensortap.formats.logframe",
 }
 
 __all__ = [
     "Kind",
     "Receipt",
     "Record",
+    "StopTraining",
     "Summary",
     "TensorData",
     "TensortapError",
     "__version__",
+    "alerts",
     "catch",
     "close",
     "describe",
@@ -83,6 +88,7 @@ __all__ = [
     "ingest_all",
     "init",
     "open",
+    "read_logframe",
     "receipt",
     "register_format",
     "serve",
@@ -91,6 +97,7 @@ __all__ = [
     "summarize",
     "summary",
     "update_metadata",
+    "validate_logframe",
 ]
 
 

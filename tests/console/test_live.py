@@ -161,3 +161,32 @@ def test_where_to_listen(host, where):
 def test_a_place_where_nobody_can_listen():
     with pytest.raises(TensortapError, match=r"cannot listen on 192\.0\.2\.250:"):
         live.start("192.0.2.250", 0, "1MB")
+
+
+def test_an_alert_is_shown_and_does_not_hide_its_value(server, capsys):
+    alert = Mapping((("rule", "nan"), ("message", "2 NaN of 4"), ("kind", "Value")))
+    server.history.write(
+        [record(0, "loss", 1.5), record(1, "loss", alert, kind=Kind.ALERT, step=0)]
+    )
+    tap.summary()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "loss Alert 0 1 2 NaN of 4" in printed
+    assert tap.get("loss") == 1.5
+    assert tap.get_all("loss") == [1.5]
+    assert tap.get("loss", kind="Alert")["rule"] == "nan"
+    assert tap.ingest_all(overwrite=True) == {"loss": "loss"}
+
+
+def test_an_alert_of_a_stranger_may_hold_anything(server, capsys):
+    tensor = RECORDS[1].value
+    strange = [
+        "text", None, tensor, Mapping(()), Mapping(((tensor, 1), (1, 2))),
+        Mapping((("kind", Items("list", ())), ("message", tensor), ("facts", Items("set", (1,))))),
+        Mapping((("facts", Mapping(((tensor, 1), ("x", "y")))), ("again", "often"))),
+        Mapping((("message", "\x1b[2J"), ("kind", "Nothing"))),
+    ]  # fmt: skip
+    for i, value in enumerate(strange):
+        server.history.write([record(i, f"n{i}", value, kind=Kind.ALERT)])
+    tap.summary()
+    tap.describe("n7")
+    assert "\x1b[2J" not in capsys.readouterr().out

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 
 from tensortap import arrays
+from tensortap.alerts import alert_of
 from tensortap.arrays.view import as_numpy
 from tensortap.errors import WireError
 from tensortap.history import payload_nbytes
 from tensortap.limits import format_size
-from tensortap.record import Fields, Items, Mapping, Opaque, Record, TensorData, Value
+from tensortap.record import Fields, Items, Kind, Mapping, Opaque, Record, TensorData, Value
 from tensortap.viz import text
 
 _KEPT = 4096
@@ -22,7 +23,7 @@ def line(record: Record) -> str:
     key = (record.name, record.kind.value, record.rank, record.seq, record.time_ns)
     found = _known.get(key)
     if found is None:
-        found = describe(record.value)
+        found = alert_of(record).message if record.kind is Kind.ALERT else describe(record.value)
         with _lock:
             if len(_known) >= _KEPT:
                 for old in list(_known)[: _KEPT // 4]:
@@ -71,6 +72,8 @@ def details(record: Record) -> str:
     size = format_size(payload_nbytes(record.value))
     head = f"{record.name}  {record.kind.value}  step {record.step}{rank}  {record.type}  {size}"
     lines = [head]
+    if record.kind is Kind.ALERT:
+        return f"{head}\n  {alert_of(record)}"
     for path, value in _leaves(record.value, ""):
         lines.append(f"  {path + '  ' if path else ''}{describe(value)}")
     return "\n".join(lines)

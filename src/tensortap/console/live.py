@@ -196,6 +196,8 @@ def ingest_all(overwrite: bool = False) -> dict[str, str]:
     taken: dict[str, str] = {}
     kept: list[str] = []
     for _, record in current().history.latest():
+        if record.kind is Kind.ALERT:
+            continue  # about the value of that name, which is what is wanted
         name = record.name if not record.rank else f"{record.name}_rank{record.rank}"
         variable = _free_name(identifier(name), taken)
         exists = variable in target or hasattr(builtins, variable)

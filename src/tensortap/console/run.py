@@ -7,18 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tensortap import arrays
 from tensortap.console import glance, tables, verbs
-from tensortap.errors import MissingExtra
 from tensortap.formats import run as layout
 from tensortap.formats.files import load_file
+from tensortap.formats.logframe import need_pandas
 from tensortap.formats.questions import NameRow
 from tensortap.readers.reader import find, find_all
 from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Record
+from tensortap.record import Kind, Record, Summary, TensorData
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
+
+    from tensortap.alerts import Alert
 
 
 class Run:
@@ -150,10 +155,7 @@ class Run:
 
         Where a record has no statistics, they are worked out from its tensor, if `compute`.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise MissingExtra("frames need pandas: pip install 'tensortap[view]'") from None
+        pd = need_pandas("run.stats()")
         heads = ["name", "kind", "step", "call", "rank", "dtype", "number"]
         table = self.reader.table([*heads, "seq", "missing", *layout.STATISTICS])
         frame = table.filter(_not(table.column("missing"))).to_pandas()
@@ -164,24 +166,110 @@ class Run:
         return ordered.drop(columns="seq") if isinstance(ordered, pd.DataFrame) else ordered
 
     def _fill_in(self, frame: Any) -> None:
-        from tensortap.arrays.view import as_numpy
-        from tensortap.record import TensorData
-        from tensortap.stats import summarize_array
-
         lacking = frame.index[frame["count"].isna() & (frame["dtype"] != "")]
-        for name in frame.loc[lacking, "name"].unique():
-            heads = {(r.rank, r.seq): r for r in self.reader.records(name)}
-            for i in lacking[frame.loc[lacking, "name"] == name]:
-                head = heads[int(frame.at[i, "rank"]), int(frame.at[i, "seq"])]
-                value = self.reader.load(head).value
-                if not isinstance(value, TensorData):
-                    continue
-                try:
-                    found = summarize_array(as_numpy(value))
-                except TypeError:  # dates and strings have none
-                    continue
+        heads = frame.loc[lacking, ["name", "rank", "seq"]]
+        for i, record in zip(lacking, self._summarized(heads), strict=True):
+            if record.stats is not None:
                 for statistic in layout.STATISTICS:
-                    frame.at[i, statistic] = getattr(found, statistic)
+                    frame.at[i, statistic] = getattr(record.stats, statistic)
+
+    def _summarized(self, heads: Any) -> Iterator[Record]:
+        """Records by name, rank and seq, with the statistics of their tensors, without values."""
+        found: dict[str, dict[tuple[int, int], Record]] = {}
+        for name, rank, seq in heads.itertuples(index=False):
+            if name not in found:
+                found[name] = {(r.rank, r.seq): r for r in self.reader.records(name)}
+            head = found[name][rank, seq]
+            stats = _summary(self.reader.load(head).value)
+            yield msgspec.structs.replace(head, stats=stats)
+
+    def logframe(
+        self, exponents: tuple[int, int] | None = None, *, compute: bool = True
+    ) -> pd.DataFrame:
+        """The frame that figures of numerics are drawn from; see `tap.validate_logframe`.
+
+        `exponents` are the first and the last bin that get a column of their own, None is all
+        that occur. Tensors without statistics get them, if `compute`.
+        """
+        need_pandas("run.logframe()")
+        from tensortap.console import logframe
+
+        return logframe.logframe_of(self._numerics(compute), exponents=exponents)
+
+    def formats(
+        self,
+        dtype: str,
+        *,
+        name: str | None = None,
+        kind: Kind | str | None = None,
+        step: int | str | None = None,
+        compute: bool = True,
+    ) -> pd.DataFrame:
+        """What each tensor would lose in a format (``"float8_e4m3fn"``), and the best scale.
+
+        Of the latest step of each tensor, of one `step`, or of ``"all"``; all ranks and calls
+        of a step together. `name` is a regular expression.
+        """
+        need_pandas("run.formats()")
+        from tensortap.console import whatif
+
+        table = self._numerics(compute)
+        return whatif.formats_of(table, dtype, name=name, kind=kind, step=step)
+
+    def metrics(self, *names: str) -> pd.DataFrame:
+        """Training statistics: a row a step and rank, a column a metric.
+
+        Without names these are the metrics of ``tracker.step(loss=…)``; with names any records
+        that are single numbers, such as a loss that was caught.
+        """
+        need_pandas("run.metrics()")
+        from tensortap.console import logframe
+
+        columns = ["name", "kind", "step", "rank", "seq", "number", "missing"]
+        return logframe.metrics_of(self.reader.table(columns), names)
+
+    def alerts(self) -> list[Alert]:
+        """The alerts of the run, in the order in which they came."""
+        from tensortap.alerts import alert_of
+
+        heads = [
+            head
+            for name in self.reader.names(Kind.ALERT)
+            for head in self.reader.records(name, kind=Kind.ALERT)
+        ]
+        heads.sort(key=lambda r: (r.step, r.seq, r.rank))
+        return [alert_of(self.reader.load(head)) for head in heads]
+
+    def _numerics(self, compute: bool) -> pa.Table:
+        """All rows with statistics, those that are worked out here included."""
+        from tensortap.console import logframe
+
+        table = self.reader.statistics(list(logframe.COLUMNS))
+        if not compute:
+            return table
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        heads = self.reader.table(["name", "rank", "seq", "dtype", "missing", "count"])
+        lacking = pc.and_(pc.is_null(heads.column("count")), _not(heads.column("missing")))
+        lacking = pc.and_(lacking, pc.not_equal(heads.column("dtype"), ""))
+        lost = heads.filter(lacking).select(["name", "rank", "seq"])
+        if not lost.num_rows:
+            return table
+        added = logframe.table_of(self._summarized(lost.to_pandas()))
+        return pa.concat_tables([table, added.replace_schema_metadata(None)])
+
+
+def _summary(value: Any) -> Summary | None:
+    from tensortap.arrays.view import as_numpy
+    from tensortap.stats import summarize_array
+
+    if not isinstance(value, TensorData):
+        return None
+    try:
+        return summarize_array(as_numpy(value))
+    except TypeError:  # dates and strings have none
+        return None
 
 
 def _not(column: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tensortap.formats.questions import ClientRow, NameRow, Overview
 from tensortap.limits import format_size
+from tensortap.record import Kind
 from tensortap.viz import text
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
     table.add_column("name", style="bold", overflow="fold")
     ranked = any(row.head.world_size > 1 for row in rows)
+    kinds = any(row.head.kind is not Kind.VALUE for row in rows)
+    if kinds:
+        table.add_column("kind", no_wrap=True)
     if ranked:
         table.add_column("rank", justify="right")
     table.add_column("step", justify="right", style="cyan")
@@ -79,6 +83,8 @@ def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
     for row in rows[:most]:
         head = row.head
         cells: list[RenderableType] = [Text(plain(head.name))]
+        if kinds:
+            cells.append(_kind(head.kind))
         if ranked:
             cells.append(str(head.rank))
         cells.extend((str(head.step), _held(row), text.styled(plain(row.line)), ago(head.time_ns)))
@@ -86,6 +92,12 @@ def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
     if len(rows) > most:
         table.add_row(Text(f"… and {len(rows) - most} more", style="dim"))
     return table
+
+
+def _kind(kind: Kind) -> Text:
+    from rich.text import Text
+
+    return Text(kind.value, style="bold red" if kind is Kind.ALERT else "dim")
 
 
 def _held(row: NameRow) -> str:
@@ -105,6 +117,8 @@ def recent_table(view: Overview) -> Table:
         moment = time.strftime("%H:%M:%S", time.localtime(head.time_ns / 1e9))
         rank = f" rank {head.rank}" if head.world_size > 1 else ""
         where = Text(f"step {head.step}{rank}", style="cyan")
+        if head.kind is not Kind.VALUE:
+            where = Text.assemble(where, " ", _kind(head.kind))
         line = text.styled(plain(row.line))
         table.add_row(moment, Text(plain(head.name), style="bold"), where, line)
     return table

@@ -45,12 +45,18 @@ def find_all(
     kind: Kind | str | None = None,
     last: int | None = None,
 ) -> list[Record]:
-    """The records that fit, oldest to newest; NotFound, with what there is, if none does."""
+    """The records that fit, oldest to newest; NotFound, with what there is, if none does.
+
+    Alerts only where they are asked for, or where there is nothing else.
+    """
     wanted_kind = _kind(kind)
     wanted_rank = None if rank == "all" or isinstance(rank, str) else rank
     found = reader.records(name, step=step, rank=wanted_rank, kind=wanted_kind, last=last)
     if not found:
         raise NotFound(_why_not(reader, name, step, wanted_rank, wanted_kind))
+    if wanted_kind is None:
+        # an alert about a tensor stands under its name, and is not what is asked for
+        return [r for r in found if r.kind is not Kind.ALERT] or found
     return found
 
 

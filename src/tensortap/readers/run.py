@@ -273,8 +273,11 @@ class RunReader:
                 held[name] = held.get(name, 0) + sum(kinds.values())
         return held
 
-    def names(self) -> list[str]:
-        return list(self.counts())
+    def names(self, kind: Kind | None = None) -> list[str]:
+        if kind is None:
+            return list(self.counts())
+        held = [reader.names() for reader in self._ranks.values()]
+        return list(dict.fromkeys(n for names in held for n, k in names.items() if kind.value in k))
 
     def records(
         self,
@@ -438,6 +441,23 @@ class RunReader:
             empty = layout.schema().empty_table()
             return empty if columns is None else empty.select(columns)
         return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+
+    def statistics(self, columns: list[str]) -> pa.Table:
+        """The rows that have statistics; the values of the others are not even looked at."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = []
+        for reader in self._ranks.values():
+            for unit in reader.units():
+                counts = reader.read(unit, ["count"]).column("count")
+                if counts.null_count == 0:
+                    found.append(reader.read(unit, columns))
+                elif counts.null_count < len(counts):
+                    found.append(reader.read(unit, columns).filter(pc.is_valid(counts)))
+        if not found:
+            return layout.schema().empty_table().select(columns)
+        return pa.concat_tables(table.replace_schema_metadata(None) for table in found)
 
     def missing(self) -> list[tuple[str, int, int]]:
         """(name, step, rank) of what was dropped over budget."""

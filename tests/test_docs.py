@@ -1,0 +1,39 @@
+"""The pages of docs/ that are programs: they are run as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("page", ["numerics"])
+def test_the_examples_of_a_page_are_one_program(tmp_path, page):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
+    env = dict(
+        os.environ,
+        PYTHONPATH=str(ROOT / "src"),
+        XDG_CONFIG_HOME=str(tmp_path),
+        TENSORTAP_SERVER="127.0.0.1:1",
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, env=env, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_on_numerics_names_every_rule():
+    from tensortap import alerts
+
+    text = (ROOT / "docs" / "numerics.md").read_text()
+    for rule in alerts.DEFAULT:
+        assert f"`alerts.{rule.__name__}(" in text
