@@ -336,7 +336,7 @@ def test_flushed_subnormals_are_still_seen() -> None:
     ]
     large = np.resize(arrays[1], 1 << 17)
     want = [summarize_array(x) for x in [*arrays, large]]
-    cpu._pattern_values.cache_clear()
+    cpu.pattern_values.cache_clear()
     got: list[Summary] = []
 
     def flushing() -> None:
@@ -346,7 +346,7 @@ def test_flushed_subnormals_are_still_seen() -> None:
     thread = threading.Thread(target=flushing)
     thread.start()
     thread.join()
-    cpu._pattern_values.cache_clear()
+    cpu.pattern_values.cache_clear()
     assert len(got) == len(want)
     for flushed, normal in zip(got, want, strict=True):
         assert (flushed.zeros, flushed.exponents) == (normal.zeros, normal.exponents)
@@ -378,7 +378,7 @@ def test_importing_brings_no_numpy() -> None:
 
 
 def test_public_names() -> None:
-    assert stats.__all__ == ["merge", "summarize_array"]
+    assert stats.__all__ == ["merge", "summarize_array", "summarize_memory"]
 
 
 def test_chunks_are_merged_like_shards(assert_close: AssertClose) -> None:
