@@ -34,7 +34,8 @@
 #define TASK (16 * CHUNK)         /* what a thread takes at a time */
 #define A_THREAD (8 * TASK)       /* elements that are worth a thread */
 #define MOST_THREADS 8            /* by default: memory has no more to give */
-#define WORTH_A_TABLE (1 << 18)   /* 16-bit elements from which counting patterns is faster */
+#define WORTH_A_TABLE (1 << 20)   /* 16-bit elements from which counting patterns is faster */
+#define WORTH_A_SMALL (1 << 19)   /* bfloat16 uses few of them, which stay in the cache */
 #define PATTERNS (1 << 16)
 #define SECOND (PATTERNS + 1040)  /* where the second table begins: not 4096 bytes times anything */
 #define FLUSH ((uint64_t)1 << 31) /* elements that a table of 32-bit counts can take */
@@ -42,6 +43,7 @@
 #define MOST_WINDOWS 3            /* with more of them, increments in memory are faster */
 #define SAFE 100                  /* within 2**±100, no eighth power leaves float64 */
 #define NOTHING INT_MIN           /* the unit of moments that hold only zeros */
+#define BIAS 127                  /* of the exponents that float32 has */
 #define FIELD32_INF 0x7F800000u
 #define FIELD64_INF 0x7FF0000000000000u
 
@@ -60,11 +62,13 @@ typedef struct {
 } Sums;
 
 typedef struct {
+    void (*halves)(const uint16_t *, size_t, float *);
     void (*range32)(const uint32_t *, size_t, Range32 *);
     void (*range64)(const uint64_t *, size_t, Range64 *);
     size_t (*zeros32)(const uint32_t *, size_t);
     size_t (*zeros64)(const uint64_t *, size_t);
     void (*exponents32)(const uint32_t *, size_t, uint8_t *);
+    void (*exponents64)(const uint64_t *, size_t, uint8_t *);
     size_t (*window)(const uint8_t *, size_t, uint8_t, uint64_t *);
     size_t (*outside)(const uint8_t *, size_t, uint8_t, uint8_t, uint64_t *);
     void (*sums32)(const float *, size_t, Sums *);
@@ -286,9 +290,10 @@ static void set_deviations(Moments *m, double rest, double squares)
 typedef struct {
     /* counts that are only ever added to, so that who counted what does not matter */
     int64_t zeros, nans, posinfs, neginfs;
-    uint64_t fields[2048]; /* by the exponent field of float32 or float64; not 0 */
-    uint64_t subnormals[52]; /* by the highest bit of the mantissa */
-    /* how exponents of float32 are counted just now */
+    uint64_t near[256];      /* by the exponents that normal numbers of float32 have, plus BIAS */
+    uint64_t far[EXPONENTS]; /* by all others, from FIRST_EXPONENT */
+    int any_far;             /* far is only used, and cleared, when there are some */
+    /* how exponents are counted just now */
     int base, width;    /* of the windows */
     int scatter, pause; /* chunks for which they are not tried, and how many next time */
     uint32_t few[4][256]; /* patterns of 8 bits */
@@ -305,7 +310,7 @@ typedef struct {
     Array array;
     Kind kind;
     size_t itemsize, count, tasks;
-    int contiguous, by_patterns, wide; /* wide: exponents are fields of float64 */
+    int contiguous, by_patterns;
     const Passes *passes;
     const double *table;
     Moments *parts; /* of every task */
@@ -322,8 +327,8 @@ typedef struct {
 static void start(Worker *w, const Job *job)
 {
     w->zeros = w->nans = w->posinfs = w->neginfs = 0;
-    memset(w->fields, 0, (job->wide ? 2048 : 256) * sizeof *w->fields);
-    memset(w->subnormals, 0, sizeof w->subnormals);
+    memset(w->near, 0, sizeof w->near);
+    w->any_far = 0;
     w->base = w->scatter = 0;
     w->width = WINDOW;
     w->pause = 1;
@@ -332,31 +337,47 @@ static void start(Worker *w, const Job *job)
         memset(w->few, 0, sizeof w->few);
 }
 
+/* ---- exponents ---- */
+
+static void count_exponent(Worker *w, int exponent, uint64_t times)
+{
+    if (exponent > -BIAS && exponent <= BIAS) {
+        w->near[exponent + BIAS] += times;
+        return;
+    }
+    if (!w->any_far) {
+        memset(w->far, 0, sizeof w->far);
+        w->any_far = 1;
+    }
+    w->far[exponent - FIRST_EXPONENT] += times;
+}
+
 static int highest_bit(uint64_t x)
 {
     return 63 - __builtin_clzll(x);
 }
 
-/* ---- a chunk of float32 ---- */
-
-static double from_order32(int32_t order)
-{
-    int32_t bits = order ^ ((order >> 31) & INT32_MAX);
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return (double)value;
-}
-
-static void count_subnormals32(Worker *w, const uint32_t *bits, size_t n)
+static void count_far32(Worker *w, const uint32_t *bits, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t size = bits[i] & INT32_MAX;
         if (size != 0 && size < 0x00800000)
-            w->subnormals[highest_bit(size)]++;
+            count_exponent(w, highest_bit(size) - 149, 1);
     }
 }
 
-static size_t scatter_bytes(const uint8_t *bytes, size_t n, uint64_t *fields)
+static void count_far64(Worker *w, const uint64_t *bits, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint64_t size = bits[i] & INT64_MAX;
+        int exponent = (int)(size >> 52) - 1023;
+        if (size == 0 || (exponent > -BIAS && exponent <= BIAS))
+            continue;
+        count_exponent(w, exponent == -1023 ? highest_bit(size) - 1074 : exponent, 1);
+    }
+}
+
+static size_t scatter_bytes(const uint8_t *bytes, size_t n, uint64_t *near)
 {
     /* several tables: an increment waits for the one before at the same address */
     uint32_t tables[8][256];
@@ -369,7 +390,7 @@ static size_t scatter_bytes(const uint8_t *bytes, size_t n, uint64_t *fields)
         uint32_t sum = 0;
         for (int k = 0; k < 8; k++)
             sum += tables[k][e];
-        fields[e] += sum;
+        near[e] += sum;
         counted += sum;
     }
     return counted;
@@ -380,13 +401,13 @@ static int place_windows(Worker *w)
 {
     uint64_t total = 0;
     for (int e = 1; e < 255; e++)
-        total += w->fields[e];
+        total += w->near[e];
     for (w->width = WINDOW; w->width <= MOST_WINDOWS * WINDOW; w->width += WINDOW) {
         uint64_t sum = 0, best = 0;
         for (int e = 1; e < 255; e++) {
-            sum += w->fields[e];
+            sum += w->near[e];
             if (e > w->width)
-                sum -= w->fields[e - w->width];
+                sum -= w->near[e - w->width];
             if (e >= w->width && sum >= best) {
                 best = sum;
                 w->base = e - w->width + 1;
@@ -398,32 +419,41 @@ static int place_windows(Worker *w)
     return 0;
 }
 
-static void count_exponents32(Worker *w, const Passes *p, const uint32_t *bits, size_t n,
-                              size_t zeros, uint32_t large)
+/* Count the exponents that w->exponents holds, for a chunk with so many zeros and with `top` as
+ * its largest; returns whether all of them were there. */
+static int count_near(Worker *w, const Passes *p, size_t n, size_t zeros, int top)
 {
     size_t padded = (n + 63) / 64 * 64, counted = zeros;
-    p->exponents32(bits, n, w->exponents);
     memset(w->exponents + n, 0, padded - n);
     if (w->scatter > 0) {
-        counted += scatter_bytes(w->exponents, padded, w->fields);
+        counted += scatter_bytes(w->exponents, padded, w->near);
         if (--w->scatter == 0 && !place_windows(w))
             w->scatter = w->pause = w->pause < 64 ? 2 * w->pause : 64;
-    } else {
-        if (w->base == 0) { /* the first chunk */
-            int top = (int)(large >> 23);
-            w->base = top < WINDOW ? 1 : top - WINDOW + 1;
-        }
-        for (int at = 0; at < w->width; at += WINDOW)
-            counted += p->window(w->exponents, padded, (uint8_t)(w->base + at), w->fields);
-        if (counted < n) {
-            size_t others = p->outside(w->exponents, padded, (uint8_t)w->base,
-                                       (uint8_t)w->width, w->fields);
-            counted += others;
-            w->scatter = others > n / 16;
-        }
+        return counted == n;
     }
-    if (counted < n)
-        count_subnormals32(w, bits, n);
+    if (w->base == 0) { /* the first chunk */
+        top = top < WINDOW ? WINDOW : top > 254 ? 254 : top;
+        w->base = top - WINDOW + 1;
+    }
+    for (int at = 0; at < w->width; at += WINDOW)
+        counted += p->window(w->exponents, padded, (uint8_t)(w->base + at), w->near);
+    if (counted < n) {
+        size_t others = p->outside(w->exponents, padded, (uint8_t)w->base, (uint8_t)w->width,
+                                   w->near);
+        counted += others;
+        w->scatter = others > n / 16;
+    }
+    return counted == n;
+}
+
+/* ---- a chunk of float32 ---- */
+
+static double from_order32(int32_t order)
+{
+    int32_t bits = order ^ ((order >> 31) & INT32_MAX);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return (double)value;
 }
 
 /* Take NaN and Inf out, and count them. */
@@ -460,7 +490,9 @@ static Moments chunk32(Worker *w, const Passes *p, const float *x, size_t n)
     }
     size_t zeros = r.small == 0 ? p->zeros32(bits, n) : 0;
     w->zeros += (int64_t)zeros;
-    count_exponents32(w, p, bits, n, zeros, r.large);
+    p->exponents32(bits, n, w->exponents);
+    if (!count_near(w, p, n, zeros, (int)(r.large >> 23)))
+        count_far32(w, bits, n);
 
     double low = from_order32(r.low), high = from_order32(r.high);
     double min_abs = from_order32((int32_t)r.small);
@@ -554,33 +586,16 @@ static Moments chunk64(Worker *w, const Passes *p, const double *x, const double
         p->range64((const void *)x, n, &r);
     }
     const uint64_t *bits = (const void *)ruler;
-    for (size_t i = 0; i < n; i++)
-        w->fields[(bits[i] << 1) >> 53]++;
-    if (w->fields[0] != 0) {
-        size_t zeros = p->zeros64(bits, n);
-        w->zeros += (int64_t)zeros;
-        if (zeros < w->fields[0])
-            for (size_t i = 0; i < n; i++) {
-                uint64_t size = bits[i] & INT64_MAX;
-                if (size != 0 && size < (uint64_t)1 << 52)
-                    w->subnormals[highest_bit(size)]++;
-            }
-        w->fields[0] = 0;
-    }
+    size_t zeros = r.small == 0 ? p->zeros64(bits, n) : 0;
+    w->zeros += (int64_t)zeros;
+    p->exponents64(bits, n, w->exponents);
+    if (!count_near(w, p, n, zeros, (int)(r.large >> 52) - 1023 + BIAS))
+        count_far64(w, bits, n);
     return moments64(w, p, x, n, from_order64(r.low), from_order64(r.high),
                      from_order64((int64_t)r.small));
 }
 
 /* ---- elements of every kind as float32 or float64 ---- */
-
-static uint32_t bits_of_half(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, size = half & 0x7FFF, small_bits;
-    float small = (float)(int32_t)size * 0x1p-24f; /* exact: subnormals are multiples of that */
-    memcpy(&small_bits, &small, sizeof small_bits);
-    uint32_t normal = (size << 13) + (size >= 0x7C00 ? 0x70000000u : 0x38000000u);
-    return sign | (size < 0x0400 ? small_bits : normal);
-}
 
 #define EACH(type, body)                                                                          \
     do {                                                                                          \
@@ -608,7 +623,7 @@ static Moments take_chunk(Worker *w, Job *job, const char *data, size_t n)
         EACH(uint16_t, (bits = (uint32_t)in[i] << 16, memcpy(&f[i], &bits, sizeof bits)));
         return chunk32(w, p, f, n);
     case FLOAT16:
-        EACH(uint16_t, (bits = bits_of_half(in[i]), memcpy(&f[i], &bits, sizeof bits)));
+        p->halves((const void *)data, n, f);
         return chunk32(w, p, f, n);
     case INT16:
         EACH(int16_t, f[i] = (float)in[i]);
@@ -701,7 +716,8 @@ static void count_patterns(Worker *w, Kind kind, const char *data, size_t n)
 
 static double value_of(const Job *job, int pattern)
 {
-    uint32_t bits;
+    uint16_t half = (uint16_t)pattern;
+    uint32_t bits = (uint32_t)pattern << 16;
     float value;
     switch (job->kind) {
     case BYTES:
@@ -710,8 +726,10 @@ static double value_of(const Job *job, int pattern)
         return (double)(int16_t)pattern;
     case UINT16:
         return (double)pattern;
+    case FLOAT16:
+        job->passes->halves(&half, 1, &value);
+        return (double)value;
     default:
-        bits = job->kind == BFLOAT16 ? (uint32_t)pattern << 16 : bits_of_half((uint16_t)pattern);
         memcpy(&value, &bits, sizeof value);
         return (double)value;
     }
@@ -736,9 +754,7 @@ static Moments of_patterns(Worker *w, const Job *job, const uint64_t *times, dou
         if (x == 0.0) {
             w->zeros += (int64_t)times[i];
         } else {
-            uint64_t bits;
-            memcpy(&bits, &x, sizeof bits);
-            w->fields[(bits << 1) >> 53] += times[i];
+            count_exponent(w, ilogb(x), times[i]);
         }
         n += (int64_t)times[i];
         low = x < low ? x : low;
@@ -953,30 +969,26 @@ static void work_together(Hand *hands, int n)
 
 /* ---- the result ---- */
 
-static void put_counts(Worker *w, const Job *job, Statistics *found)
+static void put_counts(const Worker *w, const Job *job, Statistics *found)
 {
-    int last = -1, first = EXPONENTS;
-    int fields = job->wide ? 2048 : 256;
-    int bias = job->wide ? 1023 : 127, below = job->wide ? -1074 : -149;
+    found->count = (int64_t)job->count;
     found->zeros = w->zeros;
     found->nans = w->nans;
     found->posinfs = w->posinfs;
     found->neginfs = w->neginfs;
-    /* from low to high: subnormals end where the fields begin */
-    int subnormals = job->wide ? 52 : 23;
-    for (int i = 0; i < subnormals + fields - 2; i++) {
-        int exponent = i < subnormals ? below + i : i - subnormals + 1 - bias;
-        uint64_t n = i < subnormals ? w->subnormals[i] : w->fields[i - subnormals + 1];
-        int at = exponent - FIRST_EXPONENT;
-        if (n != 0) {
-            first = first < at ? first : at;
-            last = at;
-        }
-        if (at >= first)
-            found->bin[at - first] = n;
-    }
-    found->bins = last < first ? 0 : last - first + 1;
-    found->first_bin = found->bins ? first + FIRST_EXPONENT : 0;
+    int first = w->any_far ? FIRST_EXPONENT : 1 - BIAS;
+    int last = w->any_far ? FIRST_EXPONENT + EXPONENTS - 1 : BIAS;
+#define COUNT(e)                                                                                  \
+    ((e) > -BIAS && (e) <= BIAS ? w->near[(e) + BIAS] : w->far[(e) - FIRST_EXPONENT])
+    while (first <= last && COUNT(first) == 0)
+        first++;
+    while (last >= first && COUNT(last) == 0)
+        last--;
+    found->bins = last - first + 1;
+    found->first_bin = found->bins ? first : 0;
+    for (int e = first; e <= last; e++)
+        found->bin[e - first] = COUNT(e);
+#undef COUNT
 }
 
 static void put_figures(const Moments *m, Statistics *found)
@@ -1000,16 +1012,17 @@ static void put_figures(const Moments *m, Statistics *found)
     found->rm8 = ldexp(sqrt(sqrt(sqrt(m->p8))), unit);
 }
 
-static void add_counts(Worker *to, const Worker *from, const Job *job)
+static void add_counts(Worker *to, const Worker *from)
 {
     to->zeros += from->zeros;
     to->nans += from->nans;
     to->posinfs += from->posinfs;
     to->neginfs += from->neginfs;
-    for (int i = 0; i < (job->wide ? 2048 : 256); i++)
-        to->fields[i] += from->fields[i];
-    for (int i = 0; i < 52; i++)
-        to->subnormals[i] += from->subnormals[i];
+    for (int e = 1 - BIAS; e <= BIAS; e++)
+        to->near[e + BIAS] += from->near[e + BIAS];
+    for (int i = 0; from->any_far && i < EXPONENTS; i++)
+        if (from->far[i] != 0)
+            count_exponent(to, i + FIRST_EXPONENT, from->far[i]);
 }
 
 static void prepare(Job *job, const Array *array, Kind kind, const double *table)
@@ -1029,8 +1042,8 @@ static void prepare(Job *job, const Array *array, Kind kind, const double *table
     size_t alignment = job->itemsize < 8 ? job->itemsize : 8;
     job->contiguous = job->array.ndim == 1 && (size_t)job->array.strides[0] == job->itemsize &&
                       (uintptr_t)job->array.data % alignment == 0;
-    job->by_patterns = kind == BYTES || (job->itemsize == 2 && job->count >= WORTH_A_TABLE);
-    job->wide = job->by_patterns || !(kind == FLOAT32 || job->itemsize == 2);
+    size_t many = kind == BFLOAT16 ? WORTH_A_SMALL : WORTH_A_TABLE;
+    job->by_patterns = kind == BYTES || (job->itemsize == 2 && job->count >= many);
     job->tasks = (job->count + TASK - 1) / TASK;
 }
 
@@ -1056,7 +1069,6 @@ Outcome summarize_few(const Array *array, Kind kind, const double *table, Statis
     } else if (job.tasks) {
         total = do_task(&worker, &job, 0);
     }
-    found->count = (int64_t)job.count;
     put_counts(&worker, &job, found);
     put_figures(&total, found);
     leave(&before);
@@ -1097,7 +1109,7 @@ Outcome summarize(const Array *array, Kind kind, const double *table, int thread
     enter(&before);
     Worker *first = hands[0].worker;
     for (int i = 1; i < n; i++) {
-        add_counts(first, hands[i].worker, &job);
+        add_counts(first, hands[i].worker);
         for (size_t k = 0; k < patterns; k++)
             first->patterns[k] += hands[i].worker->patterns[k];
     }
@@ -1106,7 +1118,6 @@ Outcome summarize(const Array *array, Kind kind, const double *table, int thread
     else
         for (size_t i = 0; i < job.tasks; i++)
             add(&total, job.parts[i]);
-    found->count = (int64_t)job.count;
     put_counts(first, &job, found);
     put_figures(&total, found);
     leave(&before);

@@ -16,6 +16,19 @@ typedef uint64_t PASS(U64) __attribute__((vector_size(BYTES_WIDTH)));
 #define LANES (WIDTH / 8)
 #define VECTORS (8 / LANES)
 
+/* float16 to float32, in simple loops that become vectors. */
+static void PASS(halves)(const uint16_t *restrict in, size_t n, float *restrict out)
+{
+    uint32_t *bits = (void *)out;
+    for (size_t i = 0; i < n; i++) /* subnormals are multiples of this */
+        out[i] = (float)(int32_t)(in[i] & 0x7FFF) * 0x1p-24f;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t size = in[i] & 0x7FFF, sign = (uint32_t)(in[i] & 0x8000) << 16;
+        uint32_t normal = (size << 13) + (size >= 0x7C00 ? 0x70000000u : 0x38000000u);
+        bits[i] = sign | (size < 0x0400 ? bits[i] : normal);
+    }
+}
+
 /* The largest and smallest of the values and of their magnitudes, as bits. */
 static void PASS(range32)(const uint32_t *restrict bits, size_t n, Range32 *restrict found)
 {
@@ -61,11 +74,20 @@ static size_t PASS(zeros64)(const uint64_t *restrict bits, size_t n)
     return zeros;
 }
 
-/* The exponent fields, a byte each. */
+/* The exponents as a byte each, as float32 has them: 0 is for all that it has not. */
 static void PASS(exponents32)(const uint32_t *restrict bits, size_t n, uint8_t *restrict out)
 {
     for (size_t i = 0; i < n; i++)
         out[i] = (uint8_t)((bits[i] << 1) >> 24);
+}
+
+static void PASS(exponents64)(const uint64_t *restrict bits, size_t n, uint8_t *restrict out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t high = (uint32_t)(bits[i] >> 32); /* halves the vectors */
+        uint32_t exponent = ((high << 1) >> 21) - (1023 - BIAS);
+        out[i] = (uint8_t)(exponent - 1 < 254 ? exponent : 0);
+    }
 }
 
 /* Count the bytes from `base` to `base + WINDOW - 1`: comparisons of whole vectors, where
@@ -230,9 +252,9 @@ static void PASS(deviations64)(const double *restrict x, size_t n, double mean, 
 }
 
 static const Passes PASS(passes) = {
-    PASS(range32),  PASS(range64), PASS(zeros32), PASS(zeros64), PASS(exponents32),
-    PASS(window),   PASS(outside), PASS(sums32),  PASS(sums64),  PASS(deviations32),
-    PASS(deviations64),
+    PASS(halves), PASS(range32), PASS(range64), PASS(zeros32), PASS(zeros64),
+    PASS(exponents32), PASS(exponents64), PASS(window), PASS(outside), PASS(sums32),
+    PASS(sums64), PASS(deviations32), PASS(deviations64),
 };
 
 #undef F64

@@ -128,5 +128,6 @@ def _array_at(
     reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
     before = -sum(min(reach, 0) for reach in reaches)
     nbytes = before + sum(max(reach, 0) for reach in reaches) + native.itemsize
-    memory = (ctypes.c_char * nbytes).from_address(address - before)
-    return np.ndarray(shape, native, memory, before, strides)
+    memory = memoryview((ctypes.c_char * nbytes).from_address(address - before))
+    found: NDArray[Any] = np.ndarray(shape, native, memory, before, strides)
+    return found
