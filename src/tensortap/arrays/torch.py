@@ -251,7 +251,8 @@ def _summarize_plain(value: torch.Tensor, threads: int) -> Summary:
         code, itemsize, lazy = _CODES.get(value.dtype) or _learn(value.dtype)
         if code is not None and not (lazy and (value.is_neg() or (lazy == 2 and value.is_conj()))):
             count = value.numel()
-            if (address := value.data_ptr()) or not count:
+            # a nested tensor looks dense but for this
+            if ((address := value.data_ptr()) or not count) and not value.is_nested:
                 shape: Any = count
                 strides = None
                 if not value.is_contiguous():
