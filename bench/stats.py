@@ -28,7 +28,7 @@ def naive(x):
     }
 
 
-def large() -> list[Row]:
+def statistics_of_many() -> list[Row]:
     import numpy as np
     import torch
 
@@ -58,7 +58,7 @@ def large() -> list[Row]:
     ]
 
 
-def small() -> list[Row]:
+def statistics_of_few() -> list[Row]:
     import torch
 
     from tensortap.arrays.torch import summarize_tensor
@@ -77,18 +77,4 @@ def small() -> list[Row]:
     return rows
 
 
-def threads() -> list[Row]:
-    import numpy as np
-
-    from tensortap.stats import summarize_array
-
-    x = np.random.default_rng(0).standard_normal(MANY, np.float32)
-    two, one = in_turns(
-        15,
-        lambda: time_of(lambda: summarize_array(x, threads=2)),
-        lambda: time_of(lambda: summarize_array(x, threads=1)),
-    )
-    return [Row("statistics, 16M float32, two threads ÷ one", 0.8, True, two, one)]
-
-
-ROWS = (large, small, threads)
+ROWS = (statistics_of_many, statistics_of_few)

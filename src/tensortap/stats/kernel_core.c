@@ -34,6 +34,7 @@
 #define TASK (16 * CHUNK)         /* what a thread takes at a time */
 #define A_THREAD (8 * TASK)       /* elements that are worth a thread */
 #define MOST_THREADS 8            /* by default: memory has no more to give */
+#define LIMIT 64                  /* threads, whatever the caller says */
 #define WORTH_A_TABLE (1 << 20)   /* 16-bit elements from which counting patterns is faster */
 #define WORTH_A_SMALL (1 << 19)   /* bfloat16 uses few of them, which stay in the cache */
 #define PATTERNS (1 << 16)
@@ -303,7 +304,7 @@ typedef struct {
     uint8_t exponents[CHUNK];
     float floats[CHUNK], finite32[CHUNK];
     double doubles[CHUNK], finite64[CHUNK], rulers[CHUNK], finite_rulers[CHUNK], scaled[CHUNK];
-    _Alignas(64) char gathered[16 * CHUNK];
+    double gathered[2 * CHUNK]; /* elements of up to 16 bytes */
 } Worker;
 
 typedef struct {
@@ -891,11 +892,11 @@ static Moments do_task(Worker *w, Job *job, size_t task)
     size_t end = (task + 1) * TASK < job->count ? (task + 1) * TASK : job->count;
     for (size_t at = task * TASK; at < end; at += CHUNK) {
         size_t n = end - at < CHUNK ? end - at : CHUNK;
-        const char *data = w->gathered;
+        const char *data = (const void *)w->gathered;
         if (job->contiguous)
             data = job->array.data + at * job->itemsize;
         else
-            gather(&job->array, job->itemsize, at, n, w->gathered);
+            gather(&job->array, job->itemsize, at, n, (void *)w->gathered);
         if (job->by_patterns)
             count_patterns(w, job->kind, data, n);
         else
@@ -943,6 +944,7 @@ static int hands_for(size_t count, int threads)
         threads = usable_processors();
         threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     }
+    threads = threads < LIMIT ? threads : LIMIT;
     return worth < (size_t)threads ? (int)worth : threads;
 }
 

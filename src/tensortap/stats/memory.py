@@ -48,7 +48,8 @@ def summarize_array(array: NDArray[Any], *, threads: int = AUTO) -> Summary:
     code = _code_of(array.dtype)
     if code is not None:
         strides = None if array.flags.c_contiguous else array.strides
-        found = kernel.summarize(array.ctypes.data, code, array.shape, strides, threads)
+        address = array.__array_interface__["data"][0]  # a third of the time of array.ctypes
+        found = kernel.summarize(address, code, array.shape, strides, threads)
         if found is not None:
             summary: Summary = found
             return summary
