@@ -701,14 +701,18 @@ static void count_patterns(Worker *w, Kind kind, const char *data, size_t n)
             w->few[0][in[i]]++;
     } else {
         const uint16_t *in = (const void *)data;
-        uint32_t *even = w->many, *odd = w->many + SECOND;
-        for (; i + 8 <= n; i += 8)
-            for (int k = 0; k < 8; k += 2) {
-                even[in[i + k]]++;
-                odd[in[i + k + 1]]++;
+        /* two tables and two places: neighbours are alike, and an increment waits for the last */
+        uint32_t *first = w->many, *second = w->many + SECOND;
+        const uint16_t *other = in + n / 2;
+        for (; i + 4 <= n / 2; i += 4)
+            for (int k = 0; k < 4; k++) {
+                first[in[i + k]]++;
+                second[other[i + k]]++;
             }
-        for (; i < n; i++)
-            even[in[i]]++;
+        for (size_t k = i; k < n / 2; k++)
+            first[in[k]]++;
+        for (size_t k = n / 2 + i; k < n; k++)
+            first[in[k]]++;
     }
     w->seen += n;
     if (w->seen >= FLUSH)
