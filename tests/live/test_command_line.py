@@ -111,4 +111,5 @@ def test_doctor(served, command):
     assert found["answers"].startswith("no: ")
     assert found["missing"] == []
     assert found["needed"]["pyzmq"]
+    assert found["statistics kernel"].startswith(("C, for ", "NumPy: the C kernel was not built"))
     assert "AAAA" not in json.dumps(found)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
-from tensortap.record import Value
+from tensortap.record import Summary, Value
 
 SMALL = 16 << 10
 """Payloads up to this many bytes become `bytes`; larger ones are leased from the pool."""
@@ -31,12 +31,14 @@ class Adapter:
     `take` gives the neutral tree and how many payload bytes it holds, all copied; without a
     pool large payloads are borrowed instead: memory of the user, good until he changes it.
     `take_small`, where there is one, is `take` for the shortest way: None if it is not small.
+    `summarize`, where there is one, is the statistics without a copy.
     """
 
     take: Callable[[Any, Pool | None, Path], Taken]
     nbytes: Callable[[Any, Path], int]
     describe: Callable[[Any], tuple[str, tuple[int, ...]]]
     take_small: Callable[[Any], Taken | None] | None = None
+    summarize: Callable[[Any], Summary] | None = None
 
 
 def undescribed(value: object) -> tuple[str, tuple[int, ...]]:

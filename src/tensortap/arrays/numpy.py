@@ -11,7 +11,8 @@ from tensortap.arrays.adapter import SMALL, Adapter, Path, Taken, refusing
 from tensortap.arrays.dtypes import itemsize, name_of, numpy_dtype
 from tensortap.buffers import Pool, view_of
 from tensortap.errors import CaptureError, WireError
-from tensortap.record import TensorData
+from tensortap.record import Summary, TensorData
+from tensortap.stats import summarize_array
 
 _EMPTY = {"U": "<U1", "S": "|S1"}
 
@@ -56,8 +57,15 @@ def describe(value: Any) -> tuple[str, tuple[int, ...]]:
         return "", tuple(value.shape)
 
 
-_ARRAY = Adapter(_take_array, _nbytes, describe)
-_SUBCLASS = Adapter(_take_subclass, _nbytes, describe)
+def _summarize(value: np.ndarray[Any, Any]) -> Summary:
+    try:
+        return summarize_array(value)
+    except TypeError as error:
+        raise CaptureError(str(error)) from None
+
+
+_ARRAY = Adapter(_take_array, _nbytes, describe, summarize=_summarize)
+_SUBCLASS = Adapter(_take_subclass, _nbytes, describe, summarize=_summarize)
 _SCALAR = Adapter(_take_scalar, _nbytes, describe, lambda value: _take_scalar(value, None, ()))
 _MASKED = refusing(
     "a masked array is two arrays: catch array.filled(...), or array.data and array.mask"

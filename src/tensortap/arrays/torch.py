@@ -19,9 +19,11 @@ from tensortap.arrays.adapter import SMALL, Adapter, Path, Taken, keep, refusing
 from tensortap.arrays.dtypes import ITEMSIZE
 from tensortap.arrays.numpy import build as build_numpy
 from tensortap.arrays.numpy import payload
+from tensortap.arrays.view import as_numpy
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
-from tensortap.record import TensorData
+from tensortap.record import Summary, TensorData
+from tensortap.stats import memory as stats
 
 _DTYPES: dict[str, torch.dtype] = {
     name: dtype
@@ -220,8 +222,76 @@ def _take_small(value: torch.Tensor) -> Taken | None:
     return _take_plain(value, None)
 
 
-_PLAIN = Adapter(_take, _nbytes, _describe, _take_small)
-_SUBCLASS = Adapter(_take_subclass, _subclass_nbytes, _subclass_describe)
+# dtype → what the kernel of the statistics calls it, and as in _KNOWN; filled as they come
+_CODES: dict[torch.dtype, tuple[int | None, int, int]] = {}
+
+
+def summarize_tensor(value: torch.Tensor, *, threads: int = stats.AUTO) -> Summary:
+    """The statistics of a tensor on the CPU, read where it lies.
+
+    >>> summarize_tensor(torch.tensor([1.0, -3.0])).max_abs
+    3.0
+    """
+    cls = type(value)
+    if (cls is torch.Tensor or cls is torch.nn.Parameter) and not _function_modes():
+        return _summarize_plain(value, threads)
+    found = adapter(cls)
+    if found is None or found.summarize is None:
+        found = found or refusing(f"a {cls.__name__} is no tensor of torch")
+        found.take(value, None, ())  # says why not
+        raise CaptureError(f"no statistics of a {cls.__name__}")
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return _summarize_plain(torch.Tensor.as_subclass(value, torch.Tensor), threads)
+
+
+def _summarize_plain(value: torch.Tensor, threads: int) -> Summary:
+    if not value.is_cpu:
+        raise NotImplementedError(f"the tensor is on {value.device}: statistics there are not ours")
+    try:
+        code, itemsize, lazy = _CODES.get(value.dtype) or _learn(value.dtype)
+        if code is not None and not (lazy and (value.is_neg() or (lazy == 2 and value.is_conj()))):
+            count = value.numel()
+            # a nested tensor looks dense but for this
+            if ((address := value.data_ptr()) or not count) and not value.is_nested:
+                shape: Any = count
+                strides = None
+                if not value.is_contiguous():
+                    shape = tuple(value.shape)
+                    strides = tuple([itemsize * stride for stride in value.stride()])
+                found: Summary | None = stats.kernel.summarize(
+                    address, code, shape, strides, threads
+                )
+                if found is not None:
+                    return found
+    except (RuntimeError, KeyError):
+        pass  # no storage, or no such dtype: said below
+    return _summarize_copy(value, threads)
+
+
+def _learn(dtype: torch.dtype) -> tuple[int | None, int, int]:
+    name, itemsize, lazy = _KNOWN[dtype]
+    found = _CODES[dtype] = stats.code_of(name), itemsize, lazy
+    return found
+
+
+def _summarize_copy(value: torch.Tensor, threads: int) -> Summary:
+    """The statistics of what has to be resolved or brought here first."""
+    node, _ = _take_plain(value, None)
+    assert isinstance(node, TensorData)
+    return stats.summarize_array(as_numpy(node), threads=threads)
+
+
+def _summarize(value: torch.Tensor) -> Summary:
+    with torch._C.DisableTorchFunction():
+        on_cpu = value.is_cpu
+    if on_cpu:
+        return summarize_tensor(value)
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return _summarize_copy(torch.Tensor.as_subclass(value, torch.Tensor), stats.AUTO)
+
+
+_PLAIN = Adapter(_take, _nbytes, _describe, _take_small, _summarize)
+_SUBCLASS = Adapter(_take_subclass, _subclass_nbytes, _subclass_describe, summarize=_summarize)
 
 
 def adapter(cls: type) -> Adapter | None:

@@ -59,7 +59,7 @@ def examine(server: str | None) -> dict[str, object]:
         "missing": [name for name, version in versions.items() if version is None],
         "extras": extras,
         "shared memory": "yes" if buffers.can_share else "no memfd here: tensors go over TCP",
-        "statistics kernel": "NumPy",
+        "statistics kernel": _kernel(),
         "key": key,
         "environment": {k: _hidden(k, v) for k, v in os.environ.items() if "TENSORTAP" in k},
         "server": str(parse_address(server)),
@@ -72,6 +72,14 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _kernel() -> str:
+    from tensortap.stats.memory import kernel
+
+    if kernel is None:
+        return "NumPy: the C kernel was not built, install again with a C compiler"
+    return f"C, for {kernel.variant()}"
 
 
 def _hidden(name: str, value: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensortap.arrays.tree import borrow
+from tensortap.arrays.tree import adapter_of, borrow
 from tensortap.arrays.view import as_numpy
 from tensortap.errors import CaptureError
 from tensortap.record import Summary, TensorData
@@ -21,6 +21,9 @@ def summarize(value: Any) -> Summary:
         import numpy
 
         return summarize_array(numpy.asarray(value))
+    known = adapter_of(type(value)).summarize
+    if known is not None:
+        return known(value)
     tensor = borrow(value)
     if not isinstance(tensor, TensorData):
         raise CaptureError(f"no statistics of a {type(value).__name__}: give an array or a tensor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensortap.stats.cpu import summarize_array
+from tensortap.stats.memory import summarize_array, summarize_memory
 from tensortap.stats.merge import merge
 
-__all__ = ["merge", "summarize_array"]
+__all__ = ["merge", "summarize_array", "summarize_memory"]

@@ -52,7 +52,7 @@ def summarize_array(array: NDArray[Any]) -> Summary:
         if _by_patterns(array):
             counts = _count_patterns(array)
             seen = np.flatnonzero(counts)
-            table = _pattern_values(array.dtype.newbyteorder("="))
+            table = pattern_values(array.dtype.newbyteorder("="))
             tally.add(Piece(table[seen]), counts[seen])
         else:
             for chunk in _chunks(array, _CHUNK):
@@ -106,7 +106,7 @@ def _count_patterns(array: NDArray[Any]) -> NDArray[np.int64]:
 
 
 @functools.cache
-def _pattern_values(dtype: np.dtype[Any]) -> NDArray[np.float64]:
+def pattern_values(dtype: np.dtype[Any]) -> NDArray[np.float64]:
     """The value of every bit pattern of an 8- or 16-bit dtype."""
     import numpy as np
 

@@ -1,0 +1,228 @@
+/* tensortap.stats._kernel: the statistics of memory, from an address to a finished Summary.
+ *
+ * `stats/memory.py` is the Python side. The C side of the numbers is kernel_core.c.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kernel_core.h"
+
+#define FEW (1 << 14) /* elements for which letting go of the interpreter is not worth it */
+#define TABLES 64     /* dtypes of 8 bits */
+#define FIELDS 17     /* of a Summary */
+
+static PyObject *summary; /* the class */
+static double tables[TABLES][256];
+static int n_tables;
+
+static PyObject *bins_of(const Statistics *s)
+{
+    PyObject *bins = PyTuple_New(s->bins);
+    for (int i = 0; bins != NULL && i < s->bins; i++) {
+        PyObject *n = PyLong_FromUnsignedLongLong(s->bin[i]);
+        if (n == NULL)
+            Py_CLEAR(bins);
+        else
+            PyTuple_SET_ITEM(bins, i, n);
+    }
+    return bins;
+}
+
+static PyObject *as_summary(const Statistics *s)
+{
+    if (summary == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "no class to make: call set_summary first");
+        return NULL;
+    }
+    const int64_t counts[] = {s->count, s->zeros, s->nans, s->posinfs, s->neginfs};
+    const double figures[] = {s->min,     s->max,     s->mean, s->std, s->mean_abs,
+                              s->max_abs, s->min_abs, s->rm2,  s->rm4, s->rm8};
+    PyObject *fields[FIELDS], *made = NULL;
+    int n = 0, complete = 1;
+    for (int i = 0; i < 5; i++)
+        fields[n++] = PyLong_FromLongLong(counts[i]);
+    for (int i = 0; i < 10; i++)
+        fields[n++] = PyFloat_FromDouble(figures[i]);
+    fields[n++] = PyLong_FromLong(s->first_bin);
+    fields[n++] = bins_of(s);
+    for (int i = 0; i < n; i++)
+        complete &= fields[i] != NULL;
+    if (complete)
+        made = PyObject_Vectorcall(summary, fields, FIELDS, NULL);
+    for (int i = 0; i < n; i++)
+        Py_XDECREF(fields[i]);
+    return made;
+}
+
+/* A dimension or stride list; -1 on error. */
+static int read_tuple(PyObject *tuple, ptrdiff_t *out)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > MAX_DIMS) {
+        PyErr_Format(PyExc_TypeError, "a tuple of at most %d integers is wanted", MAX_DIMS);
+        return -1;
+    }
+    int n = (int)PyTuple_GET_SIZE(tuple);
+    for (int i = 0; i < n; i++) {
+        out[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
+        if (out[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return n;
+}
+
+/* summarize(address, code, shape, strides, threads) -> Summary | None
+ *
+ * `shape` may be the number of elements, if these are contiguous; `strides` are in bytes, or None.
+ * None is for values that only the NumPy path can tell. */
+static PyObject *kernel_summarize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "address, code, shape, strides, threads");
+        return NULL;
+    }
+    Array array;
+    array.data = PyLong_AsVoidPtr(args[0]);
+    long code = PyLong_AsLong(args[1]), threads = PyLong_AsLong(args[4]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (code < 0 || code >= BYTES + n_tables) {
+        PyErr_Format(PyExc_ValueError, "no dtype has the code %ld", code);
+        return NULL;
+    }
+    Kind kind = code < BYTES ? (Kind)code : BYTES;
+    const double *table = kind == BYTES ? tables[code - BYTES] : NULL;
+    if (PyLong_Check(args[2])) {
+        array.ndim = 1;
+        array.shape[0] = PyLong_AsSsize_t(args[2]);
+    } else {
+        array.ndim = read_tuple(args[2], array.shape);
+    }
+    if (PyErr_Occurred())
+        return NULL;
+    size_t itemsize = itemsize_of(kind), count = 1;
+    for (int i = array.ndim - 1; i >= 0; i--) {
+        if (array.shape[i] < 0) {
+            PyErr_SetString(PyExc_ValueError, "a dimension is negative");
+            return NULL;
+        }
+        array.strides[i] = (ptrdiff_t)(count * itemsize);
+        if (array.shape[i] > 0 && count > PTRDIFF_MAX / itemsize / (size_t)array.shape[i]) {
+            PyErr_SetString(PyExc_ValueError, "more elements than memory can hold");
+            return NULL;
+        }
+        count *= (size_t)array.shape[i];
+    }
+    if (args[3] != Py_None && read_tuple(args[3], array.strides) != array.ndim) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "shape and strides differ in length");
+        return NULL;
+    }
+    if (count > 0 && array.data == NULL) {
+        PyErr_SetString(PyExc_ValueError, "address 0 holds no elements");
+        return NULL;
+    }
+
+    Statistics found;
+    Outcome outcome;
+    if (count <= FEW) {
+        outcome = summarize_few(&array, kind, table, &found);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        outcome = summarize(&array, kind, table, (int)threads, &found);
+        Py_END_ALLOW_THREADS
+    }
+    if (outcome == NO_MEMORY)
+        return PyErr_NoMemory();
+    if (outcome == BEYOND)
+        Py_RETURN_NONE;
+    return as_summary(&found);
+}
+
+static PyObject *kernel_set_summary(PyObject *module, PyObject *cls)
+{
+    (void)module;
+    Py_XSETREF(summary, Py_NewRef(cls));
+    Py_RETURN_NONE;
+}
+
+/* add_table(256 float64 as bytes) -> code */
+static PyObject *kernel_add_table(PyObject *module, PyObject *values)
+{
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(values, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int fits = view.len == sizeof *tables && n_tables < TABLES;
+    if (fits)
+        memcpy(tables[n_tables], view.buf, sizeof *tables);
+    PyBuffer_Release(&view);
+    if (!fits) {
+        PyErr_Format(PyExc_ValueError, "a table is 256 float64, and there are at most %d", TABLES);
+        return NULL;
+    }
+    return PyLong_FromLong(BYTES + n_tables++);
+}
+
+static PyObject *kernel_variants(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    PyObject *found = PyList_New(0);
+    for (int i = 0; found != NULL && variant(i) != NULL; i++) {
+        PyObject *name = PyUnicode_FromString(variant(i));
+        if (name == NULL || PyList_Append(found, name) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(name);
+    }
+    return found;
+}
+
+static PyObject *kernel_variant(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(used_variant());
+}
+
+static PyObject *kernel_use(PyObject *module, PyObject *name)
+{
+    (void)module;
+    const char *text = PyUnicode_AsUTF8(name);
+    if (text == NULL)
+        return NULL;
+    if (!use_variant(text)) {
+        PyErr_Format(PyExc_ValueError, "this processor has no %s", text);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"summarize", (PyCFunction)(void (*)(void))kernel_summarize, METH_FASTCALL,
+     "summarize(address, code, shape, strides, threads) -> Summary | None"},
+    {"set_summary", kernel_set_summary, METH_O, "The class that summarize makes."},
+    {"add_table", kernel_add_table, METH_O, "The code of an 8-bit dtype with these values."},
+    {"variants", kernel_variants, METH_NOARGS, "The code that this processor can run, best last."},
+    {"variant", kernel_variant, METH_NOARGS, "The code that it does run."},
+    {"use", kernel_use, METH_O, "Run other code than the best."},
+    {NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "tensortap.stats._kernel",
+    .m_doc = "The statistics of memory, in C.", .m_size = -1, .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void)
+{
+    static const char *names[BYTES] = {"FLOAT32", "FLOAT64", "FLOAT16", "BFLOAT16",
+                                       "INT16",   "UINT16",  "INT32",   "UINT32",
+                                       "INT64",   "UINT64",  "COMPLEX64", "COMPLEX128"};
+    PyObject *made = PyModule_Create(&module);
+    for (int i = 0; made != NULL && i < BYTES; i++)
+        if (PyModule_AddIntConstant(made, names[i], i) < 0)
+            Py_CLEAR(made);
+    choose_variant();
+    return made;
+}

@@ -1,0 +1,398 @@
+"""What every way to a `Summary` has to keep: NumPy alone, and the kernel."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tensortap import stats
+from tensortap.record import Summary
+from tensortap.stats import cpu, memory
+
+Reference = Callable[[Iterable[float]], Summary]
+AssertClose = Callable[[Summary, Summary, float], None]
+
+_NAMES = """bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz
+    float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn"""
+SMALL_FLOATS = [np.float16, *(getattr(ml_dtypes, name) for name in _NAMES.split())]
+SMALL_INTS = [np.bool_, np.int8, np.uint8, np.int16, np.uint16, ml_dtypes.int4, ml_dtypes.uint4]
+
+Summarize = Callable[[Any], Summary]
+
+
+@pytest.fixture(scope="module", params=["numpy", "kernel"])
+def summarize_array(request: pytest.FixtureRequest) -> Summarize:
+    if request.param == "numpy":
+        return cpu.summarize_array
+    if memory.kernel is None:
+        pytest.skip("the kernel was not built")
+    return memory.summarize_array
+
+
+def tiny_to_huge(bits: int) -> st.SearchStrategy[float]:
+    """Any float, and often enough those that break things."""
+    special = [0.0, -0.0, math.nan, math.inf, -math.inf, 2.0**-149, 2.0**126, 1.5, 2.0**-126]
+    if bits == 64:
+        special += [5e-324, -5e-324, 1e300, -1.7e308, 2.0**-1022, 1e-160]
+    return st.floats(width=bits) | st.sampled_from(special)
+
+
+def shapes() -> st.SearchStrategy[tuple[int, ...]]:
+    return hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
+
+
+@given(st.data(), shapes())
+def test_float32(
+    summarize_array: Summarize,
+    reference: Reference,
+    assert_close: AssertClose,
+    data: st.DataObject,
+    shape: tuple[int, ...],
+) -> None:
+    x = data.draw(hnp.arrays(np.float32, shape, elements=tiny_to_huge(32)))
+    assert_close(summarize_array(x), reference(x.ravel().tolist()), 1e-12)
+
+
+@given(st.data(), shapes())
+@settings(max_examples=200)
+def test_float64(
+    summarize_array: Summarize,
+    reference: Reference,
+    assert_close: AssertClose,
+    data: st.DataObject,
+    shape: tuple[int, ...],
+) -> None:
+    x = data.draw(hnp.arrays(np.float64, shape, elements=tiny_to_huge(64)))
+    assert_close(summarize_array(x), reference(x.ravel().tolist()), 1e-12)
+
+
+@given(
+    mean=st.floats(-1e4, 1e4, width=32),
+    deviation=st.floats(2.0**-10, 1.0, width=32),
+    n=st.integers(2, 300),
+    seed=st.integers(0, 99),
+)
+def test_large_mean_small_deviation(
+    summarize_array: Summarize,
+    reference: Reference,
+    assert_close: AssertClose,
+    mean: float,
+    deviation: float,
+    n: int,
+    seed: int,
+) -> None:
+    x = (mean + deviation * np.random.default_rng(seed).standard_normal(n)).astype(np.float32)
+    assert_close(summarize_array(x), reference(x.tolist()), 1e-9)
+
+
+@pytest.mark.parametrize("mean", [1.0, 1.3e8, -7e15])
+def test_deviations_of_a_few_steps_of_float64(
+    summarize_array: Summarize, reference: Reference, assert_close: AssertClose, mean: float
+) -> None:
+    steps = np.rint(100 * np.random.default_rng(0).standard_normal(1000))
+    x = mean + np.spacing(abs(mean)) * steps
+    assert_close(summarize_array(x), reference(x.tolist()), 1e-12)
+    assert summarize_array(x).mean == reference(x.tolist()).mean
+
+
+def test_deviation_of_one_step_across_chunks(summarize_array: Summarize) -> None:
+    x = np.full(200_000, 1.0)
+    x[::2] += 2.0**-30
+    exact = 2.0**-31 * math.sqrt(x.size / (x.size - 1))
+    assert summarize_array(x).std == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", SMALL_FLOATS + SMALL_INTS)
+def test_every_bit_pattern(
+    summarize_array: Summarize, dtype: Any, reference: Reference, assert_close: AssertClose
+) -> None:
+    dtype = np.dtype(dtype)
+    if dtype == np.bool_:
+        x = np.array([True, False, True])
+    elif dtype.name in ("int4", "uint4"):
+        low = -8 if dtype.name == "int4" else 0
+        x = np.arange(low, low + 16).astype(dtype)
+    else:
+        x = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}").view(dtype)
+    if x.size > 3000:
+        x = x[np.r_[:200, 0 : x.size : 61]]  # fractions are slow
+    exact = [float(v) for v in x]
+    assert_close(summarize_array(x), reference(exact), 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+@pytest.mark.parametrize("offset", [-2, -1, 0, 1])
+def test_integers_beyond_float64_keep_their_bins(
+    summarize_array: Summarize, dtype: Any, offset: int
+) -> None:
+    powers = [52, 53, 54, 60, 62] + ([63] if dtype is np.uint64 else [])
+    x = np.array([2**p + offset for p in powers], dtype)
+    bins = [p - (offset < 0) for p in powers]
+    s = summarize_array(x)
+    assert s.exponents == {b: bins.count(b) for b in bins}
+    assert s.max == float(x.max())
+
+
+def test_the_most_negative_integer(
+    summarize_array: Summarize,
+) -> None:
+    s = summarize_array(np.array([-(2**63), 2**63 - 1, 0], np.int64))
+    assert s.exponents == {63: 1, 62: 1}
+    assert (s.min, s.max, s.max_abs, s.zeros) == (-(2.0**63), 2.0**63, 2.0**63, 1)
+
+
+@given(hnp.arrays(np.int64, st.integers(0, 30)) | hnp.arrays(np.uint64, st.integers(0, 30)))
+@example(np.array([2**63 - 1, 2**53 + 1, -1, 7], np.int64))
+def test_64_bit_integers(
+    summarize_array: Summarize,
+    reference: Reference,
+    assert_close: AssertClose,
+    x: np.ndarray[Any, Any],
+) -> None:
+    assert_close(summarize_array(x), reference(x.tolist()), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_by_magnitude(summarize_array: Summarize, dtype: Any) -> None:
+    nan, inf = math.nan, math.inf
+    x = np.array([3 + 4j, 0, complex(nan, 1), complex(inf, nan), complex(-inf, 1), -2j], dtype)
+    s = summarize_array(x)
+    assert (s.count, s.zeros, s.nans, s.posinfs, s.neginfs) == (6, 1, 2, 1, 0)
+    assert (s.min, s.max, s.exponents) == (0.0, 5.0, {1: 1, 2: 1})
+    assert s.mean == pytest.approx(7 / 3)
+
+
+def test_complex_magnitudes_at_the_ends_of_the_range(
+    summarize_array: Summarize,
+) -> None:
+    small = summarize_array(np.array([complex(3e-45, 4e-45)], np.complex64))
+    assert small.max == pytest.approx(math.hypot(*np.float32([3e-45, 4e-45]).tolist()), rel=1e-12)
+    assert summarize_array(np.array([complex(3e300, 4e300)])).max == pytest.approx(5e300)
+    assert summarize_array(np.array([complex(3e-320, 4e-320)])).max == pytest.approx(5e-320, 1e-3)
+    beyond = summarize_array(np.array([complex(1.7e308, 1.7e308), 1.0]))
+    assert (beyond.posinfs, beyond.finite, beyond.exponents) == (0, 2, {0: 1, 1024: 1})
+    assert beyond.max == math.inf  # the magnitude is finite, but no float64
+    assert beyond.mean == pytest.approx(1.7e308 / math.sqrt(2))
+
+
+def test_half_complex(
+    summarize_array: Summarize,
+) -> None:
+    fields = np.zeros(2, [("real", np.float16), ("imag", np.float16)])
+    fields[0] = (3, 4)
+    assert summarize_array(fields).max == 5.0
+    assert summarize_array(fields).zeros == 1
+    # ml_dtypes has names for them since 0.6
+    named = [(np.float16, "complex32"), (ml_dtypes.bfloat16, "bcomplex32")]
+    for part, dtype in [(p, getattr(ml_dtypes, d)) for p, d in named if hasattr(ml_dtypes, d)]:
+        x = np.array([3, 4, 0, 0]).astype(part).view(dtype)
+        assert (summarize_array(x).max, summarize_array(x).zeros) == (5.0, 1)
+
+
+def test_longdouble_keeps_its_range(
+    summarize_array: Summarize,
+) -> None:
+    huge = np.longdouble(2) ** 5000
+    x = np.array([huge, 1, 1 - np.longdouble(2) ** -60, 0, np.nan, -np.inf, 1 / huge])
+    s = summarize_array(x)
+    assert (s.count, s.zeros, s.nans, s.neginfs, s.posinfs) == (7, 1, 1, 1, 0)
+    assert s.exponents == {5000: 1, 0: 1, -1: 1, -5000: 1}
+    assert (s.min, s.max, s.min_abs) == (0.0, math.inf, 0.0)
+
+
+@given(hnp.arrays(np.float64, st.integers(0, 20), elements=tiny_to_huge(64)))
+def test_longdouble_agrees_with_float64(
+    summarize_array: Summarize, assert_close: AssertClose, x: Any
+) -> None:
+    assert_close(summarize_array(x.astype(np.longdouble)), summarize_array(x), 1e-12)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array(["2020-01-01"], "M8[D]"),
+        np.array([1], "m8[s]"),
+        np.array(["a"]),
+        np.array([None]),
+        np.zeros(2, "V4"),
+        np.zeros(2, [("real", "f4"), ("other", "f4")]),
+    ],
+)
+def test_what_holds_no_numbers_is_refused(
+    summarize_array: Summarize, x: np.ndarray[Any, Any]
+) -> None:
+    with pytest.raises(TypeError, match=r"no statistics for dtype .* does not hold numbers"):
+        summarize_array(x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, np.uint8])
+def test_nothing_gives_nan(summarize_array: Summarize, dtype: Any) -> None:
+    s = summarize_array(np.zeros((0, 3), dtype))
+    assert (s.count, s.zeros, s.finite, s.bins) == (0, 0, 0, ())
+    assert all(math.isnan(f) for f in (s.min, s.max, s.mean, s.std, s.mean_abs, s.max_abs, s.rm8))
+
+
+def test_all_nan_gives_nan(
+    summarize_array: Summarize,
+) -> None:
+    s = summarize_array(np.full(5, np.nan, np.float32))
+    assert (s.count, s.nans, s.finite, s.bins) == (5, 5, 0, ())
+    assert all(math.isnan(f) for f in (s.min, s.max, s.mean, s.std, s.min_abs, s.rm2, s.rm4))
+
+
+def test_one_element_and_scalars(
+    summarize_array: Summarize,
+) -> None:
+    for x in (np.array(-3.25), np.array([-3.25]), np.float32(-3.25)):
+        s = summarize_array(np.asarray(x))
+        assert (s.count, s.min, s.max, s.mean, s.std, s.rm8) == (1, -3.25, -3.25, -3.25, 0.0, 3.25)
+
+
+@pytest.mark.parametrize("value", [0.1, -1e300, 5e-324, 3e38])
+def test_a_constant_has_no_deviation(summarize_array: Summarize, value: float) -> None:
+    s = summarize_array(np.full(150_000, value))
+    assert (s.mean, s.std, s.min, s.max) == (value, 0.0, value, value)
+
+
+def test_any_byte_but_zero_is_true(
+    summarize_array: Summarize,
+) -> None:
+    s = summarize_array(np.array([2, 0, 255, 1], np.uint8).view(np.bool_))
+    assert (s.zeros, s.max, s.mean, s.exponents) == (1, 1.0, 0.75, {0: 3})
+
+
+def test_minus_zero_is_zero(
+    summarize_array: Summarize,
+) -> None:
+    s = summarize_array(np.array([-0.0, -0.0]))
+    assert s.zeros == 2
+    assert [math.copysign(1, f) for f in (s.min, s.max, s.min_abs, s.max_abs)] == [1] * 4
+
+
+def test_figures_that_would_overflow(
+    summarize_array: Summarize,
+) -> None:
+    s = summarize_array(np.array([1.7e308, 1.6e308, 1.5e308, -1e300]))
+    assert s.mean == pytest.approx(1.2e308)
+    assert s.rm4 == pytest.approx(((1.7**4 + 1.6**4 + 1.5**4) / 4) ** 0.25 * 1e308)
+    assert s.rm8 == pytest.approx(((1.7**8 + 1.6**8 + 1.5**8) / 4) ** 0.125 * 1e308)
+    tiny = summarize_array(np.array([5e-324, 1e-323, 1.5e-323]))
+    assert (tiny.mean, tiny.std, tiny.exponents) == (1e-323, 5e-324, {-1074: 1, -1073: 2})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, ml_dtypes.bfloat16, np.int64, "c32"])
+def test_strides_change_nothing(
+    summarize_array: Summarize, dtype: Any, assert_close: AssertClose
+) -> None:
+    rng = np.random.default_rng(0)
+    if dtype == "c32":
+        x = np.zeros((40, 5000), [("real", np.float16), ("imag", np.float16)])
+        x["real"], x["imag"] = rng.standard_normal((2, *x.shape))
+    else:
+        x = (100 * rng.standard_normal((40, 5000))).astype(dtype)
+    views = [x.T, x[::-1], x[:, ::-3], x[3:30, 7:4000], x[:, :1].T, x.reshape(8, 25, -1)[:, ::2].T]
+    for view in views:
+        assert_close(summarize_array(view), summarize_array(view.copy()), 1e-12)
+
+
+def test_rows_longer_than_a_chunk(summarize_array: Summarize, assert_close: AssertClose) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 300_000)).astype(np.float32)
+    assert_close(summarize_array(x[:, 1:-1]), summarize_array(x[:, 1:-1].copy()), 1e-12)
+
+
+def test_broadcast_views_and_fortran_order(
+    summarize_array: Summarize,
+) -> None:
+    assert summarize_array(np.broadcast_to(np.float32(2), (300, 1000))).exponents == {1: 300_000}
+    x = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+    assert summarize_array(x).mean == 5.5
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i2", "i8", "u4", "c8"])
+def test_byte_order_changes_nothing(summarize_array: Summarize, dtype: str) -> None:
+    x = np.arange(1, 50).astype(dtype)
+    assert summarize_array(x.astype(f">{dtype}")) == summarize_array(x)
+    assert summarize_array(x.astype(f">{dtype}")[::2]) == summarize_array(x[::2])
+
+
+def test_a_large_array_against_float64(
+    summarize_array: Summarize, assert_close: AssertClose
+) -> None:
+    x = np.random.default_rng(0).standard_normal(1_000_003).astype(np.float32) * 1e-30
+    s = summarize_array(x)
+    y = x.astype(np.float64)
+    assert s.std == pytest.approx(y.std(ddof=1), rel=1e-6)
+    assert s.mean == pytest.approx(math.fsum(y) / y.size, abs=1e-6 * s.mean_abs)
+    assert s.rm8 == pytest.approx(1e-30 * ((y * 1e30) ** 8).mean() ** 0.125, rel=1e-6)
+    bins, counts = np.unique(np.frexp(y)[1] - 1, return_counts=True)
+    assert s.exponents == dict(zip(bins.tolist(), counts.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, "u1"])
+@pytest.mark.parametrize("size", [10, 150_000])
+def test_memory_of_the_caller_is_left_alone(
+    summarize_array: Summarize, dtype: Any, size: int
+) -> None:
+    x = (np.arange(size) % 200).astype(dtype)
+    x.flags.writeable = False
+    before = x.tobytes()
+    summarize_array(x)
+    assert x.tobytes() == before
+
+
+def test_flushed_subnormals_are_still_seen(summarize_array: Summarize) -> None:
+    # the processor reads subnormals as zeros then, in the thread that asked for it
+    subnormal = [1e-40, -1e-45, 0.0, 1.0]
+    arrays = [
+        np.array(subnormal, np.float32),
+        np.array(subnormal, ml_dtypes.bfloat16),
+        np.array([2.0**-127, 1.0], ml_dtypes.float8_e8m0fnu),
+        np.array([5e-324, 0.0, -1e-310, 1.0]),
+    ]
+    large = np.resize(arrays[1], 1 << 17)
+    want = [summarize_array(x) for x in [*arrays, large]]
+    cpu.pattern_values.cache_clear()
+    got: list[Summary] = []
+
+    def flushing() -> None:
+        assert torch.set_flush_denormal(True)
+        got.extend(summarize_array(x) for x in [*arrays, large])
+
+    thread = threading.Thread(target=flushing)
+    thread.start()
+    thread.join()
+    cpu.pattern_values.cache_clear()
+    assert len(got) == len(want)
+    for flushed, normal in zip(got, want, strict=True):
+        assert (flushed.zeros, flushed.exponents) == (normal.zeros, normal.exponents)
+    assert [s.min_abs for s in got[:3]] == [s.min_abs for s in want[:3]]
+
+
+def test_the_users_error_settings_do_not_matter(
+    summarize_array: Summarize,
+) -> None:
+    x = np.array([1e-200, 1e-30, np.inf, np.nan, 1e300])
+    with np.errstate(all="raise"):
+        assert summarize_array(x).nans == 1
+        assert summarize_array(x.astype(np.complex128)).nans == 1
+
+
+def test_importing_brings_no_numpy() -> None:
+    code = "import sys, tensortap.stats; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names() -> None:
+    assert stats.__all__ == ["merge", "summarize_array", "summarize_memory"]
