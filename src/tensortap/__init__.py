@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tensortap.formats.logframe import read_logframe, validate_logframe
     from tensortap.sources.dump import dump
     from tensortap.sources.run import finish, init, update_metadata
+    from tensortap.sources.track import track
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
@@ -59,6 +60,7 @@ _LATER = {
     "status": "tensortap.console.live",
     "summarize": "tensortap.console.summarize",
     "summary": "tensortap.console.live",
+    "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
 }
@@ -96,6 +98,7 @@ __all__ = [
     "step",
     "summarize",
     "summary",
+    "track",
     "update_metadata",
     "validate_logframe",
 ]

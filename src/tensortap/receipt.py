@@ -12,6 +12,7 @@ class Receipt:
     """The bill: what was taken, what was not and why, and the time training paid for it."""
 
     captured: int  # values that were copied and handed on
+    tracked: int  # tensors whose statistics were taken
     skipped: int  # calls that the selection passed over
     dropped: int  # values that found no room, or made room for newer ones
     unheard: int  # values that nobody listened for
@@ -26,7 +27,8 @@ class Receipt:
 
     def __str__(self) -> str:
         captured = f"{self.captured:,} captured ({format_size(self.bytes)})"
-        lines = [f"tensortap receipt: {captured}, {self.skipped:,} skipped"]
+        tracked = f", {self.tracked:,} tracked" if self.tracked else ""
+        lines = [f"tensortap receipt: {captured}, {self.skipped:,} skipped{tracked}"]
         lost = [
             (self.dropped, "dropped over budget"),
             (self.unheard, "with nobody listening"),

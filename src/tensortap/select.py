@@ -96,6 +96,12 @@ class Clock:
                 self.step = step
             return True
 
+    def begin(self, step: int) -> None:
+        """The step that holds until somebody advances it."""
+        with self._lock:
+            if self.owner is None and self.step is None:
+                self.step = step
+
     def restart(self) -> None:
         """As if nobody had ever advanced it."""
         with self._lock:

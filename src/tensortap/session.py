@@ -66,6 +66,8 @@ class Session:
         self._bill = self._bills.append
         self._small_bills: collections.deque[tuple[int, int]] = collections.deque()
         self._small_bill = self._small_bills.append
+        self._tracked: collections.deque[int] = collections.deque()
+        self._tracking = self._tracked.append
         self._lock = threading.Lock()
         self._sinks: tuple[Sink, ...] = ()  # all but the live ones
         self._endings: dict[int, Callable[[], None]] = {}
@@ -83,7 +85,10 @@ class Session:
         self._captured = self._bytes = self._unheard = self._errors = self._failed = (
             self._dropped
         ) = 0
-        self._spent = {"select": 0, "queue": 0, "copy": 0, "small values": 0, "connecting": 0}
+        self._observed = 0
+        self._spent = dict.fromkeys(
+            ("select", "queue", "copy", "small values", "connecting", "tracking"), 0
+        )
         self._faults: set[tuple[str, str]] = set()
         self._first_step: int | None = None
         self._misses = {name: itertools.count() for name in ("unheard", "disabled")}
@@ -281,6 +286,26 @@ class Session:
             self._small_bill((nbytes, _now() - start))
         return ticket
 
+    def put(self, record: Record, nbytes: int = 0) -> Ticket:
+        """Hand on a record that is complete, of a source that made it itself."""
+        if self._default is None and self.enabled and not self._closed:
+            self._targets_for(None)
+        targets = self._targets if self.enabled and not self._closed else ()
+        admitted = [sink for sink in targets if sink.admit(nbytes, record.name, record.kind)]
+        for sink in targets:
+            if sink not in admitted:
+                sink.missed(record.name, record.kind, record.step, record.rank)
+        if not admitted:
+            return SKIPPED
+        ticket = Ticket(len(admitted), admitted[-1].hurry, _sinks=len(admitted))
+        for sink in admitted:
+            sink.write(record, ticket, nbytes)
+        return ticket
+
+    def bill(self, ns: int) -> None:
+        """A tensor was observed; it took the training thread so long."""
+        self._tracking(ns)
+
     def _admitted(
         self, targets: tuple[Sink, ...], gate: Gate, number: int, kind: Kind, nbytes: int
     ) -> tuple[Sink, ...]:
@@ -310,6 +335,9 @@ class Session:
                 self._captured += len(small)
                 self._bytes += sum(nbytes)
                 self._spent["small values"] += sum(spent)
+            tracked = [self._tracked.popleft() for _ in range(len(self._tracked))]
+            self._observed += len(tracked)
+            self._spent["tracking"] += sum(tracked)
             if bills:
                 nbytes, select, admit, copy, write = zip(*bills, strict=True)
                 self._captured += len(bills)
@@ -482,6 +510,7 @@ class Session:
             steps = max(gate.calls for gate in list(self.gates.values()))
         return Receipt(
             captured=kept,
+            tracked=self._observed,
             skipped=skipped,
             dropped=dropped,
             unheard=counts["unheard"],

@@ -9,6 +9,7 @@ from tensortap.arrays.adapter import SMALL
 from tensortap.arrays.digest import digest, digest_of
 from tensortap.arrays.dtypes import itemsize, numpy_dtype
 from tensortap.arrays.rebuild import rebuild
+from tensortap.arrays.summary import summary_of
 from tensortap.arrays.tree import describe, nbytes_of, snapshot
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "numpy_dtype",
     "rebuild",
     "snapshot",
+    "summary_of",
 ]

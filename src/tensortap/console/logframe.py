@@ -165,7 +165,8 @@ def layer_names(table: pa.Table) -> Any:
     """Names as people look for them: ``blocks.0.wq``, not ``blocks.0.wq.weight``."""
     import pyarrow.compute as pc
 
-    name = table.column("name")
+    # the state of an optimiser goes by its parameter; its key is part of the type
+    name = pc.coalesce(tag(table, "parameter"), table.column("name"))
     parameter = _is_in(table.column("kind"), [k.value for k in _PARAMETERS])
     short = pc.replace_substring_regex(name, r"(.)\.weight$", r"\1")
     return pc.if_else(parameter, short, name)

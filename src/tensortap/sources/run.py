@@ -83,6 +83,11 @@ def finish() -> None:
             _open = None
 
 
+def opened() -> OpenRun | None:
+    """The run that is open, if one is."""
+    return _open
+
+
 def current() -> OpenRun:
     """The run that is open."""
     if _open is None:

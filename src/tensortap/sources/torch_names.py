@@ -1,0 +1,90 @@
+"""The modules and parameters of a torch model under the names that its author gave them.
+
+Wrappers (DataParallel, torch.compile, checkpoints, FSDP) put themselves between a module and the
+one that holds it; their part of the path is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+class Names:
+    """The names in one model.
+
+    >>> model = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    >>> [name for name, _ in Names(model).modules()], [name for name, _ in Names(model).parameters()]
+    (['Sequential', '0'], ['0.weight', '0.bias'])
+    """
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self.root = root
+        self._wrapped: list[tuple[str, str]] = []
+        for path, module in root.named_modules():
+            inner = _inner(module)
+            if inner is not None:
+                self._wrapped.append((f"{path}.{inner}" if path else inner, path))
+        # the innermost first: what is left of a path still begins as it did
+        self._wrapped.sort(key=lambda pair: -len(pair[0]))
+        self._title = type(unwrapped(root)).__name__
+
+    def plain(self, path: str) -> str:
+        """A path without the wrappers on it."""
+        for long, short in self._wrapped:
+            if path == long:
+                path = short
+            elif path.startswith(f"{long}."):
+                path = f"{short}.{path[len(long) + 1 :]}" if short else path[len(long) + 1 :]
+        return path
+
+    def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Every module that is no wrapper; the model itself goes by its class."""
+        for path, module in self.root.named_modules():
+            if _inner(module) is None:
+                yield self.plain(path) or self._title, module
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Every parameter, shared ones under each of their names."""
+        for path, parameter in self.root.named_parameters(remove_duplicate=False):
+            yield self.plain(path), parameter
+
+
+def _inner(module: torch.nn.Module) -> str | None:
+    """Where a wrapper has what it wraps; None if it is none."""
+    children = module._modules
+    if isinstance(module, _PARALLEL):
+        return "module"
+    return next((name for name in _INSIDE if isinstance(children.get(name), torch.nn.Module)), None)
+
+
+def _parallel() -> tuple[type, ...]:
+    found = [getattr(torch.nn.parallel, "DistributedDataParallel", None), torch.nn.DataParallel]
+    return tuple(cls for cls in found if cls is not None)
+
+
+_PARALLEL = _parallel()
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside all its wrappers."""
+    while (name := _inner(module)) is not None:
+        found = module._modules[name]
+        assert found is not None
+        module = found
+    return module
+
+
+def compilation(module: torch.nn.Module) -> Any:
+    """How a module is compiled (an object with ``fullgraph``); None if it is not."""
+    if "_orig_mod" in module._modules:
+        return getattr(module, "dynamo_ctx", None) or True
+    call = getattr(module, "_compiled_call_impl", None)
+    if call is None:
+        return None
+    cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=False))
+    return cells["self"].cell_contents if "self" in cells else True

@@ -1,0 +1,155 @@
+"""`track`: the numerics of a whole model, every step or every n-th."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tensortap.sources.observer import Observer, Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tensortap.alerts import Alert
+    from tensortap.record import Record
+
+log = logging.getLogger("tensortap")
+
+
+class Tracker:
+    """A model that is being tracked; made by `track`, for use in a ``with``."""
+
+    def __init__(self, source: Any, observer: Observer) -> None:
+        self._source = source
+        self._observer = observer
+
+    def __enter__(self) -> Tracker:
+        self._observer.begin()
+        try:
+            self._source.attach()
+        except BaseException:
+            self._source.detach()
+            self._observer.end()
+            raise
+        self._say_unseen()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # whatever was raised goes through: nothing here may take its place
+        try:
+            self._source.detach()
+            self._observer.end()
+        except Exception:
+            if not error or error[0] is None:
+                raise
+            log.exception("tensortap: while tracking ended")
+
+    def step(self, *states: Any, **metrics: float) -> None:
+        """The training step is over, the optimizer has done its work: ``tracker.step(loss=loss)``.
+
+        Weights, their gradients and the optimizer's state are observed now; what comes next
+        belongs to the next step. Numbers that are given are kept as training statistics.
+        """
+        from tensortap.session import session
+
+        observer = self._observer
+        if observer.active:
+            try:
+                if session.enabled:
+                    for name, value in metrics.items():
+                        observer.metric(name, _number(value))
+                self._source.end_step(*states)
+            except Exception as error:
+                session.fault("tracker.step", error)
+        observer.advance()
+
+    def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of JAX and observe what happens inside: activations and gradients."""
+        call = getattr(self._source, "intercept", None)
+        if call is None:
+            raise TypeError("intercept is for JAX: of a torch model everything is seen by hooks")
+        return call(function, *args, **kwargs)
+
+    def _say_unseen(self) -> None:
+        unseen = self._observer.unseen
+        if unseen:
+            reasons = sorted(set(unseen.values()))
+            names = ", ".join(list(unseen)[:5]) + (" …" if len(unseen) > 5 else "")
+            log.warning(
+                "tensortap: the outputs of %d modules cannot be seen (%s): %s",
+                len(unseen), names, "; ".join(reasons),
+            )  # fmt: skip
+
+    @property
+    def unseen(self) -> dict[str, str]:
+        """What cannot be observed, and why."""
+        return dict(self._observer.unseen)
+
+    @property
+    def records(self) -> Iterator[Record]:
+        """All records so far, in the order of capture."""
+        return self._observer.records
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """The alerts so far."""
+        return self._observer.alerts
+
+    def logframe(self, exponents: tuple[int, int] | None = None) -> pd.DataFrame:
+        """The statistics as a frame: metadata, scalar_stats, exponent_counts."""
+        from tensortap.console.logframe import logframe_of
+
+        return logframe_of(self.records, exponents=exponents)
+
+    def metrics(self) -> pd.DataFrame:
+        """The numbers that were given to `step()`: a row a step."""
+        from tensortap.console.logframe import metrics_of
+
+        return metrics_of(self.records)
+
+
+def _number(value: Any) -> float:
+    detach = getattr(value, "detach", None)
+    return float(value if detach is None else detach())
+
+
+def track(
+    module: Any = None,
+    optimizer: Any = None,
+    *,
+    model_state: Any = None,
+    optimizer_state: Any = True,
+    **options: Any,
+) -> Tracker:
+    """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
+
+    Statistics of every module's output and its gradient, of weights and their gradients and of
+    the optimizer's state become records: in the run, the live session, `tracker.records`.
+
+    `include` and `exclude` are regular expressions over names, or a dict of them by kind
+    (``{"gradients": r"attn"}``). `activations`, `gradients`, `weights`, `optimizer_state` switch
+    kinds off. `every` tracks each n-th step. `tensors` is a pattern (or True): those are kept
+    whole as well. `stash` is a function of a tensor whose numbers become extra statistics.
+    `only_training` passes over what happens in ``model.eval()``. `init_step` is the first step.
+    `alerts` is True or a list of rules, `on_alert` a function, "stop" or "keep".
+
+    For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
+    ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
+    """
+    if model_state is not None or not isinstance(optimizer_state, bool):
+        raise NotImplementedError
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(module, torch.nn.Module):
+        raise TypeError(f"track a torch.nn.Module, or model_state= of JAX, not {module!r:.100}")
+    from tensortap.sources.torch_hooks import TorchHooks
+
+    try:
+        settings = Settings(optimizer_state=optimizer_state, **options)
+    except TypeError:
+        known = ", ".join(Settings._fields)
+        unknown = ", ".join(sorted(set(options) - set(Settings._fields)))
+        raise TypeError(f"track has no {unknown}; there are {known}") from None
+    observer = Observer(settings)
+    return Tracker(TorchHooks(module, optimizer, observer), observer)
