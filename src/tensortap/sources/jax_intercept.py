@@ -10,7 +10,6 @@ made something else of it, the plain function gives the outputs from then on.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 import threading
@@ -295,7 +294,8 @@ class Intercept:
             if failed:
                 results = fn(*args, **kwargs)
         else:
-            results = self._call_plain(self._opened(fn, extras), args, kwargs, live)
+            with self._opened(fn, extras):
+                results = self._call_plain(fn, args, kwargs, live)
         if any(extra.about.calls_back for extra in extras) or (
             compiled is None and jax_tap.may_call_back()
         ):
@@ -324,20 +324,24 @@ class Intercept:
         extras.append(extra)
         return results, False
 
-    def _opened(self, fn: Any, extras: list[_Extra]) -> Any:
-        """`fn`, where it is an object around a jitted function (`nnx.jit`, `eqx.filter_jit`)."""
+    @contextlib.contextmanager
+    def _opened(self, fn: Any, extras: list[_Extra]) -> Iterator[None]:
+        """An object around a jitted function (`nnx.jit`, `eqx.filter_jit`) calls ours instead."""
         inner = {
-            name: value for name, value in getattr(fn, "__dict__", {}).items()
-            if type(value) is _PJIT and name != "__wrapped__" and hasattr(value, "_jit_info")
-        }  # fmt: skip
-        if not inner or type(fn).__module__ == "builtins":
-            return fn
-        opened = copy.copy(fn)
-        for name, value in inner.items():
-            compiled = self._compile(value)
-            assert compiled is not None
-            object.__setattr__(opened, name, _StandIn(compiled, extras))
-        return opened
+            name: value
+            for name, value in getattr(fn, "__dict__", {}).items()
+            if name != "__wrapped__" and type(value) is _PJIT and hasattr(value, "_jit_info")
+        }
+        try:
+            for name, value in inner.items():
+                compiled = self._compile(value)
+                assert compiled is not None
+                # not on a copy: such objects tell themselves by their identity
+                object.__setattr__(fn, name, _StandIn(compiled, extras))
+            yield
+        finally:
+            for name, value in inner.items():
+                object.__setattr__(fn, name, value)
 
     def _call_plain(self, fn: Any, args: Any, kwargs: Any, live: list[tuple[Entry, Vector]]) -> Any:
         def receive(mark: Mark, x: Any) -> None:
@@ -368,7 +372,7 @@ class Intercept:
             for entry in extra.about.entries:
                 found.append((entry, vector, start))
                 start += entry.words
-        found += [(entry, vector, 0) for entry, vector in (*live, *late)]
+        found += [(entry, vector, 0) for entry, vector in (*_once(live), *_once(late))]
         calls = number_calls([entry for entry, _, _ in found])
         observations = []
         for (entry, vector, start), first in zip(found, calls, strict=True):
@@ -426,6 +430,25 @@ def _describe(array: Any) -> tuple[str, tuple[int, ...]]:
     return dtype.name, tuple(np.shape(array))
 
 
+def _once(run: list[tuple[Entry, Vector]]) -> Iterator[tuple[Entry, Vector]]:
+    """What a function did, without what its backward pass did again (`jax.checkpoint`).
+
+    A value is computed again when a backward pass is under way and its gradient is still owed.
+    """
+    backward = False
+    owed: dict[int, int] = {}
+    for entry, vector in run:
+        uid = entry.mark.uid
+        if entry.mark.kind is Kind.GRADIENT:
+            backward = True
+            owed[uid] = owed.get(uid, 0) - 1
+        elif backward and owed.get(uid, 0) > 0:
+            continue
+        else:
+            owed[uid] = owed.get(uid, 0) + 1
+        yield entry, vector
+
+
 def number_calls(entries: Iterable[Entry]) -> list[int]:
     """The index of the (first) call of each entry, of those under one name.
 
@@ -435,7 +458,7 @@ def number_calls(entries: Iterable[Entry]) -> list[int]:
     listed = list(entries)
     first: dict[int, int] = {}
     counts: dict[tuple[str, str], int] = {}
-    places: dict[int, list[int]] = {}
+    open_calls: dict[int, list[int]] = {}  # whose gradients are still to come
 
     def number(index: int) -> None:
         mark = listed[index].mark
@@ -443,18 +466,17 @@ def number_calls(entries: Iterable[Entry]) -> list[int]:
         first[index] = counts.get(key, 0)
         counts[key] = first[index] + listed[index].rows
 
+    alone = []
     for index, entry in enumerate(listed):
+        uid = entry.mark.uid
         if entry.mark.kind is Kind.ACTIVATION:
             number(index)
-            places.setdefault(entry.mark.uid, []).append(first[index])
-    rest = []
-    for index, entry in enumerate(listed):
-        if entry.mark.kind is Kind.GRADIENT:
-            if places.get(entry.mark.uid):
-                first[index] = places[entry.mark.uid].pop()
-            else:
-                rest.append(index)
+            open_calls.setdefault(uid, []).append(first[index])
+        elif open_calls.get(uid):
+            first[index] = open_calls[uid].pop()
+        else:
+            alone.append(index)
     counts.clear()
-    for index in sorted(rest, key=lambda i: (listed[i].mark.uid, -i)):
+    for index in sorted(alone, key=lambda i: (listed[i].mark.uid, -i)):
         number(index)
     return [first[index] for index in range(len(listed))]
