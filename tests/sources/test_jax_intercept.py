@@ -166,6 +166,7 @@ def test_ten_steps_are_the_same_to_the_last_bit(jitted, dtype):
 def test_a_shared_module_has_a_number_for_each_call():
     model, x = Shared(), batch()
     params, state, update = training(model, optax.sgd(0.1), x)
+    dense = lambda v: nn.Dense(4).apply({"params": params["params"]["dense"]}, v)
     for fn in (update, jax.jit(update)):
         _, seen = Intercept()(fn, params, state, x)
         summaries = found(seen)
@@ -174,7 +175,6 @@ def test_a_shared_module_has_a_number_for_each_call():
         assert_agrees(summaries[ACT, "dense", "", 2], y)
         gradient = jax.grad(lambda y: jnp.mean(y**2))(y)
         assert_agrees(summaries[GRAD, "dense", "", 2], gradient)
-        dense = lambda v: nn.Dense(4).apply({"params": params["params"]["dense"]}, v)
         assert_agrees(summaries[ACT, "dense", "", 0], dense(x))
         rest = lambda h: jnp.mean(dense(jnp.tanh(dense(h))) ** 2)
         assert_agrees(summaries[GRAD, "dense", "", 0], jax.grad(rest)(dense(x)), 1e-4)

@@ -294,8 +294,10 @@ class Intercept:
             if failed:
                 results = fn(*args, **kwargs)
         else:
-            with self._opened(fn, extras):
-                results = self._call_plain(fn, args, kwargs, live)
+            with self._opened(fn, extras) as opened:
+                # what lies around the compiled function computes nothing
+                call = fn if opened else functools.partial(self._call_plain, live, fn)
+                results = call(*args, **kwargs)
         if any(extra.about.calls_back for extra in extras) or (
             compiled is None and jax_tap.may_call_back()
         ):
@@ -325,7 +327,7 @@ class Intercept:
         return results, False
 
     @contextlib.contextmanager
-    def _opened(self, fn: Any, extras: list[_Extra]) -> Iterator[None]:
+    def _opened(self, fn: Any, extras: list[_Extra]) -> Iterator[bool]:
         """An object around a jitted function (`nnx.jit`, `eqx.filter_jit`) calls ours instead."""
         inner = {
             name: value
@@ -338,12 +340,14 @@ class Intercept:
                 assert compiled is not None
                 # not on a copy: such objects tell themselves by their identity
                 object.__setattr__(fn, name, _StandIn(compiled, extras))
-            yield
+            yield bool(inner)
         finally:
             for name, value in inner.items():
                 object.__setattr__(fn, name, value)
 
-    def _call_plain(self, fn: Any, args: Any, kwargs: Any, live: list[tuple[Entry, Vector]]) -> Any:
+    def _call_plain(
+        self, live: list[tuple[Entry, Vector]], fn: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         def receive(mark: Mark, x: Any) -> None:
             if can_reduce(x.dtype):
                 live.append((Entry(mark, x.dtype.name, tuple(x.shape)), Vector(_pack(x))))
