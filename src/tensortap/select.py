@@ -63,13 +63,17 @@ class Gate:
 
 
 class Gates(dict[str, Gate]):
-    """Name → gate; a new name gets one."""
+    """Name → gate; a new name gets one, and `on_new` is told: a place for rare checks."""
+
+    on_new: Callable[[], None] | None = None
 
     def __missing__(self, name: str) -> Gate:
         if not isinstance(name, str):
             raise TypeError(f"a name is a string, not {name!r}")
         if not name:
             raise ValueError("a name has at least one character")
+        if self.on_new is not None:
+            self.on_new()
         return self.setdefault(name, Gate(name))
 
 

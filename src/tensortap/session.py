@@ -61,6 +61,7 @@ class Session:
         self.pool = Pool()
         self.id = os.urandom(16)
         self._next = itertools.count().__next__  # the order of capture
+        self.settlers: list[Callable[[], object]] = []
         self._bills: collections.deque[tuple[int, int, int, int, int]] = collections.deque()
         self._passes: collections.deque[int] = collections.deque()
         self._bill = self._bills.append
@@ -179,6 +180,7 @@ class Session:
 
     def advance(self, owner: str, step: int | None = None) -> int | None:
         """Advance the step, if `owner` owns it; the step that holds now."""
+        self._settle()
         if not self.clock.advance(owner, step):
             if not self._warned_owner:
                 self._warned_owner = True
@@ -346,6 +348,12 @@ class Session:
                 self._spent["queue"] += sum(admit) + sum(write)
                 self._spent["copy"] += sum(copy)
 
+    def _settle(self) -> None:
+        """Wait for values that are still being computed and belong to the step so far."""
+        for wait in self.settlers:
+            with contextlib.suppress(Exception):  # a computation that failed tells its user itself
+                wait()
+
     def next_number(self) -> int:
         """The next number in the order of capture."""
         return self._next()
@@ -443,6 +451,7 @@ class Session:
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything that was captured has arrived or is known to be lost."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._settle()
         done = True
         for sink in (*self._sinks, *self._lives.values()):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -463,6 +472,7 @@ class Session:
         """Flush for at most two seconds and end all sinks; catching is off from here on."""
         if self._closed:
             return
+        self._settle()
         self._closed = True
         self.on = False
         deadline = time.monotonic() + EXIT

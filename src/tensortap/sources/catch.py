@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.select import Gates
 from tensortap.session import session
 from tensortap.sinks.ticket import SKIPPED, Ticket
 from tensortap.sources.names import CallSites
 
 _getframe = sys._getframe
+_tracers: set[type] = set()  # the classes of values that JAX has only traced yet
 _sites = CallSites()
 _known = _sites.known
 
@@ -30,13 +32,17 @@ def catch(
     Without a name it is named after the expression. `every` takes each n-th call under the
     name, `first` only that many of them, `when` is a condition or a function of the value,
     `changed` passes over a value that equals the last one kept. `server` is ``"host:port"``
-    of another live session than the usual one. Never raises, unless ``TENSORTAP_STRICT=1``.
+    of another live session than the usual one. Inside a function that JAX compiles, all of it
+    is about the values that it computes each time it runs. Never raises, unless
+    ``TENSORTAP_STRICT=1``.
     """
     try:
         if name is None:
             frame = _getframe(1)
             name = _known.get((id(frame.f_code), frame.f_lasti)) or _sites.lookup(frame)
         gate = session.gates[name]
+        if _tracers and type(value) in _tracers:
+            return _when_it_runs(value, name, every, first, when, changed, server)
         number = gate.tick()
         if gate.step != session.clock.step:
             gate.begin(number, session.clock.step)
@@ -53,6 +59,23 @@ def catch(
     except Exception as error:
         return session.fault(name, error)
 
+
+def _look_for_tracers() -> None:
+    """Learn JAX's classes once it is there; called when a name is new, so not in anybody's way."""
+    if hasattr(sys.modules.get("jax"), "Array"):
+        from tensortap.sources.catch_in_jit import tracers
+
+        _tracers.update(tracers())
+
+
+def _when_it_runs(value: Any, name: str, *options: Any) -> Ticket:
+    from tensortap.sources.catch_in_jit import insert
+
+    insert(value, name, *options)
+    return SKIPPED
+
+
+Gates.on_new = staticmethod(_look_for_tracers)
 
 # torch.compile must not look inside: what happens here is no part of a graph
 catch._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -1,0 +1,486 @@
+"""Calling a JAX function so that the numerics of its modules come out with its results.
+
+A function that is jitted is compiled anew, with statistics as further outputs, from the program
+that JAX traces of it; its own compiled code is not touched. A function that is not jitted runs
+as it would, operation by operation. Either way the outputs are those of the plain call, bit for
+bit: what was compiled anew is compared with the plain function at its first call, and where XLA
+made something else of it, the plain function gives the outputs from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from tensortap.arrays.jax_stats import can_reduce, pack
+from tensortap.record import Kind, Summary
+from tensortap.sources import jax_tap, jax_trees
+from tensortap.sources.jax_harvest import Entry, Harvest, evaluate
+from tensortap.sources.jax_modules import Wanted, instrumented
+from tensortap.sources.jax_tap import Mark
+from tensortap.stats.packed import layout, unpack
+
+_PJIT = type(jax.jit(lambda: None))
+_numbers = itertools.count()
+
+
+class Vector:
+    """Words on their way from the device; `numpy` waits for them, wherever it is called."""
+
+    __slots__ = ("_array", "_host", "_lock")
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._host: np.ndarray[Any, Any] | None = None
+        self._lock = threading.Lock()
+        if isinstance(array, jax.Array):
+            array.copy_to_host_async()
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The words; the device's memory is free again."""
+        with self._lock:
+            if self._host is None:
+                # the user's guard is meant for his own transfers
+                with jax.transfer_guard("allow"):
+                    self._host = np.asarray(self._array).reshape(-1)
+                self._array = None
+            return self._host
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Observation:
+    """The statistics of one tensor; `resolve` waits for them, best in another thread.
+
+    `part` tells the tensors of one output, or the entries of an optimizer's state (``mu``);
+    `call` is which call of the module it was within the intercepted function.
+    """
+
+    kind: Kind
+    name: str
+    part: str
+    type: str
+    dtype: str
+    shape: tuple[int, ...]
+    call: int
+    vector: Vector
+    start: int = 0
+
+    def resolve(self) -> Summary | None:
+        """The summary; None where the program did not come by (a branch that was not taken)."""
+        words = self.vector.numpy()[self.start : self.start + layout(self.dtype).words]
+        return unpack(words, self.dtype, self.shape)
+
+    def __repr__(self) -> str:
+        part = f" {self.part}" if self.part else ""
+        return f"<{self.kind.value} {self.name}{part} call {self.call} {self.dtype}{self.shape}>"
+
+
+# -- a compiled function ---------------------------------------------------------------------
+
+
+class _About(NamedTuple):
+    """What is known of a program once it is traced."""
+
+    entries: tuple[Entry, ...]
+    unseen: tuple[str, ...]
+    calls_back: bool
+    effects: bool
+    number: int
+
+
+@jax.tree_util.register_pytree_node_class
+class _Extra:
+    """What a compiled function gives beside its results; JAX keeps `about` with the program."""
+
+    def __init__(self, vector: Any, about: _About) -> None:
+        self.vector = vector
+        self.about = about
+
+    def tree_flatten(self) -> tuple[tuple[Any], _About]:
+        return (self.vector,), self.about
+
+    @classmethod
+    def tree_unflatten(cls, about: _About, children: tuple[Any]) -> _Extra:
+        return cls(children[0], about)
+
+
+class _Compiled:
+    """A jitted function, compiled anew with statistics as outputs; JAX caches it as its own."""
+
+    def __init__(self, fn: Any, owner: Intercept) -> None:
+        self.fn = fn
+        self.owner = owner
+        self._fresh = False
+        self._known: set[Any] = set()
+        self._differs: set[Any] = set()  # programs that XLA made something else of
+        info = fn._jit_info
+        options: dict[str, Any] = {
+            "static_argnums": info.static_argnums,
+            "static_argnames": info.static_argnames,
+            "donate_argnums": info.donate_argnums,
+            "keep_unused": info.keep_unused,
+        }
+        if getattr(info, "user_specified_in_shardings", False):
+            options["in_shardings"] = _tree(info.in_shardings_treedef, info.in_shardings_leaves)
+        out = [s for s in info.out_shardings_leaves if type(s).__name__ != "UnspecifiedValue"]
+        if out:
+            chosen = _tree(info.out_shardings_treedef, info.out_shardings_leaves)
+            options["out_shardings"] = (chosen, None)
+        if info.compiler_options_kvs:
+            options["compiler_options"] = dict(info.compiler_options_kvs)
+        self._static = set(info.static_argnums or ()), set(info.static_argnames or ())
+        self._donates = bool(info.donate_argnums)
+
+        @functools.wraps(fn.__wrapped__)  # its signature tells what static arguments are called
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            return self._trace(args, kwargs)
+
+        self._jitted = jax.jit(traced, **options)
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs when JAX meets new shapes."""
+        self._fresh = True
+        numbers, names = self._static
+        dynamic = [None if i in numbers or i - len(args) in numbers else a
+                   for i, a in enumerate(args)]  # fmt: skip
+        named = {k: v for k, v in kwargs.items() if k not in names}
+        leaves, tree = jax.tree_util.tree_flatten((dynamic, named))
+
+        def plain(*leaves: Any) -> Any:
+            dynamic, named = jax.tree_util.tree_unflatten(tree, leaves)
+            given = [a if i in numbers or i - len(args) in numbers else d
+                     for i, (a, d) in enumerate(zip(args, dynamic, strict=True))]  # fmt: skip
+            return self.fn.__wrapped__(*given, **{**kwargs, **named})
+
+        with self.owner.tracing():
+            program, shape = jax.make_jaxpr(plain, return_shape=True)(*leaves)
+        found = Harvest()
+        outputs = evaluate(program.jaxpr, program.consts, leaves, found)
+        results = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), outputs)
+        words = [jnp.ravel(v) for v in found.vectors] or [jnp.zeros(0, jnp.uint32)]
+        about = _About(
+            tuple(found.entries),
+            tuple(found.unseen),
+            found.calls_back,
+            bool(program.effects),
+            next(_numbers),
+        )
+        return results, _Extra(jnp.concatenate(words), about)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _Extra]:
+        """The results of the plain function, and what was seen."""
+        self._fresh = False
+        given = args, kwargs
+        program: Any = None
+        if self._donates:
+            # while it is compared, the plain function takes the user's arrays, as it would
+            program = _signature(given)
+            if program not in self._known or program in self._differs:
+                self._known.add(program)
+                args, kwargs = jax.tree_util.tree_map(_copy, given)
+        results, extra = self._jitted(*args, **kwargs)
+        if program is None:
+            program = extra.about.number
+        differs = program in self._differs
+        if not (differs or self._fresh) or extra.about.effects:  # effects must not happen twice
+            return results, extra
+        plain = self.fn(*given[0], **given[1])
+        if not differs and not _identical(plain, results):
+            self._differs.add(program)
+            self.owner.say(_DIFFERS.format(getattr(self.fn, "__name__", "the function")))
+        return plain, extra
+
+
+_DIFFERS = (
+    "{}: with statistics in it, XLA compiles it to code that rounds differently; it runs twice, "
+    "so that training stays what it is without"
+)
+
+
+def _tree(structure: Any, leaves: Any) -> Any:
+    return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def _signature(given: Any) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten(given)
+    shapes = [(getattr(x, "shape", None), getattr(x, "dtype", type(x))) for x in leaves]
+    return structure, tuple(shapes)
+
+
+def _copy(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return jax.device_put(leaf, leaf.sharding, may_alias=False)
+
+
+def _identical(plain: Any, ours: Any) -> bool:
+    """Whether all arrays are the same to the last bit."""
+    return all(
+        _bytes(a) == _bytes(b)
+        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(ours), strict=True)
+        if isinstance(a, jax.Array) and a.is_fully_addressable
+    )
+
+
+def _bytes(array: Any) -> bytes:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    with jax.transfer_guard("allow"):
+        return np.asarray(array).tobytes()
+
+
+# -- any function ----------------------------------------------------------------------------
+
+
+class _StandIn:
+    """Takes the place of a jitted function inside what wraps it."""
+
+    def __init__(self, compiled: _Compiled, found: list[_Extra]) -> None:
+        self._compiled = compiled
+        self._found = found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        results, extra = self._compiled(*args, **kwargs)
+        self._found.append(extra)
+        return results
+
+
+class Intercept:
+    """Calls functions and says what their modules put out.
+
+    `wanted` says of a kind and a name whether it is to be seen; it is asked when a function is
+    traced. What could not be seen, and why, is in `unseen`.
+    """
+
+    def __init__(self, wanted: Wanted = lambda kind, name: True) -> None:
+        self._wanted = wanted
+        self._key = f"tracker{next(_numbers)}"
+        self._compiled: dict[int, tuple[Any, _Compiled | None]] = {}
+        self._late: list[tuple[Entry, Vector]] = []
+        self._lock = threading.Lock()
+        self.unseen: list[str] = []
+
+    def say(self, reason: str) -> None:
+        """Note, once, what could not be seen or done."""
+        if reason and reason not in self.unseen:
+            self.unseen.append(reason)
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """What is traced here is marked; JAX's caches keep it apart from everything else."""
+        with set_xla_metadata(tensortap=self._key), instrumented(self._wanted):
+            yield
+
+    def __call__(self, fn: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Observation]]:
+        """What ``fn(*args, **kwargs)`` returns, and what was seen in it."""
+        while isinstance(fn, functools.partial):
+            args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
+        jax_tap.deliver_to(self._take_late)
+        extras: list[_Extra] = []
+        live: list[tuple[Entry, Vector]] = []
+        compiled = self._compile(fn)
+        if compiled is not None:
+            results, failed = self._call_compiled(compiled, args, kwargs, extras)
+            if failed:
+                results = fn(*args, **kwargs)
+        else:
+            with self._opened(fn, extras) as opened:
+                # what lies around the compiled function computes nothing
+                call = fn if opened else functools.partial(self._call_plain, live, fn)
+                results = call(*args, **kwargs)
+        if any(extra.about.calls_back for extra in extras) or (
+            compiled is None and jax_tap.may_call_back()
+        ):
+            jax.block_until_ready(results)
+            jax.effects_barrier()
+        return results, self._observations(extras, live)
+
+    def _compile(self, fn: Any) -> _Compiled | None:
+        """`fn` compiled with statistics, if it is a jitted function."""
+        if type(fn) is not _PJIT or not hasattr(fn, "_jit_info"):
+            return None
+        known = self._compiled.get(id(fn))
+        if known is None:
+            known = self._compiled[id(fn)] = fn, _Compiled(fn, self)  # fn: its id stays its own
+        return known[1]
+
+    def _call_compiled(
+        self, compiled: _Compiled, args: Any, kwargs: Any, extras: list[_Extra]
+    ) -> tuple[Any, bool]:
+        try:
+            results, extra = compiled(*args, **kwargs)
+        except Exception as error:
+            # if it is the user's, the plain call raises it again
+            self.say(f"{getattr(compiled.fn, '__name__', '?')}: {type(error).__name__}: {error}")
+            return None, True
+        extras.append(extra)
+        return results, False
+
+    @contextlib.contextmanager
+    def _opened(self, fn: Any, extras: list[_Extra]) -> Iterator[bool]:
+        """An object around a jitted function (`nnx.jit`, `eqx.filter_jit`) calls ours instead."""
+        inner = {
+            name: value
+            for name, value in getattr(fn, "__dict__", {}).items()
+            if name != "__wrapped__" and type(value) is _PJIT and hasattr(value, "_jit_info")
+        }
+        try:
+            for name, value in inner.items():
+                compiled = self._compile(value)
+                assert compiled is not None
+                # not on a copy: such objects tell themselves by their identity
+                object.__setattr__(fn, name, _StandIn(compiled, extras))
+            yield bool(inner)
+        finally:
+            for name, value in inner.items():
+                object.__setattr__(fn, name, value)
+
+    def _call_plain(
+        self, live: list[tuple[Entry, Vector]], fn: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        def receive(mark: Mark, x: Any) -> None:
+            if can_reduce(x.dtype):
+                live.append((Entry(mark, x.dtype.name, tuple(x.shape)), Vector(_pack(x))))
+            else:
+                self.say(f"{mark.name}: no statistics for dtype {x.dtype}")
+
+        with self.tracing(), jax_tap.receiving(receive):
+            return fn(*args, **kwargs)
+
+    def _take_late(self, mark: Mark, dtype: str, shape: tuple[int, ...], words: Any) -> None:
+        with self._lock:
+            self._late.append((Entry(mark, dtype, shape), Vector(np.asarray(words))))
+
+    # -- observations --------------------------------------------------------------------
+
+    def _observations(
+        self, extras: list[_Extra], live: list[tuple[Entry, Vector]]
+    ) -> list[Observation]:
+        with self._lock:
+            late, self._late = self._late, []
+        found: list[tuple[Entry, Vector, int]] = []
+        for extra in extras:
+            for reason in extra.about.unseen:
+                self.say(reason)
+            vector, start = Vector(extra.vector), 0
+            for entry in extra.about.entries:
+                found.append((entry, vector, start))
+                start += entry.words
+        found += [(entry, vector, 0) for entry, vector in (*_once(live), *_once(late))]
+        calls = number_calls([entry for entry, _, _ in found])
+        observations = []
+        for (entry, vector, start), first in zip(found, calls, strict=True):
+            words = layout(entry.dtype).words
+            mark = entry.mark
+            observations += [
+                Observation(mark.kind, mark.name, mark.part, mark.type, entry.dtype, entry.shape,
+                            first + row, vector, start + row * words)
+                for row in range(entry.rows)
+            ]  # fmt: skip
+        return observations
+
+    def observe_trees(
+        self, params: Any = None, optimizer_state: Any = None, grads: Any = None, *,
+        like: Any = None,
+    ) -> list[Observation]:  # fmt: skip
+        """The statistics of parameters, optimizer state and weight gradients, in one go.
+
+        `like` are parameters that name the optimizer's state where `params` are not given.
+        """
+        names: list[tuple[Kind, str, str]] = []
+        arrays: list[Any] = []
+        for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
+            paths, leaves = jax_trees.arrays_of(tree)
+            names += [(kind, jax_trees.parameter_name(path), "") for path in paths]
+            arrays += leaves
+        if optimizer_state is not None:
+            known = params if params is not None else like if like is not None else grads
+            parameters = jax_trees.bare_paths(jax_trees.arrays_of(known)[0])
+            paths, leaves = jax_trees.arrays_of(optimizer_state)
+            names += [
+                (Kind.OPTIMISER_STATE, *jax_trees.state_name(path, parameters)) for path in paths
+            ]
+            arrays += leaves
+        wanted = [i for i, (kind, name, _) in enumerate(names) if self._wanted(kind, name)]
+        if not wanted:
+            return []
+        chosen = [arrays[i] for i in wanted]
+        vector, start = Vector(jax_trees.pack_all(chosen)), 0
+        observations = []
+        for i, array in zip(wanted, chosen, strict=True):
+            kind, name, part = names[i]
+            dtype, shape = _describe(array)
+            observations.append(Observation(kind, name, part, "", dtype, shape, 0, vector, start))
+            start += layout(dtype).words
+        return observations
+
+
+_pack = jax.jit(pack)
+
+
+def _describe(array: Any) -> tuple[str, tuple[int, ...]]:
+    """The dtype and shape that an array has inside a jitted function."""
+    dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array))
+    return dtype.name, tuple(np.shape(array))
+
+
+def _once(run: list[tuple[Entry, Vector]]) -> Iterator[tuple[Entry, Vector]]:
+    """What a function did, without what its backward pass did again (`jax.checkpoint`).
+
+    A value is computed again when a backward pass is under way and its gradient is still owed.
+    """
+    backward = False
+    owed: dict[int, int] = {}
+    for entry, vector in run:
+        uid = entry.mark.uid
+        if entry.mark.kind is Kind.GRADIENT:
+            backward = True
+            owed[uid] = owed.get(uid, 0) - 1
+        elif backward and owed.get(uid, 0) > 0:
+            continue
+        else:
+            owed[uid] = owed.get(uid, 0) + 1
+        yield entry, vector
+
+
+def number_calls(entries: Iterable[Entry]) -> list[int]:
+    """The index of the (first) call of each entry, of those under one name.
+
+    Activations count in the order of the program. A gradient has the number of its activation,
+    and a backward pass meets the calls last to first.
+    """
+    listed = list(entries)
+    first: dict[int, int] = {}
+    counts: dict[tuple[str, str], int] = {}
+    open_calls: dict[int, list[int]] = {}  # whose gradients are still to come
+
+    def number(index: int) -> None:
+        mark = listed[index].mark
+        key = mark.name, mark.part
+        first[index] = counts.get(key, 0)
+        counts[key] = first[index] + listed[index].rows
+
+    alone = []
+    for index, entry in enumerate(listed):
+        uid = entry.mark.uid
+        if entry.mark.kind is Kind.ACTIVATION:
+            number(index)
+            open_calls.setdefault(uid, []).append(first[index])
+        elif open_calls.get(uid):
+            first[index] = open_calls[uid].pop()
+        else:
+            alone.append(index)
+    counts.clear()
+    for index in sorted(alone, key=lambda i: (listed[i].mark.uid, -i)):
+        number(index)
+    return [first[index] for index in range(len(listed))]

@@ -1,0 +1,158 @@
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tensortap.arrays import jax_stats
+from tensortap.stats import summarize_array
+from tensortap.stats.packed import HEAD, layout, unpack
+
+TOLERANCE = 1e-5
+REAL = [
+    "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16",
+    "float32", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
+    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+]  # fmt: skip
+in_jax = jax.jit(jax_stats.pack_in_jax)
+
+
+@functools.cache
+def ways():
+    """C code, where it is built, and JAX operations: the same words mean the same."""
+    return [jax.jit(jax_stats.pack), in_jax]
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def summary(pack, array):
+    return unpack(np.asarray(pack(array)), array.dtype.name, array.shape)
+
+
+def test_the_extension_is_built_here():
+    assert jax_stats.native()
+
+
+def any_bits(name, size):
+    dtype = dtype_of(name)
+    raw = np.random.default_rng(size).integers(0, 256, size * dtype.itemsize, np.uint8)
+    return raw.view(dtype) if name != "bool" else raw % 2 == 0
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_any_bits(assert_close, name):
+    array = any_bits(name, 2049)
+    for pack in ways():
+        assert_close(summary(pack, array), summarize_array(array), TOLERANCE)
+
+
+@pytest.mark.parametrize("size", [1, 5, 15, 16, 17, 100, 2047, 2048, 70_000])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_any_size_in_c(assert_close, name, size):
+    array = any_bits(name, size)
+    assert_close(summary(ways()[0], array), summarize_array(array), TOLERANCE)
+    with np.errstate(all="ignore"):
+        array = np.random.default_rng(0).standard_normal(size).astype(array.dtype)
+    assert_close(summary(ways()[0], array), summarize_array(array), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["float64", "int64", "uint64"])
+def test_64_bits(assert_close, name):
+    raw = np.random.default_rng(0).integers(0, 1 << 63, 1000, np.uint64) * np.uint64(2)
+    with jax.enable_x64(True):
+        array = raw.view(name)
+        assert_close(summary(jax_stats.pack, array), summarize_array(array), 1e-9)
+
+
+FLOATS = st.one_of(
+    st.floats(width=32, allow_subnormal=True),
+    st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-40, 3.4e38, 1.0]),
+)
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 40), elements=FLOATS))
+@example(np.full(33, 1e-45, np.float32))
+@example(np.full(33, np.nan, np.float32))
+@example(np.array([3e38, 1e-45, -3e38] * 13, np.float32))
+@example(np.array([np.inf] * 16 + [1.0], np.float32))
+@example(np.array([-0.0], np.float32))
+def test_float32_against_fractions(reference, assert_close, array):
+    # one shape for all: compiling takes longer than anything else
+    padded = np.zeros(40, np.float32)
+    padded[: array.size] = array
+    for pack in ways():
+        assert_close(summary(pack, padded), reference(padded.tolist()), TOLERANCE)
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1.0, 1e38])
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1000.0])
+def test_a_large_mean_and_a_small_deviation(assert_close, scale, mean):
+    if mean * scale > 3e38:
+        return
+    random = np.random.default_rng(0)
+    with np.errstate(over="ignore", under="ignore"):
+        array = ((random.standard_normal((100, 333)) + mean) * scale).astype(np.float32)
+    for pack in ways():
+        assert_close(summary(pack, array), summarize_array(array), TOLERANCE)
+
+
+def test_more_than_a_float32_can_count(assert_close):
+    array = np.ones((1 << 24) + 3, np.int8)
+    assert summary(in_jax, array).exponents == {0: (1 << 24) + 3}
+    array = np.full((1 << 24) + 3, 0.1, np.float32)
+    for pack in ways():
+        assert_close(summary(pack, array), summarize_array(array), TOLERANCE)
+
+
+def test_complex_numbers_by_their_magnitude(assert_close):
+    array = np.array([3 + 4j, 0, -1j, complex(np.nan, np.inf), complex(np.inf, 1)], np.complex64)
+    for pack in ways():
+        assert_close(summary(pack, array), summarize_array(array), TOLERANCE)
+
+
+def test_empty_arrays_have_no_figures():
+    for name in ("float32", "int8"):
+        found = summary(jax_stats.pack, np.zeros((0, 3), name))
+        assert (found.count, found.bins) == (0, ())
+        assert math.isnan(found.mean)
+
+
+def test_under_vmap_there_is_a_row_for_each():
+    x = np.random.default_rng(0).standard_normal((3, 50)).astype(np.float32)
+    rows = np.asarray(jax.vmap(jax_stats.pack)(x))
+    for row, array in zip(rows, x, strict=True):
+        assert unpack(row, "float32", (50,)) == summary(jax.jit(jax_stats.pack), array)
+
+
+def test_any_layout_in_memory():
+    x = jnp.arange(12.0).reshape(3, 4)
+    packed = jax.jit(lambda x: jax_stats.pack(x.T))(x)
+    assert unpack(np.asarray(packed), "float32", (4, 3)) == summary(ways()[0], np.asarray(x))
+
+
+def test_what_was_not_reduced_has_no_summary():
+    words = np.zeros(layout("float16").words, np.uint32)
+    assert unpack(words, "float16", (2,)) is None
+    with pytest.raises(ValueError, match="words"):
+        unpack(words, "float32", (2,))
+
+
+def test_signed_words_are_as_good():
+    x = np.array([1.5, -2.0], np.float32)
+    words = np.asarray(in_jax(x)).view(np.int32)
+    assert unpack(words, "float32", (2,)) == summary(in_jax, x)
+
+
+def test_no_statistics_for_what_is_no_number():
+    with pytest.raises(TypeError, match="str"):
+        layout("str")
+    assert not jax_stats.can_reduce(jax.random.key(0).dtype)
+    assert layout("int32").words == HEAD + 32
