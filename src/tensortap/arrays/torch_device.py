@@ -7,7 +7,6 @@ Only operations of torch, none of which waits for the device. The vector is that
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.errors import MissingExtra, SchemaError, TensortapError
-from tensortap.formats.files import UntrustedFile
+from tensortap.formats.pickles import UntrustedFile
 from tensortap.record import Kind
 
 if TYPE_CHECKING:

@@ -46,6 +46,11 @@ class Vector:
         if isinstance(array, jax.Array):
             array.copy_to_host_async()
 
+    def ready(self) -> bool:
+        """Whether the device is done with them."""
+        array = self._array
+        return array is None or not isinstance(array, jax.Array) or bool(array.is_ready())
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """The words; the device's memory is free again."""
         with self._lock:

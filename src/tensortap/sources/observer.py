@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from tensortap import arrays, ranks
 from tensortap.alerts import Watcher, record_of
+from tensortap.arrays.summary import Later
 from tensortap.record import Kind, Record, Shard, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.session import session
@@ -25,6 +28,7 @@ log = logging.getLogger("tensortap")
 Stash = Callable[[Any], Mapping[str, float]]
 _OWNER = "tracker.step()"
 _now = time.perf_counter_ns
+_replace = msgspec.structs.replace
 
 
 class Settings(NamedTuple):
@@ -60,14 +64,11 @@ class Seen(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A summary that a device is still working on."""
+    """A record whose statistics a device is still working on."""
 
-    seen: Seen
-    step: int
-    seq: int
-    time_ns: int
-    ready: Callable[[], bool]
-    resolve: Callable[[], Summary | None]
+    record: Record
+    nbytes: int
+    later: Later
 
 
 class Observer:
@@ -92,7 +93,9 @@ class Observer:
         self._lock = threading.RLock()
         self.watcher: Watcher | None = None
         if settings.alerts is not False and settings.alerts is not None:
-            self.watcher = Watcher(settings.alerts, on_alert=settings.on_alert)
+            self.watcher = Watcher(
+                settings.alerts, on_alert=settings.on_alert, on_fault=session.fault
+            )
         elif settings.on_alert is not None:
             raise ValueError("on_alert= needs alerts=True, or a list of rules")
 
@@ -127,32 +130,38 @@ class Observer:
     def observe(self, seen: Seen, value: Any, step: int | None = None) -> None:
         """A tensor: its statistics, and itself if that is wanted, become a record."""
         start = _now()
-        if step is None:
-            step = self.step_number
-        extra = self._stashed(seen, value)
-        number, now = session.next_number(), time.time_ns()
-        later = None
-        stats = None
-        if self.settings.stats:
-            stats, later = arrays.summary_of(value)
-        if later is None:
-            self._put(seen, step, number, now, stats, value, extra)
-        else:
-            self._pending.append(Pending(seen, step, number, now, later.ready, later.resolve))
+        stats, later = arrays.summary_of(value) if self.settings.stats else (None, None)
+        self.add(seen, stats, later, value, step)
         session.bill(_now() - start)
 
-    def expect(
-        self, seen: Seen, ready: Callable[[], bool], resolve: Callable[[], Summary | None]
+    def add(
+        self,
+        seen: Seen,
+        stats: Summary | None,
+        later: Later | None = None,
+        value: Any = None,
+        step: int | None = None,
     ) -> None:
-        """A tensor that a device is reducing: the record comes when it is done."""
-        pending = Pending(
-            seen, self.step_number, session.next_number(), time.time_ns(), ready, resolve
-        )
-        self._pending.append(pending)
+        """Statistics that are there, or that a device is still working on: a record, or soon."""
+        if step is None:
+            step = self.step_number
+        rank, world_size = ranks.rank_and_world_size()
+        record = Record(
+            seen.name, seen.kind, step, seen.call, session.next_number(), rank, world_size,
+            time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, None, stats,
+            seen.tags,
+        )  # fmt: skip
+        nbytes = 0
+        if value is not None:
+            record, nbytes = self._with_value(record, value)
+        if later is None:
+            self._put(record, nbytes)
+        else:
+            self._pending.append(Pending(record, nbytes, later))
 
     def poll(self) -> None:
         """Make records of what devices are done with, in order, without waiting."""
-        while self._pending and self._pending[0].ready():
+        while self._pending and self._pending[0].later.ready():
             self._resolve(self._pending.popleft())
 
     def settle(self) -> None:
@@ -162,66 +171,48 @@ class Observer:
 
     def _resolve(self, pending: Pending) -> None:
         try:
-            stats = pending.resolve()
+            stats = pending.later.resolve()
         except Exception as error:
-            session.fault(pending.seen.name, error)
+            session.fault(pending.record.name, error)
             return
         if stats is not None:
-            self._put(pending.seen, pending.step, pending.seq, pending.time_ns, stats)
+            self._put(_replace(pending.record, stats=stats), pending.nbytes)
 
     def metric(self, name: str, value: float) -> None:
         """A number about the step as a whole."""
-        self._put(
-            Seen(name, Kind.METRIC), self.step_number, session.next_number(), time.time_ns(),
-            None, None, float(value),
-        )  # fmt: skip
-
-    def _stashed(self, seen: Seen, value: Any) -> Pairs | None:
-        stash = self.settings.stash
-        if stash is None:
-            return None
-        try:
-            found = stash(value)
-            return Pairs(tuple((str(key), float(number)) for key, number in found.items()))
-        except Exception as error:
-            session.fault(seen.name, error)
-            return None
-
-    def _put(
-        self,
-        seen: Seen,
-        step: int,
-        seq: int,
-        time_ns: int,
-        stats: Summary | None,
-        tensor: Any = None,
-        value: Any = None,
-    ) -> None:
         rank, world_size = ranks.rank_and_world_size()
-        record = Record(
-            seen.name, seen.kind, step, seen.call, seq, rank, world_size, time_ns, seen.type,
-            seen.dtype, seen.shape, seen.shard, None, value, stats, seen.tags,
-        )  # fmt: skip
-        nbytes = 0
-        if tensor is not None and self._wants_whole(record):
-            record, nbytes = self._with_tensor(record, tensor)
+        number, now = session.next_number(), time.time_ns()
+        self._put(Record(name, Kind.METRIC, self.step_number, 0, number, rank, world_size, now,
+                         "builtins.float", value=value), 0)  # fmt: skip
+
+    def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:
+        """The record with what the user's stash says of the tensor, or with the tensor itself."""
+        extra: list[tuple[Any, Any]] = []
+        if self.settings.stash is not None:
+            try:
+                found = self.settings.stash(value)
+                extra = [(str(key), float(number)) for key, number in found.items()]
+            except Exception as error:
+                session.fault(record.name, error)
+        if not self._wants_whole(record):
+            return (_replace(record, value=Pairs(tuple(extra))), 0) if extra else (record, 0)
+        neutral, nbytes = arrays.snapshot(value, session.pool)
+        if extra:
+            neutral = Pairs((("tensor", neutral), *extra))
+        return _replace(record, value=neutral), nbytes
+
+    def _put(self, record: Record, nbytes: int) -> None:
         self._hand_on(record, nbytes)
         if self.watcher is not None:
             for alert in self.watcher.see(record):
-                number = session.next_number()
-                said = record_of(alert, seq=number, time_ns=time.time_ns(), world_size=world_size)
+                number, now = session.next_number(), time.time_ns()
+                said = record_of(alert, seq=number, time_ns=now, world_size=record.world_size)
                 self._hand_on(said, 0)
 
     def _wants_whole(self, record: Record) -> bool:
         if self._whole is not None and self._whole.search(record.name):
             return True
         return self.watcher is not None and self.watcher.keep(record.step, record.rank)
-
-    def _with_tensor(self, record: Record, tensor: Any) -> tuple[Record, int]:
-        import msgspec
-
-        neutral, nbytes = arrays.snapshot(tensor, session.pool)
-        return msgspec.structs.replace(record, value=neutral), nbytes
 
     def _hand_on(self, record: Record, nbytes: int) -> None:
         if self._run is None:

@@ -12,9 +12,9 @@ import torch
 
 from tensortap.record import Kind, Shard
 from tensortap.session import session
+from tensortap.sources.observer import Observer, Seen
 from tensortap.sources.outputs import leaves
 from tensortap.sources.torch_names import Names, compilation, unwrapped
-from tensortap.sources.observer import Observer, Seen
 
 log = logging.getLogger("tensortap")
 
@@ -333,7 +333,8 @@ _DTYPES: dict[torch.dtype, str] = {}
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    name = _DTYPES[dtype] = str(dtype).removeprefix("torch.")
+    name: str = str(dtype).removeprefix("torch.")
+    _DTYPES[dtype] = name
     return name
 
 

@@ -18,7 +18,8 @@ class Names:
     """The names in one model.
 
     >>> model = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    >>> [name for name, _ in Names(model).modules()], [name for name, _ in Names(model).parameters()]
+    >>> names = Names(model)
+    >>> [name for name, _ in names.modules()], [name for name, _ in names.parameters()]
     (['Sequential', '0'], ['0.weight', '0.bias'])
     """
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("tensortap")
 
 
+_STATES = ("model_state", "optimizer_state", "grads")
+
+
 class Tracker:
     """A model that is being tracked; made by `track`, for use in a ``with``."""
 
@@ -46,21 +49,23 @@ class Tracker:
                 raise
             log.exception("tensortap: while tracking ended")
 
-    def step(self, *states: Any, **metrics: float) -> None:
+    def step(self, *states: Any, **metrics: Any) -> None:
         """The training step is over, the optimizer has done its work: ``tracker.step(loss=loss)``.
 
         Weights, their gradients and the optimizer's state are observed now; what comes next
-        belongs to the next step. Numbers that are given are kept as training statistics.
+        belongs to the next step. Numbers that are given are kept as training statistics. JAX
+        has its states where only the caller knows: ``tracker.step(params, opt_state, grads)``.
         """
         from tensortap.session import session
 
         observer = self._observer
         if observer.active:
             try:
-                if session.enabled:
+                named = {name: metrics.pop(name) for name in _STATES if name in metrics}
+                if session.enabled and observer.on:
                     for name, value in metrics.items():
                         observer.metric(name, _number(value))
-                self._source.end_step(*states)
+                self._source.end_step(*states, **named)
             except Exception as error:
                 session.fault("tracker.step", error)
         observer.advance()
@@ -138,18 +143,27 @@ def track(
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
     """
-    if model_state is not None or not isinstance(optimizer_state, bool):
-        raise NotImplementedError
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(module, torch.nn.Module):
-        raise TypeError(f"track a torch.nn.Module, or model_state= of JAX, not {module!r:.100}")
-    from tensortap.sources.torch_hooks import TorchHooks
-
+    jax = model_state is not None or not isinstance(optimizer_state, bool)
     try:
-        settings = Settings(optimizer_state=optimizer_state, **options)
+        settings = Settings(
+            optimizer_state=optimizer_state is not False and optimizer_state is not None,
+            **options,
+        )
     except TypeError:
         known = ", ".join(Settings._fields)
         unknown = ", ".join(sorted(set(options) - set(Settings._fields)))
         raise TypeError(f"track has no {unknown}; there are {known}") from None
     observer = Observer(settings)
+    if jax:
+        from tensortap.sources.jax_track import JaxStates
+
+        if module is not None:
+            raise TypeError("track a torch module, or model_state= of JAX, not both")
+        state = None if isinstance(optimizer_state, bool) else optimizer_state
+        return Tracker(JaxStates(model_state, state, observer), observer)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(module, torch.nn.Module):
+        raise TypeError(f"track a torch.nn.Module, or model_state= of JAX, not {module!r:.100}")
+    from tensortap.sources.torch_hooks import TorchHooks
+
     return Tracker(TorchHooks(module, optimizer, observer), observer)
