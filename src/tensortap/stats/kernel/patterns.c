@@ -13,11 +13,13 @@ void settle(Worker *w, Kind kind)
             w->patterns[i] += (uint64_t)w->few[0][i] + w->few[1][i] + w->few[2][i] + w->few[3][i];
         memset(w->few, 0, sizeof w->few);
     } else {
-        for (int i = 0; i < PATTERNS; i++)
-            if (w->many[i] | w->many[SECOND + i]) /* pages with no counts stay untouched */
-                w->patterns[i] += (uint64_t)w->many[i] + w->many[SECOND + i];
-        if (w->seen >= FLUSH)
-            memset(w->many, 0, (SECOND + PATTERNS) * sizeof *w->many);
+        for (int i = 0; i < PATTERNS; i++) {
+            uint64_t n = (uint64_t)w->many[i] + w->many[SECOND + i];
+            if (n != 0) {
+                w->patterns[i] += n;
+                w->many[i] = w->many[SECOND + i] = 0;
+            }
+        }
     }
     w->seen = 0;
 }

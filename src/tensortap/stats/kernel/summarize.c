@@ -35,7 +35,7 @@
 #define MOST_THREADS 8          /* by default: memory has no more to give */
 #define LIMIT 64                /* threads, whatever the caller says */
 #define WORTH_A_TABLE (1 << 20) /* 16-bit elements from which counting patterns is faster */
-#define WORTH_A_SMALL (1 << 19) /* bfloat16 uses few of them, which stay in the cache */
+#define WORTH_A_SMALL (1 << 18) /* bfloat16 uses few of them, which stay in the cache */
 
 /* ---- the processor's treatment of numbers ---- */
 
@@ -281,6 +281,46 @@ Outcome summarize_few(const Array *array, Kind kind, const double *table, Statis
     return job.beyond ? BEYOND : DONE;
 }
 
+/* Workers are kept for the next call: the kernel clears every page of fresh memory. */
+static Worker *idle[MOST_THREADS];
+
+static void dismiss(int place, Worker *w)
+{
+    if (w != NULL && place < MOST_THREADS)
+        w = __atomic_exchange_n(&idle[place], w, __ATOMIC_ACQ_REL);
+    if (w == NULL)
+        return;
+    free(w->patterns);
+    free(w->many);
+    free(w);
+}
+
+/* A worker with room for so many patterns; NULL if there is no memory. */
+static Worker *hire(int place, size_t patterns)
+{
+    Worker *w = NULL;
+    if (place < MOST_THREADS)
+        w = __atomic_exchange_n(&idle[place], NULL, __ATOMIC_ACQ_REL);
+    if (w == NULL) {
+        w = malloc(sizeof *w);
+        if (w == NULL)
+            return NULL;
+        w->patterns = NULL;
+        w->many = NULL;
+    }
+    if (patterns > 0 && w->patterns != NULL)
+        memset(w->patterns, 0, patterns * sizeof *w->patterns);
+    else if (patterns > 0)
+        w->patterns = calloc(PATTERNS, sizeof *w->patterns);
+    if (patterns > 256 && w->many == NULL)
+        w->many = calloc(SECOND + PATTERNS, sizeof *w->many);
+    if ((patterns > 0 && w->patterns == NULL) || (patterns > 256 && w->many == NULL)) {
+        dismiss(place, w);
+        return NULL;
+    }
+    return w;
+}
+
 Outcome summarize(const Array *array, Kind kind, const double *table, int threads,
                   Statistics *found)
 {
@@ -297,14 +337,9 @@ Outcome summarize(const Array *array, Kind kind, const double *table, int thread
     if (hands == NULL || job.parts == NULL)
         goto end;
     for (int i = 0; i < n; i++) {
-        Worker *w = malloc(sizeof *w);
-        if (w == NULL)
-            goto end;
         hands[i].job = &job;
-        hands[i].worker = w;
-        w->patterns = patterns ? calloc(patterns, sizeof *w->patterns) : NULL;
-        w->many = patterns > 256 ? calloc(SECOND + PATTERNS, sizeof *w->many) : NULL;
-        if ((patterns && w->patterns == NULL) || (patterns > 256 && w->many == NULL))
+        hands[i].worker = hire(i, patterns);
+        if (hands[i].worker == NULL)
             goto end;
     }
     values = patterns ? malloc(2 * patterns * sizeof *values) : NULL;
@@ -329,11 +364,8 @@ Outcome summarize(const Array *array, Kind kind, const double *table, int thread
     leave(&before);
     outcome = job.beyond ? BEYOND : DONE;
 end:
-    for (int i = 0; hands != NULL && i < n && hands[i].worker != NULL; i++) {
-        free(hands[i].worker->patterns);
-        free(hands[i].worker->many);
-        free(hands[i].worker);
-    }
+    for (int i = 0; hands != NULL && i < n && hands[i].worker != NULL; i++)
+        dismiss(i, hands[i].worker);
     free(values);
     free(job.parts);
     free(hands);

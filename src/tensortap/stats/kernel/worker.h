@@ -19,7 +19,7 @@ typedef struct {
     int base, width;    /* of the windows */
     int scatter, pause; /* chunks for which they are not tried, and how many next time */
     uint32_t few[4][256]; /* patterns of 8 bits */
-    uint32_t *many;       /* of 16 bits: two tables */
+    uint32_t *many;       /* of 16 bits: two tables, zero between jobs */
     uint64_t *patterns;   /* where they are added up from time to time */
     uint64_t seen;        /* since then */
     uint8_t exponents[CHUNK];
@@ -51,7 +51,7 @@ Moments take_chunk(Worker *w, Job *job, const char *data, size_t n);
 
 void count_patterns(Worker *w, Kind kind, const char *data, size_t n);
 
-/* Add up in w->patterns what was counted. */
+/* Add up in w->patterns what was counted, and begin anew. */
 void settle(Worker *w, Kind kind);
 
 /* The moments of values that occur `times` each; `values` and `weights` have room for them all. */
