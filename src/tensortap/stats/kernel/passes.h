@@ -1,6 +1,6 @@
 /* The passes over one chunk of values that lies in the first-level cache.
  *
- * kernel_core.c includes this file once for every kind of processor: PASS(name) gives each copy
+ * variants.c includes this file once for every kind of processor: PASS(name) gives each copy
  * its own names, and vectors are WIDTH bytes of float64 or BYTES_WIDTH of bytes. There are no
  * intrinsics. Whatever the width, there are eight sums side by side that are added up in the same
  * order: the figures are the same to the last bit (-ffp-contract=off is needed for that).

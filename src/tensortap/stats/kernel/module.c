@@ -1,11 +1,12 @@
 /* tensortap.stats._kernel: the statistics of memory, from an address to a finished Summary.
  *
- * `stats/memory.py` is the Python side. The C side of the numbers is kernel_core.c.
+ * `stats/memory.py` is the Python side. What it computes is in summarize.c.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "kernel_core.h"
+#include "summarize.h"
+#include "variants.h"
 
 #define FEW (1 << 14) /* elements for which letting go of the interpreter is not worth it */
 #define TABLES 64     /* dtypes of 8 bits */

@@ -1,6 +1,6 @@
-/* The statistics of numbers in memory: what kernel.c shows to Python. Nothing here knows of it. */
-#ifndef TENSORTAP_KERNEL_CORE_H
-#define TENSORTAP_KERNEL_CORE_H
+/* The statistics of numbers in memory: what module.c shows to Python. Nothing here knows of it. */
+#ifndef TENSORTAP_SUMMARIZE_H
+#define TENSORTAP_SUMMARIZE_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -40,11 +40,5 @@ Outcome summarize(const Array *array, Kind kind, const double *table, int thread
 
 /* The same for few elements, in memory that all callers share: only one of them at a time. */
 Outcome summarize_few(const Array *array, Kind kind, const double *table, Statistics *found);
-
-/* The processors that there is code for, best last; NULL at the end or where this one can't. */
-const char *variant(int index);
-const char *used_variant(void);
-int use_variant(const char *name); /* 0 if this processor can't */
-void choose_variant(void);
 
 #endif
