@@ -7,6 +7,7 @@ Only operations of torch, none of which waits for the device. The vector is that
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 
@@ -131,4 +132,4 @@ def _whole_exponents(x: torch.Tensor, layout: packed.Layout) -> torch.Tensor:
     below = -x.abs()  # below zero, so that the smallest integer has its like
     reached = [(below <= -(1 << n)).sum() for n in range(layout.bins)]
     reached.append(torch.zeros_like(reached[0]))
-    return torch.stack([a - b for a, b in zip(reached, reached[1:], strict=False)])
+    return torch.stack([a - b for a, b in itertools.pairwise(reached)])

@@ -34,7 +34,7 @@ class Patterns:
         self._known: dict[tuple[Kind, str], bool] = {}
 
     def wants(self, kind: Kind, name: str) -> bool:
-        """Whether the name is wanted: included, if anything is said about its kind, not excluded."""
+        """Whether the name is wanted: included, or nothing said of its kind, and not excluded."""
         found = self._known.get((kind, name))
         if found is None:
             include, exclude = self._include.get(kind), self._exclude.get(kind)

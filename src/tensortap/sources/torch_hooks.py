@@ -333,9 +333,8 @@ _DTYPES: dict[torch.dtype, str] = {}
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    name: str = str(dtype).removeprefix("torch.")
-    _DTYPES[dtype] = name
-    return name
+    _DTYPES[dtype] = str(dtype).removeprefix("torch.")
+    return _DTYPES[dtype]
 
 
 def _undisturbed(hook: Callable[..., None]) -> Callable[..., None]:
@@ -350,7 +349,8 @@ TorchHooks._on_output._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _path_of(root: torch.nn.Module, wanted: torch.nn.Module) -> str:
-    return next(path for path, module in root.named_modules() if module is wanted)
+    found: dict[int, str] = {id(module): path for path, module in root.named_modules()}
+    return found[id(wanted)]
 
 
 def _optimizers(optimizer: Any) -> list[Any]:
