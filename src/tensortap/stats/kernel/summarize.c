@@ -69,6 +69,7 @@ typedef struct {
     Job *job;
     Worker *worker;
     pthread_t thread;
+    int started;
 } Hand;
 
 static void start(Worker *w, const Job *job)
@@ -110,6 +111,7 @@ static void *work(void *argument)
     Environment before;
     enter(&before);
     start(hand->worker, job);
+    hand->started = 1;
     for (;;) {
         size_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (task >= job->tasks)
@@ -133,17 +135,46 @@ static int usable_processors(void)
     return online > 0 ? (int)online : 1;
 }
 
+/* The team of threads of the program's OpenMP, which wait for work anyway: torch's. Threads of
+ * our own would fight with them for the processors. A forked child has no team. */
+static Team team;
+static pid_t team_of;
+
+void use_team(Team given)
+{
+    team = given;
+    team_of = getpid();
+}
+
+static int has_team(void)
+{
+    return team.run != NULL && team_of == getpid();
+}
+
 static int hands_for(size_t count, int threads)
 {
-    size_t worth = count / A_THREAD;
+    size_t worth = count / (has_team() ? TASK : A_THREAD);
     if (worth <= 1)
         return 1;
     if (threads <= 0) {
-        threads = usable_processors();
+        threads = has_team() ? team.size() : usable_processors();
         threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     }
     threads = threads < LIMIT ? threads : LIMIT;
     return worth < (size_t)threads ? (int)worth : threads;
+}
+
+typedef struct {
+    Hand *hands;
+    int n;
+} Crew;
+
+static void work_in_team(void *argument)
+{
+    Crew *crew = argument;
+    int i = team.number();
+    if (i < crew->n)
+        work(&crew->hands[i]);
 }
 
 /* Run the job with as many hands as there are; the first is this thread itself. */
@@ -151,6 +182,14 @@ static void work_together(Hand *hands, int n)
 {
     sigset_t all, before;
     int started = 1;
+    if (n > 1 && has_team()) {
+        Crew crew = {hands, n};
+        team.run(work_in_team, &crew, (unsigned)n, 0);
+        for (int i = 0; i < n; i++)
+            if (!hands[i].started)
+                start(hands[i].worker, hands[i].job); /* a smaller team: nothing counted */
+        return;
+    }
     /* signals are for the threads that know of them */
     sigfillset(&all);
     if (n > 1) {
