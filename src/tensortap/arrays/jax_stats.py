@@ -31,13 +31,18 @@ def _registered() -> bool:
     try:
         from tensortap import _xla  # C, and optional
 
-        jax.ffi.register_ffi_target(_TARGET, _xla.pack, platform="cpu")
+        reason: object = "it has no jax.ffi"
+        for version in range(_xla.NEWEST, _xla.OLDEST - 1, -1):
+            _xla.speak(version)
+            try:
+                jax.ffi.register_ffi_target(_TARGET, _xla.pack, platform="cpu")
+                return True
+            except Exception as error:  # it takes its own version of the interface only
+                reason = error
     except ImportError:
         return False
-    except Exception as error:  # another version of the interface
-        log.warning("tensortap: JAX does not take the C statistics, those of XLA serve: %s", error)
-        return False
-    return True
+    log.warning("tensortap: JAX does not take the C statistics, those of XLA serve: %s", reason)
+    return False
 
 
 def native() -> bool:

@@ -376,7 +376,7 @@ class Intercept:
             for entry in extra.about.entries:
                 found.append((entry, vector, start))
                 start += entry.words
-        found += [(entry, vector, 0) for entry, vector in (*_once(live), *_once(late))]
+        found += [(entry, vector, 0) for entry, vector in (*_once(live), *_in_order(_once(late)))]
         calls = number_calls([entry for entry, _, _ in found])
         observations = []
         for (entry, vector, start), first in zip(found, calls, strict=True):
@@ -451,6 +451,26 @@ def _once(run: list[tuple[Entry, Vector]]) -> Iterator[tuple[Entry, Vector]]:
         else:
             owed[uid] = owed.get(uid, 0) + 1
         yield entry, vector
+
+
+def _in_order(run: Iterable[tuple[Entry, Vector]]) -> list[tuple[Entry, Vector]]:
+    """What compiled code called back with, in the order of its program: it calls in any order.
+
+    The n-th time that a mark is met is the n-th run of its code. Gradients come last to first
+    if all values came before them: then the backward pass is a function of its own.
+    """
+    listed = list(run)
+    places: dict[tuple[int, Kind], list[int]] = {}
+    for index, (entry, _) in enumerate(listed):
+        places.setdefault((entry.mark.uid, entry.mark.kind), []).append(index)
+    keys: dict[int, tuple[int, int, bool]] = {}
+    for (uid, kind), indices in places.items():
+        values = places.get((uid, Kind.ACTIVATION), [])
+        gradient = kind is Kind.GRADIENT
+        backwards = gradient and bool(values) and max(values) < indices[0]
+        for turn, index in enumerate(reversed(indices) if backwards else indices):
+            keys[index] = turn, uid, gradient
+    return [listed[index] for index in sorted(keys, key=keys.__getitem__)]
 
 
 def number_calls(entries: Iterable[Entry]) -> list[int]:
