@@ -390,6 +390,22 @@ def test_arguments_that_are_no_arrays():
     assert_same(results, jitted(params, state, optimizer, x, scale=3, mode="sum"))
 
 
+def test_a_method_that_is_jitted():
+    class Trainer:
+        def __init__(self):
+            self.model = MLP()
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def step(self, params, x):
+            return jax.grad(lambda p: jnp.sum(self.model.apply(p, x)))(params)
+
+    trainer, x = Trainer(), batch()
+    params = trainer.model.init(jax.random.key(0), x)
+    results, seen = Intercept()(trainer.step, params, x)
+    assert_same(results, trainer.step(params, x))
+    assert len(seen) == 6
+
+
 def test_donated_arguments_are_donated():
     params, state, update = training(MLP(), optax.adam(1e-2), x := batch())
     fn = jax.jit(update, donate_argnums=(0, 1))
@@ -595,6 +611,14 @@ def test_the_optimizer_was_made_for_part_of_the_parameters():
     # only the state, named after parameters that are known from before
     names = {(o.name, o.part) for o in Intercept().observe_trees(None, state, like=params)}
     assert ("a.w", "v_row") in names
+
+
+def test_what_was_donated_is_left_out():
+    kept, gone = jnp.ones(3), jnp.ones(3)
+    gone.delete()
+    with jax.transfer_guard("disallow"):
+        seen = Intercept().observe_trees({"kept": kept, "gone": gone, "number": 1.0})
+    assert [o.name for o in seen] == ["kept", "number"]
 
 
 def test_plain_numbers_and_nothing():

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from tensortap.arrays.jax_stats import can_reduce, pack
 from tensortap.record import Kind, Summary
+from tensortap.session import session
 from tensortap.sources import jax_tap, jax_trees
 from tensortap.sources.jax_harvest import Entry, Harvest, evaluate
 from tensortap.sources.jax_modules import Wanted, instrumented
@@ -285,14 +287,14 @@ class Intercept:
         """What ``fn(*args, **kwargs)`` returns, and what was seen in it."""
         while isinstance(fn, functools.partial):
             args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
+        if isinstance(fn, types.MethodType) and type(fn.__func__) is _PJIT:
+            args, fn = (fn.__self__, *args), fn.__func__
         jax_tap.deliver_to(self._take_late)
         extras: list[_Extra] = []
         live: list[tuple[Entry, Vector]] = []
         compiled = self._compile(fn)
         if compiled is not None:
-            results, failed = self._call_compiled(compiled, args, kwargs, extras)
-            if failed:
-                results = fn(*args, **kwargs)
+            results = self._call_compiled(compiled, args, kwargs, extras)
         else:
             with self._opened(fn, extras) as opened:
                 # what lies around the compiled function computes nothing
@@ -316,15 +318,19 @@ class Intercept:
 
     def _call_compiled(
         self, compiled: _Compiled, args: Any, kwargs: Any, extras: list[_Extra]
-    ) -> tuple[Any, bool]:
+    ) -> Any:
         try:
             results, extra = compiled(*args, **kwargs)
         except Exception as error:
-            # if it is the user's, the plain call raises it again
-            self.say(f"{getattr(compiled.fn, '__name__', '?')}: {type(error).__name__}: {error}")
-            return None, True
-        extras.append(extra)
-        return results, False
+            if session.strict:
+                raise
+            failure = f"{type(error).__name__}: {error}"
+        else:
+            extras.append(extra)
+            return results
+        results = compiled.fn(*args, **kwargs)  # if the error is the user's, here it is again
+        self.say(f"{getattr(compiled.fn, '__name__', 'a function')}: {failure}")
+        return results
 
     @contextlib.contextmanager
     def _opened(self, fn: Any, extras: list[_Extra]) -> Iterator[bool]:
@@ -415,7 +421,9 @@ class Intercept:
         if not wanted:
             return []
         chosen = [arrays[i] for i in wanted]
-        vector, start = Vector(jax_trees.pack_all(chosen)), 0
+        # the user's guard is meant for his own transfers
+        with jax.transfer_guard("allow"):
+            vector, start = Vector(jax_trees.pack_all(chosen)), 0
         observations = []
         for i, array in zip(wanted, chosen, strict=True):
             kind, name, part = names[i]
