@@ -42,12 +42,6 @@ typedef struct {
 typedef struct {
     size_t size;
     Extension *extensions;
-    Version version;
-} Api;
-
-typedef struct {
-    size_t size;
-    Extension *extensions;
     int dtype;
     void *data;
     int64_t rank;
@@ -65,12 +59,14 @@ typedef struct {
 typedef struct {
     size_t size;
     Extension *extensions;
-    const Api *api;
+    const void *api;
     void *context;
     int stage;
     Buffers arguments, results;
 } Frame;
 
+/* the structs are the same in all of these versions: 0.OLDEST to 0.NEWEST */
+enum { OLDEST = 1, NEWEST = 3 };
 enum { FLOAT16 = 10, FLOAT32 = 11, BFLOAT16 = 16, EXECUTE = 3 };
 
 /* ---- statistics ---- */
@@ -106,13 +102,6 @@ typedef struct {
 static inline int32_t key_of(uint32_t u)
 {
     return (int32_t)(u ^ ((uint32_t)((int32_t)u >> 31) >> 1));
-}
-
-static inline float float_of(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, 4);
-    return x;
 }
 
 static inline int place_of(uint32_t a) /* the exponent, above that of the smallest subnormal */
@@ -399,19 +388,20 @@ static int pack_into(const Buffer *in, const Buffer *out)
 
 /* ---- the handler ---- */
 
+static int minor = OLDEST; /* the version of the interface that is spoken: 0.minor */
+
 static void *pack(Frame *frame)
 {
     for (Extension *e = frame->extensions; e; e = e->next)
         if (e->type == 1) {
             Metadata *metadata = ((AskMetadata *)e)->metadata;
-            /* made for 0.x; any other version is told so, and refuses */
             metadata->version.major = 0;
-            metadata->version.minor = frame->api && frame->api->version.major == 0
-                                          ? frame->api->version.minor : 0;
+            metadata->version.minor = minor;
             metadata->traits = 0;
             return NULL;
         }
-    if (frame->stage == EXECUTE && frame->arguments.count == 1 && frame->results.count == 1) {
+    if (frame->stage == EXECUTE && frame->arguments.size == sizeof(Buffers) &&
+        frame->arguments.count == 1 && frame->results.count == 1) {
         const Buffer *in = frame->arguments.items[0], *out = frame->results.items[0];
         if (in->dtype == FLOAT32 || in->dtype == BFLOAT16 || in->dtype == FLOAT16)
             pack_into(in, out);
@@ -419,8 +409,22 @@ static void *pack(Frame *frame)
     return NULL;
 }
 
+static PyObject *speak(PyObject *self, PyObject *version)
+{
+    long wanted = PyLong_AsLong(version);
+    if (wanted == -1 && PyErr_Occurred())
+        return NULL;
+    minor = (int)wanted;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"speak", speak, METH_O, "Register as code for this version of the interface."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "tensortap._xla", "Statistics for XLA on a CPU.", -1, NULL,
+    PyModuleDef_HEAD_INIT, "tensortap._xla", "Statistics for XLA on a CPU.", -1, methods,
     NULL, NULL, NULL, NULL,
 };
 
@@ -435,5 +439,7 @@ PyMODINIT_FUNC PyInit__xla(void)
         Py_DECREF(m);
         return NULL;
     }
+    PyModule_AddIntConstant(m, "OLDEST", OLDEST);
+    PyModule_AddIntConstant(m, "NEWEST", NEWEST);
     return m;
 }
