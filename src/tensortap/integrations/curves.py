@@ -67,27 +67,31 @@ def points(
         wanted = re.compile(names or "")
     except re.error as error:
         raise TensortapError(f"not a regular expression: {names!r} ({error})") from None
-    return (
-        point
-        for table in _tables(source)
-        for point in _points(table, wanted, statistics, histograms)
-    )
+    return _points(source, wanted, statistics, histograms)
 
 
-def _tables(source: Any) -> Iterator[pa.Table]:
+def _points(
+    source: Any, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
+) -> Iterator[Point]:
+    for tables in _tables(source):
+        found = [point for table in tables for point in _numbers(table, wanted)]
+        for table in tables:
+            found += _statistics(table, wanted, statistics, histograms)
+        yield from sorted(found, key=lambda point: (point.rank, point.step))
+
+
+def _tables(source: Any) -> Iterator[list[pa.Table]]:
     """Some thousand rows at a time: a run may be larger than memory."""
     if not isinstance(source, Run):
         records = iter(getattr(source, "records", source))
         while some := list(itertools.islice(records, _AT_ONCE)):
-            yield _of_records(some)
+            yield [_of_records(some)]
         return
     for whole in source.reader.tables(_COLUMNS):
         for start in range(0, whole.num_rows, _AT_ONCE):
             table = whole.slice(start, _AT_ONCE)
-            yield table
             lacking = _without_statistics(table)
-            if lacking:
-                yield _of_records(source.summarized(lacking))
+            yield [table, _of_records(source.summarized(lacking))] if lacking else [table]
 
 
 def _of_records(records: Iterable[Record]) -> pa.Table:
@@ -109,24 +113,30 @@ def _without_statistics(table: pa.Table) -> list[tuple[str, int, int]]:
     ]
 
 
-def _points(
-    table: pa.Table, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
-) -> Iterator[Point]:
+_HEADS = ("name", "rank", "step", "time_ns", "call")
+
+
+def _numbers(table: pa.Table, wanted: re.Pattern[str]) -> Iterator[Point]:
+    """Metrics, and numbers that were caught."""
     import pyarrow.compute as pc
 
     single = pc.and_(pc.is_valid(table.column("number")), pc.invert(table.column("missing")))
     single = pc.and_(single, pc.is_null(table.column("count")))
-    heads = ("name", "rank", "step", "time_ns", "call")
-    numbers = table.filter(single)
-    for name, rank, step, time, call, number in _rows(numbers, [*heads, "number"]):
+    rows = _rows(table.filter(single), [*_HEADS, "number"])
+    for name, rank, step, time, call, number in rows:
         if wanted.search(name):
             yield Point(rank, step, time / 1e9, {_tag(name, call): number}, None)
 
+
+def _statistics(
+    table: pa.Table, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
+) -> Iterator[Point]:
+    """Figures of tensors, and their exponents."""
     table = logframe.with_statistics(table)
     table = table.append_column("label", logframe.layer_names(table))
     table = table.append_column("tensor_type", logframe.tensor_types(table))
     extra = logframe.extra_statistics(table)
-    columns = [*heads, "label", "tensor_type", "first_bin", "bins", *statistics]
+    columns = [*_HEADS, "label", "tensor_type", "first_bin", "bins", *statistics]
     for place, row in enumerate(_rows(table, columns)):
         name, rank, step, time, call, label, kind, first, bins, *values = row
         if not wanted.search(name):

@@ -52,7 +52,7 @@ class Track(Callback):
         self._optimizer_steps = self._step = step
         self._loss: Any = None
         self._logged: dict[str, Any] = {}
-        self._of_batch: dict[str, Any] = {}
+        self._said: dict[str, Any] = {}  # of the latest step
 
     @property
     def tracker(self) -> Tracker | None:
@@ -71,6 +71,11 @@ class Track(Callback):
         self._training.begin(pl_module, list(trainer.optimizers), self._step)
 
     @guarded
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """What is shown by now was logged before this batch."""
+        self._logged = dict(trainer.callback_metrics)
+
+    @guarded
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -80,10 +85,10 @@ class Track(Callback):
             return
         self._optimizer_steps = trainer.global_step
         loss = {} if self._loss is None else {"loss": self._loss}
-        self._of_batch = {**loss, **self._fresh(trainer)}
+        self._said = {**loss, **self._fresh(trainer)}
         tracker = self.tracker
         if tracker is not None and tracker.on:  # a number of a device has to be waited for
-            self._training.log(self._of_batch)
+            self._training.log(self._said)
         self._loss = None
         if not self._training.step():
             trainer.should_stop = True
@@ -120,9 +125,10 @@ class Track(Callback):
 
     def _log_later(self, trainer: Any) -> None:
         """What is known only now, about the step before."""
-        said = self._of_batch
-        later = {n: v for n, v in self._fresh(trainer).items() if not _same(said.get(n), v)}
+        fresh = self._fresh(trainer).items()
+        later = {name: value for name, value in fresh if not _same(self._said.get(name), value)}
         self._training.log(later, self._step - 1)
+        self._said |= later
 
     def _fresh(self, trainer: Any) -> dict[str, Any]:
         """What was logged since the last look; the trainer shows the earlier as well."""
@@ -133,5 +139,5 @@ class Track(Callback):
 
 
 def _same(before: Any, now: Any) -> bool:
-    """Whether it is the number of the batch once more; NaN is, too."""
+    """Whether it is the same number once more; NaN is, too."""
     return before is not None and repr(float(before)) == repr(float(now))

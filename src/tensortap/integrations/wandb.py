@@ -30,10 +30,12 @@ def export(
 
     It is below ``folder/wandb`` and goes nowhere before ``wandb sync`` of it, unless `mode` is
     ``"online"``. Keys are ``Weight/rm2/blocks.0.wq`` and so on, as for TensorBoard, all over
-    ``step``; those of other ranks than the first begin with ``rank1/``.
+    ``step``; those of other ranks than the first begin with ``rank1/``. While a run of wandb is
+    under way in the same program, wandb may complete the file only some moments later.
     """
     found = points(source, names=names, statistics=statistics, histograms=histograms)
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder = Path(folder).absolute()  # wandb's own process may be at home elsewhere
+    folder.mkdir(parents=True, exist_ok=True)
     with _quiet(mode), _opened(folder, project, name or _name(source), mode) as (wandb, run):
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
@@ -74,9 +76,7 @@ def _at_most(histogram: Histogram, most: int) -> tuple[list[int], list[int]]:
 
 
 @contextlib.contextmanager
-def _opened(
-    folder: str | Path, project: str, name: str | None, mode: Mode
-) -> Iterator[tuple[Any, Any]]:
+def _opened(folder: Path, project: str, name: str | None, mode: Mode) -> Iterator[tuple[Any, Any]]:
     try:
         import wandb
     except ImportError:
@@ -86,12 +86,17 @@ def _opened(
         console="off", disable_code=True, disable_git=True, silent=True, x_disable_meta=True,
         x_disable_stats=True,
     )  # fmt: skip
+    ours = "WANDB_SERVICE" not in os.environ  # no run of the user's is under way
     run = wandb.init(
         project=project, name=name, dir=str(folder), mode=mode, settings=settings,
         reinit="create_new",
     )  # fmt: skip
-    with run:
-        yield wandb, run
+    try:
+        with run:
+            yield wandb, run
+    finally:
+        if ours:
+            wandb.teardown()  # the file is complete only when wandb's process has ended
 
 
 @contextlib.contextmanager
