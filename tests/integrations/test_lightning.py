@@ -14,11 +14,8 @@ from tensortap.integrations.lightning import Track
 from tensortap.record import Kind
 from tensortap.session import session
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated"),
-    pytest.mark.filterwarnings("ignore:.*treespec.*LeafSpec"),
-]
+# Lightning, of torch's own pytree
+pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
 BATCHES = 6
 
 

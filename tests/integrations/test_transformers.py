@@ -10,7 +10,6 @@ import tensortap as tap
 from tensortap.integrations.transformers import Track
 from tensortap.record import Kind
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator is found")
 STEPS = 6
 
 

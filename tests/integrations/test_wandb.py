@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tensortap.errors import MissingExtra
+from tensortap.record import Kind
 from tests.runs.test_command_line import tensortap
 
 BLOCK = 32768
@@ -80,11 +81,14 @@ def test_offline(tracked, tmp_path, monkeypatch, nobody):
     weights = frame[(frame.kind == "Weight") & (frame.name == "0.weight")]
     assert [row["Weight/rm2/0"] for row in rows] == weights.rm2.tolist()
     assert "Activation/rm2/0/call1" in rows[2]
-    exponents = rows[0]["Weight/exponents/0"]
-    stats = tracked.reader.records("0.weight", step=0)[0].stats
-    assert exponents["_type"] == "histogram"
-    counted = dict(zip(exponents["bins"], exponents["values"], strict=False))
+    weight = tracked.reader.records("0.weight", step=0, kind=Kind.WEIGHT)[0]
+    stats = weight.stats
+    assert rows[0]["Weight/exponents/0/_type"] == "histogram"
+    edges, counts = (rows[0][f"Weight/exponents/0/{key}"] for key in ("bins", "values"))
+    assert len(edges) == len(counts) + 1
+    counted = dict(zip(edges, counts, strict=False))
     assert {n: c for n, c in counted.items() if c} == stats.exponents
+    assert abs(rows[0]["_timestamp"] - weight.time_ns / 1e9) < 1  # not that of the export
     assert nobody == []
     assert not {"WANDB_ERROR_REPORTING", "WANDB_SERVICE"} & set(os.environ)
 

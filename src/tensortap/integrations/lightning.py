@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 def _library() -> Any:
     """The Lightning that the program has imported; both of its names are in use."""
     names = ("lightning.pytorch", "pytorch_lightning")
+    reason = None
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
-        except ImportError:
-            continue
-    raise MissingExtra("the Lightning callback needs Lightning: pip install lightning")
+        except ImportError as error:
+            reason = reason or error
+    raise MissingExtra(
+        f"the Lightning callback needs Lightning: pip install lightning ({reason})"
+    ) from reason
 
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 def _library() -> Any:
     try:
         import transformers
-    except ImportError:
+    except ImportError as error:
         raise MissingExtra(
-            "the callback for Hugging Face's Trainer needs transformers: pip install transformers"
-        ) from None
+            "the callback for Hugging Face's Trainer needs transformers: pip install transformers "
+            f"({error})"
+        ) from error
     return transformers
 
 

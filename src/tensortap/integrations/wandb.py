@@ -46,7 +46,7 @@ def export(
                 if row:
                     run.log(row)
                 key = (point.rank, point.step)
-                row = {"step": point.step}
+                row = {"step": point.step, "_timestamp": point.seconds}
             prefix = f"rank{point.rank}/" if point.rank else ""
             row |= {prefix + tag: number for tag, number in point.numbers.items()}
             if point.histogram is not None:
