@@ -1,4 +1,4 @@
-"""The package of integrations: nothing is imported before it is used, and what is missing is said."""
+"""Nothing is imported before it is used, and what is missing is said."""
 
 from __future__ import annotations
 

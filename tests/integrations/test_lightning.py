@@ -203,8 +203,11 @@ def test_what_fails_inside_does_not_reach_the_training(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "tensortap.integrations.training.track", lambda *_, **__: 1 / 0
     )  # the beginning
-    trainer, _ = fit(tmp_path, Track())
+    track = Track(run=tmp_path / "runs")
+    trainer, _ = fit(tmp_path, track)
     assert trainer.global_step == 2 * BATCHES
+    assert track.tracker is None
+    assert tap.open(track.path).reader.info.ended is not None
     monkeypatch.undo()
     monkeypatch.setattr("tensortap.sources.observer.Observer.advance", lambda _: 1 / 0)
     trainer, _ = fit(tmp_path, Track(run=tmp_path / "runs"))

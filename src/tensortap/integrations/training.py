@@ -29,15 +29,18 @@ class Training:
     def begin(self, model: Any, optimizers: Any, step: int) -> None:
         """Track a model and its optimizers; what comes now belongs to `step`."""
         self.end()
+        self.tracker = self.path = None
+        self.active = True
         with _Guard("begin of the training"):
             if self.folder is not None:
                 self.path = runs.init(self.folder)
             if session.clock.owner is None:
                 session.clock.restart()  # the steps of an earlier training are over
             options = {"init_step": step, **self.options}
-            self.tracker = track(model, optimizers, **options)
-            self.tracker.__enter__()
-            self.active = True
+            tracker = track(model, optimizers, **options)
+            self.tracker = tracker.__enter__()
+            return
+        self.end()  # it could not begin
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Numbers about the step under way, or about another one."""
