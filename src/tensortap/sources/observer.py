@@ -178,11 +178,12 @@ class Observer:
         if stats is not None:
             self._put(_replace(pending.record, stats=stats), pending.nbytes)
 
-    def metric(self, name: str, value: float) -> None:
-        """A number about the step as a whole."""
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        """A number about a step as a whole: the one that is under way, or another."""
         rank, world_size = ranks.rank_and_world_size()
         number, now = session.next_number(), time.time_ns()
-        self._put(Record(name, Kind.METRIC, self.step_number, 0, number, rank, world_size, now,
+        step = self.step_number if step is None else step
+        self._put(Record(name, Kind.METRIC, step, 0, number, rank, world_size, now,
                          "builtins.float", value=value), 0)  # fmt: skip
 
     def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:

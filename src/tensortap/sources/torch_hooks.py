@@ -80,8 +80,12 @@ class TorchHooks:
     def _attach_parameters(self) -> None:
         if self.optimizers:
             for optimizer in self.optimizers:
-                hook = functools.partial(self._on_optimizer_step)
-                self._handles.append(optimizer.register_step_pre_hook(_undisturbed(hook)))
+                for over, register in (
+                    (False, optimizer.register_step_pre_hook),
+                    (True, optimizer.register_step_post_hook),
+                ):
+                    hook = functools.partial(self._on_optimizer_step, over)
+                    self._handles.append(register(_undisturbed(hook)))
             return
         for name, parameter in self._parameters.items():
             if parameter.requires_grad and self._wants(Kind.WEIGHT_GRADIENT, name):
@@ -188,8 +192,12 @@ class TorchHooks:
     def _wants(self, kind: Kind, name: str) -> bool:
         return self.observer.patterns.wants(kind, name)
 
-    def _on_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _on_optimizer_step(self, over: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.observer.on or not session.enabled:
+            return
+        # a closure computes them within the step: before it they are those of the step before
+        closure = any(callable(given) for given in (*args[1:], *kwargs.values()))
+        if closure is not over:
             return
         for place, parameter in enumerate(_parameters_of(optimizer)):
             if parameter.grad is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensortap.sources.observer import Observer, Settings
@@ -69,6 +69,26 @@ class Tracker:
             except Exception as error:
                 session.fault("tracker.step", error)
         observer.advance()
+
+    def log(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Keep numbers as training statistics: of the step under way, or of an earlier one.
+
+        ``tracker.log({"accuracy": 0.9}, step=40)`` is for what is known only later, and at any
+        step, whatever `every` says.
+        """
+        from tensortap.session import session
+
+        if session.enabled and self._observer.active:
+            for name, value in metrics.items():
+                try:
+                    self._observer.metric(str(name), _number(value), step)
+                except Exception as error:
+                    session.fault(name, error)
+
+    @property
+    def on(self) -> bool:
+        """Whether the step that is under way is tracked, as `every` says."""
+        return self._observer.on
 
     def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of JAX and observe what happens inside: activations and gradients."""
@@ -144,16 +164,8 @@ def track(
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
     """
     jax = model_state is not None or not isinstance(optimizer_state, bool)
-    try:
-        settings = Settings(
-            optimizer_state=optimizer_state is not False and optimizer_state is not None,
-            **options,
-        )
-    except TypeError:
-        known = ", ".join(Settings._fields)
-        unknown = ", ".join(sorted(set(options) - set(Settings._fields)))
-        raise TypeError(f"track has no {unknown}; there are {known}") from None
-    observer = Observer(settings)
+    wanted = optimizer_state is not False and optimizer_state is not None
+    observer = Observer(settings_of({**options, "optimizer_state": wanted}))
     if jax:
         from tensortap.sources.jax_track import JaxStates
 
@@ -167,3 +179,11 @@ def track(
     from tensortap.sources.torch_hooks import TorchHooks
 
     return Tracker(TorchHooks(module, optimizer, observer), observer)
+
+
+def settings_of(options: Mapping[str, Any]) -> Settings:
+    """The options of `track`; one that there is not is said."""
+    unknown = ", ".join(sorted(set(options) - set(Settings._fields)))
+    if unknown:
+        raise TypeError(f"track has no {unknown}; there are {', '.join(Settings._fields)}")
+    return Settings(**options)
