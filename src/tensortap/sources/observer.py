@@ -8,25 +8,23 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tensortap import arrays, ranks
-from tensortap.alerts import Watcher, record_of
+from tensortap.alerts import Alert, Watcher, record_of
 from tensortap.arrays.summary import Later
 from tensortap.record import Kind, Record, Shard, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.session import session
 from tensortap.sources.patterns import Patterns, Wanted, compiled
 
-if TYPE_CHECKING:
-    from tensortap.alerts import Alert
-
 log = logging.getLogger("tensortap")
 
 Stash = Callable[[Any], Mapping[str, float]]
 _OWNER = "tracker.step()"
+_ALERTS = 1000  # that are remembered
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
 
@@ -45,7 +43,7 @@ class Settings(NamedTuple):
     tensors: bool | str | re.Pattern[str] = False
     stash: Stash | None = None
     only_training: bool = True
-    init_step: int = 0
+    init_step: int | None = None
     alerts: Any = False
     on_alert: Any = None
 
@@ -80,12 +78,14 @@ class Observer:
         self.settings = settings
         self.patterns = Patterns(settings.include, settings.exclude)
         self._whole = _tensors(settings.tensors)
-        self._own = settings.init_step  # the step, unless somebody else owns the clock
+        self._own = 0  # the step, unless somebody else owns the clock
         self._current: int | None = None  # the step that is under way
-        self._begun = settings.init_step
+        self._begun = 0
         self.active = False
         self.on = False  # whether this step is one of every n
         self.unseen: dict[str, str] = {}  # what could not be observed, and why
+        self._said: set[str] = set()  # those of which the user has been told
+        self._alerts: collections.deque[Alert] = collections.deque(maxlen=_ALERTS)
         self._pending: collections.deque[Pending] = collections.deque()
         self._kept: list[Record] = []
         self._first_seq = 0
@@ -106,7 +106,12 @@ class Observer:
         from tensortap.sources import run
 
         self._run = run.opened()
-        session.clock.begin(self.settings.init_step)
+        first = self.settings.init_step
+        if first is None:
+            # a second tracker goes on where the first one of a run has ended
+            first = (session.clock.step or 0) if self._run is not None else 0
+        self._own = self._begun = first
+        session.clock.begin(first)
         self._first_seq = session.next_number()
         self.active = True
         self.on = True
@@ -115,6 +120,7 @@ class Observer:
         """Observe no more; what devices still work on is waited for."""
         self.active = self.on = False
         self.settle()
+        self.say_unseen()
         session.clock.release(_OWNER)
 
     # -- observing -----------------------------------------------------------------------
@@ -205,9 +211,30 @@ class Observer:
         self._hand_on(record, nbytes)
         if self.watcher is not None:
             for alert in self.watcher.see(record):
-                number, now = session.next_number(), time.time_ns()
-                said = record_of(alert, seq=number, time_ns=now, world_size=record.world_size)
-                self._hand_on(said, 0)
+                self._alert(alert, record.world_size)
+
+    def _alert(self, alert: Alert, world_size: int) -> None:
+        self._alerts.append(alert)
+        number, now = session.next_number(), time.time_ns()
+        self._hand_on(record_of(alert, seq=number, time_ns=now, world_size=world_size), 0)
+
+    def say_unseen(self) -> None:
+        """Tell the user, and the run, what has turned out not to be seen."""
+        new = [name for name in self.unseen if name not in self._said]
+        if not new:
+            return
+        self._said.update(new)
+        names = ", ".join(new[:5]) + (" …" if len(new) > 5 else "")
+        why = "; ".join(sorted({self.unseen[name] for name in new}))
+        count = "1 module" if len(new) == 1 else f"{len(new)} modules"
+        log.warning("tensortap: the outputs of %s are not seen (%s): %s", count, names, why)
+        rank, world_size = ranks.rank_and_world_size()
+        for name in new:
+            message = f"the output is not seen: {self.unseen[name]}"
+            step = self.step_number
+            self._alert(
+                Alert("unseen", name, Kind.ACTIVATION, step, rank, name, message), world_size
+            )
 
     def _wants_whole(self, record: Record) -> bool:
         if self._whole is not None and self._whole.search(record.name):
@@ -224,10 +251,13 @@ class Observer:
     def advance(self) -> None:
         """The step is over: whatever comes now belongs to the next one."""
         self.poll()
+        self.say_unseen()
         step = self.step_number
-        session.advance(_OWNER, step + 1)
+        # of two trackers that take turns neither sets the other back
+        held = session.advance(_OWNER, max(step + 1, session.clock.step or 0))
         self._own = step + 1
-        self._current = None
+        # counted here: by the time it is first asked for, another tracker may have gone on
+        self._current = self._own if session.clock.owner == _OWNER else held
         self.on = self.active and (self._own - self._begun) % self.settings.every == 0
         if self.watcher is not None:
             self.watcher.check()
@@ -253,7 +283,7 @@ class Observer:
     @property
     def alerts(self) -> list[Alert]:
         """The alerts so far."""
-        return list(self.watcher.alerts) if self.watcher is not None else []
+        return list(self._alerts)
 
 
 _TRACKED = frozenset(Kind) - {Kind.VALUE, Kind.LOCAL}

@@ -7,7 +7,6 @@ one that holds it; their part of the path is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -33,6 +32,9 @@ class Names:
         # the innermost first: what is left of a path still begins as it did
         self._wrapped.sort(key=lambda pair: -len(pair[0]))
         self._title = type(unwrapped(root)).__name__
+        self._paths = {
+            id(module): self.plain(path) or self._title for path, module in root.named_modules()
+        }
 
     def plain(self, path: str) -> str:
         """A path without the wrappers on it."""
@@ -48,6 +50,10 @@ class Names:
         for path, module in self.root.named_modules():
             if _inner(module) is None:
                 yield self.plain(path) or self._title, module
+
+    def of(self, module: torch.nn.Module) -> str:
+        """The name of a module; a wrapper has that of what it wraps."""
+        return self._paths.get(id(module), self._title)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter, shared ones under each of their names."""
@@ -80,12 +86,13 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def compilation(module: torch.nn.Module) -> Any:
-    """How a module is compiled (an object with ``fullgraph``); None if it is not."""
-    if "_orig_mod" in module._modules:
-        return getattr(module, "dynamo_ctx", None) or True
-    call = getattr(module, "_compiled_call_impl", None)
-    if call is None:
-        return None
-    cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=False))
-    return cells["self"].cell_contents if "self" in cells else True
+def type_name(module: torch.nn.Module) -> str:
+    """The class of a module as people import it.
+
+    >>> type_name(torch.nn.Linear(1, 1))
+    'torch.nn.Linear'
+    """
+    cls = type(module)
+    if getattr(torch.nn, cls.__name__, None) is cls:
+        return f"torch.nn.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"

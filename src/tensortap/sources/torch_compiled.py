@@ -1,0 +1,72 @@
+"""Hooks and torch.compile: what a graph is broken for, and what stays out of sight.
+
+A hook that observes has to leave the graph. In one that may break it does; in one that must not
+(``fullgraph=True``) leaving would raise in the user's program, so the hook is compiled to nothing
+and says what is not seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+WHOLE = "it is part of a graph compiled with fullgraph=True, which a hook cannot leave"
+
+_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+
+def outside(
+    hook: Callable[..., None], name: str, on_unseen: Callable[[str], None]
+) -> Callable[..., None]:
+    """The hook, called outside of compiled graphs; `on_unseen` is told where it cannot be."""
+
+    def leave(*args: Any) -> None:
+        hook(*args)
+
+    def must_stay() -> bool:
+        if not _in_whole_graph():
+            return False
+        on_unseen(name)
+        return True
+
+    # what torch.compiler.disable and torch._dynamo.assume_constant_result set, without the
+    # seconds that importing the compiler takes in programs that do not use it
+    leave._torchdynamo_disable = True  # type: ignore[attr-defined]
+    must_stay._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def on_call(*args: Any) -> None:
+        if _compiling() and must_stay():
+            return
+        leave(*args)
+
+    return on_call
+
+
+def _in_whole_graph() -> bool:
+    """Whether the graph that is being compiled must not break; called while it is."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    compiler = InstructionTranslator.current_tx()
+    return bool(
+        getattr(compiler, "one_graph", False) or getattr(compiler, "error_on_graph_break", False)
+    )
+
+
+def forget_graphs() -> None:
+    """Let everything be compiled anew: what is compiled already knows nothing of other hooks."""
+    if "torch._dynamo" in sys.modules and torch._dynamo.convert_frame.input_codes.seen:
+        torch._dynamo.reset()
+
+
+def compilation(module: torch.nn.Module) -> Any:
+    """How a module is compiled (an object with ``fullgraph``); None if it is not."""
+    if "_orig_mod" in module._modules:
+        return getattr(module, "dynamo_ctx", None) or True
+    call = getattr(module, "_compiled_call_impl", None)
+    if call is None:
+        return None
+    cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=False))
+    return cells["self"].cell_contents if "self" in cells else True
