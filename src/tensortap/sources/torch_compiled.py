@@ -27,10 +27,17 @@ def outside(
         hook(*args)
 
     def must_stay() -> bool:
-        if not _in_whole_graph():
-            return False
-        on_unseen(name)
-        return True
+        if _in_whole_graph():
+            on_unseen(name)
+            return True
+        get_ready()
+        return False
+
+    def get_ready() -> None:
+        nonlocal leave
+        leave = torch.compiler.disable(hook)
+        # where the graph is broken it would be compiled on its own, for every module anew
+        torch._dynamo.eval_frame.skip_code(on_call.__code__)
 
     # what torch.compiler.disable and torch._dynamo.assume_constant_result set, without the
     # seconds that importing the compiler takes in programs that do not use it
@@ -42,6 +49,8 @@ def outside(
             return
         leave(*args)
 
+    if "torch._dynamo" in sys.modules:
+        get_ready()
     return on_call
 
 
@@ -61,12 +70,6 @@ def forget_graphs() -> None:
         torch._dynamo.reset()
 
 
-def compilation(module: torch.nn.Module) -> Any:
-    """How a module is compiled (an object with ``fullgraph``); None if it is not."""
-    if "_orig_mod" in module._modules:
-        return getattr(module, "dynamo_ctx", None) or True
-    call = getattr(module, "_compiled_call_impl", None)
-    if call is None:
-        return None
-    cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=False))
-    return cells["self"].cell_contents if "self" in cells else True
+def is_whole(module: torch.nn.Module) -> bool:
+    """Whether it is a module that torch.compile has wrapped with ``fullgraph=True``."""
+    return bool(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False))

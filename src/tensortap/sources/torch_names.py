@@ -6,7 +6,7 @@ one that holds it; their part of the path is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -32,9 +32,6 @@ class Names:
         # the innermost first: what is left of a path still begins as it did
         self._wrapped.sort(key=lambda pair: -len(pair[0]))
         self._title = type(unwrapped(root)).__name__
-        self._paths = {
-            id(module): self.plain(path) or self._title for path, module in root.named_modules()
-        }
 
     def plain(self, path: str) -> str:
         """A path without the wrappers on it."""
@@ -45,15 +42,21 @@ class Names:
                 path = f"{short}.{path[len(long) + 1 :]}" if short else path[len(long) + 1 :]
         return path
 
-    def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Every module that is no wrapper; the model itself goes by its class."""
-        for path, module in self.root.named_modules():
-            if _inner(module) is None:
-                yield self.plain(path) or self._title, module
+    def modules(
+        self, whole: Callable[[torch.nn.Module], bool] = lambda module: False
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Every module that is no wrapper; the model itself goes by its class.
 
-    def of(self, module: torch.nn.Module) -> str:
-        """The name of a module; a wrapper has that of what it wraps."""
-        return self._paths.get(id(module), self._title)
+        A wrapper that is `whole` stands for what it wraps.
+        """
+        inside: set[int] = set()
+        for path, module in self.root.named_modules():
+            name = _inner(module)
+            if name is not None and whole(module):
+                inside.add(id(module._modules[name]))
+            elif name is not None or id(module) in inside:
+                continue
+            yield self.plain(path) or self._title, module
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter, shared ones under each of their names."""

@@ -12,7 +12,7 @@ from tensortap.record import Kind
 from tensortap.session import session
 from tensortap.sources.observer import Observer
 from tensortap.sources.outputs import leaves
-from tensortap.sources.torch_compiled import WHOLE, compilation, forget_graphs, outside
+from tensortap.sources.torch_compiled import WHOLE, forget_graphs, is_whole, outside
 from tensortap.sources.torch_names import Names, type_name, unwrapped
 from tensortap.sources.torch_shards import seen_of
 
@@ -29,7 +29,6 @@ class Outputs:
         self._leaves: list[Any] = []  # hooks on tensors that outlive their step
         self._calls: dict[str, int] = {}
         self._open: dict[str, list[int]] = {}  # calls that a checkpoint may make again
-        self._from_outside: set[str] = set()
 
     def attach(self) -> None:
         """Put the hooks in place."""
@@ -37,20 +36,8 @@ class Outputs:
         if not (settings.activations or settings.gradients):
             return
         forget_graphs()
-        names = Names(self.root)
-        for name, module in names.modules():
+        for name, module in Names(self.root).modules(whole=is_whole):
             self._attach_module(module, name)
-        for path, outer in self.root.named_modules():
-            if not getattr(compilation(outer), "fullgraph", False):
-                continue
-            for inside in outer.modules():
-                self.observer.unseen[names.of(inside)] = WHOLE
-            if "_orig_mod" in outer._modules:  # called from outside of the graph
-                name = names.plain(path) or type(unwrapped(outer)).__name__
-                self._from_outside.add(name)
-                self._attach_module(outer, name)
-        for name in self._from_outside:
-            self.observer.unseen.pop(name, None)
 
     def _attach_module(self, module: torch.nn.Module, name: str) -> None:
         settings, patterns = self.observer.settings, self.observer.patterns
@@ -64,8 +51,7 @@ class Outputs:
         self._handles.append(handle)
 
     def _not_seen(self, name: str) -> None:
-        if name not in self._from_outside:
-            self.observer.unseen[name] = WHOLE
+        self.observer.unseen[name] = WHOLE
 
     def detach(self) -> None:
         """Remove every hook."""
