@@ -31,7 +31,7 @@ class Names:
                 self._wrapped.append((f"{path}.{inner}" if path else inner, path))
         # the innermost first: what is left of a path still begins as it did
         self._wrapped.sort(key=lambda pair: -len(pair[0]))
-        self._title = type(unwrapped(root)).__name__
+        self._title = _class_of(unwrapped(root)).__name__
 
     def plain(self, path: str) -> str:
         """A path without the wrappers on it."""
@@ -95,7 +95,15 @@ def type_name(module: torch.nn.Module) -> str:
     >>> type_name(torch.nn.Linear(1, 1))
     'torch.nn.Linear'
     """
-    cls = type(module)
+    cls = _class_of(module)
     if getattr(torch.nn, cls.__name__, None) is cls:
         return f"torch.nn.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _class_of(module: torch.nn.Module) -> type:
+    """Its class; fully_shard puts one of its own in front of it."""
+    cls = type(module)
+    bases = cls.__bases__
+    sharded = len(bases) == 2 and bases[0].__name__ == "FSDPModule"
+    return bases[1] if sharded else cls

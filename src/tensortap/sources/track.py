@@ -25,10 +25,12 @@ class Tracker:
     """A model that is being tracked; made by `track`, for use in a ``with``."""
 
     def __init__(self, source: Any, observer: Observer) -> None:
-        self._source = source
+        self._source = source  # None when it has ended: a tracker that is kept keeps no model
         self._observer = observer
 
     def __enter__(self) -> Tracker:
+        if self._source is None:
+            raise RuntimeError("this tracker has ended: call tap.track(...) again")
         self._observer.begin()
         try:
             self._source.attach()
@@ -48,8 +50,10 @@ class Tracker:
             log.exception("tensortap: while tracking ended")
 
     def _end(self) -> None:
+        source, self._source = self._source, None
         try:
-            self._source.detach()
+            if source is not None:
+                source.detach()
         finally:
             self._observer.end()
 
@@ -64,7 +68,7 @@ class Tracker:
         from tensortap.session import session
 
         observer = self._observer
-        if not observer.active:
+        if not observer.active or self._source is None:
             return
         named = {name: metrics.pop(name) for name in _STATES if name in metrics}
         for name, value in metrics.items() if session.enabled else ():
@@ -80,6 +84,8 @@ class Tracker:
 
     def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of JAX and observe what happens inside: activations and gradients."""
+        if self._source is None:
+            return function(*args, **kwargs)
         call = getattr(self._source, "intercept", None)
         if call is None:
             raise TypeError("intercept is for JAX: of a torch model everything is seen by hooks")
