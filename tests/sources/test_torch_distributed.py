@@ -60,7 +60,7 @@ def ranks():
                     text=True,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                )  # fmt: skip
+                )
             )
         done = [process.communicate(timeout=100) for process in started]
         assert [p.returncode for p in started] == [0, 0], done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -89,8 +90,10 @@ class Observer:
         self._pending: collections.deque[Pending] = collections.deque()
         self._kept: list[Record] = []
         self._first_seq = 0
+        self._last_seq = sys.maxsize
+        self._mine: set[tuple[Kind, str]] = set()  # in a run there may be records of others
         self._run: Any = None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # records may be asked for while training goes on
         self.watcher: Watcher | None = None
         if settings.alerts is not False and settings.alerts is not None:
             self.watcher = Watcher(
@@ -109,7 +112,7 @@ class Observer:
         first = self.settings.init_step
         if first is None:
             # a second tracker goes on where the first one of a run has ended
-            first = (session.clock.step or 0) if self._run is not None else 0
+            first = self._run.next_step if self._run is not None else 0
         self._own = self._begun = first
         session.clock.begin(first)
         self._first_seq = session.next_number()
@@ -121,6 +124,9 @@ class Observer:
         self.active = self.on = False
         self.settle()
         self.say_unseen()
+        self._last_seq = session.next_number()
+        if self._run is not None:
+            self._run.next_step = self._own
         session.clock.release(_OWNER)
 
     # -- observing -----------------------------------------------------------------------
@@ -167,13 +173,15 @@ class Observer:
 
     def poll(self) -> None:
         """Make records of what devices are done with, in order, without waiting."""
-        while self._pending and self._pending[0].later.ready():
-            self._resolve(self._pending.popleft())
+        with self._lock:
+            while self._pending and self._pending[0].later.ready():
+                self._resolve(self._pending.popleft())
 
     def settle(self) -> None:
         """Wait for the devices."""
-        while self._pending:
-            self._resolve(self._pending.popleft())
+        with self._lock:
+            while self._pending:
+                self._resolve(self._pending.popleft())
 
     def _resolve(self, pending: Pending) -> None:
         try:
@@ -244,6 +252,8 @@ class Observer:
     def _hand_on(self, record: Record, nbytes: int) -> None:
         if self._run is None:
             self._kept.append(record)
+        else:
+            self._mine.add((record.kind, record.name))
         session.put(record, nbytes)
 
     # -- steps ---------------------------------------------------------------------------
@@ -254,10 +264,10 @@ class Observer:
         self.say_unseen()
         step = self.step_number
         # of two trackers that take turns neither sets the other back
-        held = session.advance(_OWNER, max(step + 1, session.clock.step or 0))
+        session.advance(_OWNER, max(step + 1, session.clock.step or 0))
         self._own = step + 1
         # counted here: by the time it is first asked for, another tracker may have gone on
-        self._current = self._own if session.clock.owner == _OWNER else held
+        self._current = self._own if session.clock.owner == _OWNER else None
         self.on = self.active and (self._own - self._begun) % self.settings.every == 0
         if self.watcher is not None:
             self.watcher.check()
@@ -277,16 +287,14 @@ class Observer:
         reader = RunReader(self._run.path)
         rank = ranks.rank_and_world_size()[0]
         for record in reader.fresh():
-            if record.rank == rank and record.seq >= self._first_seq and record.kind in _TRACKED:
+            here = record.rank == rank and self._first_seq <= record.seq < self._last_seq
+            if here and (record.kind, record.name) in self._mine:
                 yield reader.load(record)
 
     @property
     def alerts(self) -> list[Alert]:
         """The alerts so far."""
         return list(self._alerts)
-
-
-_TRACKED = frozenset(Kind) - {Kind.VALUE, Kind.LOCAL}
 
 
 def _tensors(wanted: bool | str | re.Pattern[str]) -> re.Pattern[str] | None:
