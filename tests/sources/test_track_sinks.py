@@ -7,7 +7,6 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.record import Kind
-from tests.live.conftest import own_key, programs, run, server, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -102,36 +101,6 @@ def test_tap_step_owns_the_step_if_it_came_first():
         from tensortap.session import session
 
         session.restart()
-
-
-def test_the_live_session_shows_statistics(run, server):  # noqa: F811
-    program = run(
-        """
-        import torch, tensortap as tap
-        from torch import nn
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-        tap.catch(0, "hello").wait(30)
-        with tap.track(model, tensors="weight", alerts=True) as tracker:
-            for n in range(3):
-                x = torch.full((5, 4), float("nan") if n == 2 else 1.0)
-                model(x).sum().backward()
-                tracker.step(loss=float(n))
-        tap.flush(30)
-        """
-    )
-    program.end()
-    history = server.history
-    names = set(history.names())
-    assert {"0", "1", "Sequential", "0.weight", "0.bias", "loss"} <= names
-    records = history.records("0")
-    assert [r.step for r in records if r.kind is Kind.ACTIVATION] == [0, 1, 2]
-    assert all(r.stats is not None for r in records if r.kind is not Kind.ALERT)
-    assert [r.step for r in records if r.kind is Kind.ALERT] == [2]
-    from tensortap.console import glance
-
-    line = glance.line(next(r for r in records if r.kind is Kind.ACTIVATION))
-    assert line.startswith("[5, 8] f32 x∈[")
-    assert "None" not in "".join(glance.line(r) + glance.details(r) for r in records)
 
 
 def test_a_record_with_statistics_alone_has_a_line(open_run, capsys):

@@ -41,7 +41,7 @@ class Parameters:
         settings = self.observer.settings
         if not (settings.weights and settings.gradients):
             return
-        self._gradients.begin(self._parameters)
+        self._gradients.end_step(self._parameters)  # what is there already is no step of ours
         for optimizer in self.optimizers:
             handle = optimizer.register_step_pre_hook(self._on_optimizer_step)
             self._undo += [handle.remove, _before_zeroing(optimizer, self._on_zeroing)]
@@ -206,10 +206,6 @@ class _Gradients:
         self._accumulated: dict[str, int] = {}  # the version of each when it was last added to
         self._known: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
 
-    def begin(self, parameters: dict[str, torch.nn.Parameter]) -> None:
-        """What is there already belongs to no step of ours."""
-        self.end_step(parameters)
-
     def end_step(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         """What is there now is this step's; the next one's are others, or changed."""
         self._calls.clear()
@@ -237,7 +233,7 @@ class _Gradients:
     def unseen(self, name: str, gradient: torch.Tensor) -> bool:
         """Whether this is another gradient, or another value of it, than what was seen last."""
         known = self._known.get(name)
-        return known is None or known[0]() is not gradient or known[1] != gradient._version
+        return known is None or known[1] != gradient._version or known[0]() is not gradient
 
     def is_gone(self, name: str, gradient: torch.Tensor | None) -> bool:
         """Whether it was computed in this step, and has been set to None or zero since."""
