@@ -1,6 +1,11 @@
 """Wrappers around a model: checkpoints, DataParallel, compiled graphs."""
 
 import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +21,8 @@ pytestmark = [
     # of torch's own, while it compiles
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
+
+ROOT = Path(__file__).parents[2]
 
 ACT, GRAD, WEIGHT, WGRAD = (
     Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT,
@@ -243,3 +250,28 @@ def test_compiled_training_is_bit_identical():
 
     for one, other in zip(train(False), train(True), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_model_that_is_compiled_while_it_is_tracked():
+    """Nothing of tensortap's own is compiled, and nothing anew for every module."""
+    code = """
+        import sys, torch, tensortap as tap
+        from torch import nn
+        model = nn.Sequential(*[m for _ in range(12) for m in (nn.Linear(4, 4), nn.ReLU())])
+        with tap.track(model) as tracker:
+            assert "torch._dynamo" not in sys.modules
+            call = torch.compile(model, backend="eager")
+            for n in range(2):
+                call(torch.randn(3, 4)).sum().backward()
+                tracker.step()
+        print(len([r for r in tracker.records if r.kind.value in ("Activation", "Gradient")]))
+        from torch._dynamo.convert_frame import input_codes
+        names = [code().co_filename for code in input_codes.seen if code()]
+        print(any("tensortap" in name for name in names))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], text=True, capture_output=True,
+        check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=100,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(25 * 2 * 2), "False"]
+    assert "recompile_limit" not in done.stderr

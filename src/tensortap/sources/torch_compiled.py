@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -30,14 +31,8 @@ def outside(
         if _in_whole_graph():
             on_unseen(name)
             return True
-        get_ready()
+        _leave_alone(on_call.__code__)
         return False
-
-    def get_ready() -> None:
-        nonlocal leave
-        leave = torch.compiler.disable(hook)
-        # where the graph is broken it would be compiled on its own, for every module anew
-        torch._dynamo.eval_frame.skip_code(on_call.__code__)
 
     # what torch.compiler.disable and torch._dynamo.assume_constant_result set, without the
     # seconds that importing the compiler takes in programs that do not use it
@@ -50,8 +45,20 @@ def outside(
         leave(*args)
 
     if "torch._dynamo" in sys.modules:
-        get_ready()
+        _leave_alone(on_call.__code__)
     return on_call
+
+
+def _leave_alone(code: CodeType) -> None:
+    """Run this, and all that it calls, as it is; it is still looked into from within a graph.
+
+    Where a graph breaks, what is called there would be compiled on its own: for every module anew.
+    """
+    from torch._C._dynamo import eval_frame
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    eval_frame.set_code_exec_strategy(code, skip)
 
 
 def _in_whole_graph() -> bool:
