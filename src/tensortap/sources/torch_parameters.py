@@ -34,6 +34,7 @@ class Parameters:
         self._gradients = _Gradients()
         self._early: dict[str, torch.Tensor] = {}
         self._early_needed = True
+        self._stepping = False
 
     def attach(self) -> None:
         """Put the hooks in place."""
@@ -96,6 +97,7 @@ class Parameters:
         """All gradients are there, and nothing has used them up yet."""
         if not self.observer.on or not session.enabled:
             return
+        self._stepping = not over
         # a closure computes them within the step: before it they are those of the step before
         closure = any(callable(given) for given in (*args[1:], *kwargs.values()))
         if closure is not over:
@@ -107,8 +109,8 @@ class Parameters:
 
     def _on_zeroing(self, optimizer: Any) -> None:
         """They are about to go: those that no optimizer has used, as when a step is skipped."""
-        if not self.observer.on or not session.enabled:
-            return
+        if not self.observer.on or not session.enabled or self._stepping:
+            return  # within a step it is a closure that begins anew
         for place, parameter in enumerate(_parameters_of(optimizer)):
             name = self._name_of(parameter, optimizer, place)
             if parameter.grad is not None and self._gradients.unseen(name, parameter.grad):
