@@ -30,10 +30,9 @@ def _tracked(every: int, rounds: int, steps: int) -> tuple[list[float], list[flo
     training = _gpt()
     try:
         tap.init(folder)
-        tracker = tap.track(training.model, optimizer=training.optimizer, every=every)
 
         def ours() -> float:
-            with tracker:
+            with tap.track(training.model, optimizer=training.optimizer, every=every) as tracker:
                 start = time.perf_counter()
                 for _ in range(steps):
                     tracker.step(loss=training.step())

@@ -54,18 +54,24 @@ def _leave_alone(code: CodeType) -> None:
 
     Where a graph breaks, what is called there would be compiled on its own: for every module anew.
     """
-    from torch._C._dynamo import eval_frame
-    from torch._dynamo.types import FrameAction, FrameExecStrategy
+    try:
+        from torch._C._dynamo import eval_frame
+        from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-    eval_frame.set_code_exec_strategy(code, skip)
+        skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+        eval_frame.set_code_exec_strategy(code, skip)
+    except (ImportError, AttributeError):  # another torch: slower to compile, not wrong
+        return
 
 
 def _in_whole_graph() -> bool:
     """Whether the graph that is being compiled must not break; called while it is."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    compiler = InstructionTranslator.current_tx()
+        compiler = InstructionTranslator.current_tx()
+    except (ImportError, AttributeError):  # another torch: rather unseen than raised
+        return True
     return bool(
         getattr(compiler, "one_graph", False) or getattr(compiler, "error_on_graph_break", False)
     )
@@ -73,7 +79,10 @@ def _in_whole_graph() -> bool:
 
 def forget_graphs() -> None:
     """Let everything be compiled anew: what is compiled already knows nothing of other hooks."""
-    if "torch._dynamo" in sys.modules and torch._dynamo.convert_frame.input_codes.seen:
+    if "torch._dynamo" not in sys.modules:
+        return
+    codes = getattr(torch._dynamo.convert_frame, "input_codes", None)
+    if codes is None or getattr(codes, "seen", True):
         torch._dynamo.reset()
 
 
