@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tensortap.arrays.adapter import SMALL, Adapter, Path, Taken, keep, refusing
-from tensortap.arrays.dtypes import ITEMSIZE
+from tensortap.arrays.dtypes import ITEMSIZE, numpy_dtype
 from tensortap.arrays.numpy import build as build_numpy
 from tensortap.arrays.numpy import payload
 from tensortap.arrays.view import as_numpy
@@ -143,6 +143,24 @@ def quiet() -> contextlib.AbstractContextManager[Any]:
     stack.enter_context(_disable_current_modes())
     stack.enter_context(torch.no_grad())
     return stack
+
+
+def in_place(value: torch.Tensor) -> Any:
+    """The tensor's own memory as a NumPy array, strides and all; None where that can't be.
+
+    >>> in_place(torch.ones(2, 3).T).strides
+    (4, 12)
+    """
+    if _function_modes() or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    if not value.is_cpu or why_not(value) or value.is_neg() or value.is_conj():
+        return None
+    name, itemsize, _ = _KNOWN[value.dtype]
+    if name == "complex32":  # NumPy has it only as a pair
+        return None
+    if itemsize > 8:
+        return value.detach().numpy()
+    return as_bits(value.detach()).numpy().view(numpy_dtype(name))
 
 
 def why_not(value: torch.Tensor) -> str:

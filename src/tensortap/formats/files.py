@@ -62,6 +62,16 @@ def format_of(obj: object) -> Format:
     return _PICKLE
 
 
+def own_comparison(a: object, b: object) -> Callable[[Any, Any], bool] | None:
+    """The comparison that was registered for a type that both are of."""
+    for known in _formats:
+        if known.compare is None or isinstance(known.type, str):
+            continue
+        if isinstance(a, known.type) and isinstance(b, known.type):
+            return known.compare
+    return None
+
+
 def _holds_objects(obj: Any) -> bool:
     # NumPy's own files hold arrays of objects as pickles only
     return bool(getattr(getattr(obj, "dtype", None), "hasobject", False))
