@@ -50,7 +50,7 @@ assert weight.shape == (5, 3) and weight.dtype.is_floating_point, weight
 
 
 def test_the_snippets_about_runs_work_as_written(tmp_path):
-    _, _, writing, reading = snippets()
+    _, _, writing, reading, _ = snippets()
     code = f"""
 import torch, tensortap as tap
 hidden, output = torch.zeros(3, 3), torch.ones(2)
@@ -69,6 +69,19 @@ assert run.names() == ["hidden", "layer1_output"]
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "layer1_output.pt" in done.stdout
+
+
+def test_the_snippet_about_tracking_works_as_written(tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    model = torch.nn.Linear(4, 2)
+    names = {"tap": tap, "model": model, "opt": torch.optim.AdamW(model.parameters())}
+    names["data"] = [torch.randn(3, 4) for _ in range(3)]
+    exec(snippets()[-1], names)
+    frame = names["frame"]
+    assert sorted(frame.metadata.step.unique()) == [0, 1, 2]
+    assert "Optimiser_State.exp_avg" in set(frame.metadata.tensor_type)
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`tap\.(\w+)", README))))

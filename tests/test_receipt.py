@@ -10,6 +10,7 @@ from tensortap.receipt import Receipt, _time
 
 FULL = Receipt(
     captured=12_345,
+    tracked=0,
     skipped=1_000_000,
     dropped=3,
     unheard=2000,
@@ -36,7 +37,7 @@ def test_a_full_one():
 
 
 def test_an_empty_one():
-    empty = Receipt(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, {}, {})
+    empty = Receipt(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, {}, {})
     assert str(empty) == (
         "tensortap receipt: 0 captured (0 B), 0 skipped\n"
         "  not kept: nothing\n"

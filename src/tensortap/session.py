@@ -35,6 +35,7 @@ log = logging.getLogger("tensortap")
 _T = TypeVar("_T")
 
 _now = time.perf_counter_ns
+_BILLS = 4096  # that may wait to be added up
 _type_name: Callable[[type], str] = functools.lru_cache(4096)(type_name)
 EXIT = 2.0  # seconds that the end of the program may wait for what is under way
 
@@ -286,6 +287,8 @@ class Session:
             self._bill((nbytes, selected - start, room - selected, copied - room, _now() - copied))
         else:
             self._small_bill((nbytes, _now() - start))
+        if len(self._bills) + len(self._small_bills) > _BILLS:
+            self._add_up()
         return ticket
 
     def put(self, record: Record, nbytes: int = 0) -> Ticket:
@@ -307,6 +310,8 @@ class Session:
     def bill(self, ns: int) -> None:
         """A tensor was observed; it took the training thread so long."""
         self._tracking(ns)
+        if len(self._tracked) > _BILLS:
+            self._add_up()
 
     def _admitted(
         self, targets: tuple[Sink, ...], gate: Gate, number: int, kind: Kind, nbytes: int
@@ -324,6 +329,8 @@ class Session:
 
     def _passed(self, start: int) -> Ticket:
         self._passes.append(_now() - start)
+        if len(self._passes) > _BILLS:
+            self._add_up()
         return SKIPPED
 
     def _add_up(self) -> None:

@@ -99,9 +99,9 @@ def _can_be_read(value: Any) -> bool:
 
 def _axes(value: Any) -> Any:
     """The axes of an array in the order in which memory has them."""
-    if hasattr(value, "format"):
-        return value.format.layout.major_to_minor
-    return value.layout.device_local_layout.major_to_minor  # before JAX 0.7
+    form = value.format if hasattr(value, "format") else value.layout  # before JAX 0.6
+    layout = form.layout if hasattr(form, "layout") else form.device_local_layout  # before 0.7
+    return layout.major_to_minor
 
 
 def _copy(value: Any) -> jax.Array:

@@ -1,9 +1,9 @@
 """The statistics of a JAX array, in whatever is compiled; `tensortap.stats.packed` lays them out.
 
 On a CPU they are one call of C code from within the compiled function, where the extension is
-built; XLA's own operations take thirty times as long there, and seconds to compile. Everywhere
-else they are JAX operations. What must be exact is done on the bits: XLA flushes subnormal
-numbers on a CPU, and a comparison would take them for zeros.
+built; XLA's own operations take ten times as long there, and a second to compile for each array.
+Everywhere else they are JAX operations. What must be exact is done on the bits: XLA flushes
+subnormal numbers on a CPU, and a comparison would take them for zeros.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ def _registered() -> bool:
     try:
         from tensortap import _xla  # C, and optional
 
-        jax.ffi.register_ffi_target(_TARGET, _xla.pack, platform="cpu")
+        reason: object = "it has no jax.ffi"
+        for version in range(_xla.NEWEST, _xla.OLDEST - 1, -1):
+            _xla.speak(version)
+            try:
+                jax.ffi.register_ffi_target(_TARGET, _xla.pack, platform="cpu")
+                return True
+            except Exception as error:  # it takes its own version of the interface only
+                reason = error
     except ImportError:
         return False
-    except Exception as error:  # another version of the interface
-        log.warning("tensortap: JAX does not take the C statistics, those of XLA serve: %s", error)
-        return False
-    return True
+    log.warning("tensortap: JAX does not take the C statistics, those of XLA serve: %s", reason)
+    return False
 
 
 def native() -> bool:
@@ -119,18 +124,12 @@ def _floats(u: jax.Array, first: int, bins: int, wide: bool) -> jax.Array:
     finite = a < infinity
     negative = u >> top
 
-    def count(which: jax.Array) -> jax.Array:
-        return jnp.sum(which, dtype=jnp.uint32)
-
-    counts = [count(a == 0), count(a > infinity), count(u == infinity),
-              count(u == (infinity | word(1 << top)))]  # fmt: skip
     # bits of the same sign are in order as integers
     key = lax.bitcast_convert_type(jnp.where(negative == 1, ~u ^ word(1 << top), u), signed)
     limits = jnp.iinfo(signed)
     low = jnp.min(jnp.where(finite, key, limits.max))
     high = jnp.max(jnp.where(finite, key, limits.min))
     min_abs = jnp.min(jnp.where(finite, a, infinity))
-    max_abs = jnp.max(jnp.where(finite, a, 0))
 
     def unkey(k: jax.Array) -> jax.Array:
         back = lax.bitcast_convert_type(k, word)
@@ -143,6 +142,8 @@ def _floats(u: jax.Array, first: int, bins: int, wide: bool) -> jax.Array:
         return jnp.where(field > 0, field + (mantissa - 1), subnormal)
 
     smallest = 1 - bias - mantissa
+    ends = jnp.stack([unkey(low), unkey(high)]) & word((1 << top) - 1)
+    max_abs = jnp.max(jnp.where(ends < infinity, ends, 0))
     unit = jnp.where(max_abs == 0, 0, place(max_abs) + (smallest + 1))
     # |x| / 2**unit, put together from whole numbers: no subnormal is ever read as a number
     field = (a >> mantissa).astype(jnp.int32)
@@ -151,12 +152,15 @@ def _floats(u: jax.Array, first: int, bins: int, wide: bool) -> jax.Array:
     # where the power is too small for a normal number, so is what it would add
     scale = jnp.where(power + bias > 0, power + bias, 0).astype(word) << mantissa
     y = whole.astype(signed).astype(number) * lax.bitcast_convert_type(scale, number)
-    y = jnp.where(finite, y, 0)
-    bin_of = place(a) - (first - smallest)
-    exponents = _histogram(jnp.where(finite & (a != 0), bin_of, bins), bins)
+    y = jnp.where(finite, jnp.where(negative == 1, -y, y), 0)
+    # what is no number, and zero, are bins of their own behind those of the exponents
+    nonfinite = jnp.where(a > infinity, bins + 1, bins + 2 + negative.astype(jnp.int32))
+    index = jnp.where(a == 0, bins, jnp.where(finite, place(a) - (first - smallest), nonfinite))
+    seen = _histogram(index, bins + 4)
     extremes = [_split(unkey(low)), _split(unkey(high)), _split(min_abs)]
-    averages = _averages(jnp.where(negative == 1, -y, y), y, finite)
-    return _assemble(wide, unit, counts, extremes, averages, exponents)
+    # written out once, else every sum would put it together again
+    averages = _averages(lax.optimization_barrier(y), finite)
+    return _assemble(wide, unit, list(seen[bins:]), extremes, averages, seen[:bins])
 
 
 def _integers(x: jax.Array, bins: int, wide: bool) -> jax.Array:
@@ -177,13 +181,14 @@ def _integers(x: jax.Array, bins: int, wide: bool) -> jax.Array:
     place = width - 1 - lax.clz(a).astype(jnp.int32)
     exponents = _histogram(jnp.where(a == 0, bins, place), bins)
     extremes = [_whole(v, number) for v in (low, high, jnp.min(a))]
-    averages = _averages(jnp.where(large < 0, -y, y) if signed else y, y, None)
+    averages = _averages(jnp.where(large < 0, -y, y) if signed else y, None)
     nothing = jnp.zeros((), jnp.uint32)
     return _assemble(wide, unit, [zeros, nothing, nothing, nothing], extremes, averages, exponents)
 
 
-def _averages(y: jax.Array, size: jax.Array, finite: jax.Array | None) -> list[jax.Array]:
+def _averages(y: jax.Array, finite: jax.Array | None) -> list[jax.Array]:
     """Mean, variance, mean_abs, p2, p4 and p8, each as two words."""
+    size = jnp.abs(y)
     n = jnp.asarray(y.size, y.dtype)
     if finite is not None:
         n = jnp.maximum(jnp.sum(finite, dtype=jnp.uint32), 1).astype(y.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -351,3 +352,20 @@ def build(node: TensorData) -> Any:
             address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
             ctypes.memmove(flat.data_ptr(), address, view.nbytes)
         return flat.view(dtype).view(node.shape)
+
+
+def _share_threads() -> None:
+    """Let the statistics use the threads that torch has, and no more of them."""
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    found = [name for name in os.listdir(folder) if name.startswith(_OPENMP)]
+    if stats.kernel is None or len(found) != 1:
+        return
+    library = ctypes.CDLL(os.path.join(folder, found[0]))  # loaded already: a name for it
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_max_threads")
+    calls = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names]
+    stats.kernel.use_team(*calls)
+
+
+_OPENMP = ("libgomp", "libiomp5", "libomp")
+with contextlib.suppress(OSError, AttributeError):  # another build of torch: threads of our own
+    _share_threads()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,22 +288,37 @@ class Contents(msgspec.Struct, frozen=True):
     names: dict[str, dict[str, int]]  # name → kind → how many records
 
 
-def contents_of(table: pa.Table) -> Contents:
-    """Count what a table holds."""
-    import pyarrow.compute as pc
+class _Count:
+    """Counts what the batches of a table hold."""
 
-    missing = table.column("missing")
-    here = table.select(["name", "kind", "step", "seq"]).filter(pc.invert(missing))
-    seqs, steps = pc.min_max(here.column("seq")), pc.min_max(here.column("step"))
-    return Contents(
-        rows=table.num_rows,
-        missing=pc.sum(missing).as_py() or 0,
-        first_seq=seqs["min"].as_py() or 0,
-        last_seq=seqs["max"].as_py() or 0,
-        first_step=steps["min"].as_py() or 0,
-        last_step=steps["max"].as_py() or 0,
-        names=count_names(here),
-    )
+    def __init__(self) -> None:
+        self.rows = self.missing = 0
+        self._seqs: list[int] = []
+        self._steps: list[int] = []
+        self._names: dict[str, dict[str, int]] = {}
+
+    def add(self, table: pa.Table) -> None:
+        import pyarrow.compute as pc
+
+        gone = table.column("missing")
+        here = table.select(["name", "kind", "step", "seq"]).filter(pc.invert(gone))
+        self.rows += table.num_rows
+        self.missing += table.num_rows - here.num_rows
+        if not here.num_rows:
+            return
+        for name, found in (("seq", self._seqs), ("step", self._steps)):
+            both = pc.min_max(here.column(name)).as_py()
+            found += (both["min"], both["max"])
+        for name, kinds in count_names(here).items():
+            held = self._names.setdefault(name, {})
+            for kind, count in kinds.items():
+                held[kind] = held.get(kind, 0) + count
+
+    def contents(self) -> Contents:
+        seqs, steps = self._seqs or [0], self._steps or [0]
+        return Contents(
+            self.rows, self.missing, min(seqs), max(seqs), min(steps), max(steps), self._names
+        )
 
 
 def count_names(table: pa.Table) -> dict[str, dict[str, int]]:
@@ -329,14 +344,19 @@ def seal(tail: Path, part: Path, number: int, *, durable: bool) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pa.memory_map(str(tail)) as source:
-        table = pa.ipc.open_stream(source).read_all()
-        said = metadata(number, contents_of(table))
-        draft = part.with_name(part.name + ".part")
-        # small groups: a reader that wants one step decodes only the one that has it
-        pq.write_table(
-            table.replace_schema_metadata(said), draft, compression="zstd", row_group_size=GROUP
-        )
+    draft = part.with_name(part.name + ".part")
+    count = _Count()
+    with (
+        pa.memory_map(str(tail)) as source,
+        pa.ipc.open_stream(source) as batches,
+        pq.ParquetWriter(draft, schema(), compression="zstd") as writer,
+    ):
+        # small groups, one after the other: little memory now, and a reader that wants one step
+        # decodes only the one that has it
+        for group in _groups(batches):
+            count.add(group)
+            writer.write_table(group)
+        writer.add_key_value_metadata(metadata(number, count.contents()))
     if durable:
         fd = os.open(draft, os.O_RDONLY)
         try:
@@ -346,6 +366,28 @@ def seal(tail: Path, part: Path, number: int, *, durable: bool) -> None:
     draft.rename(part)
     if durable:
         sync_folder(part.parent)
+
+
+def prepare_to_seal() -> None:
+    """Import what sealing needs: at the beginning of a run, not in the middle of training."""
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    assert pyarrow.compute
+    assert pyarrow.parquet
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum([each.num_rows for each in waiting]) >= GROUP:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def metadata(part: int, contents: Contents | None = None) -> dict[bytes, bytes]:

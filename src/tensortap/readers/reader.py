@@ -6,7 +6,7 @@ import difflib
 from typing import Protocol
 
 from tensortap.errors import NotFound
-from tensortap.record import Kind, Record
+from tensortap.record import Kind, Mapping, Record, Value
 
 
 class Reader(Protocol):
@@ -91,6 +91,14 @@ def find(
     if not -len(found) <= index < len(found):
         raise NotFound(f"{name!r} has {len(found)} captures, counted back from 0: no {index}")
     return found[-1 - index]
+
+
+def value_of(record: Record) -> Value:
+    """What a record is of: the tensor, where numbers about it are kept with it."""
+    value = record.value
+    if "stash" in record.tags and isinstance(value, Mapping):
+        return dict(value.items).get("tensor", value)
+    return value
 
 
 def _why_not(

@@ -52,6 +52,7 @@ class Store:
         self._records.mkdir(parents=True, exist_ok=True)
         self._tensors.mkdir(parents=True, exist_ok=True)
         self._schema = layout.schema()
+        layout.prepare_to_seal()
         self._file: TensorFile | None = None
         self._files = self._count(self._tensors, "*.safetensors")
         self._part = self._count(self._records, "*.parquet")

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from tensortap.arrays.jax_stats import can_reduce, pack
 from tensortap.record import Kind, Summary
+from tensortap.session import session
 from tensortap.sources import jax_tap, jax_trees
 from tensortap.sources.jax_harvest import Entry, Harvest, evaluate
 from tensortap.sources.jax_modules import Wanted, instrumented
@@ -290,14 +292,14 @@ class Intercept:
         """What ``fn(*args, **kwargs)`` returns, and what was seen in it."""
         while isinstance(fn, functools.partial):
             args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
+        if isinstance(fn, types.MethodType) and type(fn.__func__) is _PJIT:
+            args, fn = (fn.__self__, *args), fn.__func__
         jax_tap.deliver_to(self._take_late)
         extras: list[_Extra] = []
         live: list[tuple[Entry, Vector]] = []
         compiled = self._compile(fn)
         if compiled is not None:
-            results, failed = self._call_compiled(compiled, args, kwargs, extras)
-            if failed:
-                results = fn(*args, **kwargs)
+            results = self._call_compiled(compiled, args, kwargs, extras)
         else:
             with self._opened(fn, extras) as opened:
                 # what lies around the compiled function computes nothing
@@ -321,15 +323,19 @@ class Intercept:
 
     def _call_compiled(
         self, compiled: _Compiled, args: Any, kwargs: Any, extras: list[_Extra]
-    ) -> tuple[Any, bool]:
+    ) -> Any:
         try:
             results, extra = compiled(*args, **kwargs)
         except Exception as error:
-            # if it is the user's, the plain call raises it again
-            self.say(f"{getattr(compiled.fn, '__name__', '?')}: {type(error).__name__}: {error}")
-            return None, True
-        extras.append(extra)
-        return results, False
+            if session.strict:
+                raise
+            failure = f"{type(error).__name__}: {error}"
+        else:
+            extras.append(extra)
+            return results
+        results = compiled.fn(*args, **kwargs)  # if the error is the user's, here it is again
+        self.say(f"{getattr(compiled.fn, '__name__', 'a function')}: {failure}")
+        return results
 
     @contextlib.contextmanager
     def _opened(self, fn: Any, extras: list[_Extra]) -> Iterator[bool]:
@@ -381,7 +387,7 @@ class Intercept:
             for entry in extra.about.entries:
                 found.append((entry, vector, start))
                 start += entry.words
-        found += [(entry, vector, 0) for entry, vector in (*_once(live), *_once(late))]
+        found += [(entry, vector, 0) for entry, vector in (*_once(live), *_in_order(_once(late)))]
         calls = number_calls([entry for entry, _, _ in found])
         observations = []
         for (entry, vector, start), first in zip(found, calls, strict=True):
@@ -420,7 +426,9 @@ class Intercept:
         if not wanted:
             return []
         chosen = [arrays[i] for i in wanted]
-        vector, start = Vector(jax_trees.pack_all(chosen)), 0
+        # the user's guard is meant for his own transfers
+        with jax.transfer_guard("allow"):
+            vector, start = Vector(jax_trees.pack_all(chosen)), 0
         observations = []
         for i, array in zip(wanted, chosen, strict=True):
             kind, name, part = names[i]
@@ -456,6 +464,26 @@ def _once(run: list[tuple[Entry, Vector]]) -> Iterator[tuple[Entry, Vector]]:
         else:
             owed[uid] = owed.get(uid, 0) + 1
         yield entry, vector
+
+
+def _in_order(run: Iterable[tuple[Entry, Vector]]) -> list[tuple[Entry, Vector]]:
+    """What compiled code called back with, in the order of its program: it calls in any order.
+
+    The n-th time that a mark is met is the n-th run of its code. Gradients come last to first
+    if all values came before them: then the backward pass is a function of its own.
+    """
+    listed = list(run)
+    places: dict[tuple[int, Kind], list[int]] = {}
+    for index, (entry, _) in enumerate(listed):
+        places.setdefault((entry.mark.uid, entry.mark.kind), []).append(index)
+    keys: dict[int, tuple[int, int, bool]] = {}
+    for (uid, kind), indices in places.items():
+        values = places.get((uid, Kind.ACTIVATION), [])
+        gradient = kind is Kind.GRADIENT
+        backwards = gradient and bool(values) and max(values) < indices[0]
+        for turn, index in enumerate(reversed(indices) if backwards else indices):
+            keys[index] = turn, uid, gradient
+    return [listed[index] for index in sorted(keys, key=keys.__getitem__)]
 
 
 def number_calls(entries: Iterable[Entry]) -> list[int]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from tensortap.arrays.adapter import type_name
 from tensortap.record import Kind
+from tensortap.session import session
 from tensortap.sources.jax_tap import mark
 from tensortap.sources.jax_trees import key_name
 
@@ -50,6 +51,14 @@ def instrumented(wanted: Wanted) -> Iterator[None]:
 
 def _mark_all(output: Any, name: str, cls: type) -> Any:
     """The output with every array in it marked."""
+    try:
+        return _marked(output, name, cls)
+    except Exception as error:  # an output that JAX cannot take apart
+        session.fault(name, error)
+        return output
+
+
+def _marked(output: Any, name: str, cls: type) -> Any:
     wanted = _active.wanted
     activation, gradient = wanted(Kind.ACTIVATION, name), wanted(Kind.GRADIENT, name)
     if not (activation or gradient):

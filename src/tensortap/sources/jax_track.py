@@ -59,24 +59,24 @@ class JaxStates:
             return function(*args, **kwargs)
         results, found = self._intercept(function, *args, **kwargs)
         try:
-            self._take(found, kwargs)
+            self._take(found)
             self._say_unseen()
         except Exception as error:
             session.fault(getattr(function, "__name__", "intercept"), error)
         return results
 
-    def _take(self, found: list[Observation], _: object = None) -> None:
+    def _take(self, found: list[Observation]) -> None:
         calls = dict(self._calls)
         for one in found:
-            name = one.name + one.part
+            name = f"{one.name}[{one.part}]" if one.part else one.name
             key = one.kind, name
             call = one.call + self._calls.get(key, 0)
             calls[key] = max(calls.get(key, 0), call + 1)
             self._add(Seen(name, one.kind, call, one.type, one.dtype, one.shape), one)
         self._calls = calls
 
-    def _add(self, seen: Seen, one: Observation, value: Any = None) -> None:
-        self.observer.add(seen, None, Later(one.vector.ready, one.resolve), value)
+    def _add(self, seen: Seen, one: Observation) -> None:
+        self.observer.add(seen, None, Later(one.vector.ready, one.resolve))
 
     def _say_unseen(self) -> None:
         for reason in self._intercept.unseen[self._said :]:

@@ -51,6 +51,8 @@ def _path(keys: Iterable[str]) -> Path:
 
 def _is_array(leaf: Any) -> bool:
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():  # donated to the next step
+            return False
         return isinstance(leaf.dtype, np.dtype) and can_reduce(leaf.dtype)
     return isinstance(leaf, (bool, int, float))
 

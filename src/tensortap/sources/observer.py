@@ -199,6 +199,7 @@ class Observer:
         neutral, nbytes = arrays.snapshot(value, session.pool)
         if extra:
             neutral = Pairs((("tensor", neutral), *extra))
+            return _replace(record, value=neutral, tags={**record.tags, "stash": "1"}), nbytes
         return _replace(record, value=neutral), nbytes
 
     def _put(self, record: Record, nbytes: int) -> None:

@@ -165,6 +165,19 @@ static PyObject *kernel_add_table(PyObject *module, PyObject *values)
     return PyLong_FromLong(BYTES + n_tables++);
 }
 
+/* use_team(GOMP_parallel, omp_get_thread_num, omp_get_max_threads), as addresses */
+static PyObject *kernel_use_team(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_ssize_t run, number, size;
+    if (!PyArg_ParseTuple(args, "nnn", &run, &number, &size))
+        return NULL;
+    Team team = {(void (*)(void (*)(void *), void *, unsigned, unsigned))run,
+                 (int (*)(void))number, (int (*)(void))size};
+    use_team(team);
+    Py_RETURN_NONE;
+}
+
 static PyObject *kernel_variants(PyObject *module, PyObject *unused)
 {
     (void)module;
@@ -204,6 +217,7 @@ static PyMethodDef methods[] = {
      "summarize(address, code, shape, strides, threads) -> Summary | None"},
     {"set_summary", kernel_set_summary, METH_O, "The class that summarize makes."},
     {"add_table", kernel_add_table, METH_O, "The code of an 8-bit dtype with these values."},
+    {"use_team", kernel_use_team, METH_VARARGS, "Work with the threads of an OpenMP."},
     {"variants", kernel_variants, METH_NOARGS, "The code that this processor can run, best last."},
     {"variant", kernel_variant, METH_NOARGS, "The code that it does run."},
     {"use", kernel_use, METH_O, "Run other code than the best."},

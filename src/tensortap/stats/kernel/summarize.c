@@ -34,6 +34,7 @@ typedef struct {
     Job *job;
     Worker *worker;
     pthread_t thread;
+    int started;
 } Hand;
 
 static void start(Worker *w, const Job *job)
@@ -75,6 +76,7 @@ static void *work(void *argument)
     Environment before;
     enter(&before);
     start(hand->worker, job);
+    hand->started = 1;
     for (;;) {
         size_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (task >= job->tasks)
@@ -87,11 +89,48 @@ static void *work(void *argument)
     return NULL;
 }
 
+/* The team of threads of the program's OpenMP, which wait for work anyway: torch's. Threads of
+ * our own would fight with them for the processors. A forked child has no team. */
+static Team team;
+static pid_t team_of;
+
+void use_team(Team given)
+{
+    team = given;
+    team_of = getpid();
+}
+
+static int has_team(void)
+{
+    return team.run != NULL && team_of == getpid();
+}
+
+typedef struct {
+    Hand *hands;
+    int n;
+} Crew;
+
+static void work_in_team(void *argument)
+{
+    Crew *crew = argument;
+    int i = team.number();
+    if (i < crew->n)
+        work(&crew->hands[i]);
+}
+
 /* Run the job with as many hands as there are; the first is this thread itself. */
 static void work_together(Hand *hands, int n)
 {
     sigset_t all, before;
     int started = 1;
+    if (n > 1 && has_team()) {
+        Crew crew = {hands, n};
+        team.run(work_in_team, &crew, (unsigned)n, 0);
+        for (int i = 0; i < n; i++)
+            if (!hands[i].started)
+                start(hands[i].worker, hands[i].job); /* a smaller team: nothing counted */
+        return;
+    }
     /* signals are for the threads that know of them */
     sigfillset(&all);
     if (n > 1) {
@@ -264,7 +303,9 @@ Outcome summarize(const Array *array, Kind kind, const double *table, int thread
     Environment before;
     Outcome outcome = NO_MEMORY;
     prepare(&job, array, kind, table);
-    int n = hands_for(job.count / A_THREAD, threads);
+    if (threads <= 0 && has_team())
+        threads = team.size() < MOST_THREADS ? team.size() : MOST_THREADS;
+    int n = hands_for(job.count / (has_team() ? TASK : A_THREAD), threads);
     size_t patterns = job.by_patterns ? (kind == BYTES ? 256 : PATTERNS) : 0;
     double *values = NULL;
     Hand *hands = calloc((size_t)n, sizeof *hands);

@@ -34,6 +34,15 @@ typedef enum { DONE, NO_MEMORY, BEYOND } Outcome; /* BEYOND: a magnitude that no
 
 size_t itemsize_of(Kind kind);
 
+/* How OpenMP runs a function on its threads: GOMP_parallel, and what it says of them. */
+typedef struct {
+    void (*run)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
+    int (*number)(void);
+    int (*size)(void);
+} Team;
+
+void use_team(Team given);
+
 /* `table` is for BYTES. `threads` 0: as many as the process may use, if the array is large. */
 Outcome summarize(const Array *array, Kind kind, const double *table, int threads,
                   Statistics *found);

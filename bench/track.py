@@ -1,0 +1,108 @@
+"""The rows of tracked training: a 6-layer GPT, everything observed, into an open run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+from bench.harness import Row, in_turns
+from bench.runs import _folder, _no_server
+
+
+def _gpt():
+    import torch
+
+    from bench.gpt import Training
+
+    torch.set_num_threads(2)
+    training = Training()
+    for _ in range(3):
+        training.step()
+    return training
+
+
+def _tracked(every: int, rounds: int, steps: int) -> tuple[list[float], list[float], str]:
+    import tensortap as tap
+
+    _no_server()
+    folder = _folder()
+    training = _gpt()
+    try:
+        tap.init(folder)
+        tracker = tap.track(training.model, optimizer=training.optimizer, every=every)
+
+        def ours() -> float:
+            with tracker:
+                start = time.perf_counter()
+                for _ in range(steps):
+                    tracker.step(loss=training.step())
+                return (time.perf_counter() - start) / steps
+
+        def base() -> float:
+            start = time.perf_counter()
+            for _ in range(steps):
+                training.step()
+            return (time.perf_counter() - start) / steps
+
+        a, b = in_turns(rounds, ours, base)
+        assert tap.flush(60)
+        receipt = tap.receipt()
+        assert not receipt.dropped, receipt
+        assert not receipt.errors, receipt
+        tap.finish()
+        seen = receipt.tracked // (rounds + 1) // -(-steps // every)
+        note = f"{seen} tensors of a step of {sorted(b)[len(b) // 2] * 1e3:.0f} ms"
+        return a, b, note
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def gpt() -> list[Row]:
+    a, b, note = _tracked(1, 11, 2)
+    return [Row("step of a 6-layer GPT, all tracked ÷ untracked", 1.35, True, a, b, note=note)]
+
+
+def gpt_every_10() -> list[Row]:
+    a, b, note = _tracked(10, 5, 10)
+    return [Row("the same with every=10 ÷ untracked", 1.05, True, a, b, note=note)]
+
+
+def tracking_memory() -> list[Row]:
+    """A small model, many steps: what the process holds must not depend on how many."""
+    import psutil
+    import torch
+
+    import tensortap as tap
+
+    _no_server()
+    folder = _folder()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    process = psutil.Process(os.getpid())
+    held = {}
+    try:
+        tap.init(folder)
+        with tap.track(model, optimizer=optimizer, alerts=True) as tracker:
+            for step in range(1, 2001):
+                loss = model(torch.randn(16, 32)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                tracker.step(loss=loss.item())
+                if step in (200, 2000):
+                    assert tap.flush(60)
+                    held[step] = float(process.memory_info().rss)
+        assert not tap.receipt().dropped
+        tap.finish()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    note = f"{held[2000] / 1e6:.0f} MB after 2,000 steps"
+    return [Row("memory after 2,000 tracked steps ÷ after 200", 1.1, True, [held[2000]],
+                [held[200]], note=note)]  # fmt: skip
+
+
+ROWS = (gpt, gpt_every_10, tracking_memory)
