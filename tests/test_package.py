@@ -21,8 +21,8 @@ def test_the_public_names():
     """Whoever adds a verb adds it here."""
     assert tap.__all__ == [
         "Kind", "Receipt", "Record", "StopTraining", "Summary", "TensorData", "TensortapError",
-        "__version__", "alerts", "catch", "close", "describe", "disable", "dump", "enable",
-        "errors", "finish", "flush", "get", "get_all", "help", "ingest_all", "init", "open",
+        "__version__", "alerts", "catch", "close", "compare", "describe", "disable", "dump",
+        "enable", "errors", "finish", "flush", "get", "get_all", "help", "ingest_all", "init", "open",
         "read_logframe", "receipt", "register_format", "serve", "status", "step", "summarize",
         "summary", "track", "update_metadata", "validate_logframe",
     ]  # fmt: skip

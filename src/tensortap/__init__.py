@@ -23,6 +23,7 @@ from tensortap.sources.catch import catch
 from tensortap.sources.switches import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
+    from tensortap.compare.verb import compare
     from tensortap.console.live import (
         close,
         describe,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
     "close": "tensortap.console.live",
+    "compare": "tensortap.compare.verb",
     "describe": "tensortap.console.live",
     "dump": "tensortap.sources.dump",
     "finish": "tensortap.sources.run",
@@ -77,6 +79,7 @@ __all__ = [
     "alerts",
     "catch",
     "close",
+    "compare",
     "describe",
     "disable",
     "dump",

@@ -288,4 +288,5 @@ def places(x: NDArray[np.float64], form: Format) -> NDArray[np.int64]:
         if x.size != 1 or form.largest != x[0]:
             last = int(places(np.array([form.largest]), form)[0])
             size = np.minimum(size, last + 1)
-    return np.where(bits < 0, -size, size)
+    found: NDArray[np.int64] = np.where(bits < 0, -size, size)
+    return found

@@ -45,7 +45,7 @@ NO_FORMAT = Format(0, 0, 0.0)
 class Figures(NamedTuple):
     """What is found of two arrays; indices are flat, -1 for none."""
 
-    count: int
+    pairs: int
     finite: int
     mismatches: int
     nonfinite: int

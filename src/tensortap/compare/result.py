@@ -92,8 +92,8 @@ class Comparison:
         if self.max_rel:
             said.append(f"rel={self.max_rel:.3g}")
         if self.ulps is not None:
-            said.append(f"{self.ulps:,} ulp")
-        if self.cosine is not None:
+            said.append(f"{self.ulps} ulp" if self.ulps < 10**6 else f"{self.ulps:.3g} ulp")
+        if self.cosine is not None and self.count > 1:
             said.append(f"cosine={self.cosine:.6g}")
         if self.worst is not None and self.values is not None:
             where = "" if self.worst == () else f" at {list(self.worst)}"

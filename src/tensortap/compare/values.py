@@ -31,8 +31,8 @@ from tensortap.arrays.view import array_of
 from tensortap.compare.elements import (
     AUTO,
     Figures,
-    compare_arrays,
     coarser,
+    compare_arrays,
     is_number,
     is_whole,
     nudged,
@@ -74,8 +74,8 @@ def compare_values(
     >>> bool(compare_values([1.0, "a"], [1.0 + 1e-9, "a"]))
     True
     >>> compare_values({"w": np.ones(3)}, {"w": np.array([1, 1, 2.0])})
-    <differ: 1 of 1 values, max|Δ|=1, rel=0.5, 4,503,599,627,370,496 ulp>
-      ["w"]: 1 of 3 elements, max|Δ|=1, rel=0.5, 4,503,599,627,370,496 ulp, cosine=0.942809,
+    <differ: 1 of 1 values, max|Δ|=1, rel=0.5, 4.5e+15 ulp>
+      ["w"]: 1 of 3 elements, max|Δ|=1, rel=0.5, 4.5e+15 ulp, cosine=0.942809,
       worst at [2]: 1 and 2, atol=1 or rtol=0.5 would pass
     """
     for name, tolerance in (("atol", atol), ("rtol", rtol)):
@@ -143,15 +143,15 @@ def _comparison(
         atol = rtol = None
     reason = ""
     if found.mismatches:
-        reason = f"{found.mismatches:,} of {found.count:,} elements"
+        reason = f"{found.mismatches:,} of {found.pairs:,} elements"
         if a.ndim == 0:
             reason = "numbers"
         if found.nonfinite:
-            reason += f", {found.nonfinite:,} not finite on one side"
+            reason += f", {found.nonfinite:,} not finite"
     return Comparison(
         not found.mismatches,
         reason,
-        count=found.count,
+        count=found.pairs,
         finite=found.finite,
         mismatches=found.mismatches,
         nonfinite=found.nonfinite,
@@ -204,13 +204,15 @@ def _other_elements(
     if a.dtype.kind == "O" or b.dtype.kind == "O":
         return _Walk(rules).compare(a.tolist(), b.tolist(), path)
     if a.dtype.names and a.dtype.names == b.dtype.names:
-        fields = [{name: each[name] for name in a.dtype.names} for each in (a, b)]
-        return _Walk(rules).compare(*fields, path)
+        fields, others = ({name: each[name] for name in a.dtype.names} for each in (a, b))
+        return _Walk(rules).compare(fields, others, path)
     unequal = 0
     first: int | None = None
     try:
         for start in range(0, a.size, 1 << 16):
-            part = np.asarray(a.flat[start : start + (1 << 16)] != b.flat[start : start + (1 << 16)])
+            part = np.asarray(
+                a.flat[start : start + (1 << 16)] != b.flat[start : start + (1 << 16)]
+            )
             if rules.equal_nan and a.dtype.kind in "mM" and b.dtype.kind in "mM":
                 stop = start + (1 << 16)
                 part &= ~(np.isnat(a.flat[start:stop]) & np.isnat(b.flat[start:stop]))
@@ -291,7 +293,7 @@ class _Walk:
             pass
         if any(isinstance(x, (float, complex)) and not np.isfinite(x) for x in (a, b)):
             return Comparison(
-                False, "numbers, 1 not finite on one side", path, count=1, mismatches=1,
+                False, "numbers, 1 not finite", path, count=1, mismatches=1,
                 nonfinite=1, worst=(), values=(a, b), differing=1,
             )  # fmt: skip
         return _beyond(a, b, self.rules, path)
@@ -326,8 +328,8 @@ class _Walk:
         return self._others(a, b, path)
 
     def _others(self, a: Any, b: Any, path: str) -> Comparison:
-        plain = type(a).__eq__ is object.__eq__ and type(b).__eq__ is object.__eq__
-        if plain and type(a) is type(b) and a is not b:
+        same: Any = type(a).__eq__
+        if type(a) is type(b) and same is object.__eq__ and a is not b:
             attributes = _attributes(a), _attributes(b)
             if attributes[0] or attributes[1]:
                 return self._fields(*attributes, path, ())
@@ -450,18 +452,14 @@ def _verdict(equal: bool, reason: str, path: str) -> Comparison:
 def _plain(value: Any) -> Any:
     """The nodes that records are made of, as what they stand for; of containers one level."""
     if isinstance(value, Items):
-        return {"tuple": tuple, "set": _members, "frozenset": _members}.get(value.kind, list)(
-            value.items
-        )
+        if value.kind in ("set", "frozenset"):
+            return {rebuild(item) for item in value.items}
+        return tuple(value.items) if value.kind == "tuple" else list(value.items)
     if isinstance(value, Mapping):
         return {rebuild(key): item for key, item in value.items}
     if isinstance(value, (Number, Blob)):
         return rebuild(value)
     return value
-
-
-def _members(items: tuple[Any, ...]) -> set[Any]:
-    return {rebuild(item) for item in items}
 
 
 def _is_scalar(value: Any) -> bool:
@@ -472,7 +470,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, TensorData) or (hasattr(value, "dtype") and hasattr(value, "shape"))
 
 
-def _number(value: complex) -> NDArray[Any]:
+def _number(value: Any) -> NDArray[Any]:
     """A number as an array without dimensions; OverflowError if it has more than 64 bits."""
     import numpy as np
 
@@ -510,7 +508,7 @@ def _holds_tensors(value: list[Any] | tuple[Any, ...]) -> bool:
     )
 
 
-def _beyond(a: complex, b: complex, rules: Rules, path: str) -> Comparison:
+def _beyond(a: Any, b: Any, rules: Rules, path: str) -> Comparison:
     """Numbers of which one is an integer beyond 64 bits."""
     if isinstance(a, complex) or isinstance(b, complex):
         equal = a == b
@@ -524,17 +522,24 @@ def _beyond(a: complex, b: complex, rules: Rules, path: str) -> Comparison:
     exact = isinstance(a, int) and isinstance(b, int)
     allowed = Fraction(0) if exact else Fraction(rules.atol) + Fraction(rules.rtol) * abs(y)
     close = d <= allowed
-    atol, rtol = d - Fraction(rules.rtol) * abs(y), (d - Fraction(rules.atol)) / abs(y) if y else d
-    passing = [
-        None if exact and not close else nudged(_float(max(t, Fraction(0)))) for t in (atol, rtol)
-    ]
+    atol = rtol = None
+    if close or not exact:
+        atol = _tolerance(d - Fraction(rules.rtol) * abs(y))
+        over = d - Fraction(rules.atol)
+        if over <= 0 or y:
+            rtol = _tolerance(over / abs(y) if y else over)
     relative = _float(d / abs(y)) if y else math.inf
     return Comparison(
         close, "" if close else "numbers", path, count=1, finite=1, mismatches=int(not close),
         max_abs=_float(d), mean_abs=_float(d), max_rel=relative, mean_rel=relative,
         worst=() if d else None, values=(a, b) if d else None,
-        passing_atol=passing[0], passing_rtol=passing[1], differing=int(not close),
+        passing_atol=atol, passing_rtol=rtol, differing=int(not close),
     )  # fmt: skip
+
+
+def _tolerance(x: Fraction) -> float | None:
+    found = nudged(_float(x)) if x > 0 else 0.0
+    return found if math.isfinite(found) else None
 
 
 def _float(x: Fraction) -> float:
