@@ -19,7 +19,7 @@ from tensortap.formats import run as layout
 from tensortap.formats import wire
 from tensortap.formats.columns import scalar
 from tensortap.formats.tensors import TensorReader
-from tensortap.record import Kind, Record
+from tensortap.record import Kind, Record, Value
 from tensortap.select import fits
 
 if TYPE_CHECKING:
@@ -387,10 +387,16 @@ class RunReader:
     def load(self, record: Record) -> Record:
         with self._lock:
             data, places = self._cells(record)
+        return msgspec.structs.replace(record, value=self.value_of(data, places))
+
+    def value_of(self, data: bytes | None, places: list[dict[str, str]] | None) -> Value:
+        """The value that the cells of a row tell of."""
         value = layout.decode_value(data)
         if places:
-            value = wire.place(value, [self._payload(place) for place in places], itemsize)
-        return msgspec.structs.replace(record, value=value)
+            with self._lock:
+                payloads = [self._payload(place) for place in places]
+            value = wire.place(value, payloads, itemsize)
+        return value
 
     def _cells(self, record: Record) -> tuple[bytes | None, list[dict[str, str]] | None]:
         """What a row says about its value: the value itself, and the payloads it refers to."""
