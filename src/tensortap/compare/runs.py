@@ -71,8 +71,11 @@ def compare_runs(
     """Compare two runs, record by record, in the order of execution."""
     sides = Side(a, trust=trust), Side(b, trust=trust)
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(mapping))
-    tables = [chosen(s.heads(), choice, rename=i == 0) for i, s in enumerate(sides)]
-    plan = _Plan(*tables, Tolerance(atol, rtol, equal_nan), rules)
+    tables = (
+        chosen(sides[0].heads(), choice, rename=True),
+        chosen(sides[1].heads(), choice, rename=False),
+    )
+    plan = _Plan(tables, Tolerance(atol, rtol, equal_nan), rules)
     outcomes = _run(sides, plan.items, executor, progress)
     differences = []
     worst: dict[tuple[str, str, int], float] = {}
@@ -149,8 +152,10 @@ def _explained(
 class _Plan:
     """The pairs of two tables, and what can be said without a look at values."""
 
-    def __init__(self, a: pa.Table, b: pa.Table, tolerance: Tolerance, rules: Book | None) -> None:
-        self._tables = a, b
+    def __init__(
+        self, tables: tuple[pa.Table, pa.Table], tolerance: Tolerance, rules: Book | None
+    ) -> None:
+        self._tables = a, b = tables
         self._tolerance = tolerance
         self._rules = rules
         self.ignored = 0
@@ -191,7 +196,8 @@ class _Plan:
     ) -> None:
         for at in shared:
             found = [groups[i].get(at) or _rows_at(self._tables[i], at) for i in (0, 1)]
-            key = Key(*at, -1)
+            name, kind, step, call = at
+            key = Key(name, kind, step, call, -1)
             if not all(found):
                 self._lose(key, "a" if found[0] else "b")
                 continue
