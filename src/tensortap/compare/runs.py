@@ -5,11 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensortap.compare.noise import Noise
 from tensortap.compare.pairs import Choice, chosen, pair, same
 from tensortap.compare.report import Difference, Key, Missing, Report
 from tensortap.compare.result import Comparison
+from tensortap.compare.rules import Book, load_rules
 from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
 from tensortap.compare.statistics import compare_statistics
 from tensortap.compare.values import compare_values
@@ -17,8 +20,6 @@ from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from tensortap.compare.rules import Book
 
 _CHUNK = 64  # pairs that a task takes
 _AHEAD = 4  # tasks that wait, for each worker
@@ -64,13 +65,22 @@ def compare_runs(
     ranks: Iterable[int] = (),
     mapping: Iterable[tuple[str, str]] = (),
     allow_missing: bool = False,
-    rules: Book | None = None,
+    rules: Book | str | Path | None = None,
+    noise: tuple[Any, Any] | None = None,
     executor: concurrent.futures.Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Compare two runs, record by record, in the order of execution."""
+    """Compare two runs, record by record, in the order of execution.
+
+    `noise` are two runs of the code of `a`: what is no further apart than these is no difference.
+    """
+    if isinstance(rules, (str, Path)):
+        rules = load_rules(rules)
     sides = Side(a, trust=trust), Side(b, trust=trust)
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(mapping))
+    floor = None
+    if noise is not None:
+        floor = _noise(noise, choice, Tolerance(atol, rtol, equal_nan), trust, executor)
     tables = (
         chosen(sides[0].heads(), choice, rename=True),
         chosen(sides[1].heads(), choice, rename=False),
@@ -86,7 +96,7 @@ def compare_runs(
         place = item.key.name, item.key.kind, item.key.step
         size = found.rel_l2 if found.rel_l2 is not None else found.max_rel
         worst[place] = max(worst.get(place, 0.0), size, 0.0 if found else 1e-300)
-        difference = _judged(item, outcome, rules)
+        difference = _judged(item, outcome, rules, floor)
         if difference is not None:
             differences.append(difference)
     differences.sort(key=plan.order)
@@ -101,13 +111,32 @@ def compare_runs(
     )  # fmt: skip
 
 
-def _judged(item: Item, outcome: Outcome, rules: Book | None) -> Difference | None:
+def _noise(
+    runs: tuple[Any, Any],
+    choice: Choice,
+    tolerance: Tolerance,
+    trust: bool,
+    executor: concurrent.futures.Executor | None,
+) -> Noise:
+    """How far two runs of the same code are apart."""
+    sides = Side(runs[0], trust=trust), Side(runs[1], trust=trust)
+    tables = (
+        chosen(sides[0].heads(), choice, rename=True),
+        chosen(sides[1].heads(), choice, rename=True),
+    )
+    plan = _Plan(tables, tolerance, None)
+    return Noise(zip(plan.items, _run(sides, plan.items, executor, None), strict=True))
+
+
+def _judged(
+    item: Item, outcome: Outcome, rules: Book | None, noise: Noise | None
+) -> Difference | None:
     rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
     if rule is None or rule.condition is None:
         passed = bool(outcome.comparison)
     else:
         passed = bool(outcome.comparison) or rule.condition.holds(outcome.comparison)
-    if passed:
+    if passed or (noise is not None and noise.covers(item.key, outcome.comparison)):
         return None
     expected = rule.expected if rule is not None else ""
     said = str(rule.condition) if rule is not None and rule.condition is not None else ""
