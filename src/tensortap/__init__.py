@@ -23,6 +23,7 @@ from tensortap.sources.catch import catch
 from tensortap.sources.switches import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
+    from tensortap import integrations
     from tensortap.compare.verb import compare
     from tensortap.console.live import (
         close,
@@ -93,6 +94,7 @@ __all__ = [
     "help",
     "ingest_all",
     "init",
+    "integrations",
     "open",
     "read_logframe",
     "receipt",
@@ -109,6 +111,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        import tensortap.integrations
+
+        return tensortap.integrations
     module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module 'tensortap' has no attribute {name!r}")
