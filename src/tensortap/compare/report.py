@@ -66,13 +66,25 @@ class Report:
     allow_missing: bool = False
     provenance: dict[str, Any] = field(default_factory=dict)
     culprit: str = ""
-    worst: dict[tuple[str, str, int], float] = field(default_factory=dict, repr=False)
-    """(name, kind, step) → the largest relative difference: what a timeline is drawn from."""
+    _looked_at: dict[tuple[str, str, int], float] = field(default_factory=dict, repr=False)
+    _calm: Any = field(default=None, repr=False)  # a table and its rows of equal records
 
     def __bool__(self) -> bool:
         if any(not difference.expected for difference in self.differences):
             return False
         return self.allow_missing or not self.missing
+
+    @property
+    def worst(self) -> dict[tuple[str, str, int], float]:
+        """(name, kind, step) → the largest relative difference: what a timeline is drawn from."""
+        found: dict[tuple[str, str, int], float] = {}
+        if self._calm is not None:
+            import pyarrow as pa
+
+            table, rows = self._calm
+            columns = [table.column(i).take(pa.array(rows)).to_pylist() for i in range(3)]
+            found = dict.fromkeys(zip(*columns, strict=True), 0.0)
+        return {**found, **self._looked_at}
 
     @property
     def first(self) -> Difference | None:

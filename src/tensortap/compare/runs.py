@@ -107,7 +107,7 @@ def compare_runs(
         sides[0].title, sides[1].title, plan.compared, plan.equal, by_statistics,
         tuple(_explained(differences, sides, plan)), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
-        culprit_of(differences, plan), {**plan.calm, **worst},
+        culprit_of(differences, plan), worst, plan.calm,
     )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ class _Plan:
         pairs = pair(plain_a, plain_b)
         equal = same(plain_a, plain_b, pairs, equal_nan=tolerance.equal_nan)
         self.items: list[Item] = []
-        self.calm: dict[tuple[str, str, int], float] = {}
+        self.calm: tuple[Any, Any] | None = None
         self._seqs: dict[Key, int] = {}
         self._lone: list[tuple[Key, str]] = []
         self._pair_plain(plain_a, plain_b, pairs, equal)
@@ -206,9 +206,7 @@ class _Plan:
     def _pair_plain(self, a: pa.Table, b: pa.Table, pairs: Any, equal: Any) -> None:
         import pyarrow as pa
 
-        for row in _key_rows(a, pairs.a[equal]):
-            key = _key(row)
-            self.calm[key.name, key.kind, key.step] = 0.0
+        self.calm = a.select(["name", "kind", "step"]), pairs.a[equal]
         self.equal = int(equal.sum())
         rows_a, rows_b = (
             table.take(pa.array(rows[~equal])).to_pylist()
@@ -277,6 +275,8 @@ class _Plan:
 
     def missing(self, sides: tuple[Side, Side]) -> Iterator[Missing]:
         """What only one side has; and whether the other had dropped it."""
+        if not self._lone:
+            return
         dropped = [
             set(side.reader.missing()) if hasattr(side.reader, "missing") else set()
             for side in sides
