@@ -22,9 +22,9 @@ def test_the_public_names():
     assert tap.__all__ == [
         "Kind", "Receipt", "Record", "StopTraining", "Summary", "TensorData", "TensortapError",
         "__version__", "alerts", "catch", "close", "compare", "describe", "disable", "dump",
-        "enable", "errors", "finish", "flush", "get", "get_all", "help", "ingest_all", "init", "open",
-        "read_logframe", "receipt", "register_format", "serve", "status", "step", "summarize",
-        "summary", "track", "update_metadata", "validate_logframe",
+        "enable", "errors", "finish", "flush", "get", "get_all", "help", "ingest_all", "init",
+        "open", "read_logframe", "receipt", "register_format", "serve", "status", "step",
+        "summarize", "summary", "track", "update_metadata", "validate_logframe",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))
