@@ -72,7 +72,7 @@ TOLERANCES = st.one_of(st.sampled_from([0.0, 1e-8, 1e-5, 0.1, 1.0]), st.floats(0
 
 def check(found, wanted, exact):
     # whole numbers of 64 bits: the difference is rounded twice
-    near = dict(rel=0 if exact else 1e-15, abs=0)
+    near = {"rel": 0 if exact else 1e-15, "abs": 0}
     assert found.pairs == wanted.pairs
     assert found.finite == wanted.finite
     assert found.nonfinite == wanted.nonfinite
@@ -196,7 +196,7 @@ def test_any_layout_gives_what_a_copy_gives(way):
     y = x + np.float32(1e-3) * rng.standard_normal(x.shape).astype(np.float32)
     for (name, a), (_, b) in zip(layouts(x), layouts(y), strict=True):
         plain = [np.array(each, np.float32) for each in (a, b)]
-        rules = dict(atol=1e-8, rtol=1e-3, equal_nan=True)
+        rules = {"atol": 1e-8, "rtol": 1e-3, "equal_nan": True}
         wanted = way(*plain, **rules)
         for p, q in ((a, b), (a, plain[1]), (plain[0], b)):
             found = way(p, q, **rules)
@@ -209,7 +209,7 @@ def test_any_layout_gives_what_a_copy_gives(way):
 def test_ulps_are_steps_from_number_to_number(way, name):
     """Of the small formats all numbers are written down, of the others one walks."""
     dtype = dtype_of(name)
-    rules = dict(atol=0.0, rtol=0.0, equal_nan=True)
+    rules = {"atol": 0.0, "rtol": 0.0, "equal_nan": True}
     rng = np.random.default_rng(0)
     if dtype.itemsize <= 2:
         bits = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}")
@@ -236,7 +236,7 @@ def test_ulps_are_steps_from_number_to_number(way, name):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ulps_of_two_dtypes_are_those_of_the_coarser_one(way):
-    rules = dict(atol=0.0, rtol=0.0, equal_nan=True)
+    rules = {"atol": 0.0, "rtol": 0.0, "equal_nan": True}
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
         coarse = x.astype(dtype_of(name))
