@@ -5,9 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap.compare.pairs import Choice, chosen, pair, same
+from tensortap.compare.look import Look
+from tensortap.compare.pairs import Choice, chosen, pair, parse_mapping, same
 from tensortap.compare.report import Difference, Key, Missing, Report
 from tensortap.compare.result import Comparison
 from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
@@ -62,15 +64,20 @@ def compare_runs(
     kinds: Iterable[str] = (),
     steps: tuple[int | None, int | None] | None = None,
     ranks: Iterable[int] = (),
-    mapping: Iterable[tuple[str, str]] = (),
+    mapping: Iterable[str | tuple[str, str]] = (),
     allow_missing: bool = False,
-    rules: Book | None = None,
+    rules: Book | str | Path | None = None,
     executor: concurrent.futures.Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Compare two runs, record by record, in the order of execution."""
+    if isinstance(rules, (str, Path)):
+        from tensortap.compare.rules import load_rules
+
+        rules = load_rules(rules)
     sides = Side(a, trust=trust), Side(b, trust=trust)
-    choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(mapping))
+    renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
+    choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
     tables = [chosen(s.heads(), choice, rename=i == 0) for i, s in enumerate(sides)]
     plan = _Plan(*tables, Tolerance(atol, rtol, equal_nan), rules)
     outcomes = _run(sides, plan.items, executor, progress)
@@ -94,7 +101,8 @@ def compare_runs(
         sides[0].title, sides[1].title, plan.compared, plan.equal, by_statistics,
         tuple(_explained(differences, sides, plan)), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
-        culprit_of(differences, plan), {**plan.calm, **worst},
+        culprit_of(differences, plan), plan.in_order({**plan.calm, **worst}),
+        Look(sides, {d.key: plan.parts(d.key) for d in differences}),
     )  # fmt: skip
 
 
@@ -162,6 +170,7 @@ class _Plan:
         self.items: list[Item] = []
         self.calm: dict[tuple[str, str, int], float] = {}
         self._seqs: dict[Key, int] = {}
+        self._places: dict[tuple[str, str, int], int] = {}
         self._lone: list[tuple[Key, str]] = []
         self._pair_plain(plain_a, plain_b, pairs, equal)
         self._pair_sharded(shared, groups)
@@ -175,6 +184,7 @@ class _Plan:
         for row in _key_rows(a, pairs.a[equal]):
             key = _key(row)
             self.calm[key.name, key.kind, key.step] = 0.0
+            self._place(key, row["seq"])
         self.equal = int(equal.sum())
         rows_a, rows_b = (
             table.take(pa.array(rows[~equal])).to_pylist()
@@ -210,6 +220,7 @@ class _Plan:
                 rtol=tolerance.rtol if rule.rtol is None else rule.rtol,
             )
         self._seqs[key] = seq
+        self._place(key, seq)
         self.items.append(Item(key, seq, a, b, tolerance))
 
     def _lose(self, key: Key, side: str) -> None:
@@ -219,6 +230,14 @@ class _Plan:
             return
         self._lone.append((key, side))
 
+    def _place(self, key: Key, seq: int) -> None:
+        place = key.name, key.kind, key.step
+        self._places[place] = min(seq, self._places.get(place, seq))
+
+    def in_order(self, worst: dict[tuple[str, str, int], float]) -> dict[Any, float]:
+        """What is known of names and steps, in the order of execution."""
+        return dict(sorted(worst.items(), key=lambda each: (each[0][2], self._places[each[0]])))
+
     def order(self, difference: Difference) -> tuple[int, int, int]:
         """Where in the execution of the first run a difference lies."""
         key = difference.key
@@ -227,6 +246,11 @@ class _Plan:
     def item(self, key: Key) -> Item:
         """The pair of a key."""
         return self._by_key[key]
+
+    def parts(self, key: Key) -> tuple[list[Part], list[Part]]:
+        """What the two values of a key are made of."""
+        item = self._by_key[key]
+        return item.a, item.b
 
     def before(self, key: Key) -> tuple[list[Part] | None, list[Part] | None]:
         """The same tensor one step before, on both sides, where they have it."""
@@ -258,7 +282,7 @@ def _key(row: dict[str, Any]) -> Key:
 def _key_rows(table: pa.Table, rows: Any) -> list[dict[str, Any]]:
     import pyarrow as pa
 
-    columns = ["name", "kind", "step", "call", "rank"]
+    columns = ["name", "kind", "step", "call", "rank", "seq"]
     found: list[dict[str, Any]] = table.select(columns).take(pa.array(rows)).to_pylist()
     return found
 
