@@ -156,7 +156,7 @@ def train(bug: str, folder: Path) -> None:
 
 
 def train_all(bugs: list[str], folder: Path) -> dict[str, Path]:
-    """Two processes that train without a bug and with each of them; name → the folder of its run."""
+    """Two processes that train without a bug and with each: name → the folder of the run."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     source = Path(tap.__file__).parents[1]  # of a checkout that was not installed
@@ -170,7 +170,8 @@ def train_all(bugs: list[str], folder: Path) -> dict[str, Path]:
         )
         for rank in range(2)
     ]  # fmt: skip
-    if any([process.wait() for process in ranks]):
+    ended = [process.wait() for process in ranks]
+    if any(ended):
         raise SystemExit("the training failed")
     names = ["right", *bugs]
     return {name: max(path for path in (folder / name).iterdir()) for name in names}

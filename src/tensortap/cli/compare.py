@@ -24,7 +24,9 @@ def compare(
     b: str = typer.Argument(..., help="What it should be like: another run, or another file."),
     atol: float = typer.Option(1e-8, help="Close is |a - b| <= atol + rtol*|b|."),
     rtol: float = typer.Option(1e-5, help="The relative part of the tolerance."),
-    trust: bool = typer.Option(False, "--trust", help="Load pickles of any class: they may run code."),
+    trust: bool = typer.Option(
+        False, "--trust", help="Load pickles of any class: they may run code."
+    ),
     rules: Path | None = typer.Option(
         None, help="A TOML file: which names have to be how close.", rich_help_panel=_RUNS
     ),

@@ -144,7 +144,7 @@ class Report:
 
         return report_as_json(self)
 
-    def write_html(self, path: str | Path, *, pictures: int = 100) -> Path:
+    def write_html(self, path: str | Path, *, pictures: int = 80) -> Path:
         """Write one HTML file that opens anywhere, with pictures of so many of the differences."""
         from tensortap.compare.html import write_html
 

@@ -182,9 +182,10 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
     right = {"step", "rank", "max|Δ|", "relative", "cosine", "differ", "records"}
     for column in columns:
+        number = column in right
         table.add_column(
-            column, justify="right" if column in right else "left",
-            overflow="fold", min_width=20 if column == "name" else None, no_wrap=column in right or column == "kind",
+            column, justify="right" if number else "left", overflow="fold",
+            min_width=20 if column == "name" else None, no_wrap=number or column == "kind",
         )  # fmt: skip
     return table
 
