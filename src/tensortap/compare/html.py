@@ -252,7 +252,8 @@ def _pictures(
     if report.look is None:
         return found
     seen: set[tuple[str, str]] = set()
-    once, again = [], []
+    once: list[int] = []
+    again: list[int] = []
     for number, each in enumerate(shown):
         at = each.key.name, each.key.kind
         if each.by == "value":

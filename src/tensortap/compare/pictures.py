@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def pictures_of(a: Any, b: Any) -> dict[str, Any] | None:
 def shrink(a: NDArray[Any], b: NDArray[Any] | None = None) -> NDArray[np.float64]:
     """A tensor, or ``a - b``, of at most 64×64 blocks: of each the value farthest from zero.
 
-    NaN where a block holds anything that is not finite; of ``a - b``, unless it is the same in both.
+    NaN where a block holds anything that is not finite, and not the same in both.
 
     >>> import numpy as np
     >>> shrink(np.array([[1, -5], [2, 3]], np.int8))
@@ -56,11 +57,11 @@ def shrink(a: NDArray[Any], b: NDArray[Any] | None = None) -> NDArray[np.float64
     y = None if b is None else b.reshape(rows, columns)
     down, across = _edges(rows), _edges(columns)
     found = np.empty((len(down) - 1, len(across) - 1))
-    for i, (top, bottom) in enumerate(zip(down[:-1], down[1:], strict=True)):
+    for i, (top, bottom) in enumerate(itertools.pairwise(down)):
         if (bottom - top) * columns <= _AT_ONCE:
             found[i] = _extremes(_block(x, y, slice(top, bottom), slice(None)), across[:-1])
             continue
-        for j, (left, right) in enumerate(zip(across[:-1], across[1:], strict=True)):
+        for j, (left, right) in enumerate(itertools.pairwise(across)):
             found[i, j] = _extremes(_block(x, y, slice(top, bottom), slice(left, right)), [0])[0]
     return found
 
@@ -102,11 +103,13 @@ def _real(chunk: NDArray[Any]) -> NDArray[np.float64]:
 
     if parts(chunk.dtype) is None:
         return float64(chunk)
-    if chunk.dtype.kind == "c":
-        return np.abs(chunk).astype(np.float64)
     if chunk.dtype.fields is not None:
-        return np.hypot(float64(chunk["real"]), float64(chunk["imag"]))
-    return np.abs(chunk.astype(np.complex64)).astype(np.float64)
+        real, imaginary = float64(chunk["real"]), float64(chunk["imag"])
+    else:
+        wide = chunk.astype(np.complex128)
+        real, imaginary = wide.real, wide.imag
+    found: NDArray[np.float64] = np.hypot(real, imaginary)
+    return found
 
 
 def _extremes(block: NDArray[np.float64], starts: list[int]) -> NDArray[np.float64]:

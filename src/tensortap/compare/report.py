@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tensortap.compare.result import Comparison
 from tensortap.errors import TensortapError
@@ -59,7 +59,8 @@ class Missing:
     dropped: bool = False
 
 
-class Gap(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Gap:
     """All that one side lacks of a name."""
 
     side: str  # "a" or "b": who has it
