@@ -18,7 +18,7 @@ from tensortap import alerts, errors
 from tensortap._version import __version__
 from tensortap.errors import StopTraining, TensortapError
 from tensortap.receipt import Receipt
-from tensortap.record import Kind, Record, Summary, TensorData
+from tensortap.record import Kind, Record, Shard, Summary, TensorData
 from tensortap.sources.catch import catch
 from tensortap.sources.switches import disable, enable, flush, receipt, step
 
@@ -73,6 +73,7 @@ __all__ = [
     "Kind",
     "Receipt",
     "Record",
+    "Shard",
     "StopTraining",
     "Summary",
     "TensorData",

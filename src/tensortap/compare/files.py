@@ -9,6 +9,7 @@ from typing import Any
 from tensortap.errors import NotFound, TensortapError
 from tensortap.formats.files import load_file, suffixes
 from tensortap.formats.run import RUN_FILE
+from tensortap.readers.mirror import is_url
 
 
 def path_of(value: Any) -> Path | None:
@@ -36,6 +37,8 @@ def path_of(value: Any) -> Path | None:
 
 def is_run(value: Any) -> bool:
     """Whether this is the folder of a run, a `Run`, a live session or a reader of one."""
+    if is_url(value):
+        return True
     path = path_of(value)
     if path is not None:
         return path.is_dir() and (path / RUN_FILE).exists()

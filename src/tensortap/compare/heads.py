@@ -1,4 +1,4 @@
-"""The records of a run, or of anything that reads like one, as columns: what each is, not its value."""
+"""The records of a run, or of whatever reads like one, as columns."""
 
 from __future__ import annotations
 

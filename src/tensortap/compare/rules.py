@@ -23,6 +23,7 @@ figures with numbers, joined by ``and``, ``or`` and parentheses.
 
 from __future__ import annotations
 
+import importlib
 import operator
 import re
 from collections.abc import Callable
@@ -265,7 +266,6 @@ def _wrong(
 
 def _toml() -> Any:
     try:
-        import tomllib
+        return importlib.import_module("tomllib")
     except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
-    return tomllib
+        return importlib.import_module("tomli")

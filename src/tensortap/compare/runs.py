@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.compare.look import Look
+from tensortap.compare.noise import Noise
 from tensortap.compare.pairs import Choice, chosen, pair, parse_mapping, same
 from tensortap.compare.report import Difference, Key, Missing, Report
 from tensortap.compare.result import Comparison
+from tensortap.compare.rules import Book, load_rules
 from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
 from tensortap.compare.statistics import compare_statistics
 from tensortap.compare.values import compare_values
@@ -19,8 +21,6 @@ from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from tensortap.compare.rules import Book
 
 _CHUNK = 64  # pairs that a task takes
 _AHEAD = 4  # tasks that wait, for each worker
@@ -67,19 +67,27 @@ def compare_runs(
     mapping: Iterable[str | tuple[str, str]] = (),
     allow_missing: bool = False,
     rules: Book | str | Path | None = None,
+    noise: tuple[Any, Any] | None = None,
     executor: concurrent.futures.Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Compare two runs, record by record, in the order of execution."""
-    if isinstance(rules, (str, Path)):
-        from tensortap.compare.rules import load_rules
+    """Compare two runs, record by record, in the order of execution.
 
+    `noise` are two runs of the code of `a`: what is no further apart than these is no difference.
+    """
+    if isinstance(rules, (str, Path)):
         rules = load_rules(rules)
     sides = Side(a, trust=trust), Side(b, trust=trust)
     renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
-    tables = [chosen(s.heads(), choice, rename=i == 0) for i, s in enumerate(sides)]
-    plan = _Plan(*tables, Tolerance(atol, rtol, equal_nan), rules)
+    floor = None
+    if noise is not None:
+        floor = _noise(noise, choice, Tolerance(atol, rtol, equal_nan), trust, executor)
+    tables = (
+        chosen(sides[0].heads(), choice, rename=True),
+        chosen(sides[1].heads(), choice, rename=False),
+    )
+    plan = _Plan(tables, Tolerance(atol, rtol, equal_nan), rules)
     outcomes = _run(sides, plan.items, executor, progress)
     differences = []
     worst: dict[tuple[str, str, int], float] = {}
@@ -90,7 +98,7 @@ def compare_runs(
         place = item.key.name, item.key.kind, item.key.step
         size = found.rel_l2 if found.rel_l2 is not None else found.max_rel
         worst[place] = max(worst.get(place, 0.0), size, 0.0 if found else 1e-300)
-        difference = _judged(item, outcome, rules)
+        difference = _judged(item, outcome, rules, floor)
         if difference is not None:
             differences.append(difference)
     differences.sort(key=plan.order)
@@ -106,13 +114,32 @@ def compare_runs(
     )  # fmt: skip
 
 
-def _judged(item: Item, outcome: Outcome, rules: Book | None) -> Difference | None:
+def _noise(
+    runs: tuple[Any, Any],
+    choice: Choice,
+    tolerance: Tolerance,
+    trust: bool,
+    executor: concurrent.futures.Executor | None,
+) -> Noise:
+    """How far two runs of the same code are apart."""
+    sides = Side(runs[0], trust=trust), Side(runs[1], trust=trust)
+    tables = (
+        chosen(sides[0].heads(), choice, rename=True),
+        chosen(sides[1].heads(), choice, rename=True),
+    )
+    plan = _Plan(tables, tolerance, None)
+    return Noise(zip(plan.items, _run(sides, plan.items, executor, None), strict=True))
+
+
+def _judged(
+    item: Item, outcome: Outcome, rules: Book | None, noise: Noise | None
+) -> Difference | None:
     rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
     if rule is None or rule.condition is None:
         passed = bool(outcome.comparison)
     else:
         passed = bool(outcome.comparison) or rule.condition.holds(outcome.comparison)
-    if passed:
+    if passed or (noise is not None and noise.covers(item.key, outcome.comparison)):
         return None
     expected = rule.expected if rule is not None else ""
     said = str(rule.condition) if rule is not None and rule.condition is not None else ""
@@ -157,8 +184,10 @@ def _explained(
 class _Plan:
     """The pairs of two tables, and what can be said without a look at values."""
 
-    def __init__(self, a: pa.Table, b: pa.Table, tolerance: Tolerance, rules: Book | None) -> None:
-        self._tables = a, b
+    def __init__(
+        self, tables: tuple[pa.Table, pa.Table], tolerance: Tolerance, rules: Book | None
+    ) -> None:
+        self._tables = a, b = tables
         self._tolerance = tolerance
         self._rules = rules
         self.ignored = 0
@@ -201,7 +230,8 @@ class _Plan:
     ) -> None:
         for at in shared:
             found = [groups[i].get(at) or _rows_at(self._tables[i], at) for i in (0, 1)]
-            key = Key(*at, -1)
+            name, kind, step, call = at
+            key = Key(name, kind, step, call, -1)
             if not all(found):
                 self._lose(key, "a" if found[0] else "b")
                 continue

@@ -38,18 +38,17 @@ class Side:
         self.trust = trust
         self.path: Path | None = None
         if isinstance(source, (str, Path)):
-            self.path = Path(source)
-            self.reader: Any = RunReader(self.path)
+            self.reader: Any = RunReader(source)
         else:
             self.reader = getattr(source, "reader", source)
-            if isinstance(self.reader, RunReader):
-                self.path = self.reader.path
-        self.title = str(self.path) if self.path is not None else "the live session"
+        self.title = "the live session"
+        if isinstance(self.reader, RunReader):
+            self.path, self.title = self.reader.path, self.reader.where
 
     def __reduce__(self) -> Any:
         if self.path is None:
             raise TypeError("a live session is compared in this process: use threads")
-        return _opened, (str(self.path), self.trust)
+        return _opened, (self.title, self.trust)
 
     def heads(self) -> pa.Table:
         """All records, as columns."""
@@ -59,7 +58,7 @@ class Side:
         """What the record holds, as a neutral tree or an object."""
         file = part.record.tags.get("file")
         if file is not None and self.path is not None:
-            return load_file(self.path / Path(file).name, trust=self.trust)
+            return load_file(self.reader.file(file), trust=self.trust)
         if isinstance(self.reader, RunReader):
             value = self.reader.value_of(part.data, part.places)
             return value_of(_with(part.record, value))

@@ -30,10 +30,11 @@ def compare_statistics(
         return Comparison(False, "nothing to compare: no value and no statistics", differing=1)
     one, other = found[0], found[1]
     worst_abs = worst_rel = 0.0
-    differ = []
-    for name in _COUNTS:
-        if getattr(one, name) != getattr(other, name):
-            differ.append(f"{name} {getattr(one, name):,} and {getattr(other, name):,}")
+    differ = [
+        f"{name} {getattr(one, name):,} and {getattr(other, name):,}"
+        for name in _COUNTS
+        if getattr(one, name) != getattr(other, name)
+    ]
     for name in _FIGURES:
         x, y = getattr(one, name), getattr(other, name)
         if math.isnan(x) and math.isnan(y):

@@ -264,7 +264,7 @@ class Keeper:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not (self._wanted or self._busy), timeout)
 
-    def close(self, timeout: float = 10.0) -> bool:
+    def close(self, timeout: float = 3.0) -> bool:
         """Finish what was asked for, at full speed, and stop; whether it was done in time."""
         if os.getpid() != self._pid:
             return True
