@@ -51,6 +51,10 @@ def compare(
         False, "--allow-missing", help="What only one side has is no difference.",
         rich_help_panel=_RUNS,
     ),
+    noise: tuple[str, str] = typer.Option(
+        ("", ""), metavar="RUN1 RUN2", show_default=False, rich_help_panel=_RUNS,
+        help="Two runs of the code of A: what they are apart is no difference.",
+    ),
     processes: int = typer.Option(
         0, min=0, help="Compare in so many processes; else in threads.", rich_help_panel=_RUNS
     ),
@@ -66,7 +70,7 @@ def compare(
 
     options = _for_runs(
         rules=rules, mapping=mapping, steps=_steps(steps), names=names, kinds=_kinds(kinds),
-        ranks=_ranks(ranks), allow_missing=allow_missing,
+        ranks=_ranks(ranks), allow_missing=allow_missing, noise=_noise(*noise),
     )  # fmt: skip
     of_runs = _is_run(a) or _is_run(b)
     if not of_runs and (options or html is not None or processes):
@@ -152,6 +156,17 @@ def _check_writable(path: Path) -> None:
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise typer.BadParameter(f"--html: {path} cannot be written")
+
+
+def _noise(*runs: str) -> tuple[Any, ...] | None:
+    from tensortap.errors import TensortapError
+
+    if not any(runs):
+        return None
+    for run in runs:
+        if not _is_run(run):
+            raise TensortapError(f"--noise takes two runs, and {run} is none")
+    return tuple(map(_place, runs))
 
 
 def _steps(text: str | None) -> tuple[int | None, int | None] | None:
