@@ -23,7 +23,7 @@ from tensortap.sources.catch import catch
 from tensortap.sources.switches import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
-    from tensortap import integrations
+    from tensortap import integrations, testing
     from tensortap.compare.verb import compare
     from tensortap.console.live import (
         close,
@@ -63,6 +63,7 @@ _LATER = {
     "status": "tensortap.console.live",
     "summarize": "tensortap.console.summarize",
     "summary": "tensortap.console.live",
+    "testing": "",
     "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
@@ -104,6 +105,7 @@ __all__ = [
     "step",
     "summarize",
     "summary",
+    "testing",
     "track",
     "update_metadata",
     "validate_logframe",
@@ -120,6 +122,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tensortap' has no attribute {name!r}")
     import importlib
 
+    if not module:  # a module of that name
+        return importlib.import_module(f"tensortap.{name}")
     found = globals()[name] = getattr(importlib.import_module(module), name)
     return found
 

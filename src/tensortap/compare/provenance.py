@@ -36,6 +36,30 @@ def provenance_diff(a: Path | None, b: Path | None) -> dict[str, Any]:
     return found
 
 
+def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What differs, a line each: what, on one side, on the other.
+
+    >>> rows_of({"commit": ("1f3a", "9b0c"), "packages": ({"torch": "2.1"}, {"torch": None})})
+    [('commit', '1f3a', '9b0c'), ('package torch', '2.1', '-')]
+    """
+    rows = []
+    for name, (a, b) in found.items():
+        if isinstance(a, dict) and isinstance(b, dict):
+            one = {"packages": "package ", "environment": "$"}.get(name, f"{name} ")
+            rows += [(f"{one}{key}", _said(a.get(key)), _said(b.get(key))) for key in {**a, **b}]
+        else:
+            rows.append((name, _said(a), _said(b)))
+    return rows
+
+
+def _said(value: Any) -> str:
+    if value is None or value == []:
+        return "-"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return str(value)
+
+
 def _put(found: dict[str, Any], name: str, a: Any, b: Any) -> None:
     if a != b:
         found[name] = (a, b)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensortap.compare.look import Look
 from tensortap.compare.noise import Noise
-from tensortap.compare.pairs import Choice, chosen, pair, same
-from tensortap.compare.report import Difference, Key, Missing, Report
+from tensortap.compare.pairs import Choice, chosen, pair, parse_mapping, same
+from tensortap.compare.report import Difference, Key, Missing, Report, Sizes
 from tensortap.compare.result import Comparison
 from tensortap.compare.rules import Book, load_rules
 from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
@@ -63,7 +64,7 @@ def compare_runs(
     kinds: Iterable[str] = (),
     steps: tuple[int | None, int | None] | None = None,
     ranks: Iterable[int] = (),
-    mapping: Iterable[tuple[str, str]] = (),
+    mapping: Iterable[str | tuple[str, str]] = (),
     allow_missing: bool = False,
     rules: Book | str | Path | None = None,
     noise: tuple[Any, Any] | None = None,
@@ -77,7 +78,8 @@ def compare_runs(
     if isinstance(rules, (str, Path)):
         rules = load_rules(rules)
     sides = Side(a, trust=trust), Side(b, trust=trust)
-    choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(mapping))
+    renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
+    choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
     floor = None
     if noise is not None:
         floor = _noise(noise, choice, Tolerance(atol, rtol, equal_nan), trust, executor)
@@ -88,14 +90,15 @@ def compare_runs(
     plan = _Plan(tables, Tolerance(atol, rtol, equal_nan), rules)
     outcomes = _run(sides, plan.items, executor, progress)
     differences = []
-    worst: dict[tuple[str, str, int], float] = {}
+    worst: dict[tuple[str, str, int], tuple[int, float]] = {}
     by_statistics = 0
     for item, outcome in zip(plan.items, outcomes, strict=True):
         found = outcome.comparison
         by_statistics += outcome.by == "statistics"
         place = item.key.name, item.key.kind, item.key.step
         size = found.rel_l2 if found.rel_l2 is not None else found.max_rel
-        worst[place] = max(worst.get(place, 0.0), size, 0.0 if found else 1e-300)
+        seq, before = worst.get(place, (item.seq, 0.0))
+        worst[place] = min(seq, item.seq), max(before, size, 0.0 if found else 1e-300)
         difference = _judged(item, outcome, rules, floor)
         if difference is not None:
             differences.append(difference)
@@ -107,7 +110,8 @@ def compare_runs(
         sides[0].title, sides[1].title, plan.compared, plan.equal, by_statistics,
         tuple(_explained(differences, sides, plan)), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
-        culprit_of(differences, plan), worst, plan.calm,
+        culprit_of(differences, plan), Sizes(worst, plan.calm),
+        Look(sides, {d.key: plan.parts(d.key) for d in differences}),
     )  # fmt: skip
 
 
@@ -206,7 +210,7 @@ class _Plan:
     def _pair_plain(self, a: pa.Table, b: pa.Table, pairs: Any, equal: Any) -> None:
         import pyarrow as pa
 
-        self.calm = a.select(["name", "kind", "step"]), pairs.a[equal]
+        self.calm = a.select(["name", "kind", "step", "seq"]), pairs.a[equal]
         self.equal = int(equal.sum())
         rows_a, rows_b = (
             table.take(pa.array(rows[~equal])).to_pylist()
@@ -261,6 +265,11 @@ class _Plan:
         """The pair of a key."""
         return self._by_key[key]
 
+    def parts(self, key: Key) -> tuple[list[Part], list[Part]]:
+        """What the two values of a key are made of."""
+        item = self._by_key[key]
+        return item.a, item.b
+
     def before(self, key: Key) -> tuple[list[Part] | None, list[Part] | None]:
         """The same tensor one step before, on both sides, where they have it."""
         found = []
@@ -293,7 +302,7 @@ def _key(row: dict[str, Any]) -> Key:
 def _key_rows(table: pa.Table, rows: Any) -> list[dict[str, Any]]:
     import pyarrow as pa
 
-    columns = ["name", "kind", "step", "call", "rank"]
+    columns = ["name", "kind", "step", "call", "rank", "seq"]
     found: list[dict[str, Any]] = table.select(columns).take(pa.array(rows)).to_pylist()
     return found
 
