@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import shutil
@@ -138,7 +139,7 @@ def test_a_large_report_stays_small_and_quick(tmp_path):
     assert len(data["differences"]) == 2000
     assert data["left_out"] == 4500 - 3000
     # no row that differs is left out, and no difference is lost among its neighbours
-    assert {name for name in names[::8]} | {names[-1]} <= set(data["names"])
+    assert set(names[::8]) | {names[-1]} <= set(data["names"])
     assert cells[data["names"].index(names[-1])].max() >= html.DIFFERS
 
 
@@ -174,7 +175,7 @@ def test_a_picture_keeps_the_extreme_of_every_block(shape, dtype, seed):
 
 def blocks(size):
     edges = [size * i // min(64, size) for i in range(min(64, size) + 1)]
-    return [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(*pair) for pair in itertools.pairwise(edges)]
 
 
 def test_a_picture_in_pieces_is_the_same(monkeypatch):
