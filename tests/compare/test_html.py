@@ -68,7 +68,7 @@ def test_the_data_of_a_page(report):
     cells = cells_of(data)
     assert cells[0].tolist() == [html.SAME] * 4
     assert cells[1, :2].tolist() == [html.SAME] * 2
-    level = round(100 * (0 - -12) / 14)  # the difference is as large as the value
+    level = round(99 * (0 - -8) / 9)  # the difference is as large as the value
     assert cells[1, 2:].tolist() == [html.DIFFERS + level] * 2
     assert cells[3].tolist() == [0, html.ONLY_A, 0, 0]
     first = data["differences"][data["first"]]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tensortap.errors import NotFound, TensortapError
+
 if TYPE_CHECKING:
     from tensortap.compare.report import Report
     from tensortap.compare.result import Comparison
@@ -77,7 +79,7 @@ def compare(
         given = ["--html"] * (html is not None) + ["--processes"] * bool(processes)
         given += [f"--{_FLAGS.get(name, name)}" for name in options]
         _check_files(a, b)
-        raise typer.BadParameter(f"{', '.join(given)}: only for runs, and neither of these is one")
+        raise TensortapError(f"{', '.join(given)}: only for runs, and neither of these is one")
     if html is not None:
         _check_writable(html)
     with contextlib.ExitStack() as stack:
@@ -141,8 +143,6 @@ def _is_run(text: str) -> bool:
 
 def _check_files(*texts: str) -> None:
     """That they exist is said before what they are."""
-    from tensortap.errors import NotFound, TensortapError
-
     for text in texts:
         path = Path(text)
         if "://" not in text and not path.exists():
@@ -155,12 +155,10 @@ def _check_writable(path: Path) -> None:
     """A comparison may take long: what cannot be written is said before it."""
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise typer.BadParameter(f"--html: {path} cannot be written")
+        raise TensortapError(f"--html: {path} cannot be written")
 
 
 def _noise(*runs: str) -> tuple[Any, ...] | None:
-    from tensortap.errors import TensortapError
-
     if not any(runs):
         return None
     for run in runs:
@@ -177,9 +175,9 @@ def _steps(text: str | None) -> tuple[int | None, int | None] | None:
         low = int(first) if first else None
         high = (int(last) if last else None) if colon else low
     except ValueError:
-        raise typer.BadParameter(f"--steps is like 10:20, not {text!r}") from None
+        raise TensortapError(f"--steps is like 10:20, not {text!r}") from None
     if low is not None and high is not None and low > high:
-        raise typer.BadParameter(f"--steps {text}: there is no step between them")
+        raise TensortapError(f"--steps {text}: there is no step between them")
     return low, high
 
 
@@ -191,7 +189,7 @@ def _kinds(text: str | None) -> tuple[str, ...]:
     for word in filter(None, (text or "").split(",")):
         kind = there.get(word.strip().lower())
         if kind is None:
-            raise typer.BadParameter(f"no kind is called {word!r}: {', '.join(there.values())}")
+            raise TensortapError(f"no kind is called {word!r}: {', '.join(there.values())}")
         found.append(kind)
     return tuple(found)
 
@@ -200,7 +198,7 @@ def _ranks(text: str | None) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in filter(None, (text or "").split(",")))
     except ValueError:
-        raise typer.BadParameter(f"--ranks is like 0,1, not {text!r}") from None
+        raise TensortapError(f"--ranks is like 0,1, not {text!r}") from None
 
 
 @contextlib.contextmanager
@@ -216,7 +214,9 @@ def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
     )
 
     columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # a log would get an empty line
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

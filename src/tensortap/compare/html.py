@@ -39,7 +39,7 @@ _TEXT = 400  # characters of anything that was written by others
 # what a cell of the timeline says: the larger, the worse, so that of several the worst is shown
 NONE, SAME, CLOSE, ONLY_B, ONLY_A, EXPECTED, DIFFERS = 0, 1, 2, 104, 105, 106, 110
 _LEVELS = 100
-_DECADES = -12.0, 2.0  # of relative differences, from the first level to the last
+_DECADES = -8, 1  # of relative differences, from the first level to the last but one
 
 
 def write_html(
@@ -228,14 +228,14 @@ def _size(difference: Difference) -> float:
 
 
 def _level(size: float) -> int:
-    """A relative difference as a colour, by its logarithm."""
+    """A relative difference as a colour, by its logarithm; the last level has no measure."""
     low, high = _DECADES
     if not size < math.inf:
         return _LEVELS
     if size <= 0:
         return 0
     share = (math.log10(size) - low) / (high - low)
-    return round(_LEVELS * min(1.0, max(0.0, share)))
+    return round((_LEVELS - 1) * min(1.0, max(0.0, share)))
 
 
 # -- pictures ------------------------------------------------------------------------------

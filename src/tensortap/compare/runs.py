@@ -16,7 +16,7 @@ from tensortap.compare.result import Comparison
 from tensortap.compare.rules import Book, load_rules
 from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
 from tensortap.compare.statistics import compare_statistics
-from tensortap.compare.values import compare_values
+from tensortap.compare.values import check_tolerance, compare_values
 from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def compare_runs(
 
     `noise` are two runs of the code of `a`: what is no further apart than these is no difference.
     """
+    check_tolerance(atol, rtol)
     if isinstance(rules, (str, Path)):
         rules = load_rules(rules)
     sides = Side(a, trust=trust), Side(b, trust=trust)

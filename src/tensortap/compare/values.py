@@ -79,11 +79,16 @@ def compare_values(
       ["w"]: 1 of 3 elements, max|Δ|=1, rel=0.5, 4.5e+15 ulp, cosine=0.942809,
       worst at [2]: 1 and 2, atol=1 or rtol=0.5 would pass
     """
+    check_tolerance(atol, rtol)
+    rules = Rules(float(atol), float(rtol), bool(equal_nan), threads)
+    return _Walk(rules).compare(a, b, "")
+
+
+def check_tolerance(atol: float, rtol: float) -> None:
+    """Raise ValueError for what is no tolerance."""
     for name, tolerance in (("atol", atol), ("rtol", rtol)):
         if not 0 <= tolerance < math.inf:
             raise ValueError(f"{name}={tolerance!r}: a tolerance is a number from 0 on")
-    rules = Rules(float(atol), float(rtol), bool(equal_nan), threads)
-    return _Walk(rules).compare(a, b, "")
 
 
 # ---- arrays ----

@@ -49,7 +49,7 @@
     if (code >= CLOSE) return css(mix(ramp.close, (code - CLOSE) / 100));
     return code === SAME ? css(ramp.same) : null;
   }
-  const sizeOf = (level) => 10 ** (data.decades[0] + (level / 100) * (data.decades[1] - data.decades[0]));
+  const sizeOf = (level) => 10 ** (data.decades[0] + (level / 99) * (data.decades[1] - data.decades[0]));
   function said(code) {
     if (code >= DIFFERS) return code === DIFFERS + 100 ? "differs beyond measure" : `differs, relative ≈ ${sizeOf(code - DIFFERS).toExponential(0)}`;
     if (code === EXPECTED) return "differs, as expected";
@@ -314,7 +314,7 @@
     if ([...codes].some((c) => c >= CLOSE && c < ONLY_B)) one("agrees within the tolerance", css(mix(ramp.close, 0.5)));
     if ([...codes].some((c) => c >= DIFFERS)) {
       const stops = ramp.bad.map(css).join(", ");
-      one(`differs, relative 1e${data.decades[0]} to 1e+${data.decades[1]}`, `linear-gradient(90deg, ${stops})`, "ramp");
+      one(`differs, relative 1e${data.decades[0]} or less to 1e+${data.decades[1]} or more`, `linear-gradient(90deg, ${stops})`, "ramp");
     }
     if (codes.has(EXPECTED)) one("as expected", css(ramp.expected));
     if (codes.has(ONLY_A)) one("only in A", css(ramp.a));
@@ -398,6 +398,8 @@
   function reveal(row) {
     const at = rows.indexOf(row);
     if (at >= 0) view.scrollTop = Math.max(0, at * ROW - view.clientHeight / 2);
+    const x = chosen ? chosen[1] * cell : 0, space = view.clientWidth - label;
+    if (x < view.scrollLeft || x > view.scrollLeft + space - cell) view.scrollLeft = Math.max(0, x - space / 2);
   }
   function show(number) {
     open(number, true);
@@ -493,7 +495,7 @@
   apply();
   if (counts.differ === 0) add($("detail"), "p", data.agree ? "Nothing differs. Point at a cell to see how close it is." : "No value differs, but something is missing.", "dim");
   fromHash();
-  if (current === null && data.first !== null) open(data.first, false);
+  if (current === null && data.first !== null) open(data.first, true);
   addEventListener("hashchange", fromHash);
   addEventListener("keydown", (event) => {
     if (event.target.closest("input, select") || event.ctrlKey || event.metaKey || current === null) return;
