@@ -104,7 +104,7 @@ def test_the_snippet_about_comparing_works_as_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`tap\.(\w+)", README))))
 def test_every_verb_that_the_readme_names_exists(name):
-    assert callable(getattr(tap, name))
+    assert getattr(tap, name) is not None
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"`tensortap (\w+)", README))))
