@@ -20,6 +20,7 @@ import collections
 import dataclasses
 import enum
 import math
+import types
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -334,7 +335,7 @@ class _Walk:
 
     def _others(self, a: Any, b: Any, path: str) -> Comparison:
         same: Any = type(a).__eq__
-        if type(a) is type(b) and same is object.__eq__ and a is not b:
+        if type(a) is type(b) and same is object.__eq__ and not isinstance(a, _ATOMS):
             attributes = _attributes(a), _attributes(b)
             if attributes[0] or attributes[1]:
                 return self._fields(*attributes, path, ())
@@ -365,14 +366,10 @@ class _Walk:
                 if i < len(a) and i < len(b):
                     yield self.compare(a[i], b[i], where)
                 else:
-                    yield _verdict(False, _only(i < len(a)), where)
+                    lengths = f"lengths {len(a):,} and {len(b):,}"
+                    yield _verdict(False, f"{_only(i < len(a))}: {lengths}", where)
 
-        found = gather(children(), path, notes)
-        if len(a) == len(b):
-            return found
-        return dataclasses.replace(
-            found, reason=f"lengths {len(a):,} and {len(b):,}, {found.reason}"
-        )
+        return gather(children(), path, notes)
 
     def _fields(
         self, a: dict[str, Any], b: dict[str, Any], path: str, notes: tuple[str, ...]
@@ -391,6 +388,10 @@ class _Walk:
 _TEXT = (str, bytes, bytearray)
 _SETS = (set, frozenset)
 _LISTS = (list, tuple, collections.deque)
+_ATOMS = (
+    enum.Enum, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
+    types.MethodType,
+)  # fmt: skip
 _NO_TENSOR = (str, bytes, bytearray, dict, list, tuple, set, frozenset, type(None), type)
 
 

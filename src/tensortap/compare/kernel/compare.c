@@ -41,6 +41,7 @@ typedef struct {
     size_t count, tasks;
     int can_match; /* equal bytes are equal numbers */
     int singles;   /* both are float32 */
+    int all_finite; /* the table of the first has nothing else */
     Rules rules;
     Ruler ruler;
     const Comparing *passes;
@@ -324,7 +325,38 @@ static Scaled take_pairs(Desk *w, const char *const data[2], size_t n, size_t at
     return add_slowly(w, n, &w->mismatches);
 }
 
-/* Both sides are these bytes. */
+/* Whether all elements are finite, by their bits; 0 where these do not tell it. */
+static int surely_finite(const Comparison *job, const char *data, size_t n)
+{
+    int16_t large = 0, end;
+    switch (job->sides[0]->kind) {
+    case FLOAT32:
+        return job->passes->largest32((const void *)data, n) < INF32;
+    case FLOAT64:
+        return job->passes->largest64((const void *)data, n) < INF64;
+    case FLOAT16:
+    case BFLOAT16:
+        EACH(int16_t, large = (in[i] & INT16_MAX) > large ? in[i] & INT16_MAX : large);
+        end = job->sides[0]->kind == FLOAT16 ? 0x7C00 : 0x7F80;
+        return large < end;
+    case BYTES:
+        return job->all_finite;
+    default:
+        return 1;
+    }
+}
+
+/* Both sides are these bytes: count what is not finite. */
+static void note_equals(Desk *w, const char *data, size_t n)
+{
+    if (surely_finite(w->job, data, n))
+        return;
+    load(w, 0, data, n);
+    for (size_t i = 0; i < n; i++)
+        w->not_both_finite += !isfinite(w->values[0][i]);
+}
+
+/* The sums of a block where both sides are these bytes. */
 static Scaled take_equals(Desk *w, const char *data, size_t n)
 {
     const Comparison *job = w->job;
@@ -340,10 +372,8 @@ static Scaled take_equals(Desk *w, const char *data, size_t n)
     load(w, 0, data, n);
     uint64_t large = p->largest64(a, n);
     if (large >= INF64) {
-        for (size_t i = 0; i < n; i++) {
-            w->not_both_finite += !isfinite(a[i]);
+        for (size_t i = 0; i < n; i++)
             a[i] = isfinite(a[i]) ? a[i] : 0.0;
-        }
         large = p->largest64(a, n);
     }
     if (!is_ordinary(large)) {
@@ -385,6 +415,8 @@ static void do_task(Desk *w, size_t task)
         }
         data[1] = block(w, 1, at, n);
         int equal = job->can_match && memcmp(data[0], data[1], n * job->itemsizes[0]) == 0;
+        if (equal)
+            note_equals(w, data[0], n);
         if (equal && !needed)
             continue;
         if (!needed) {
@@ -494,6 +526,9 @@ static void prepare(Comparison *job, const Side *a, const Side *b, const Rules *
                         .halves = used_passes()->halves};
     job->ruler = ruler_for(rules);
     job->singles = a->kind == FLOAT32 && b->kind == FLOAT32;
+    job->all_finite = a->table != NULL;
+    for (int i = 0; i < 256 && a->table != NULL; i++)
+        job->all_finite &= isfinite(a->table[i]) != 0;
     int whole = a->kind >= INT16 && a->kind <= UINT64;
     job->can_match = a->kind == b->kind && a->table == b->table && (rules->equal_nan || whole);
     for (int i = 0; i < a->array.ndim; i++)

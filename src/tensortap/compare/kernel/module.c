@@ -135,6 +135,13 @@ static PyObject *kernel_variants(PyObject *module, PyObject *unused)
     return found;
 }
 
+static PyObject *kernel_variant(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(used_variant());
+}
+
 static PyObject *kernel_use(PyObject *module, PyObject *name)
 {
     (void)module;
@@ -153,6 +160,7 @@ static PyMethodDef methods[] = {
      "compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple"},
     {"add_table", kernel_add_table, METH_O, "The code of an 8-bit dtype with these values."},
     {"variants", kernel_variants, METH_NOARGS, "The code that this processor can run, best last."},
+    {"variant", kernel_variant, METH_NOARGS, "The code that it does run."},
     {"use", kernel_use, METH_O, "Run other code than the best."},
     {NULL},
 };
