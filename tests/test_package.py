@@ -13,7 +13,7 @@ import tensortap as tap
 ROOT = Path(__file__).parents[1]
 HEAVY = (
     "numpy torch jax jaxlib pandas plotly pyarrow starlette uvicorn websockets h5py av PIL rich "
-    "typer ml_dtypes safetensors"
+    "typer ml_dtypes safetensors lightning transformers tensorboard wandb"
 ).split()
 
 
@@ -23,9 +23,9 @@ def test_the_public_names():
         "Kind", "Receipt", "Record", "Shard", "StopTraining", "Summary", "TensorData",
         "TensortapError", "__version__", "alerts", "catch", "close", "compare", "describe",
         "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all", "help",
-        "ingest_all", "init", "open", "read_logframe", "receipt", "register_format", "serve",
-        "status", "step", "summarize", "summary", "testing", "track", "update_metadata",
-        "validate_logframe",
+        "ingest_all", "init", "integrations", "open", "read_logframe", "receipt",
+        "register_format", "serve", "status", "step", "summarize", "summary", "testing", "track",
+        "update_metadata", "validate_logframe",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))
@@ -34,7 +34,7 @@ def test_the_public_names():
 def test_every_public_name_is_there_and_says_what_it_is():
     for name in tap.__all__:
         found = getattr(tap, name)
-        if name not in ("__version__", "alerts", "errors", "testing"):
+        if name not in ("__version__", "alerts", "errors", "integrations"):
             assert found.__doc__, name
             assert found.__module__.startswith("tensortap"), name
 

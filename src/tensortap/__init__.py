@@ -23,7 +23,7 @@ from tensortap.sources.catch import catch
 from tensortap.sources.switches import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
-    from tensortap import testing
+    from tensortap import integrations, testing
     from tensortap.compare.verb import compare
     from tensortap.console.live import (
         close,
@@ -95,6 +95,7 @@ __all__ = [
     "help",
     "ingest_all",
     "init",
+    "integrations",
     "open",
     "read_logframe",
     "receipt",
@@ -112,6 +113,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        import tensortap.integrations
+
+        return tensortap.integrations
     module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module 'tensortap' has no attribute {name!r}")

@@ -101,9 +101,9 @@ class Clock:
             return True
 
     def begin(self, step: int) -> None:
-        """The step that holds until somebody advances it."""
+        """The step that holds until somebody advances it; whoever owns the clock knows better."""
         with self._lock:
-            if self.owner is None and self.step is None:
+            if self.owner is None:
                 self.step = step
 
     def restart(self) -> None:

@@ -52,7 +52,7 @@ def test_tolerance(write):
 
 
 def test_what_only_one_has_does_not_pass(write):
-    one, two = write(training()), write(training(steps=2) + [("d", "Value", 0, 1.0)])
+    one, two = write(training()), write([*training(steps=2), ("d", "Value", 0, 1.0)])
     report = compare_runs(one, two)
     assert not report
     assert not report.differences
@@ -82,7 +82,7 @@ def test_mapping(write):
     new = write([(f"new.{n}.x", k, s, v, r) for n, k, s, v, r in training()])
     assert not compare_runs(old, new)
     assert compare_runs(old, new, mapping=[parse_mapping(r"old\.(.*)=new.\1.x")])
-    with pytest.raises(TensortapError, match="makes 'x' of both 'old.a' and 'old.b'"):
+    with pytest.raises(TensortapError, match=r"makes 'x' of both 'old\.a' and 'old\.b'"):
         compare_runs(old, new, mapping=[(r"old\..*", "x")])
 
 

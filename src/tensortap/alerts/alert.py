@@ -57,7 +57,8 @@ def module_of(record: Record) -> str:
     if said is not None:
         return said
     if record.kind in _PARAMETERS:
-        return record.name.rpartition(".")[0]
+        # the state of an optimizer belongs to its parameter
+        return record.tags.get("parameter", record.name).rpartition(".")[0]
     return "" if record.kind is Kind.METRIC else record.name
 
 

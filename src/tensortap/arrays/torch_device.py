@@ -16,6 +16,7 @@ from tensortap.arrays.summary import Later
 from tensortap.record import Summary
 from tensortap.stats import packed
 
+_LONG = (torch.int64, torch.int32, torch.uint32, torch.uint64)  # float32 would round them
 _CHUNK = 1 << 22  # elements whose exponents are counted at once: eight bytes of index each
 
 
@@ -98,7 +99,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     x = tensor.reshape(-1)
     if x.is_complex():
         return x.abs()
-    if x.dtype == torch.float64 or x.dtype in (torch.int64, torch.int32, torch.uint32):
+    if x.dtype == torch.float64 or x.dtype in _LONG:
         return x.double()
     return x.float()
 
@@ -127,9 +128,12 @@ def _exponents(tensor: torch.Tensor, x: torch.Tensor, layout: packed.Layout) -> 
 
 def _whole_exponents(x: torch.Tensor, layout: packed.Layout) -> torch.Tensor:
     """Of integers by comparison: a float would round the largest of them up."""
-    if x.dtype != torch.int64:
-        x = x.to(torch.int64)
-    below = -x.abs()  # below zero, so that the smallest integer has its like
+    # below zero, so that the smallest integer has its like
+    if x.dtype == torch.uint64:
+        x = x.view(torch.int64)
+        below = torch.where(x < 0, torch.iinfo(torch.int64).min, -x)
+    else:
+        below = -x.to(torch.int64).abs()
     reached = [(below <= -(1 << n)).sum() for n in range(layout.bins)]
     reached.append(torch.zeros_like(reached[0]))
     return torch.stack([a - b for a, b in itertools.pairwise(reached)])

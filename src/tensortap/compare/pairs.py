@@ -67,6 +67,8 @@ def chosen(table: pa.Table, choice: Choice, *, rename: bool) -> pa.Table:
         places = pc.index_in(names, column(unique, pa.string()))
         names = column(renamed, pa.string()).take(places.combine_chunks())
         table = table.set_column(table.column_names.index("name"), "name", names)
+    if choice._replace(renames=()) == Choice():
+        return table
     keep = pc.is_valid(table.column("name"))
     if choice.names is not None:
         try:
@@ -110,6 +112,9 @@ def pair(a: pa.Table, b: pa.Table) -> Pairs:
     """Match the rows by name, kind, step, call and rank."""
     import numpy as np
 
+    if a.select(list(KEY)).equals(b.select(list(KEY))):  # the same program: row by row
+        every = np.arange(a.num_rows)
+        return Pairs(every, every, every[:0], every[:0])
     left, right = _numbered(a), _numbered(b)
     joined = left.join(
         right, list(KEY), join_type="full outer", left_suffix="_a", right_suffix="_b"
@@ -141,7 +146,7 @@ def same(a: pa.Table, b: pa.Table, pairs: Pairs, *, equal_nan: bool) -> NDArray[
         return np.zeros(len(pairs.a), np.bool_)
 
     def cells(name: str) -> tuple[Any, Any]:
-        return a.column(name).take(_rows(pairs.a)), b.column(name).take(_rows(pairs.b))
+        return _taken(a.column(name), pairs.a), _taken(b.column(name), pairs.b)
 
     def equal(name: str) -> NDArray[np.bool_]:
         one, other = cells(name)
@@ -157,7 +162,7 @@ def same(a: pa.Table, b: pa.Table, pairs: Pairs, *, equal_nan: bool) -> NDArray[
     dumped = np.asarray(pc.is_valid(pc.map_lookup(cells("tags")[0], "file", "first")))
     found = whole | (inline & ~dumped & ~_nothing(a, pairs.a))
     statistics = _nothing(a, pairs.a) & _nothing(b, pairs.b) & ~absent("count")
-    for name in layout.STATISTICS:
+    for name in layout.STATISTICS if statistics.any() else ():
         one, other = cells(name)
         alike = pc.or_(pc.equal(one, other), pc.and_(pc.is_null(one), pc.is_null(other)))
         if name not in layout.STATISTICS[:5]:
@@ -177,14 +182,17 @@ def _nothing(table: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
 
     from tensortap.formats.columns import scalar
 
-    value = table.column("value").take(_rows(rows))
+    value = _taken(table.column("value"), rows)
     nil = pc.equal(value, scalar(_NIL, value.type))
-    return np.asarray(
-        pc.and_(pc.fill_null(nil, True), pc.is_valid(table.column("count").take(_rows(rows))))
-    )
+    counted = pc.is_valid(_taken(table.column("count"), rows))
+    return np.asarray(pc.and_(pc.fill_null(nil, True), counted))
 
 
-def _rows(rows: NDArray[np.int64]) -> Any:
+def _taken(column: Any, rows: NDArray[np.int64]) -> Any:
+    """Some rows of a column; all of them, in order, as they are."""
+    import numpy as np
     import pyarrow as pa
 
-    return pa.array(rows)
+    if len(rows) == len(column) and (rows == np.arange(len(column))).all():
+        return column
+    return column.take(pa.array(rows))

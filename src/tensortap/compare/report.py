@@ -103,6 +103,32 @@ def gaps(missing: Iterable[Missing]) -> list[Gap]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large differences are, of every name and step; put in order when that is asked for."""
+
+    found: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
+    """(name, kind, step) → where in the order of capture, and how large."""
+    equal: Any = None
+    """A table of records, and the rows of it that are the same on both sides."""
+
+    def in_order(self) -> dict[tuple[str, str, int], float]:
+        """What a timeline is drawn from."""
+        rows: list[tuple[int, int, tuple[str, str, int], float]] = [
+            (place[2], seq, place, size) for place, (seq, size) in self.found.items()
+        ]
+        if self.equal is not None:
+            import pyarrow as pa
+
+            table, numbers = self.equal
+            columns = [table.column(i).take(pa.array(numbers)).to_pylist() for i in range(4)]
+            rows += [(t, seq, (n, k, t), 0.0) for n, k, t, seq in zip(*columns, strict=True)]
+        sizes: dict[tuple[str, str, int], float] = {}
+        for _, _, place, size in sorted(rows, key=lambda row: row[:2]):
+            sizes[place] = max(size, sizes.get(place, 0.0))
+        return sizes
+
+
 @dataclass(frozen=True)
 class Report:
     """Whether two runs agree; true or false by itself."""
@@ -118,8 +144,7 @@ class Report:
     allow_missing: bool = False
     provenance: dict[str, Any] = field(default_factory=dict)
     culprit: str = ""
-    worst: dict[tuple[str, str, int], float] = field(default_factory=dict, repr=False)
-    """(name, kind, step) → the largest relative difference, in the order of execution."""
+    sizes: Sizes = field(default_factory=Sizes, repr=False, compare=False)
     look: Look | None = field(default=None, repr=False, compare=False)
     """Where the values are that differ; they are read when they are asked for."""
 
@@ -127,6 +152,11 @@ class Report:
         if any(not difference.expected for difference in self.differences):
             return False
         return self.allow_missing or not self.missing
+
+    @property
+    def worst(self) -> dict[tuple[str, str, int], float]:
+        """(name, kind, step) → the largest relative difference, in the order of execution."""
+        return self.sizes.in_order()
 
     @property
     def first(self) -> Difference | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensortap.compare.look import Look
 from tensortap.compare.noise import Noise
 from tensortap.compare.pairs import Choice, chosen, pair, parse_mapping, same
-from tensortap.compare.report import Difference, Key, Missing, Report
+from tensortap.compare.report import Difference, Key, Missing, Report, Sizes
 from tensortap.compare.result import Comparison
 from tensortap.compare.rules import Book, load_rules
 from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
@@ -91,14 +91,15 @@ def compare_runs(
     plan = _Plan(tables, Tolerance(atol, rtol, equal_nan), rules)
     outcomes = _run(sides, plan.items, executor, progress)
     differences = []
-    worst: dict[tuple[str, str, int], float] = {}
+    worst: dict[tuple[str, str, int], tuple[int, float]] = {}
     by_statistics = 0
     for item, outcome in zip(plan.items, outcomes, strict=True):
         found = outcome.comparison
         by_statistics += outcome.by == "statistics"
         place = item.key.name, item.key.kind, item.key.step
         size = found.rel_l2 if found.rel_l2 is not None else found.max_rel
-        worst[place] = max(worst.get(place, 0.0), size, 0.0 if found else 1e-300)
+        seq, before = worst.get(place, (item.seq, 0.0))
+        worst[place] = min(seq, item.seq), max(before, size, 0.0 if found else 1e-300)
         difference = _judged(item, outcome, rules, floor)
         if difference is not None:
             differences.append(difference)
@@ -110,7 +111,7 @@ def compare_runs(
         sides[0].title, sides[1].title, plan.compared, plan.equal, by_statistics,
         tuple(_explained(differences, sides, plan)), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
-        culprit_of(differences, plan), plan.in_order({**plan.calm, **worst}),
+        culprit_of(differences, plan), Sizes(worst, plan.calm),
         Look(sides, {d.key: plan.parts(d.key) for d in differences}),
     )  # fmt: skip
 
@@ -198,9 +199,8 @@ class _Plan:
         pairs = pair(plain_a, plain_b)
         equal = same(plain_a, plain_b, pairs, equal_nan=tolerance.equal_nan)
         self.items: list[Item] = []
-        self.calm: dict[tuple[str, str, int], float] = {}
+        self.calm: tuple[Any, Any] | None = None
         self._seqs: dict[Key, int] = {}
-        self._places: dict[tuple[str, str, int], int] = {}
         self._lone: list[tuple[Key, str]] = []
         self._pair_plain(plain_a, plain_b, pairs, equal)
         self._pair_sharded(shared, groups)
@@ -211,10 +211,7 @@ class _Plan:
     def _pair_plain(self, a: pa.Table, b: pa.Table, pairs: Any, equal: Any) -> None:
         import pyarrow as pa
 
-        for row in _key_rows(a, pairs.a[equal]):
-            key = _key(row)
-            self.calm[key.name, key.kind, key.step] = 0.0
-            self._place(key, row["seq"])
+        self.calm = a.select(["name", "kind", "step", "seq"]), pairs.a[equal]
         self.equal = int(equal.sum())
         rows_a, rows_b = (
             table.take(pa.array(rows[~equal])).to_pylist()
@@ -251,7 +248,6 @@ class _Plan:
                 rtol=tolerance.rtol if rule.rtol is None else rule.rtol,
             )
         self._seqs[key] = seq
-        self._place(key, seq)
         self.items.append(Item(key, seq, a, b, tolerance))
 
     def _lose(self, key: Key, side: str) -> None:
@@ -260,14 +256,6 @@ class _Plan:
             self.ignored += 1
             return
         self._lone.append((key, side))
-
-    def _place(self, key: Key, seq: int) -> None:
-        place = key.name, key.kind, key.step
-        self._places[place] = min(seq, self._places.get(place, seq))
-
-    def in_order(self, worst: dict[tuple[str, str, int], float]) -> dict[Any, float]:
-        """What is known of names and steps, in the order of execution."""
-        return dict(sorted(worst.items(), key=lambda each: (each[0][2], self._places[each[0]])))
 
     def order(self, difference: Difference) -> tuple[int, int, int]:
         """Where in the execution of the first run a difference lies."""
@@ -297,6 +285,8 @@ class _Plan:
 
     def missing(self, sides: tuple[Side, Side]) -> Iterator[Missing]:
         """What only one side has; and whether the other had dropped it."""
+        if not self._lone:
+            return
         dropped = [
             set(side.reader.missing()) if hasattr(side.reader, "missing") else set()
             for side in sides

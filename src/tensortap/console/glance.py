@@ -23,13 +23,28 @@ def line(record: Record) -> str:
     key = (record.name, record.kind.value, record.rank, record.seq, record.time_ns)
     found = _known.get(key)
     if found is None:
-        found = alert_of(record).message if record.kind is Kind.ALERT else describe(record.value)
+        found = _line(record)
         with _lock:
             if len(_known) >= _KEPT:
                 for old in list(_known)[: _KEPT // 4]:
                     del _known[old]
             _known[key] = found
     return found
+
+
+def _line(record: Record) -> str:
+    if record.kind is Kind.ALERT:
+        return alert_of(record).message
+    if record.stats is None or isinstance(record.value, TensorData):
+        return describe(record.value)
+    words = text.line(record.stats, record.dtype, record.shape)
+    return f"{words}; {_extra(record.value)}" if isinstance(record.value, Mapping) else words
+
+
+def _extra(value: Mapping) -> str:
+    """What a `stash=` function said of a tensor."""
+    pairs = [f"{k}={describe(v)}" for k, v in value.items if k != "tensor"]
+    return " ".join(pairs)
 
 
 def describe(value: Value) -> str:
@@ -74,9 +89,19 @@ def details(record: Record) -> str:
     lines = [head]
     if record.kind is Kind.ALERT:
         return f"{head}\n  {alert_of(record)}"
+    if record.stats is not None and not isinstance(record.value, TensorData):
+        lines.append(f"  {_line(record)}")
+        if record.value is None or _tensor(record.value) is None:
+            return "\n".join(lines)
     for path, value in _leaves(record.value, ""):
         lines.append(f"  {path + '  ' if path else ''}{describe(value)}")
     return "\n".join(lines)
+
+
+def _tensor(value: Value) -> Value:
+    """The tensor in what was kept of one, with what a `stash=` function said of it."""
+    items = value.items if isinstance(value, Mapping) else ()
+    return next((item for name, item in items if name == "tensor"), None)
 
 
 def _leaves(value: Value, path: str) -> list[tuple[str, Value]]:

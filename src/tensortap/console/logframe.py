@@ -64,7 +64,7 @@ def logframe_of(
 
     metadata = _metadata(heads).to_pandas()
     figures = heads.select(layout.STATISTICS).to_pandas()
-    extra = _extra(heads)
+    extra = extra_statistics(heads)
     lowest, counts = histogram(table, low, high, place)
     counts[-1] += figures["posinfs"].to_numpy(np.int64) + figures["neginfs"].to_numpy(np.int64)
     # copy=False: what nobody else holds need not be copied, and it may be a gigabyte
@@ -279,7 +279,7 @@ def _metadata(heads: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
-def _extra(heads: pa.Table) -> dict[str, NDArray[np.float64]]:
+def extra_statistics(heads: pa.Table) -> dict[str, NDArray[np.float64]]:
     """Numbers that a `stash=` function gave: a column a name."""
     import numpy as np
     import pyarrow.compute as pc

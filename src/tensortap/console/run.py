@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +135,18 @@ class Run:
 
         return export(self, target, names=names)
 
+    def to_tensorboard(self, folder: str | Path, **options: Any) -> int:
+        """Write its statistics for TensorBoard; see `tap.integrations.tensorboard.export`."""
+        from tensortap.integrations.tensorboard import export
+
+        return export(self, folder, **options)
+
+    def to_wandb(self, folder: str | Path = ".", **options: Any) -> Path:
+        """Write its statistics for wandb; see `tap.integrations.wandb.export`."""
+        from tensortap.integrations.wandb import export
+
+        return export(self, folder, **options)
+
     def follow(self, timeout: float | None = None, interval: float = 0.1) -> Iterator[Record]:
         """Records as they land, from the first on; ends with the run, or after `timeout` idle."""
         idle_since = time.monotonic()
@@ -168,15 +180,16 @@ class Run:
     def _fill_in(self, frame: Any) -> None:
         lacking = frame.index[frame["count"].isna() & (frame["dtype"] != "")]
         heads = frame.loc[lacking, ["name", "rank", "seq"]]
-        for i, record in zip(lacking, self._summarized(heads), strict=True):
+        found = self.summarized(heads.itertuples(index=False))
+        for i, record in zip(lacking, found, strict=True):
             if record.stats is not None:
                 for statistic in layout.STATISTICS:
                     frame.at[i, statistic] = getattr(record.stats, statistic)
 
-    def _summarized(self, heads: Any) -> Iterator[Record]:
+    def summarized(self, heads: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
         """Records by name, rank and seq, with the statistics of their tensors, without values."""
         found: dict[str, dict[tuple[int, int], Record]] = {}
-        for name, rank, seq in heads.itertuples(index=False):
+        for name, rank, seq in heads:
             if name not in found:
                 found[name] = {(r.rank, r.seq): r for r in self.reader.records(name)}
             head = found[name][rank, seq]
@@ -253,10 +266,11 @@ class Run:
         heads = self.reader.table(["name", "rank", "seq", "dtype", "missing", "count"])
         lacking = pc.and_(pc.is_null(heads.column("count")), _not(heads.column("missing")))
         lacking = pc.and_(lacking, pc.not_equal(heads.column("dtype"), ""))
-        lost = heads.filter(lacking).select(["name", "rank", "seq"])
+        lost = heads.filter(lacking)
         if not lost.num_rows:
             return table
-        added = logframe.table_of(self._summarized(lost.to_pandas()))
+        keys = zip(*(lost.column(c).to_pylist() for c in ("name", "rank", "seq")), strict=True)
+        added = logframe.table_of(self.summarized(keys))
         return pa.concat_tables([table, added.replace_schema_metadata(None)])
 
 

@@ -78,6 +78,7 @@ class Collector:
         self._start = start
         self._finder: Finder | None = None
         self._logged: set[str] = set()
+        self.over = False  # nothing is to be written any more
         self._strict = os.environ.get("TENSORTAP_STRICT", "") not in ("", "0")
 
     def runtime(self) -> None:
@@ -95,6 +96,8 @@ class Collector:
         self._guard("git_info.json", lambda: self._git(packages.get("packages", {}), modifications))
 
     def _guard(self, what: str, work: Callable[[], None]) -> None:
+        if self.over:
+            return
         try:
             work()
         except Exception as error:
@@ -143,12 +146,15 @@ class Collector:
                 # What git says is written before the long look at all modules.
                 self._write_git({**info, **_NOT_LOOKED}, found.patches, None)
                 self._look(info)
-                versions.write(self._folder, "git_info", info, pace=self._pace, keep=False)
+                if not self.over:
+                    versions.write(self._folder, "git_info", info, pace=self._pace, keep=False)
                 return
             if modifications:
                 self._look(info)
             else:
                 info.update(_NOT_LOOKED)
+            if self.over:
+                return
             if before is None or not same(before, info):
                 self._write_git(info, found.patches, before)
 
@@ -273,6 +279,8 @@ class Keeper:
             self._pace.rest = 0.0
             self._changed.notify_all()
         self._thread.join(timeout)
+        # a look that is not done by then is not waited for; what was written says so
+        self._collector.over = True
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -463,6 +463,12 @@ class RunReader:
             empty = layout.schema().empty_table()
             return empty if columns is None else empty.select(columns)
         return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+
+    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
+        """All rows, missing ones included, as many at a time as lie together on disk."""
+        for reader in self._ranks.values():
+            for unit in reader.units():
+                yield reader.read(unit, columns)
 
     def statistics(self, columns: list[str]) -> pa.Table:
         """The rows that have statistics; the values of the others are not even looked at."""

@@ -5,28 +5,27 @@ from __future__ import annotations
 import collections
 import logging
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tensortap import arrays, ranks
-from tensortap.alerts import Watcher, record_of
+from tensortap.alerts import Alert, Watcher, record_of
 from tensortap.arrays.summary import Later
 from tensortap.record import Kind, Record, Shard, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.session import session
 from tensortap.sources.patterns import Patterns, Wanted, compiled
 
-if TYPE_CHECKING:
-    from tensortap.alerts import Alert
-
 log = logging.getLogger("tensortap")
 
 Stash = Callable[[Any], Mapping[str, float]]
 _OWNER = "tracker.step()"
+_ALERTS = 1000  # that are remembered
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
 
@@ -45,7 +44,7 @@ class Settings(NamedTuple):
     tensors: bool | str | re.Pattern[str] = False
     stash: Stash | None = None
     only_training: bool = True
-    init_step: int = 0
+    init_step: int | None = None
     alerts: Any = False
     on_alert: Any = None
 
@@ -80,17 +79,21 @@ class Observer:
         self.settings = settings
         self.patterns = Patterns(settings.include, settings.exclude)
         self._whole = _tensors(settings.tensors)
-        self._own = settings.init_step  # the step, unless somebody else owns the clock
+        self._own = 0  # the step, unless somebody else owns the clock
         self._current: int | None = None  # the step that is under way
-        self._begun = settings.init_step
+        self._begun = 0
         self.active = False
         self.on = False  # whether this step is one of every n
         self.unseen: dict[str, str] = {}  # what could not be observed, and why
+        self._said: set[str] = set()  # those of which the user has been told
+        self._alerts: collections.deque[Alert] = collections.deque(maxlen=_ALERTS)
         self._pending: collections.deque[Pending] = collections.deque()
         self._kept: list[Record] = []
         self._first_seq = 0
+        self._last_seq = sys.maxsize
+        self._mine: set[tuple[Kind, str]] = set()  # in a run there may be records of others
         self._run: Any = None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # records may be asked for while training goes on
         self.watcher: Watcher | None = None
         if settings.alerts is not False and settings.alerts is not None:
             self.watcher = Watcher(
@@ -106,7 +109,12 @@ class Observer:
         from tensortap.sources import run
 
         self._run = run.opened()
-        session.clock.begin(self.settings.init_step)
+        first = self.settings.init_step
+        if first is None:
+            # a second tracker goes on where the first one of a run has ended
+            first = self._run.next_step if self._run is not None else 0
+        self._own = self._begun = first
+        session.clock.begin(first)
         self._first_seq = session.next_number()
         self.active = True
         self.on = True
@@ -115,6 +123,10 @@ class Observer:
         """Observe no more; what devices still work on is waited for."""
         self.active = self.on = False
         self.settle()
+        self.say_unseen()
+        self._last_seq = session.next_number()
+        if self._run is not None:
+            self._run.next_step = self._own
         session.clock.release(_OWNER)
 
     # -- observing -----------------------------------------------------------------------
@@ -161,13 +173,15 @@ class Observer:
 
     def poll(self) -> None:
         """Make records of what devices are done with, in order, without waiting."""
-        while self._pending and self._pending[0].later.ready():
-            self._resolve(self._pending.popleft())
+        with self._lock:
+            while self._pending and self._pending[0].later.ready():
+                self._resolve(self._pending.popleft())
 
     def settle(self) -> None:
         """Wait for the devices."""
-        while self._pending:
-            self._resolve(self._pending.popleft())
+        with self._lock:
+            while self._pending:
+                self._resolve(self._pending.popleft())
 
     def _resolve(self, pending: Pending) -> None:
         try:
@@ -178,11 +192,12 @@ class Observer:
         if stats is not None:
             self._put(_replace(pending.record, stats=stats), pending.nbytes)
 
-    def metric(self, name: str, value: float) -> None:
-        """A number about the step as a whole."""
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        """A number about a step as a whole: the one that is under way, or another."""
         rank, world_size = ranks.rank_and_world_size()
         number, now = session.next_number(), time.time_ns()
-        self._put(Record(name, Kind.METRIC, self.step_number, 0, number, rank, world_size, now,
+        step = self.step_number if step is None else step
+        self._put(Record(name, Kind.METRIC, step, 0, number, rank, world_size, now,
                          "builtins.float", value=value), 0)  # fmt: skip
 
     def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:
@@ -206,9 +221,30 @@ class Observer:
         self._hand_on(record, nbytes)
         if self.watcher is not None:
             for alert in self.watcher.see(record):
-                number, now = session.next_number(), time.time_ns()
-                said = record_of(alert, seq=number, time_ns=now, world_size=record.world_size)
-                self._hand_on(said, 0)
+                self._alert(alert, record.world_size)
+
+    def _alert(self, alert: Alert, world_size: int) -> None:
+        self._alerts.append(alert)
+        number, now = session.next_number(), time.time_ns()
+        self._hand_on(record_of(alert, seq=number, time_ns=now, world_size=world_size), 0)
+
+    def say_unseen(self) -> None:
+        """Tell the user, and the run, what has turned out not to be seen."""
+        new = [name for name in self.unseen if name not in self._said]
+        if not new:
+            return
+        self._said.update(new)
+        names = ", ".join(new[:5]) + (" …" if len(new) > 5 else "")
+        why = "; ".join(sorted({self.unseen[name] for name in new}))
+        count = "1 module" if len(new) == 1 else f"{len(new)} modules"
+        log.warning("tensortap: the outputs of %s are not seen (%s): %s", count, names, why)
+        rank, world_size = ranks.rank_and_world_size()
+        for name in new:
+            message = f"the output is not seen: {self.unseen[name]}"
+            step = self.step_number
+            self._alert(
+                Alert("unseen", name, Kind.ACTIVATION, step, rank, name, message), world_size
+            )
 
     def _wants_whole(self, record: Record) -> bool:
         if self._whole is not None and self._whole.search(record.name):
@@ -218,6 +254,8 @@ class Observer:
     def _hand_on(self, record: Record, nbytes: int) -> None:
         if self._run is None:
             self._kept.append(record)
+        else:
+            self._mine.add((record.kind, record.name))
         session.put(record, nbytes)
 
     # -- steps ---------------------------------------------------------------------------
@@ -225,10 +263,13 @@ class Observer:
     def advance(self) -> None:
         """The step is over: whatever comes now belongs to the next one."""
         self.poll()
+        self.say_unseen()
         step = self.step_number
-        session.advance(_OWNER, step + 1)
+        # of two trackers that take turns neither sets the other back
+        session.advance(_OWNER, max(step + 1, session.clock.step or 0))
         self._own = step + 1
-        self._current = None
+        # counted here: by the time it is first asked for, another tracker may have gone on
+        self._current = self._own if session.clock.owner == _OWNER else None
         self.on = self.active and (self._own - self._begun) % self.settings.every == 0
         if self.watcher is not None:
             self.watcher.check()
@@ -248,16 +289,14 @@ class Observer:
         reader = RunReader(self._run.path)
         rank = ranks.rank_and_world_size()[0]
         for record in reader.fresh():
-            if record.rank == rank and record.seq >= self._first_seq and record.kind in _TRACKED:
+            here = record.rank == rank and self._first_seq <= record.seq < self._last_seq
+            if here and (record.kind, record.name) in self._mine:
                 yield reader.load(record)
 
     @property
     def alerts(self) -> list[Alert]:
         """The alerts so far."""
-        return list(self.watcher.alerts) if self.watcher is not None else []
-
-
-_TRACKED = frozenset(Kind) - {Kind.VALUE, Kind.LOCAL}
+        return list(self._alerts)
 
 
 def _tensors(wanted: bool | str | re.Pattern[str]) -> re.Pattern[str] | None:

@@ -34,6 +34,7 @@ class OpenRun:
             overflow="newest",
             name="store",
         )
+        self.next_step = 0  # where the next tracker goes on
         self.keeper: Any = None
         if rank == 0:
             from tensortap.provenance.collect import Keeper

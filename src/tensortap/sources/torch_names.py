@@ -6,8 +6,7 @@ one that holds it; their part of the path is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -32,7 +31,7 @@ class Names:
                 self._wrapped.append((f"{path}.{inner}" if path else inner, path))
         # the innermost first: what is left of a path still begins as it did
         self._wrapped.sort(key=lambda pair: -len(pair[0]))
-        self._title = type(unwrapped(root)).__name__
+        self._title = _class_of(unwrapped(root)).__name__
 
     def plain(self, path: str) -> str:
         """A path without the wrappers on it."""
@@ -43,11 +42,21 @@ class Names:
                 path = f"{short}.{path[len(long) + 1 :]}" if short else path[len(long) + 1 :]
         return path
 
-    def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Every module that is no wrapper; the model itself goes by its class."""
+    def modules(
+        self, whole: Callable[[torch.nn.Module], bool] = lambda module: False
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Every module that is no wrapper; the model itself goes by its class.
+
+        A wrapper that is `whole` stands for what it wraps.
+        """
+        inside: set[int] = set()
         for path, module in self.root.named_modules():
-            if _inner(module) is None:
-                yield self.plain(path) or self._title, module
+            name = _inner(module)
+            if name is not None and whole(module):
+                inside.add(id(module._modules[name]))
+            elif name is not None or id(module) in inside:
+                continue
+            yield self.plain(path) or self._title, module
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Every parameter, shared ones under each of their names."""
@@ -80,12 +89,21 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def compilation(module: torch.nn.Module) -> Any:
-    """How a module is compiled (an object with ``fullgraph``); None if it is not."""
-    if "_orig_mod" in module._modules:
-        return getattr(module, "dynamo_ctx", None) or True
-    call = getattr(module, "_compiled_call_impl", None)
-    if call is None:
-        return None
-    cells = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=False))
-    return cells["self"].cell_contents if "self" in cells else True
+def type_name(module: torch.nn.Module) -> str:
+    """The class of a module as people import it.
+
+    >>> type_name(torch.nn.Linear(1, 1))
+    'torch.nn.Linear'
+    """
+    cls = _class_of(module)
+    if getattr(torch.nn, cls.__name__, None) is cls:
+        return f"torch.nn.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _class_of(module: torch.nn.Module) -> type:
+    """Its class; fully_shard puts one of its own in front of it."""
+    cls = type(module)
+    bases = cls.__bases__
+    sharded = len(bases) == 2 and bases[0].__name__ == "FSDPModule"
+    return bases[1] if sharded else cls

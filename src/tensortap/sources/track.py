@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensortap.sources.observer import Observer, Settings
@@ -25,67 +25,91 @@ class Tracker:
     """A model that is being tracked; made by `track`, for use in a ``with``."""
 
     def __init__(self, source: Any, observer: Observer) -> None:
-        self._source = source
+        self._source = source  # None when it has ended: a tracker that is kept keeps no model
         self._observer = observer
 
     def __enter__(self) -> Tracker:
+        if self._source is None:
+            raise RuntimeError("this tracker has ended: call tap.track(...) again")
         self._observer.begin()
         try:
             self._source.attach()
         except BaseException:
-            self._source.detach()
-            self._observer.end()
+            self._end()
             raise
-        self._say_unseen()
+        self._observer.say_unseen()
         return self
 
     def __exit__(self, *error: object) -> None:
         # whatever was raised goes through: nothing here may take its place
         try:
-            self._source.detach()
-            self._observer.end()
+            self._end()
         except Exception:
             if not error or error[0] is None:
                 raise
             log.exception("tensortap: while tracking ended")
 
+    def _end(self) -> None:
+        source, self._source = self._source, None
+        try:
+            if source is not None:
+                source.detach()
+        finally:
+            self._observer.end()
+
     def step(self, *states: Any, **metrics: Any) -> None:
         """The training step is over, the optimizer has done its work: ``tracker.step(loss=loss)``.
 
         Weights, their gradients and the optimizer's state are observed now; what comes next
-        belongs to the next step. Numbers that are given are kept as training statistics. JAX
-        has its states where only the caller knows: ``tracker.step(params, opt_state, grads)``.
+        belongs to the next step. Numbers that are given are kept as training statistics, those
+        of steps between every n-th as well. JAX has its states where only the caller knows:
+        ``tracker.step(params, opt_state, grads)``.
         """
         from tensortap.session import session
 
         observer = self._observer
-        if observer.active:
+        if not observer.active or self._source is None:
+            return
+        named = {name: metrics.pop(name) for name in _STATES if name in metrics}
+        for name, value in metrics.items() if session.enabled else ():
             try:
-                named = {name: metrics.pop(name) for name in _STATES if name in metrics}
-                if session.enabled and observer.on:
-                    for name, value in metrics.items():
-                        observer.metric(name, _number(value))
-                self._source.end_step(*states, **named)
+                observer.metric(name, _number(value))
             except Exception as error:
-                session.fault("tracker.step", error)
+                session.fault(name, error)
+        try:
+            self._source.end_step(*states, **named)
+        except Exception as error:
+            session.fault("tracker.step", error)
         observer.advance()
+
+    def log(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Keep numbers as training statistics: of the step under way, or of an earlier one.
+
+        ``tracker.log({"accuracy": 0.9}, step=40)`` is for what is known only later, and at any
+        step, whatever `every` says.
+        """
+        from tensortap.session import session
+
+        if session.enabled and self._observer.active:
+            for name, value in metrics.items():
+                try:
+                    self._observer.metric(str(name), _number(value), step)
+                except Exception as error:
+                    session.fault(name, error)
+
+    @property
+    def on(self) -> bool:
+        """Whether the step that is under way is tracked, as `every` says."""
+        return self._observer.on
 
     def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of JAX and observe what happens inside: activations and gradients."""
+        if self._source is None:
+            return function(*args, **kwargs)
         call = getattr(self._source, "intercept", None)
         if call is None:
             raise TypeError("intercept is for JAX: of a torch model everything is seen by hooks")
         return call(function, *args, **kwargs)
-
-    def _say_unseen(self) -> None:
-        unseen = self._observer.unseen
-        if unseen:
-            reasons = sorted(set(unseen.values()))
-            names = ", ".join(list(unseen)[:5]) + (" …" if len(unseen) > 5 else "")
-            log.warning(
-                "tensortap: the outputs of %d modules cannot be seen (%s): %s",
-                len(unseen), names, "; ".join(reasons),
-            )  # fmt: skip
 
     @property
     def unseen(self) -> dict[str, str]:
@@ -137,23 +161,16 @@ def track(
     (``{"gradients": r"attn"}``). `activations`, `gradients`, `weights`, `optimizer_state` switch
     kinds off. `every` tracks each n-th step. `tensors` is a pattern (or True): those are kept
     whole as well. `stash` is a function of a tensor whose numbers become extra statistics.
-    `only_training` passes over what happens in ``model.eval()``. `init_step` is the first step.
+    `only_training` passes over what happens in ``model.eval()``. `init_step` is the first step:
+    0, or where the open run stands.
     `alerts` is True or a list of rules, `on_alert` a function, "stop" or "keep".
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
     """
     jax = model_state is not None or not isinstance(optimizer_state, bool)
-    try:
-        settings = Settings(
-            optimizer_state=optimizer_state is not False and optimizer_state is not None,
-            **options,
-        )
-    except TypeError:
-        known = ", ".join(Settings._fields)
-        unknown = ", ".join(sorted(set(options) - set(Settings._fields)))
-        raise TypeError(f"track has no {unknown}; there are {known}") from None
-    observer = Observer(settings)
+    wanted = optimizer_state is not False and optimizer_state is not None
+    observer = Observer(settings_of({**options, "optimizer_state": wanted}))
     if jax:
         from tensortap.sources.jax_track import JaxStates
 
@@ -167,3 +184,11 @@ def track(
     from tensortap.sources.torch_hooks import TorchHooks
 
     return Tracker(TorchHooks(module, optimizer, observer), observer)
+
+
+def settings_of(options: Mapping[str, Any]) -> Settings:
+    """The options of `track`; one that there is not is said."""
+    unknown = ", ".join(sorted(set(options) - set(Settings._fields)))
+    if unknown:
+        raise TypeError(f"track has no {unknown}; there are {', '.join(Settings._fields)}")
+    return Settings(**options)

@@ -1,0 +1,25 @@
+"""Other people's tools: callbacks for trainers, and statistics for their dashboards.
+
+Each is imported when it is first used: `lightning`, `tensorboard`, `transformers`, `wandb`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensortap.integrations import lightning, tensorboard, transformers, wandb
+
+__all__ = ["lightning", "tensorboard", "transformers", "wandb"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'tensortap.integrations' has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module(f"tensortap.integrations.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

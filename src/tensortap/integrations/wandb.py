@@ -1,0 +1,115 @@
+"""The statistics of a run for wandb, written to disk: ``run.to_wandb()``, then ``wandb sync``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tensortap.errors import MissingExtra
+from tensortap.integrations.curves import STATISTICS, Histogram, points
+
+Mode = Literal["offline", "online"]
+_MOST = 512  # bins that wandb takes
+
+
+def export(
+    source: Any,
+    folder: str | Path = ".",
+    *,
+    project: str = "tensortap",
+    name: str | None = None,
+    mode: Mode = "offline",
+    names: str | None = None,
+    statistics: Sequence[str] = STATISTICS,
+    histograms: bool = True,
+) -> Path:
+    """Write a run, or what a tracker has seen, as a run of wandb; the folder that has it.
+
+    It is below ``folder/wandb`` and goes nowhere before ``wandb sync`` of it, unless `mode` is
+    ``"online"``. Keys are ``Weight/rm2/blocks.0.wq`` and so on, as for TensorBoard, all over
+    ``step``; those of other ranks than the first begin with ``rank1/``. While a run of wandb is
+    under way in the same program, wandb may complete the file only some moments later.
+    """
+    found = points(source, names=names, statistics=statistics, histograms=histograms)
+    folder = Path(folder).absolute()  # wandb's own process may be at home elsewhere
+    folder.mkdir(parents=True, exist_ok=True)
+    with _quiet(mode), _opened(folder, project, name or _name(source), mode) as (wandb, run):
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+        row: dict[str, Any] = {}
+        key: tuple[int, int] | None = None
+        for point in found:
+            if (point.rank, point.step) != key:
+                if row:
+                    run.log(row)
+                key = (point.rank, point.step)
+                row = {"step": point.step, "_timestamp": point.seconds}
+            prefix = f"rank{point.rank}/" if point.rank else ""
+            row |= {prefix + tag: number for tag, number in point.numbers.items()}
+            if point.histogram is not None:
+                bins = _at_most(point.histogram, _MOST)
+                row[prefix + point.histogram.tag] = wandb.Histogram(np_histogram=bins)
+        if row:
+            run.log(row)
+        return Path(run.dir).parent
+
+
+def _name(source: Any) -> str | None:
+    path = getattr(source, "path", None)
+    return path.name if isinstance(path, Path) else None
+
+
+def _at_most(histogram: Histogram, most: int) -> tuple[list[int], list[int]]:
+    """Counts and edges; where there are too many, neighbours are added up.
+
+    >>> _at_most(Histogram("x", -3, [1, 2, 3]), 2)
+    ([3, 3], [-3, -1, 0])
+    """
+    width = -(-len(histogram.counts) // most)
+    starts = range(0, len(histogram.counts), width)
+    counts = [sum(histogram.counts[start : start + width]) for start in starts]
+    edges = histogram.edges
+    return counts, [*(edges[start] for start in starts), edges[-1]]
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, project: str, name: str | None, mode: Mode) -> Iterator[tuple[Any, Any]]:
+    try:
+        import wandb
+    except ImportError:
+        raise MissingExtra("the export to wandb needs wandb: pip install wandb") from None
+    # it is about a training that is over: nothing of this machine and this moment belongs in it
+    settings = wandb.Settings(
+        console="off", disable_code=True, disable_git=True, silent=True, x_disable_meta=True,
+        x_disable_stats=True,
+    )  # fmt: skip
+    ours = "WANDB_SERVICE" not in os.environ  # no run of the user's is under way
+    run = wandb.init(
+        project=project, name=name, dir=str(folder), mode=mode, settings=settings,
+        reinit="create_new",
+    )  # fmt: skip
+    try:
+        with run:
+            yield wandb, run
+    finally:
+        if ours:
+            wandb.teardown()  # the file is complete only when wandb's process has ended
+
+
+@contextlib.contextmanager
+def _quiet(mode: Mode) -> Iterator[None]:
+    """wandb reports its own errors over the network, unless it is told not to."""
+    key = "WANDB_ERROR_REPORTING"
+    before = os.environ.get(key)
+    if mode == "offline":
+        os.environ[key] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = before

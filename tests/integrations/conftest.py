@@ -1,0 +1,47 @@
+"""Every test has its own key and no live session; the first training of the process is done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tensortap as tap
+from tensortap.session import session
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+    monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
+    yield
+    tap.finish()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm():
+    """The first backward pass of a process may choose other threads than the later ones."""
+    model = torch.nn.Linear(8, 8)
+    for _ in range(3):
+        model(torch.ones(4, 8)).sum().backward()
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory):
+    """A run of a small training, with a caught tensor and a caught number beside it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    session.restart()  # other tests have left the clock where it was
+    path = tap.init(tmp_path_factory.mktemp("runs"))
+    with tap.track(model, optimizer, stash=lambda tensor: {"numel": tensor.numel()}) as tracker:
+        for step in range(4):
+            for _ in range(1 + (step == 2)):  # at step 2 every module is called twice
+                loss = model(torch.randn(5, 4)).square().mean()
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tap.catch(torch.tensor([1.0, float("nan"), 0.0]), "caught")
+            tap.catch(step / 2, "half")
+            tracker.step(loss=loss)
+    tap.finish()
+    return tap.open(path)

@@ -1,0 +1,246 @@
+"""The callback in real trainings of Lightning, under both of its names."""
+
+from __future__ import annotations
+
+import pickle
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+
+import tensortap as tap
+from tensortap.integrations.lightning import Track
+from tensortap.record import Kind
+from tensortap.session import session
+
+# Lightning, of torch's own pytree
+pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
+BATCHES = 6
+
+
+def model_class(library):
+    class Model(library.LightningModule):
+        fails_at = None
+
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+
+        def training_step(self, batch, batch_idx):
+            if self.global_step == self.fails_at:
+                raise ZeroDivisionError("the user's own")
+            x, y = batch
+            loss = torch.nn.functional.mse_loss(self.layers(x), y)
+            self.log("train/mse", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            self.log("val/mse", torch.nn.functional.mse_loss(self.layers(x), y))
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    return Model
+
+
+def loader():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCHES * 5, 4, generator=generator)
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=5)
+
+
+def fit(folder, *callbacks, library=lightning.pytorch, model=None, ckpt_path=None, **options):
+    options = {
+        "max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+        "enable_progress_bar": False, "enable_model_summary": False,
+        "default_root_dir": folder, **options,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = model or model_class(library)()
+    trainer = library.Trainer(callbacks=list(callbacks), **options)
+    trainer.fit(model, loader(), loader(), ckpt_path=ckpt_path)
+    return trainer, model
+
+
+def steps(tracker, kind, name):
+    return [r.step for r in tracker.records if r.kind is kind and r.name == name]
+
+
+@pytest.mark.parametrize("library", [lightning.pytorch, pytorch_lightning])
+def test_everything_is_tracked_at_its_step(tmp_path, library):
+    track = Track()
+    _, model = fit(tmp_path, track, library=library)
+    every = list(range(2 * BATCHES))
+    for kind, name in [
+        (Kind.ACTIVATION, "layers.0"),
+        (Kind.GRADIENT, "layers.0"),
+        (Kind.WEIGHT, "layers.0.weight"),
+        (Kind.WEIGHT_GRADIENT, "layers.0.weight"),
+        (Kind.OPTIMISER_STATE, "layers.0.weight.exp_avg"),
+        (Kind.METRIC, "loss"),
+        (Kind.METRIC, "train/mse_step"),
+    ]:
+        assert steps(track.tracker, kind, name) == every, (kind, name)
+    # what is logged of an epoch, and of a validation, is of the epoch's last step
+    assert steps(track.tracker, Kind.METRIC, "train/mse_epoch") == [BATCHES - 1, 2 * BATCHES - 1]
+    assert steps(track.tracker, Kind.METRIC, "val/mse") == [BATCHES - 1, 2 * BATCHES - 1]
+    metrics = track.tracker.metrics().set_index("step")
+    assert (metrics["loss"] == metrics["train/mse_step"]).all()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_gradients_are_those_of_their_own_step(tmp_path):
+    """Lightning computes them inside of `optimizer.step`, and leaves them to the next one."""
+    seen = []
+
+    class Look(lightning.pytorch.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            seen.append(pl_module.layers[0].weight.grad.abs().max().item())
+
+    track = Track()
+    fit(tmp_path, track, Look())
+    found = [
+        r.stats.max_abs
+        for r in track.tracker.records
+        if r.kind is Kind.WEIGHT_GRADIENT and r.name == "layers.0.weight"
+    ]
+    assert found == seen
+    assert len(set(seen)) > 1
+
+
+def test_accumulated_batches_are_one_step(tmp_path):
+    track = Track()
+    trainer, _ = fit(tmp_path, track, accumulate_grad_batches=2)
+    records = list(track.tracker.records)
+    calls = [(r.step, r.call) for r in records if r.kind is Kind.ACTIVATION and r.name == "layers"]
+    assert calls == [(step, call) for step in range(BATCHES) for call in range(2)]
+    assert steps(track.tracker, Kind.WEIGHT, "layers.0.weight") == list(range(trainer.global_step))
+    # the loss of a step is the mean of its batches
+    logged = track.tracker.metrics()
+    assert len(logged) == BATCHES
+    assert logged["loss"].notna().all()
+
+
+def test_training_is_the_same_bit_for_bit(tmp_path):
+    fit(tmp_path)
+    _, without = fit(tmp_path)
+    _, tracked = fit(tmp_path, Track(alerts=True))
+    for name, parameter in without.state_dict().items():
+        assert torch.equal(parameter, tracked.state_dict()[name]), name
+
+
+def test_a_run_of_its_own(tmp_path):
+    track = Track(run=tmp_path / "runs", every=3, activations=False)
+    fit(tmp_path, track)
+    run = tap.open(track.path)
+    assert run.reader.info.ended is not None
+    frame = run.logframe()
+    assert sorted(frame.metadata.step.unique()) == [0, 3, 6, 9]
+    assert "Activation" not in set(frame.metadata.tensor_type)
+    assert set(run.metrics().columns) >= {"loss", "val/mse"}
+    assert len(list(track.tracker.records)) > len(frame)
+
+
+def test_a_training_that_goes_on_from_a_checkpoint(tmp_path):
+    trainer, _ = fit(tmp_path, max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    track = Track()
+    fit(tmp_path, track, ckpt_path=tmp_path / "half.ckpt")
+    expected = list(range(BATCHES, 2 * BATCHES))
+    assert steps(track.tracker, Kind.WEIGHT, "layers.0.weight") == expected
+    assert steps(track.tracker, Kind.METRIC, "loss") == expected
+
+
+def test_a_second_fit_begins_anew(tmp_path):
+    track = Track()
+    fit(tmp_path, track, max_epochs=1)
+    fit(tmp_path, track, max_epochs=1)
+    assert steps(track.tracker, Kind.WEIGHT, "layers.0.weight") == list(range(BATCHES))
+
+
+def test_several_optimizers_by_hand(tmp_path):
+    class ByHand(model_class(lightning.pytorch)):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            for optimizer in self.optimizers():
+                loss = torch.nn.functional.mse_loss(self.layers(x), y)
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+            return {"loss": loss}
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in self.layers]
+
+    track = Track()
+    fit(tmp_path, track, model=ByHand(), max_epochs=1)
+    for name in ("layers.0.weight", "layers.1.weight"):
+        assert sorted(set(steps(track.tracker, Kind.WEIGHT, name))) == list(range(BATCHES))
+        assert set(steps(track.tracker, Kind.WEIGHT_GRADIENT, name)) == set(range(BATCHES))
+    assert steps(track.tracker, Kind.METRIC, "loss") == list(range(BATCHES))
+
+
+def test_the_users_exception_goes_through_and_the_hooks_are_gone(tmp_path):
+    model = model_class(lightning.pytorch)()
+    model.fails_at = 3
+    track = Track(run=tmp_path / "runs")
+    with pytest.raises(ZeroDivisionError, match="the user's own"):
+        fit(tmp_path, track, model=model)
+    assert not any(module._forward_hooks for module in model.modules())
+    run = tap.open(track.path)
+    assert run.reader.info.ended is not None
+    assert [r.step for r in run.reader.records("layers.0.weight", kind=Kind.WEIGHT)] == [0, 1, 2]
+
+
+def test_what_fails_inside_does_not_reach_the_training(tmp_path, monkeypatch):
+    errors = tap.receipt().errors
+    monkeypatch.setattr(
+        "tensortap.integrations.training.track", lambda *_, **__: 1 / 0
+    )  # the beginning
+    track = Track(run=tmp_path / "runs")
+    trainer, _ = fit(tmp_path, track)
+    assert trainer.global_step == 2 * BATCHES
+    assert track.tracker is None
+    assert tap.open(track.path).reader.info.ended is not None
+    monkeypatch.undo()
+    monkeypatch.setattr("tensortap.sources.observer.Observer.advance", lambda _: 1 / 0)
+    trainer, _ = fit(tmp_path, Track(run=tmp_path / "runs"))
+    assert trainer.global_step == 2 * BATCHES
+    assert tap.receipt().errors > errors
+
+
+def test_strict_raises(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "strict", True)
+    monkeypatch.setattr("tensortap.integrations.training.track", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, Track())
+
+
+def test_an_alert_stops_the_training(tmp_path):
+    def always(record, memory):
+        return "enough" if record.kind is Kind.WEIGHT and record.step == 2 else None
+
+    track = Track(alerts=[always], on_alert="stop")
+    trainer, _ = fit(tmp_path, track)
+    assert trainer.global_step == 3
+    assert track.tracker.alerts
+
+
+def test_a_wrong_option_is_said_at_once():
+    with pytest.raises(TypeError, match="track has no evry; there are include"):
+        Track(evry=3)
+
+
+def test_it_can_be_sent_to_another_process():
+    assert pickle.loads(pickle.dumps(Track(every=3)))._training.options == {"every": 3}
+
+
+def test_it_is_found_from_the_package():
+    assert tap.integrations.lightning.Track is Track
+    assert issubclass(Track, (lightning.pytorch.Callback, pytorch_lightning.Callback))

@@ -1,0 +1,122 @@
+"""Runs of wandb that are written to disk, and go nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tensortap.errors import MissingExtra
+from tensortap.record import Kind
+from tests.runs.test_command_line import tensortap
+
+BLOCK = 32768
+
+
+def rows_of(folder):
+    """The history in the one .wandb file of a folder: a log of records, as LevelDB writes them."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = folder.glob("*.wandb")
+    data = path.read_bytes()
+    assert data.startswith(b":W&B")
+    place, whole, rows = 7, b"", []
+    while place + 7 <= len(data):
+        left = BLOCK - place % BLOCK
+        if left < 7:  # no room for a header at the end of a block
+            place += left
+            continue
+        size = int.from_bytes(data[place + 4 : place + 6], "little")
+        kind = data[place + 6]  # 1 a whole record, 2 its beginning, 3 its middle, 4 its end
+        whole += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):
+            record = Record.FromString(whole)
+            whole = b""
+            if record.HasField("history"):
+                items = record.history.item
+                rows.append({
+                    "/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items
+                })  # fmt: skip
+    return rows
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """A place where every connection to the network would end up; those that came."""
+    came = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def listen():
+            while True:
+                try:
+                    connection, address = server.accept()
+                except OSError:
+                    return
+                came.append((address, connection.recv(200)))
+                connection.close()
+
+        threading.Thread(target=listen, daemon=True).start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for name in ("WANDB_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, address)
+        yield came
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_offline(tracked, tmp_path, monkeypatch, nobody):
+    monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
+    folder = tracked.to_wandb(tmp_path, project="numbers")
+    assert folder.parent == tmp_path / "wandb"
+    rows = rows_of(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["loss"] for row in rows] == tracked.metrics()["loss"].tolist()
+    assert [row["half"] for row in rows] == [0, 0.5, 1, 1.5]
+    frame = tracked.stats()
+    weights = frame[(frame.kind == "Weight") & (frame.name == "0.weight")]
+    assert [row["Weight/rm2/0"] for row in rows] == weights.rm2.tolist()
+    assert "Activation/rm2/0/call1" in rows[2]
+    weight = tracked.reader.records("0.weight", step=0, kind=Kind.WEIGHT)[0]
+    stats = weight.stats
+    assert rows[0]["Weight/exponents/0/_type"] == "histogram"
+    edges, counts = (rows[0][f"Weight/exponents/0/{key}"] for key in ("bins", "values"))
+    assert len(edges) == len(counts) + 1
+    counted = dict(zip(edges, counts, strict=False))
+    assert {n: c for n, c in counted.items() if c} == stats.exponents
+    assert abs(rows[0]["_timestamp"] - weight.time_ns / 1e9) < 1  # not that of the export
+    assert nobody == []
+    assert not {"WANDB_ERROR_REPORTING", "WANDB_SERVICE"} & set(os.environ)
+
+
+def test_a_run_of_the_users_own_goes_on(tracked, tmp_path):
+    import wandb
+
+    with wandb.init(mode="offline", dir=str(tmp_path), project="mine") as mine:
+        mine.log({"x": 1})
+        folder = tracked.to_wandb(tmp_path / "other", names="^loss$")
+        mine.log({"x": 2})
+        assert wandb.run is mine
+    wandb.teardown()
+    assert [row["x"] for row in rows_of(Path(mine.dir).parent)] == [1, 2]
+    assert [row["step"] for row in rows_of(folder)] == [0, 1, 2, 3]
+
+
+def test_the_command(tracked, tmp_path, nobody):
+    _, said = tensortap(
+        tmp_path, "export", tracked.path, "wb", "--to", "wandb", "--names", "^loss$"
+    )
+    (folder,) = (tmp_path / "wb" / "wandb").glob("offline-run-*")
+    assert f"wandb sync {folder}" in said.replace("\n", "")
+    assert {key for row in rows_of(folder) for key in row if key[0] != "_"} == {"step", "loss"}
+    assert nobody == []
+
+
+def test_without_the_library(tracked, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtra, match="needs wandb: pip install wandb"):
+        tracked.to_wandb(tmp_path)

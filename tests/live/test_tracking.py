@@ -1,0 +1,32 @@
+"""A model that is tracked in one program, looked at in another."""
+
+from tensortap.console import glance
+from tensortap.record import Kind
+
+
+def test_the_live_session_shows_statistics(run, server):
+    program = run(
+        """
+        import torch, tensortap as tap
+        from torch import nn
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        tap.catch(0, "hello").wait(30)
+        with tap.track(model, tensors="weight", alerts=True) as tracker:
+            for n in range(3):
+                x = torch.full((5, 4), float("nan") if n == 2 else 1.0)
+                model(x).sum().backward()
+                tracker.step(loss=float(n))
+        tap.flush(30)
+        """
+    )
+    program.end()
+    history = server.history
+    names = set(history.names())
+    assert {"0", "1", "Sequential", "0.weight", "0.bias", "loss"} <= names
+    records = history.records("0")
+    assert [r.step for r in records if r.kind is Kind.ACTIVATION] == [0, 1, 2]
+    assert all(r.stats is not None for r in records if r.kind is not Kind.ALERT)
+    assert [r.step for r in records if r.kind is Kind.ALERT] == [2]
+    line = glance.line(next(r for r in records if r.kind is Kind.ACTIVATION))
+    assert line.startswith("[5, 8] f32 x∈[")
+    assert "None" not in "".join(glance.line(r) + glance.details(r) for r in records)

@@ -1,0 +1,176 @@
+"""Models over several processes: real ones, over gloo."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+_HEAD = """
+import json, os, sys, torch, torch.distributed as dist
+from torch import nn
+import tensortap as tap
+torch.set_num_threads(1)
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+def rows(tracker):
+    return [
+        dict(
+            name=r.name, kind=r.kind.value, step=r.step, call=r.call, rank=r.rank,
+            world=r.world_size, shape=r.shape, tags=r.tags, mean=r.stats.mean,
+            count=r.stats.count, errors=tap.receipt().errors,
+            shard=r.shard and [r.shard.global_shape, r.shard.offsets, r.shard.placements],
+        )
+        for r in tracker.records if r.stats
+    ]
+"""
+_TAIL = """
+print(json.dumps(result), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def ranks():
+    """Run a program in two ranks; what each has found."""
+    started = []
+
+    def run(code):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for rank in range(2):
+            env = {
+                **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                "PYTHONPATH": str(ROOT / "src"),
+            }  # fmt: skip
+            program = _HEAD + textwrap.dedent(code) + _TAIL
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    env=env,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            )
+        done = [process.communicate(timeout=100) for process in started]
+        assert [p.returncode for p in started] == [0, 0], done
+        return [json.loads(out.splitlines()[-1]) for out, _ in done]
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def test_ddp(ranks):
+    found = ranks("""
+        class Inner(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.module = nn.Linear(4, 4)
+            def forward(self, x):
+                return self.module(x)
+        torch.manual_seed(0)
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(Inner(), nn.Linear(4, 2)))
+        opt = torch.optim.Adam(model.parameters())
+        with tap.track(model, optimizer=opt) as tracker:
+            for n in range(2):
+                model(torch.full((3, 4), rank + 1.0)).sum().backward()
+                opt.step()
+                opt.zero_grad()
+                tracker.step()
+        result = rows(tracker)
+    """)
+    for rank, rows in enumerate(found):
+        assert {(r["rank"], r["world"], r["errors"]) for r in rows} == {(rank, 2, 0)}
+        outputs = [(r["name"], r["step"]) for r in rows if r["kind"] == "Activation"]
+        names = ["0.module", "0", "1", "Sequential"]
+        assert outputs == [(name, step) for step in range(2) for name in names]
+        weights = [r["name"] for r in rows if r["kind"] == "Weight" and r["step"] == 1]
+        assert weights == ["0.module.weight", "0.module.bias", "1.weight", "1.bias"]
+        gradients = [r for r in rows if r["kind"] == "Gradient"]
+        assert len(gradients) == 8
+    # gradients of weights are those that all ranks agreed on, outputs are each one's own
+    weight_gradients = [
+        [r["mean"] for r in rows if r["kind"] == "Weight_Gradient"] for rows in found
+    ]
+    assert weight_gradients[0] == weight_gradients[1]
+    assert len(weight_gradients[0]) == 8
+    outputs = [[r["mean"] for r in rows if r["kind"] == "Activation"] for rows in found]
+    assert outputs[0] != outputs[1]
+
+
+def test_fsdp2(ranks):
+    found = ranks("""
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.device_mesh import init_device_mesh
+        mesh = init_device_mesh("cpu", (2,))
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        opt = torch.optim.Adam(model.parameters())
+        with tap.track(model, optimizer=opt) as tracker:
+            for n in range(2):
+                model(torch.full((3, 4), rank + 1.0)).sum().backward()
+                opt.step()
+                opt.zero_grad()
+                tracker.step()
+            expected = {
+                name: p.to_local().mean().item() for name, p in model.named_parameters()
+            }
+        result = [rows(tracker), expected]
+    """)
+    for rank, (rows, expected) in enumerate(found):
+        assert {r["errors"] for r in rows} == {0}
+        weights = {r["name"]: r for r in rows if r["kind"] == "Weight" and r["step"] == 1}
+        assert set(weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+        for name, row in weights.items():
+            assert row["mean"] == pytest.approx(expected[name], rel=1e-5)
+        first = weights["0.weight"]
+        assert first["shape"] == [3, 4]
+        assert first["shard"][:2] == [[6, 4], [3 * rank, 0]]
+        assert first["tags"]["placements"] == "S(0)"
+        assert first["tags"]["mesh"] == "(2,)"
+        for kind, count in (("Weight_Gradient", 8), ("Optimiser_State", 24), ("Gradient", 8)):
+            assert len([r for r in rows if r["kind"] == kind]) == count
+        state = next(r for r in rows if r["name"] == "0.weight.exp_avg")
+        assert state["shard"][:2] == [[6, 4], [3 * rank, 0]]
+        assert [r["name"] for r in rows if r["kind"] == "Activation"][:4] == [
+            "0", "1", "2", "Sequential",
+        ]  # fmt: skip
+
+
+def test_a_distributed_tensor_as_an_output(ranks):
+    found = ranks("""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor
+        mesh = init_device_mesh("cpu", (2,))
+        class Spread(nn.Module):
+            def forward(self, x):
+                return x * 2
+        model = nn.Sequential(Spread())
+        x = distribute_tensor(torch.arange(10.0).view(5, 2), mesh, [Shard(0)]).requires_grad_()
+        with tap.track(model) as tracker:
+            model(x).sum().backward()
+            tracker.step()
+        result = rows(tracker)
+    """)
+    for rank, rows in enumerate(found):
+        outputs = [r for r in rows if r["name"] == "0"]
+        assert [r["kind"] for r in outputs] == ["Activation", "Gradient"]
+        assert {r["errors"] for r in rows} == {0}
+        assert outputs[0]["shape"] == [[3, 2], [2, 2]][rank]
+        assert outputs[0]["shard"][:2] == [[5, 2], [3 * rank, 0]]
+        assert outputs[0]["mean"] == [5.0, 15.0][rank]

@@ -1,0 +1,196 @@
+"""Alerts from a model in training: what is said, of which module, and what is done about it."""
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tap
+from tensortap import alerts
+from tensortap.arrays import rebuild
+from tensortap.record import Kind
+
+pytestmark = pytest.mark.usefixtures("no_errors")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.Tanh()
+
+    def forward(self, x):
+        return self.act(self.fc(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Poisoned:
+    """Puts a NaN into the output of a module at a step."""
+
+    def __init__(self, model, path, step, value=torch.nan):
+        self.now = 0
+        self.step, self.value = step, value
+        model.get_submodule(path).register_forward_hook(self)
+
+    def __call__(self, module, args, output):
+        if self.now == self.step:
+            output = output.clone()
+            output[0, 0] = self.value
+            return output
+        return None
+
+
+def train(model, tracker, steps, poisoned=None, opt=None):
+    opt = opt or torch.optim.SGD(model.parameters(), lr=0.0)
+    for n in range(steps):
+        if poisoned:
+            poisoned.now = n
+        opt.zero_grad()
+        loss = model(torch.full((3, 4), 0.5)).square().mean()
+        loss.backward()
+        tracker.step(loss=loss)
+
+
+@pytest.mark.parametrize("rule", ["nan", "inf"])
+@pytest.mark.parametrize("path", ["blocks.0.fc", "blocks.1.act", "blocks.2"])
+def test_the_module_that_made_it_is_named(rule, path):
+    model = Net()
+    value = torch.nan if rule == "nan" else torch.inf
+    poisoned = Poisoned(model, path, step=4, value=value)
+    with tap.track(model, alerts=[alerts.nan(), alerts.inf()]) as tracker:
+        train(model, tracker, 6, poisoned)
+    first = tracker.alerts[0]
+    assert (first.rule, first.name, first.kind) == (rule, path, Kind.ACTIVATION)
+    assert (first.step, first.rank, first.module, first.origin) == (4, 0, path, path)
+    # what only follows from it is not said
+    assert [a.name for a in tracker.alerts if a.kind is Kind.ACTIVATION and a.rule == rule] == [
+        path
+    ]
+    assert {a.step for a in tracker.alerts} == {4}
+
+
+def test_a_gradient_that_is_made_in_the_backward_pass():
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * torch.nan
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Bad.apply(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), Layer(), nn.Linear(4, 4))
+    with tap.track(model, alerts=[alerts.nan()]) as tracker:
+        train(model, tracker, 1)
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.kind, alert.origin) == ("0", Kind.GRADIENT, "1")
+
+
+def test_outputs_with_parts_go_by_their_module():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x * torch.nan
+
+    model = nn.Sequential(Two())
+    with tap.track(model, alerts=[alerts.nan()]) as tracker:
+        model(torch.ones(3))
+        tracker.step()
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.module) == ("0[1]", "0")
+
+
+def test_the_state_of_an_optimizer_goes_by_its_module():
+    model = nn.Sequential(nn.Linear(2, 2))
+    opt = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    with tap.track(
+        model, optimizer=opt, alerts=[alerts.nan()], activations=False, gradients=False
+    ) as tracker:
+        model(torch.ones(1, 2)).sum().backward()
+        opt.step()
+        tracker.step()
+        opt.state[model[0].weight]["momentum_buffer"][0, 0] = torch.nan
+        tracker.step()
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.module, alert.step) == ("0.weight.momentum_buffer", "0", 1)
+
+
+def test_on_alert_calls_back():
+    seen = []
+    model = Net()
+    poisoned = Poisoned(model, "blocks.1", step=1)
+    with tap.track(model, alerts=True, on_alert=seen.append) as tracker:
+        train(model, tracker, 3, poisoned)
+    assert seen == tracker.alerts != []
+    assert seen[0].name == "blocks.1"
+
+
+def test_stop_raises_from_step_and_takes_the_hooks_along():
+    model = Net()
+    poisoned = Poisoned(model, "blocks.1", step=2)
+    with (
+        pytest.raises(tap.StopTraining, match=r"blocks\.1") as stopped,
+        tap.track(model, alerts=True, on_alert="stop") as tracker,
+    ):
+        train(model, tracker, 10, poisoned)
+    assert poisoned.now == 2
+    assert stopped.value.alert == tracker.alerts[0]
+    # nothing of the step is missing, and no hook of ours is left
+    assert {r.name for r in tracker.records if r.step == 2 and r.kind is Kind.WEIGHT}
+    left = [hook for m in model.modules() for hook in m._forward_hooks.values()]
+    assert left == [poisoned]
+
+
+def test_keep_keeps_what_follows_whole():
+    model = Net()
+    poisoned = Poisoned(model, "blocks.1", step=2)
+    with tap.track(model, alerts=[alerts.nan()], on_alert="keep") as tracker:
+        train(model, tracker, 6, poisoned)
+    records = [r for r in tracker.records if r.stats is not None]
+    whole = [r for r in records if r.value is not None]
+    assert {r.step for r in whole} == {2, 3}
+    first = next(i for i, r in enumerate(records) if r.stats.nans)
+    after = [r for r in records[first + 1 :] if r.step in (2, 3)]
+    assert after
+    assert all(r.value is not None for r in after)
+    for record in whole:
+        assert tap.summarize(rebuild(record.value)).nans == record.stats.nans
+
+
+def test_a_rule_of_ones_own():
+    def negative(record, memory):
+        return "is negative" if record.stats and record.stats.min < 0 else None
+
+    model = Net()
+    with tap.track(model, alerts=[negative], weights=False, gradients=False) as tracker:
+        train(model, tracker, 2)
+    assert {a.rule for a in tracker.alerts} == {"negative"}
+    assert {a.step for a in tracker.alerts} == {0}  # it is said once
+
+
+def test_a_loss_spike():
+    model = Net()
+    with tap.track(model, alerts=True, activations=False) as tracker:
+        for n in range(30):
+            tracker.step(loss=50.0 if n == 25 else 1.0 + 0.01 * (n % 3))
+    assert [(a.rule, a.name, a.step) for a in tracker.alerts] == [("loss_spike", "loss", 25)]
+
+
+def test_a_loss_spike_between_every_nth_step():
+    with tap.track(Net(), alerts=True, every=10, weights=False) as tracker:
+        for n in range(30):
+            tracker.step(loss=50.0 if n == 25 else 1.0)
+    assert [a.step for a in tracker.alerts] == [25]

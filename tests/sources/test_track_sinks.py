@@ -1,0 +1,131 @@
+"""Where tracked records go: the run, the live session, memory; and what they look like there."""
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tap
+from tensortap.record import Kind
+
+pytestmark = pytest.mark.usefixtures("no_errors")
+
+
+def model_and_optimizer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    return model, torch.optim.Adam(model.parameters())
+
+
+def train(steps=3, poison=None, **options):
+    model, opt = model_and_optimizer()
+    with tap.track(model, optimizer=opt, **options) as tracker:
+        for n in range(steps):
+            opt.zero_grad()
+            x = torch.full((5, 4), float(n + 1))
+            if n == poison:
+                x[0, 0] = torch.nan
+            loss = model(x).square().mean()
+            loss.backward()
+            opt.step()
+            tracker.step(loss=loss, lr=0.001)
+    return tracker
+
+
+def test_the_run_has_what_the_tracker_has(open_run):
+    tracker = train(tensors="^0$", alerts=True, poison=2)
+    records = list(tracker.records)
+    assert tracker._observer._kept == []  # it is in the run, and nowhere else
+    tap.flush()
+    run = tap.open(open_run)
+    assert sorted(r.seq for r in records) == [r.seq for r in records]
+    pd.testing.assert_frame_equal(run.logframe(), tracker.logframe())
+    pd.testing.assert_frame_equal(run.metrics(), tracker.metrics())
+    assert run.alerts() == tracker.alerts != []
+    assert run.metrics()["step"].tolist() == [0, 1, 2]
+    assert run.get("0", step=1, kind="Activation").shape == (5, 8)
+    assert run.missing() == []
+    frame = run.logframe()
+    assert tap.validate_logframe(frame) is not None
+    assert len(frame) == 3 * (4 + 4 + 4 + 4 + 12)
+
+
+def test_memory_has_what_the_run_would_have(open_run):
+    in_run = train()
+    frame, metrics = in_run.logframe(), in_run.metrics()
+    tap.finish()
+    in_memory = train()
+    assert len(in_memory._observer._kept) == len(frame) + 6
+    pd.testing.assert_frame_equal(in_memory.logframe(), frame)
+    pd.testing.assert_frame_equal(in_memory.metrics(), metrics)
+
+
+def test_a_second_tracker_of_a_run_goes_on_and_has_its_own_records(open_run):
+    first, second = train(2), train(2)
+    third = train(1, init_step=100)
+    assert [sorted({r.step for r in t.records}) for t in (first, second, third)] == [
+        [0, 1], [2, 3], [100],
+    ]  # fmt: skip
+    tap.flush()
+    assert tap.open(open_run).metrics()["step"].tolist() == [0, 1, 2, 3, 100]
+
+
+def test_without_a_run_each_tracker_begins_at_its_first_step():
+    assert sorted({r.step for r in train(2).records}) == [0, 1]
+    assert sorted({r.step for r in train(2).records}) == [0, 1]
+    assert sorted({r.step for r in train(2, init_step=7).records}) == [7, 8]
+
+
+def test_two_trackers_at_once_count_the_same_steps():
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+    with tap.track(one) as a, tap.track(two, every=2) as b:
+        for _ in range(4):
+            two(one(torch.ones(1, 2))).sum().backward()
+            a.step()
+            b.step()
+    assert sorted({r.step for r in a.records}) == [0, 1, 2, 3]
+    assert sorted({r.step for r in b.records}) == [0, 2]
+
+
+def test_tap_step_owns_the_step_if_it_came_first():
+    model = nn.Linear(2, 2)
+    tap.step(40)
+    try:
+        with tap.track(model) as tracker:
+            for n in range(3):
+                model(torch.ones(1, 2)).sum().backward()
+                tracker.step()
+                tap.step(41 + n)
+        assert sorted({r.step for r in tracker.records}) == [40, 41, 42]
+    finally:
+        from tensortap.session import session
+
+        session.restart()
+
+
+def test_a_record_with_statistics_alone_has_a_line(open_run, capsys):
+    train(2, stash=lambda t: {"l1": 2.5})
+    tap.flush()
+    run = tap.open(open_run)
+    lines = {(row.head.name, row.head.kind): row.line for row in run.rows()}
+    assert lines["0", Kind.ACTIVATION].startswith("[5, 8] f32 x∈[")
+    assert lines["0", Kind.ACTIVATION].endswith("; l1=2.5")
+    assert lines["2.bias", Kind.WEIGHT].startswith("[2] f32")
+    assert not [line for line in lines.values() if "None" in line]
+    run.describe("0", kind="Activation")
+    run.summary()
+    shown = capsys.readouterr().out
+    assert "x∈[" in shown
+    assert "None" not in shown
+
+
+def test_a_tensor_with_what_a_stash_said_of_it_has_both(open_run):
+    train(1, stash=lambda t: {"l1": 2.5}, tensors="^0$")
+    tap.flush()
+    run = tap.open(open_run)
+    from tensortap.console import glance
+
+    record = next(r for r in run.records("0") if r.kind is Kind.ACTIVATION)
+    assert glance.line(record).endswith("; l1=2.5")
+    assert "['tensor']  [5, 8] f32" in glance.details(record)
+    assert run.get("0", kind="Activation")["tensor"].shape == (5, 8)
