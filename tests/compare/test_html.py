@@ -143,6 +143,14 @@ def test_a_large_report_stays_small_and_quick(tmp_path):
     assert cells[data["names"].index(names[-1])].max() >= html.DIFFERS
 
 
+def test_the_first_that_was_not_expected_is_always_there():
+    found = Comparison(False, "1 of 4 elements", count=4, mismatches=1, rel_l2=0.1)
+    many = [Difference(Key("a", "Value", n, 0, 0), found, expected="so") for n in range(2500)]
+    last = Difference(Key("b", "Value", 9999, 0, 0), found)
+    data = data_of(html.render(Report("a", "b", 2501, 0, 0, (*many, last))))
+    assert data["differences"][data["first"]]["name"] == "b"
+
+
 # -- pictures ------------------------------------------------------------------------------
 
 
