@@ -143,6 +143,14 @@ def test_a_large_report_stays_small_and_quick(tmp_path):
     assert cells[data["names"].index(names[-1])].max() >= html.DIFFERS
 
 
+def test_the_first_that_was_not_expected_is_always_there():
+    found = Comparison(False, "1 of 4 elements", count=4, mismatches=1, rel_l2=0.1)
+    many = [Difference(Key("a", "Value", n, 0, 0), found, expected="so") for n in range(2500)]
+    last = Difference(Key("b", "Value", 9999, 0, 0), found)
+    data = data_of(html.render(Report("a", "b", 2501, 0, 0, (*many, last))))
+    assert data["differences"][data["first"]]["name"] == "b"
+
+
 # -- pictures ------------------------------------------------------------------------------
 
 
@@ -256,3 +264,44 @@ def test_a_browser_opens_an_agreement(write, tmp_path):
     assert "✓ The runs agree" in found
     assert "Nothing differs" in found
     assert '<section id="list" hidden' in found
+
+
+CLICKS = """<script>
+const by = (text) => [...document.querySelectorAll("button")].find((b) => b.textContent === text);
+const listed = () => [...document.querySelectorAll("#list tbody tr")];
+const rows = () => listed().map((row) => row.cells[1].textContent);
+const told = {before: rows()};
+const rank = document.querySelector("#filters select");
+rank.value = "1"; rank.dispatchEvent(new Event("change"));
+told.of_rank_1 = rows();
+document.querySelector("#list tbody tr").click();
+told.opened = document.querySelector("#detail h3 + .dim").textContent;
+told.hash = location.hash;
+by("→").click();
+told.next = document.querySelector("#detail h3 + .dim").textContent;
+by("Activation").click();
+told.without_kind = rows();
+by("Activation").click();
+const canvas = document.getElementById("cells"), box = canvas.getBoundingClientRect();
+const at = {clientX: box.left + box.width / 2, clientY: box.top + 32};
+canvas.dispatchEvent(new MouseEvent("mousemove", at));
+told.tip = document.getElementById("tip").textContent;
+const out = document.createElement("pre");
+out.id = "told"; out.textContent = JSON.stringify(told);
+document.body.prepend(out);
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_browser_filters_and_opens_what_is_clicked(report, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text(html.render(report) + CLICKS, encoding="utf-8")
+    found = browse(tmp_path, page)
+    told = json.loads(re.search(r'<pre id="told">(.*?)</pre>', found, re.DOTALL)[1])
+    assert told["before"] == ["0", "1", "0", "1"]
+    assert told["of_rank_1"] == ["1", "1"]
+    assert told["opened"] == "Activation · step 2 · rank 1"
+    assert told["hash"] == "#d=1"
+    assert told["next"] == "Activation · step 3 · rank 1"
+    assert told["without_kind"] == []
+    assert told["tip"].startswith("embed · Activation")

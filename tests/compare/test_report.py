@@ -17,7 +17,7 @@ from tensortap.compare.runs import compare_runs
 from tensortap.compare.text import comparison_text, report_text
 from tensortap.errors import TensortapError
 
-HOSTILE = "\x1b[31m</script>'\"\n😀"
+HOSTILE = "\x1b[31m</script>[/bold]'\"\n😀"
 
 
 def layers(change=lambda name, step, x: x, steps=4):

@@ -87,9 +87,11 @@ def _data(
     report: Report, pictures: int, progress: Callable[[int, int], object] | None
 ) -> dict[str, Any]:
     timeline = _timeline(report)
-    shown = report.differences[:_DETAILS]
-    numbers = {each: number for number, each in enumerate(timeline.rows)}
     first = report.first
+    shown = report.differences[:_DETAILS]
+    if first is not None and not any(each is first for each in shown):
+        shown = *shown[:-1], first  # all before it were expected
+    numbers = {each: number for number, each in enumerate(timeline.rows)}
     missing = gaps(report.missing)
     return {
         "version": __version__,
@@ -108,7 +110,7 @@ def _data(
         },
         "allow_missing": report.allow_missing,
         "culprit": _short(report.culprit.removeprefix("culprit: ")),
-        "first": shown.index(first) if first is not None and first in shown else None,
+        "first": next((n for n, each in enumerate(shown) if each is first), None),
         "provenance": [[_short(cell) for cell in row] for row in rows_of(report.provenance)[:500]],
         "names": [_short(name) for name, _ in timeline.rows],
         "kinds": [kind for _, kind in timeline.rows],

@@ -97,9 +97,8 @@ def _first(report: Report) -> RenderableType | None:
     for explanation in first.explanations:
         grid.add_row(Text("because", style="yellow"), Text(_plain(explanation)))
     if report.culprit:
-        grid.add_row(
-            Text("culprit", style="yellow"), _plain(report.culprit.removeprefix("culprit: "))
-        )
+        whose = report.culprit.removeprefix("culprit: ")
+        grid.add_row(Text("culprit", style="yellow"), Text(_plain(whose)))
     return grid
 
 

@@ -255,7 +255,8 @@
     pen.font = "11px system-ui, sans-serif"; pen.fillStyle = dim;
     pen.textAlign = "right"; pen.fillText(data.bucket > 1 ? `steps, ${data.bucket} a column` : "step", label - 8, HEAD / 2);
     pen.textAlign = "center";
-    const every = Math.max(1, Math.ceil(44 / cell));
+    const least = Math.max(1, Math.ceil(44 / cell)), power = 10 ** Math.floor(Math.log10(least));
+    const every = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least);
     for (let c = c0; c < c1; c++) {
       const x = label + c * cell + cell / 2 - left;
       if (c % every === 0 && x > label + 4) pen.fillText(String(data.steps[c]), x, HEAD / 2);
