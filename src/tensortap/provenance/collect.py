@@ -20,7 +20,7 @@ from tensortap.provenance import versions
 from tensortap.provenance.git import collect_git, same
 from tensortap.provenance.gitcmd import TIMEOUT, Git
 from tensortap.provenance.modifications import Finder
-from tensortap.provenance.pace import Pace
+from tensortap.provenance.pace import Pace, Stopped
 from tensortap.provenance.packages import packages_info
 from tensortap.provenance.patch import UNTRACKED_LIMIT
 from tensortap.provenance.project import project_folder
@@ -100,6 +100,8 @@ class Collector:
             return
         try:
             work()
+        except Stopped:
+            return
         except Exception as error:
             if self._strict:
                 raise
@@ -280,7 +282,7 @@ class Keeper:
             self._changed.notify_all()
         self._thread.join(timeout)
         # a look that is not done by then is not waited for; what was written says so
-        self._collector.over = True
+        self._collector.over = self._pace.stopped = True
         return not self._thread.is_alive()
 
     def _run(self) -> None:
