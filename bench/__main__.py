@@ -16,7 +16,10 @@ from rich.table import Table
 from bench.harness import Row
 from bench.peers import measure as measure_in_child
 
-MODULES = ("bench.live", "bench.runs", "bench.stats", "bench.track", "bench.track_jax")
+MODULES = (
+    "bench.live", "bench.runs", "bench.stats", "bench.track", "bench.track_jax",
+    "bench.compare", "bench.compare_runs",
+)  # fmt: skip
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 
 

@@ -1,8 +1,29 @@
 """Settings that pyproject.toml has no place for."""
 
+import os
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadlines: two workers share two cores with the processes that the tests start, and a first
 # call into torch or jax takes as long as it takes.
 settings.register_profile("tensortap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tensortap")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_modules():
+    """Runs that tests open and end: what all tests together have imported is not gone through
+    for monkey patches each time. tests/provenance looks at everything, as users have it."""
+    from tensortap.provenance.modifications import Finder
+
+    whole = Finder._walk
+
+    def walk(finder):
+        current = os.environ.get("PYTEST_CURRENT_TEST", "")
+        if current.startswith("tests/provenance/"):
+            yield from whole(finder)
+
+    Finder._walk = walk
+    yield
+    Finder._walk = whole

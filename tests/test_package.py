@@ -20,11 +20,12 @@ HEAVY = (
 def test_the_public_names():
     """Whoever adds a verb adds it here."""
     assert tap.__all__ == [
-        "Kind", "Receipt", "Record", "StopTraining", "Summary", "TensorData", "TensortapError",
-        "__version__", "alerts", "catch", "close", "describe", "disable", "dump", "enable",
-        "errors", "finish", "flush", "get", "get_all", "help", "ingest_all", "init", "integrations",
-        "open", "read_logframe", "receipt", "register_format", "serve", "status", "step",
-        "summarize", "summary", "track", "update_metadata", "validate_logframe",
+        "Kind", "Receipt", "Record", "Shard", "StopTraining", "Summary", "TensorData",
+        "TensortapError", "__version__", "alerts", "catch", "close", "compare", "describe",
+        "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all", "help",
+        "ingest_all", "init", "integrations", "open", "read_logframe", "receipt",
+        "register_format", "serve", "status", "step", "summarize", "summary", "testing", "track",
+        "update_metadata", "validate_logframe",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))
@@ -33,7 +34,7 @@ def test_the_public_names():
 def test_every_public_name_is_there_and_says_what_it_is():
     for name in tap.__all__:
         found = getattr(tap, name)
-        if name not in ("__version__", "alerts", "errors", "integrations"):
+        if name not in ("__version__", "alerts", "errors", "integrations", "testing"):
             assert found.__doc__, name
             assert found.__module__.startswith("tensortap"), name
 

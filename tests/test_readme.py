@@ -50,7 +50,7 @@ assert weight.shape == (5, 3) and weight.dtype.is_floating_point, weight
 
 
 def test_the_snippets_about_runs_work_as_written(tmp_path):
-    _, _, writing, reading, _ = snippets()
+    _, _, writing, reading, *_ = snippets()
     code = f"""
 import torch, tensortap as tap
 hidden, output = torch.zeros(3, 3), torch.ones(2)
@@ -78,15 +78,33 @@ def test_the_snippet_about_tracking_works_as_written(tmp_path, monkeypatch):
     model = torch.nn.Linear(4, 2)
     names = {"tap": tap, "model": model, "opt": torch.optim.AdamW(model.parameters())}
     names["data"] = [torch.randn(3, 4) for _ in range(3)]
-    exec(snippets()[-1], names)
+    exec(snippets()[4], names)
     frame = names["frame"]
     assert sorted(frame.metadata.step.unique()) == [0, 1, 2]
     assert "Optimiser_State.exp_avg" in set(frame.metadata.tensor_type)
 
 
+def test_the_snippet_about_comparing_works_as_written(tmp_path, monkeypatch):
+    import numpy as np
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    t1, t2 = torch.ones(3), torch.ones(3) + 1e-7
+    torch.save(t1, "output.pt")
+    np.save("output.npy", t2.numpy())
+    runs = []
+    for factor in (1, 2):
+        runs.append(tap.init(tmp_path))
+        tap.catch(t1 * factor, "x")
+        tap.finish()
+    names = {"tap": tap, "t1": t1, "t2": t2, "run_a": runs[0], "run_b": tap.open(runs[1])}
+    exec(snippets()[5], names)
+    assert names["report"].first.key.name == "x"
+
+
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`tap\.(\w+)", README))))
 def test_every_verb_that_the_readme_names_exists(name):
-    assert callable(getattr(tap, name))
+    assert getattr(tap, name) is not None
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"`tensortap (\w+)", README))))

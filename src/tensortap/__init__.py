@@ -18,12 +18,13 @@ from tensortap import alerts, errors
 from tensortap._version import __version__
 from tensortap.errors import StopTraining, TensortapError
 from tensortap.receipt import Receipt
-from tensortap.record import Kind, Record, Summary, TensorData
+from tensortap.record import Kind, Record, Shard, Summary, TensorData
 from tensortap.sources.catch import catch
 from tensortap.sources.switches import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
-    from tensortap import integrations
+    from tensortap import integrations, testing
+    from tensortap.compare.verb import compare
     from tensortap.console.live import (
         close,
         describe,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
     "close": "tensortap.console.live",
+    "compare": "tensortap.compare.verb",
     "describe": "tensortap.console.live",
     "dump": "tensortap.sources.dump",
     "finish": "tensortap.sources.run",
@@ -61,6 +63,7 @@ _LATER = {
     "status": "tensortap.console.live",
     "summarize": "tensortap.console.summarize",
     "summary": "tensortap.console.live",
+    "testing": "",
     "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
@@ -70,6 +73,7 @@ __all__ = [
     "Kind",
     "Receipt",
     "Record",
+    "Shard",
     "StopTraining",
     "Summary",
     "TensorData",
@@ -78,6 +82,7 @@ __all__ = [
     "alerts",
     "catch",
     "close",
+    "compare",
     "describe",
     "disable",
     "dump",
@@ -100,6 +105,7 @@ __all__ = [
     "step",
     "summarize",
     "summary",
+    "testing",
     "track",
     "update_metadata",
     "validate_logframe",
@@ -116,6 +122,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tensortap' has no attribute {name!r}")
     import importlib
 
+    if not module:  # a module of that name
+        return importlib.import_module(f"tensortap.{name}")
     found = globals()[name] = getattr(importlib.import_module(module), name)
     return found
 

@@ -106,6 +106,12 @@ class Clock:
             if self.owner is None:
                 self.step = step
 
+    def let_go(self) -> None:
+        """Forget a step that nobody advances any more: what an ended tracker has left."""
+        with self._lock:
+            if self.owner is None:
+                self.step = None
+
     def restart(self) -> None:
         """As if nobody had ever advanced it."""
         with self._lock:

@@ -23,7 +23,7 @@ from tensortap.formats.address import Address, parse_address
 from tensortap.history import OVERHEAD
 from tensortap.limits import parse_size
 from tensortap.receipt import Receipt
-from tensortap.record import Kind, Record, TensorData, Value
+from tensortap.record import Kind, Record, Shard, TensorData, Value
 from tensortap.select import Clock, Gate, Gates
 from tensortap.sinks import ticket as tickets
 from tensortap.sinks.meter import ARRAY, FLOAT, TAKE
@@ -214,6 +214,7 @@ class Session:
         *,
         kind: Kind = Kind.VALUE,
         tags: dict[str, str] | None = None,
+        shard: Shard | None = None,
     ) -> Ticket:
         """Make a record of call `number` of this gate and hand it on; nothing else is kept."""
         start = _now()
@@ -231,13 +232,16 @@ class Session:
         if not targets:
             self.miss()
             return SKIPPED
+        adapter = adapter_of(type(value))
+        if adapter.local is not None:
+            value, shard = adapter.local(value)
+            adapter = adapter_of(type(value))
         digest = None
         if changed:
             digest = arrays.digest_of(value)
             if not gate.differs(digest):
                 return self._passed(start)
         cls = type(value)
-        adapter = adapter_of(cls)
         nbytes = adapter.nbytes(value, ())
         selected = _now() if nbytes > SMALL else 0
         admitted: tuple[Sink, ...] = targets
@@ -271,7 +275,7 @@ class Session:
             _type_name(cls),
             dtype,
             shape,
-            None,
+            shard,
             digest,
             neutral,
             None,

@@ -3,14 +3,17 @@
 import json
 import os
 import sys
+import textwrap
 import threading
 import time
 
 import pytest
 
 from tensortap.provenance import Keeper, collect, packages, versions
+from tensortap.provenance.modifications import Finder
 from tensortap.provenance.pace import Pace
 
+assert textwrap  # see walk_few
 FILES = {"runtime_info.json", "packages.json", "git_info.json"}
 
 
@@ -18,6 +21,17 @@ FILES = {"runtime_info.json", "packages.json", "git_info.json"}
 def not_editable(monkeypatch):
     """tensortap is editable here, and somebody may be editing it while the tests run."""
     monkeypatch.setattr(packages, "_direct_url", lambda *_: {})
+
+
+@pytest.fixture(autouse=True)
+def few_modules(monkeypatch):
+    """What else the tests have imported would take a minute to go through, for each keeper."""
+    monkeypatch.setattr(Finder, "_walk", walk_few)
+
+
+def walk_few(finder):
+    for name in ("json", "textwrap"):
+        yield from finder._walk_module(name, vars(sys.modules[name]), set())
 
 
 NOT_EDITABLE = "from tensortap.provenance import packages; packages._direct_url = lambda *_: {}"

@@ -137,8 +137,9 @@ def test_a_function_that_was_compiled_before_keeps_its_code():
     assert len(traced) == 4  # another shape: with statistics, and the plain one to compare
 
 
-@pytest.mark.parametrize("jitted", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("jitted", "dtype"), [(True, "float32"), (True, "bfloat16"), (False, "float32")]
+)
 def test_ten_steps_are_the_same_to_the_last_bit(jitted, dtype):
     class Model(nn.Module):
         @nn.compact

@@ -128,4 +128,4 @@ def test_a_tensor_with_what_a_stash_said_of_it_has_both(open_run):
     record = next(r for r in run.records("0") if r.kind is Kind.ACTIVATION)
     assert glance.line(record).endswith("; l1=2.5")
     assert "['tensor']  [5, 8] f32" in glance.details(record)
-    assert run.get("0", kind="Activation")["tensor"].shape == (5, 8)
+    assert run.get("0", kind="Activation").shape == (5, 8)  # the tensor that it is about

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
-from tensortap.record import Summary, Value
+from tensortap.record import Shard, Summary, Value
 
 SMALL = 16 << 10
 """Payloads up to this many bytes become `bytes`; larger ones are leased from the pool."""
@@ -31,7 +31,8 @@ class Adapter:
     `take` gives the neutral tree and how many payload bytes it holds, all copied; without a
     pool large payloads are borrowed instead: memory of the user, good until he changes it.
     `take_small`, where there is one, is `take` for the shortest way: None if it is not small.
-    `summarize`, where there is one, is the statistics without a copy.
+    `summarize`, where there is one, is the statistics without a copy. `local` gives this rank's
+    part of a value that is spread over ranks, and which part it is.
     """
 
     take: Callable[[Any, Pool | None, Path], Taken]
@@ -39,6 +40,7 @@ class Adapter:
     describe: Callable[[Any], tuple[str, tuple[int, ...]]]
     take_small: Callable[[Any], Taken | None] | None = None
     summarize: Callable[[Any], Summary] | None = None
+    local: Callable[[Any], tuple[Any, Shard]] | None = None
 
 
 def undescribed(value: object) -> tuple[str, tuple[int, ...]]:

@@ -11,15 +11,17 @@ import contextlib
 import ctypes
 import math
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from tensortap.arrays.adapter import SMALL, Adapter, Path, Taken, keep, refusing
-from tensortap.arrays.dtypes import ITEMSIZE
+from tensortap.arrays.dtypes import ITEMSIZE, numpy_dtype
 from tensortap.arrays.numpy import build as build_numpy
 from tensortap.arrays.numpy import payload
+from tensortap.arrays.torch_shards import local_of
 from tensortap.arrays.view import as_numpy
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
@@ -144,6 +146,24 @@ def quiet() -> contextlib.AbstractContextManager[Any]:
     stack.enter_context(_disable_current_modes())
     stack.enter_context(torch.no_grad())
     return stack
+
+
+def in_place(value: torch.Tensor) -> Any:
+    """The tensor's own memory as a NumPy array, strides and all; None where that can't be.
+
+    >>> in_place(torch.ones(2, 3).T).strides
+    (4, 12)
+    """
+    if _function_modes() or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    if not value.is_cpu or why_not(value) or value.is_neg() or value.is_conj():
+        return None
+    name, itemsize, _ = _KNOWN[value.dtype]
+    if name == "complex32":  # NumPy has it only as a pair
+        return None
+    if itemsize > 8:
+        return value.detach().numpy()
+    return as_bits(value.detach()).numpy().view(numpy_dtype(name))
 
 
 def why_not(value: torch.Tensor) -> str:
@@ -302,7 +322,8 @@ def adapter(cls: type) -> Adapter | None:
     if torch.nn.parameter.UninitializedTensorMixin in cls.__mro__:
         return refusing("an uninitialized parameter has no data: catch it after the first forward")
     if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
-        return refusing(_wrapper_message(cls))
+        refused = refusing(_wrapper_message(cls))
+        return replace(refused, local=local_of) if cls.__name__ == "DTensor" else refused
     if cls is torch.Tensor or cls.__torch_function__ is torch._C._disabled_torch_function_impl:  # type: ignore[attr-defined]
         return _PLAIN
     return _SUBCLASS
@@ -311,7 +332,7 @@ def adapter(cls: type) -> Adapter | None:
 def _wrapper_message(cls: type) -> str:
     known = {
         "FakeTensor": "a fake tensor has a shape but no data: catch the real one at run time",
-        "DTensor": "a DTensor is spread over ranks: catch tensor.to_local(), or full_tensor()",
+        "DTensor": "a DTensor is spread over ranks: catch it by itself, or tensor.full_tensor()",
         "NestedTensor": "a nested tensor has no single shape: catch tensor.values(), or unbind()",
         "AsyncCollectiveTensor": "a collective is still under way: catch tensor.wait()",
     }

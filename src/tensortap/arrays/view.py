@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tensortap.arrays.dtypes import numpy_dtype
@@ -23,3 +24,33 @@ def as_numpy(tensor: TensorData) -> NDArray[Any]:
     if not view.nbytes:
         return numpy.empty(tensor.shape, dtype)
     return numpy.frombuffer(view, dtype).reshape(tensor.shape)
+
+
+def array_of(value: Any) -> NDArray[Any] | None:
+    """A tensor of any framework as a NumPy array, without a copy where that can be; None of others.
+
+    >>> import numpy
+    >>> array_of(numpy.float32(2)), array_of("text")
+    (array(2., dtype=float32), None)
+    """
+    import numpy
+
+    from tensortap.arrays.tree import borrow
+
+    if isinstance(value, numpy.ndarray):
+        return value.view(numpy.ndarray)
+    if isinstance(value, TensorData):
+        return as_numpy(value)
+    if isinstance(value, numpy.generic):
+        return numpy.asarray(value)
+    if not hasattr(value, "dtype") or not hasattr(value, "shape") or isinstance(value, type):
+        return None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        from tensortap.arrays.torch import in_place
+
+        found: NDArray[Any] | None = in_place(value)
+        if found is not None:
+            return found
+    tensor = borrow(value)
+    return as_numpy(tensor) if isinstance(tensor, TensorData) else None

@@ -59,7 +59,8 @@ def examine(server: str | None) -> dict[str, object]:
         "missing": [name for name, version in versions.items() if version is None],
         "extras": extras,
         "shared memory": "yes" if buffers.can_share else "no memfd here: tensors go over TCP",
-        "statistics kernel": _kernel(),
+        "statistics kernel": _kernel("tensortap.stats.memory"),
+        "comparison kernel": _kernel("tensortap.compare.elements"),
         "key": key,
         "environment": {k: _hidden(k, v) for k, v in os.environ.items() if "TENSORTAP" in k},
         "server": str(parse_address(server)),
@@ -74,9 +75,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _kernel() -> str:
-    from tensortap.stats.memory import kernel
-
+def _kernel(module: str) -> str:
+    kernel: Any = importlib.import_module(module).kernel
     if kernel is None:
         return "NumPy: the C kernel was not built, install again with a C compiler"
     return f"C, for {kernel.variant()}"
@@ -117,7 +117,7 @@ def _show(found: dict[str, object]) -> None:
         if gone:
             note.append(f"{'; ' if here else ''}not installed: {gone}", style="dim")
         table.add_row(f"\\[{extra}]", note)
-    for name in ("shared memory", "statistics kernel", "key"):
+    for name in ("shared memory", "statistics kernel", "comparison kernel", "key"):
         table.add_row(name, Text(str(found[name])))
     for name, value in _dict(found["environment"]).items():
         table.add_row(name, Text(value))

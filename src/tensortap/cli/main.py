@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import demo, doctor, export, ls, reproduce, serve, show, top
+from tensortap.cli import compare, demo, doctor, export, ls, reproduce, serve, show, top
 from tensortap.errors import TensortapError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)
+app.command("compare")(compare.compare)
 app.command("export")(export.export)
 app.command("reproduce")(reproduce.reproduce)
 app.command("demo")(demo.demo)
@@ -47,7 +48,7 @@ def main() -> None:
     """Run a command: 0 fine, 1 found or differs, 2 misuse."""
     try:
         app()
-    except (TensortapError, ValueError) as error:
+    except (TensortapError, ValueError, OSError) as error:
         print(f"tensortap: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from typing import Any
 from tensortap.console import tables, verbs
 from tensortap.console.run import Run
 from tensortap.formats.questions import Overview
+from tensortap.readers.mirror import is_url
 from tensortap.readers.open import open_live
 from tensortap.record import Kind
 
@@ -78,8 +79,8 @@ class View:
 
 
 def open(where: str | Path | None = None, timeout: float = 5.0) -> Any:  # noqa: A001  the verb
-    """A run by its folder, or the live session at ``host:port``; of neither, this machine's."""
-    if where is None or (isinstance(where, str) and not _is_path(where)):
+    """A run by its folder or URL, or the live session at ``host:port`` (None: of this machine)."""
+    if where is None or (isinstance(where, str) and not _is_path(where) and not is_url(where)):
         return View(where, timeout)
     return Run(where)
 

@@ -30,8 +30,8 @@ class Run:
     """A run on disk: finished, crashed, or still being written (`refresh`, `follow`)."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.reader = RunReader(self.path)
+        self.reader = RunReader(path)
+        self.path = self.reader.path
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {sum(self.reader.counts().values()):,} records>"
@@ -91,7 +91,7 @@ class Run:
         record = self.reader.load(head)
         file = record.tags.get("file")
         if file is not None:
-            return load_file(self.path / Path(file).name, trust=trust)
+            return load_file(self.reader.file(file), trust=trust)
         return arrays.rebuild(value_of(record))
 
     def describe(

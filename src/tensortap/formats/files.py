@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from tensortap.errors import NotFound, TensortapError
 from tensortap.formats import pickles
 from tensortap.formats.pickles import UntrustedFile
+from tensortap.formats.tensors import TensorReader
 
 
 class Format(NamedTuple):
@@ -25,6 +27,7 @@ class Format(NamedTuple):
     save: Callable[[Any, Path], None]
     load: Callable[[Path, bool], Any]  # the path, and whether it is trusted
     compare: Callable[[Any, Any], bool] | None = None
+    map: Callable[[Path, bool], Any] | None = None  # `load`, but for the bytes of tensors
 
 
 _formats: list[Format] = []
@@ -62,6 +65,16 @@ def format_of(obj: object) -> Format:
     return _PICKLE
 
 
+def own_comparison(a: object, b: object) -> Callable[[Any, Any], bool] | None:
+    """The comparison that was registered for a type that both are of."""
+    for known in _formats:
+        if known.compare is None or isinstance(known.type, str):
+            continue
+        if isinstance(a, known.type) and isinstance(b, known.type):
+            return known.compare
+    return None
+
+
 def _holds_objects(obj: Any) -> bool:
     # NumPy's own files hold arrays of objects as pickles only
     return bool(getattr(getattr(obj, "dtype", None), "hasobject", False))
@@ -69,17 +82,28 @@ def _holds_objects(obj: Any) -> bool:
 
 def format_of_file(path: Path) -> Format:
     """The format of a file, by its suffix."""
-    for known in (*_formats, *_BUILT_IN, _PICKLE):
+    for known in (*_formats, *_BUILT_IN, *_READ_ONLY, _PICKLE):
         if path.name.endswith(known.suffix):
             return known
-    suffixes = ", ".join(sorted({f.suffix for f in (*_formats, *_BUILT_IN, _PICKLE)}))
-    raise TensortapError(f"{path.name}: no format has this suffix; there are {suffixes}")
+    there = ", ".join(sorted(suffixes()))
+    raise TensortapError(f"{path.name}: no format has this suffix; there are {there}")
 
 
-def load_file(path: Path, *, trust: bool = False) -> Any:
-    """The object in a file; a pickle of unknown classes only if the file is trusted."""
+def suffixes() -> set[str]:
+    """The suffixes of all files that can be read."""
+    return {form.suffix for form in (*_formats, *_BUILT_IN, *_READ_ONLY, _PICKLE)}
+
+
+def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
+    """The object in a file; a pickle of unknown classes only if the file is trusted.
+
+    `mapped` leaves the bytes of tensors in the file where its format allows that: what is larger
+    than memory can be read, and nothing may be written.
+    """
     form = format_of_file(path)
     try:
+        if mapped and form.map is not None:
+            return form.map(path, trust)
         return form.load(path, trust)
     except (TensortapError, MemoryError):
         raise
@@ -105,16 +129,21 @@ def _save_torch(obj: Any, path: Path) -> None:
     torch.save(obj, path)
 
 
-def _load_torch(path: Path, trust: bool) -> Any:
+def _load_torch(path: Path, trust: bool, mapped: bool = False) -> Any:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trust)
+        return torch.load(path, map_location="cpu", weights_only=not trust, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise UntrustedFile(
             f"{path.name} holds more than tensors and may run code when read: "
             f"trust=True if it is yours ({str(error).splitlines()[0][:120]})"
         ) from None
+
+
+def _map_torch(path: Path, trust: bool) -> Any:
+    # only the files that torch writes today can be mapped, which are zip archives
+    return _load_torch(path, trust, mapped=zipfile.is_zipfile(path))
 
 
 def _save_numpy(obj: Any, path: Path) -> None:
@@ -130,13 +159,15 @@ def _save_numpy(obj: Any, path: Path) -> None:
         numpy.save(stream, array, allow_pickle=False)
 
 
-def _load_numpy(path: Path, trust: bool) -> Any:
+def _load_numpy(path: Path, trust: bool, mapped: bool = False) -> Any:
     import ml_dtypes
     import numpy
 
     try:
-        array = numpy.load(path, allow_pickle=trust)
+        array = numpy.load(path, allow_pickle=trust, mmap_mode="r" if mapped else None)
     except ValueError as error:
+        if mapped:  # no elements, or objects: neither can be mapped
+            return _load_numpy(path, trust)
         if "allow_pickle" not in str(error):
             raise
         raise UntrustedFile(
@@ -147,6 +178,26 @@ def _load_numpy(path: Path, trust: bool) -> Any:
     if len(names) == 1 and hasattr(ml_dtypes, names[0]):
         return array.view(getattr(ml_dtypes, names[0]))
     return array
+
+
+def _map_numpy(path: Path, trust: bool) -> Any:
+    return _load_numpy(path, trust, mapped=True)
+
+
+def _load_tensors(path: Path, trust: bool) -> Any:
+    from tensortap.arrays.numpy import build
+
+    return {name: build(tensor) for name, tensor in _map_tensors(path, trust).items()}
+
+
+def _map_tensors(path: Path, trust: bool) -> Any:
+    if not path.exists():
+        raise FileNotFoundError(path)
+    return TensorReader(path).tensors()
+
+
+def _save_nothing(obj: Any, path: Path) -> None:
+    raise TensortapError(f"{path.name}: a file of many tensors is not written by dump")
 
 
 def _save_pickle(obj: Any, path: Path) -> None:
@@ -162,8 +213,9 @@ def _load_pickle(path: Path, trust: bool) -> Any:
 
 
 _BUILT_IN = (
-    Format("torch.Tensor", ".pt", _save_torch, _load_torch),
-    Format("numpy.ndarray", ".npy", _save_numpy, _load_numpy),
-    Format("jax.Array", ".npy", _save_numpy, _load_numpy),
+    Format("torch.Tensor", ".pt", _save_torch, _load_torch, map=_map_torch),
+    Format("numpy.ndarray", ".npy", _save_numpy, _load_numpy, map=_map_numpy),
+    Format("jax.Array", ".npy", _save_numpy, _load_numpy, map=_map_numpy),
 )
+_READ_ONLY = (Format(object, ".safetensors", _save_nothing, _load_tensors, map=_map_tensors),)
 _PICKLE = Format(object, ".pkl", _save_pickle, _load_pickle)

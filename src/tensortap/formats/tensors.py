@@ -8,12 +8,15 @@ complete; only then does the file get its name, so whoever sees a file sees all 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from pathlib import Path
 from typing import Any
 
+from tensortap.arrays.dtypes import itemsize
 from tensortap.errors import TensortapError
+from tensortap.record import TensorData
 
 _HEADER = 64 << 10  # room for the header: some hundred tensors a file
 _LENGTH = 8
@@ -25,6 +28,11 @@ _NAMES = {
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "complex64": "C64",
 }  # fmt: skip
+
+_DTYPES = {
+    **{theirs: ours for ours, theirs in _NAMES.items()},
+    "F8_E8M0": "float8_e8m0fnu",
+}
 
 
 class TensorFile:
@@ -141,3 +149,25 @@ class TensorReader:
         if not 0 <= begin <= end <= limit - start:
             raise CorruptFile(f"{self.path} is cut short: {key!r} is not whole")
         return memoryview(self.memory)[start + begin : start + end]
+
+    def tensors(self) -> dict[str, TensorData]:
+        """All tensors of the file, over its mapped bytes; what only fills holes is left out."""
+        found = {}
+        for key, entry in self._entries.items():
+            if key == "__metadata__" or key.startswith("__pad_"):
+                continue
+            data = self.view(key)
+            name, shape = entry.get("dtype"), entry.get("shape")
+            dtype = _DTYPES.get(name)
+            if dtype is None:
+                raise CorruptFile(f"{self.path}: {key!r} has the dtype {str(name)[:40]}, not known")
+            if not isinstance(shape, list) or not all(
+                isinstance(size, int) and 0 <= size < 1 << 63 for size in shape
+            ):
+                raise CorruptFile(f"{self.path}: {key!r} has no shape")
+            if math.prod(shape) * itemsize(dtype) != data.nbytes:
+                raise CorruptFile(
+                    f"{self.path}: {key!r} is a {dtype} of shape {shape} in {data.nbytes} bytes"
+                )
+            found[key] = TensorData("numpy", dtype, tuple(shape), data)
+        return found

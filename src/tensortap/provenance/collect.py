@@ -20,7 +20,7 @@ from tensortap.provenance import versions
 from tensortap.provenance.git import collect_git, same
 from tensortap.provenance.gitcmd import TIMEOUT, Git
 from tensortap.provenance.modifications import Finder
-from tensortap.provenance.pace import Pace
+from tensortap.provenance.pace import Pace, Stopped
 from tensortap.provenance.packages import packages_info
 from tensortap.provenance.patch import UNTRACKED_LIMIT
 from tensortap.provenance.project import project_folder
@@ -78,6 +78,7 @@ class Collector:
         self._start = start
         self._finder: Finder | None = None
         self._logged: set[str] = set()
+        self.over = False  # nothing is to be written any more
         self._strict = os.environ.get("TENSORTAP_STRICT", "") not in ("", "0")
 
     def runtime(self) -> None:
@@ -95,8 +96,12 @@ class Collector:
         self._guard("git_info.json", lambda: self._git(packages.get("packages", {}), modifications))
 
     def _guard(self, what: str, work: Callable[[], None]) -> None:
+        if self.over:
+            return
         try:
             work()
+        except Stopped:
+            return
         except Exception as error:
             if self._strict:
                 raise
@@ -143,12 +148,15 @@ class Collector:
                 # What git says is written before the long look at all modules.
                 self._write_git({**info, **_NOT_LOOKED}, found.patches, None)
                 self._look(info)
-                versions.write(self._folder, "git_info", info, pace=self._pace, keep=False)
+                if not self.over:
+                    versions.write(self._folder, "git_info", info, pace=self._pace, keep=False)
                 return
             if modifications:
                 self._look(info)
             else:
                 info.update(_NOT_LOOKED)
+            if self.over:
+                return
             if before is None or not same(before, info):
                 self._write_git(info, found.patches, before)
 
@@ -264,7 +272,7 @@ class Keeper:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not (self._wanted or self._busy), timeout)
 
-    def close(self, timeout: float = 10.0) -> bool:
+    def close(self, timeout: float = 3.0) -> bool:
         """Finish what was asked for, at full speed, and stop; whether it was done in time."""
         if os.getpid() != self._pid:
             return True
@@ -273,6 +281,8 @@ class Keeper:
             self._pace.rest = 0.0
             self._changed.notify_all()
         self._thread.join(timeout)
+        # a look that is not done by then is not waited for; what was written says so
+        self._collector.over = self._pace.stopped = True
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -12,8 +12,12 @@ SLICE = 0.0004  # seconds of work
 PAUSE = 0.004  # seconds of rest after each
 
 
+class Stopped(Exception):
+    """Nobody waits for this work any more."""
+
+
 class Pace:
-    """Call it between two small pieces of work; now and then it sleeps.
+    """Call it between two small pieces of work; now and then it sleeps, or says to stop.
 
     >>> pace = Pace()
     >>> for piece in range(3):
@@ -24,6 +28,7 @@ class Pace:
         self._work = work
         self.rest = rest  # 0: at full speed, for somebody waits
         self._until = time.perf_counter() + work
+        self.stopped = False
         self.slices = 0
         self.longest = 0.0  # seconds, between two looks at the clock in one slice
         self.busy = 0.0
@@ -32,6 +37,8 @@ class Pace:
         now = time.perf_counter()
         if now < self._until:
             return
+        if self.stopped:
+            raise Stopped
         took = now - self._until + self._work
         self.busy += took
         self.longest = max(self.longest, took)

@@ -19,7 +19,8 @@ from tensortap.formats import run as layout
 from tensortap.formats import wire
 from tensortap.formats.columns import scalar
 from tensortap.formats.tensors import TensorReader
-from tensortap.record import Kind, Record
+from tensortap.readers.mirror import Mirror, is_url
+from tensortap.record import Kind, Record, Value
 from tensortap.select import fits
 
 if TYPE_CHECKING:
@@ -227,8 +228,12 @@ _ANY = (-(1 << 63), 1 << 63)
 class RunReader:
     """Reads a run; `refresh` takes in what has been written since."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, where: Path | str) -> None:
+        self._mirror = Mirror(str(where)) if is_url(where) else None
+        if self._mirror is not None:
+            self._mirror.refresh()
+        self.path = path = self._mirror.folder if self._mirror is not None else Path(where)
+        self.where = str(where)
         self.info = layout.read_info(path)
         self._ranks: dict[int, RankReader] = {}
         self._where: dict[tuple[int, int], tuple[Unit, int]] = {}
@@ -243,6 +248,8 @@ class RunReader:
     def refresh(self) -> None:
         """Take in what has been written since the last look."""
         with self._lock:
+            if self._mirror is not None:
+                self._mirror.refresh()
             self.info = layout.read_info(self.path)
             for rank in layout.ranks_of(self.path):
                 if rank not in self._ranks:
@@ -387,10 +394,16 @@ class RunReader:
     def load(self, record: Record) -> Record:
         with self._lock:
             data, places = self._cells(record)
+        return msgspec.structs.replace(record, value=self.value_of(data, places))
+
+    def value_of(self, data: bytes | None, places: list[dict[str, str]] | None) -> Value:
+        """The value that the cells of a row tell of."""
         value = layout.decode_value(data)
         if places:
-            value = wire.place(value, [self._payload(place) for place in places], itemsize)
-        return msgspec.structs.replace(record, value=value)
+            with self._lock:
+                payloads = [self._payload(place) for place in places]
+            value = wire.place(value, payloads, itemsize)
+        return value
 
     def _cells(self, record: Record) -> tuple[bytes | None, list[dict[str, str]] | None]:
         """What a row says about its value: the value itself, and the payloads it refers to."""
@@ -427,10 +440,19 @@ class RunReader:
             path = (self.path / "tensors" / name).resolve()
             if not path.is_relative_to((self.path / "tensors").resolve()):
                 raise Corrupt(f"{self.path} refers to a payload outside of it: {name!r}")
+            if self._mirror is not None:
+                self._mirror.fetch(f"tensors/{name}")
             if len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files)))
             file = self._files[name] = TensorReader(path)
         return Mapped(file.view(place["key"]))
+
+    def file(self, name: str) -> Path:
+        """A file that was dumped into the run."""
+        path = self.path / Path(name).name
+        if self._mirror is not None:
+            self._mirror.fetch(path.name)
+        return path
 
     def table(self, columns: list[str] | None = None) -> pa.Table:
         """All rows of all ranks, missing ones included."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.record import Shard
 from tensortap.select import Gates
 from tensortap.session import session
 from tensortap.sinks.ticket import SKIPPED, Ticket
@@ -26,13 +27,15 @@ def catch(
     when: bool | Callable[[Any], object] = True,
     changed: bool = False,
     server: str | None = None,
+    shard: Shard | None = None,
 ) -> Ticket:
     """Catch a value, as it is now, for whoever listens: ``tap.catch(loss, every=10)``.
 
     Without a name it is named after the expression. `every` takes each n-th call under the
     name, `first` only that many of them, `when` is a condition or a function of the value,
     `changed` passes over a value that equals the last one kept. `server` is ``"host:port"``
-    of another live session than the usual one. Inside a function that JAX compiles, all of it
+    of another live session than the usual one. `shard` says which part of a larger tensor this
+    rank's value is; of a DTensor it is known. Inside a function that JAX compiles, all of it
     is about the values that it computes each time it runs. Never raises, unless
     ``TENSORTAP_STRICT=1``.
     """
@@ -51,11 +54,17 @@ def catch(
         if not session.on and server is None:
             session.miss()
             return SKIPPED
-        if session.hot is not None and when is True and not changed and server is None:
+        if (
+            session.hot is not None
+            and when is True
+            and not changed
+            and server is None
+            and shard is None
+        ):
             ticket = session.hot(value, name, number, gate.step, number - gate.base)
             if ticket is not None:
                 return ticket
-        return session.capture(value, gate, number, when, changed, server)
+        return session.capture(value, gate, number, when, changed, server, shard=shard)
     except Exception as error:
         return session.fault(name, error)
 

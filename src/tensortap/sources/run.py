@@ -72,6 +72,7 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
         rank, world_size = ranks.rank_and_world_size()
         path = shared_run(Path(folder), rank, world_size, job_name())
         _open = OpenRun(path, rank, world_size, durable)
+        session.clock.let_go()
         return path
 
 

@@ -14,7 +14,7 @@ from tensortap.sources.observer import Observer
 from tensortap.sources.outputs import leaves
 from tensortap.sources.torch_compiled import WHOLE, forget_graphs, is_whole, outside
 from tensortap.sources.torch_names import Names, type_name, unwrapped
-from tensortap.sources.torch_shards import seen_of
+from tensortap.sources.torch_seen import seen_of
 
 _current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 

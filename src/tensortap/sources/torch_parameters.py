@@ -15,7 +15,7 @@ from tensortap.session import session
 from tensortap.sources.observer import Observer
 from tensortap.sources.outputs import leaves
 from tensortap.sources.torch_names import Names
-from tensortap.sources.torch_shards import seen_of
+from tensortap.sources.torch_seen import seen_of
 
 log = logging.getLogger("tensortap")
 

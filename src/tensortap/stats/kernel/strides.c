@@ -2,6 +2,12 @@
 
 #include <string.h>
 
+size_t itemsize_of(Kind kind)
+{
+    static const size_t sizes[KINDS] = {4, 8, 2, 2, 2, 2, 4, 4, 8, 8, 8, 16, 1};
+    return sizes[kind];
+}
+
 void normalize(Array *a, size_t itemsize)
 {
     int kept = 0;

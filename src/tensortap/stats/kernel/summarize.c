@@ -11,57 +11,22 @@
  * Whatever can be told by bits is told by bits. For the rest the processor is set to treat
  * subnormal numbers as IEEE 754 says, and set back: training may run with them flushed to zero.
  */
-#define _GNU_SOURCE /* sched_getaffinity */
+#define _GNU_SOURCE /* sched_getaffinity: processor.h */
 #include "summarize.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "processor.h"
 #include "worker.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#else
-#include <fenv.h>
-#endif
 
 #define TASK (16 * CHUNK)       /* what a thread takes at a time */
 #define A_THREAD (8 * TASK)     /* elements that are worth a thread */
-#define MOST_THREADS 8          /* by default: memory has no more to give */
-#define LIMIT 64                /* threads, whatever the caller says */
 #define WORTH_A_TABLE (1 << 20) /* 16-bit elements from which counting patterns is faster */
 #define WORTH_A_SMALL (1 << 18) /* bfloat16 uses few of them, which stay in the cache */
-
-/* ---- the processor's treatment of numbers ---- */
-
-#if defined(__x86_64__)
-typedef unsigned int Environment;
-static void enter(Environment *before)
-{
-    *before = _mm_getcsr();
-    _mm_setcsr(0x1F80); /* all exceptions masked, to nearest, subnormals as they are */
-}
-static void leave(const Environment *before)
-{
-    _mm_setcsr(*before);
-}
-#else
-typedef fenv_t Environment;
-static void enter(Environment *before)
-{
-    fegetenv(before);
-    fesetenv(FE_DFL_ENV);
-}
-static void leave(const Environment *before)
-{
-    fesetenv(before);
-}
-#endif
 
 /* ---- tasks and threads ---- */
 
@@ -124,17 +89,6 @@ static void *work(void *argument)
     return NULL;
 }
 
-static int usable_processors(void)
-{
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        return CPU_COUNT(&set);
-#endif
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (int)online : 1;
-}
-
 /* The team of threads of the program's OpenMP, which wait for work anyway: torch's. Threads of
  * our own would fight with them for the processors. A forked child has no team. */
 static Team team;
@@ -149,19 +103,6 @@ void use_team(Team given)
 static int has_team(void)
 {
     return team.run != NULL && team_of == getpid();
-}
-
-static int hands_for(size_t count, int threads)
-{
-    size_t worth = count / (has_team() ? TASK : A_THREAD);
-    if (worth <= 1)
-        return 1;
-    if (threads <= 0) {
-        threads = has_team() ? team.size() : usable_processors();
-        threads = threads < MOST_THREADS ? threads : MOST_THREADS;
-    }
-    threads = threads < LIMIT ? threads : LIMIT;
-    return worth < (size_t)threads ? (int)worth : threads;
 }
 
 typedef struct {
@@ -264,12 +205,6 @@ static void add_counts(Worker *to, const Worker *from)
             count_exponent(to, i + FIRST_EXPONENT, from->far[i]);
 }
 
-size_t itemsize_of(Kind kind)
-{
-    static const size_t sizes[KINDS] = {4, 8, 2, 2, 2, 2, 4, 4, 8, 8, 8, 16, 1};
-    return sizes[kind];
-}
-
 static void prepare(Job *job, const Array *array, Kind kind, const double *table)
 {
     *job = (Job){.kind = kind, .itemsize = itemsize_of(kind), .count = 1, .table = table,
@@ -368,7 +303,9 @@ Outcome summarize(const Array *array, Kind kind, const double *table, int thread
     Environment before;
     Outcome outcome = NO_MEMORY;
     prepare(&job, array, kind, table);
-    int n = hands_for(job.count, threads);
+    if (threads <= 0 && has_team())
+        threads = team.size() < MOST_THREADS ? team.size() : MOST_THREADS;
+    int n = hands_for(job.count / (has_team() ? TASK : A_THREAD), threads);
     size_t patterns = job.by_patterns ? (kind == BYTES ? 256 : PATTERNS) : 0;
     double *values = NULL;
     Hand *hands = calloc((size_t)n, sizeof *hands);

@@ -3,27 +3,14 @@
 
 #include <string.h>
 
+#include "targets.h"
+
 #define PASS(name) name##_baseline
 #define WIDTH 16
 #define BYTES_WIDTH 16
 #include "passes.h"
 
 #if defined(__x86_64__)
-#if defined(__clang__)
-#define BEGIN_AVX2                                                                                \
-    _Pragma("clang attribute push(__attribute__((target(\"avx2,bmi,bmi2,popcnt\"))), apply_to = function)")
-#define BEGIN_AVX512                                                                              \
-    _Pragma("clang attribute push(__attribute__((target(\"avx2,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\"))), apply_to = function)")
-#define END_TARGET _Pragma("clang attribute pop")
-#else
-#define BEGIN_AVX2                                                                                \
-    _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,bmi,bmi2,popcnt\")")
-#define BEGIN_AVX512                                                                              \
-    _Pragma("GCC push_options")                                                                   \
-    _Pragma("GCC target(\"avx2,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\")")
-#define END_TARGET _Pragma("GCC pop_options")
-#endif
-
 BEGIN_AVX2
 #define PASS(name) name##_avx2
 #define WIDTH 32

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tensortap.record import Kind, Shard
+from tensortap.arrays.torch_shards import local_of
+from tensortap.record import Kind
 from tensortap.sources.observer import Seen
 
 _DTYPES: dict[torch.dtype, str] = {}
@@ -27,9 +28,10 @@ def seen_of(
     local = tensor.detach()
     tags = tags or {}
     shard = None
-    if type(local) is not torch.Tensor:
-        local, shard, more = _local(local)
-        tags = {**tags, **more} if more else tags
+    if type(local) is not torch.Tensor and hasattr(local, "to_local"):
+        mesh = str(tuple(local.device_mesh.shape))
+        local, shard = local_of(local)
+        tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh}
     dtype = _DTYPES.get(local.dtype) or _dtype_name(local.dtype)
     return Seen(name, kind, call, type_name, dtype, tuple(local.shape), shard, tags), local
 
@@ -37,20 +39,3 @@ def seen_of(
 def _dtype_name(dtype: torch.dtype) -> str:
     _DTYPES[dtype] = str(dtype).removeprefix("torch.")
     return _DTYPES[dtype]
-
-
-def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, Shard | None, dict[str, str]]:
-    """This rank's part of a distributed tensor, and which part it is."""
-    if not hasattr(tensor, "to_local"):
-        return tensor, None, {}
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    placements = tuple(str(placement) for placement in tensor.placements)
-    tags = {"placements": " ".join(placements), "mesh": str(tuple(tensor.device_mesh.shape))}
-    _, offsets = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    local = tensor.to_local()
-    if hasattr(local, "wait"):
-        local = local.wait()  # a collective under way
-    return local.detach(), Shard(tuple(tensor.shape), tuple(offsets), placements), tags

@@ -1,0 +1,339 @@
+"""Why two arrays differ: cheap hypotheses, named only when they hold.
+
+A hypothesis must agree on every element, leave next to nothing of the difference, and be borne out
+by more than chance would give: how often two elements of the data agree with each other at random
+says how much an agreement is worth. Constant arrays, and tiny ones, bear out nothing. What does not
+hold on a few thousand elements is not looked at further.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tensortap.arrays.dtypes import numpy_dtype
+from tensortap.arrays.view import array_of
+from tensortap.compare.elements import coarser, compare_arrays, format_of, is_number, is_whole
+from tensortap.stats.values import float64, parts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+_SAMPLE = 4096
+_CHUNK = 1 << 16
+_BITS = 24.0  # evidence: by chance it would be one in 16 million
+_REST = 0.02  # what a hypothesis may leave of the difference
+_ROUNDED = (
+    "float32", "float16", "bfloat16", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2", "float8_e5m2fnuz",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A hypothesis that holds."""
+
+    kind: str
+    """``zero``, ``sign``, ``factor``, ``transposed``, ``shifted``, ``rounded`` or ``stale``."""
+    text: str
+    """In words: ``a is b with its axes in the order (1, 0)``."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Its numbers: ``factor``; ``axes``; ``axis`` and ``by``; ``dtypes``; ``side``."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Closeness(NamedTuple):
+    """What a hypothesis may be off by, relative and absolute."""
+
+    rtol: float
+    atol: float
+
+
+def explain(
+    a: Any,
+    b: Any,
+    *,
+    atol: float = 1e-8,
+    rtol: float = 1e-5,
+    previous_a: Any = None,
+    previous_b: Any = None,
+) -> tuple[Explanation, ...]:
+    """Simple reasons why two tensors differ: all of those that hold, or none.
+
+    `previous_a` and `previous_b` are the values of the same name one step before.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).standard_normal((4, 8))
+    >>> [str(found) for found in explain(x, x / 8)]
+    ['a is 8 times b']
+    """
+    import numpy as np
+
+    x, y = array_of(a), array_of(b)
+    if x is None or y is None or not _fit(x) or not _fit(y):
+        return ()
+    # of their own digits: in bfloat16, a factor of three is none to the last bit
+    digits = coarser(x.dtype, y.dtype).digits or 53
+    close = _Closeness(max(rtol, 2.0 ** (1 - digits)), 0.0)
+    with np.errstate(all="ignore"):
+        found = list(_transposed(x, y, close))
+        if x.shape != y.shape:
+            return tuple(found)
+        if compare_arrays(x, y, atol=atol, rtol=rtol, equal_nan=True).mismatches == 0:
+            return ()
+        found = [
+            *_zero(x, y), *_factor(x, y, close), *found, *_shifted(x, y, close),
+            *_rounded(x, y),
+        ]  # fmt: skip
+        for side, now, before in (("a", (x, y), previous_b), ("b", (y, x), previous_a)):
+            found += _stale(side, *now, before, close)
+    return tuple(found)
+
+
+def _fit(array: Array) -> bool:
+    return array.size > 1 and is_number(array.dtype) and parts(array.dtype) is None
+
+
+# ---- evidence ----
+
+
+def _sample(shape: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
+    """Indices of some elements, or of all of few."""
+    import numpy as np
+
+    size = math.prod(shape)
+    if size <= _SAMPLE:
+        return np.unravel_index(np.arange(size), shape)
+    return np.unravel_index(np.random.default_rng(0).integers(0, size, _SAMPLE), shape)
+
+
+def _close(x: NDArray[np.float64], y: NDArray[np.float64], close: _Closeness) -> NDArray[np.bool_]:
+    import numpy as np
+
+    near = np.abs(x - y) <= close.atol + close.rtol * np.maximum(np.abs(x), np.abs(y))
+    found: NDArray[np.bool_] = near | (x == y) | (np.isnan(x) & np.isnan(y))
+    return found
+
+
+def _bits(values: NDArray[np.float64], close: _Closeness) -> float:
+    """What it is worth that two elements agree: the more alike they are, the less."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    one, other = rng.permutation(values.size), rng.permutation(values.size)
+    one, other = one[one != other], other[one != other]
+    if not one.size:
+        return 0.0
+    alike = int(np.count_nonzero(_close(values[one], values[other], close)))
+    return -math.log2((alike + 1) / (one.size + 1))
+
+
+def _borne_out(
+    one: NDArray[np.float64],
+    other: NDArray[np.float64],
+    plain: NDArray[np.float64],
+    close: _Closeness,
+    free: int = 0,
+) -> bool:
+    """Whether `one` agrees with `other` beyond chance, where it does not with `plain`.
+
+    `free` is how many elements the hypothesis was made from.
+    """
+    import numpy as np
+
+    if not _close(one, other, close).all():
+        return False
+    telling = int(np.count_nonzero(~_close(one, plain, close))) - free
+    return telling * _bits(other, close) >= _BITS and _leaves_little(one, other, plain)
+
+
+def _leaves_little(one: Any, other: Any, plain: Any) -> bool:
+    import numpy as np
+
+    good = np.isfinite(one) & np.isfinite(other) & np.isfinite(plain)
+    rest, whole = np.abs(one - other)[good].sum(), np.abs(one - plain)[good].sum()
+    # where what differs is not finite, there is nothing to add up
+    return bool(rest <= _REST * whole)
+
+
+def _holds(x: Array, y: Array, close: _Closeness) -> bool:
+    """Whether all elements agree."""
+    rtol = 0.0 if is_whole(x.dtype) and is_whole(y.dtype) else close.rtol
+    found = compare_arrays(x, y, atol=close.atol, rtol=rtol, equal_nan=True)
+    return found.mismatches == 0
+
+
+def _chunks(x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+    import numpy as np
+
+    for start in range(0, x.size, _CHUNK):
+        yield (
+            np.ascontiguousarray(x.flat[start : start + _CHUNK]),
+            np.ascontiguousarray(y.flat[start : start + _CHUNK]),
+        )
+
+
+# ---- hypotheses ----
+
+
+def _zero(x: Array, y: Array) -> Iterator[Explanation]:
+    for side, one, other in (("a", x, y), ("b", y, x)):
+        if not _any(one) and _any(other):
+            yield Explanation("zero", f"{side} is all zeros", {"side": side})
+
+
+def _any(array: Array) -> bool:
+    import numpy as np
+
+    flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
+    return any(
+        bool((float64(np.ascontiguousarray(flat[i : i + _CHUNK])) != 0).any())
+        for i in range(0, array.size, _CHUNK)
+    )
+
+
+def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
+    import numpy as np
+
+    at = _sample(x.shape)
+    one, other = float64(x[at]), float64(y[at])
+    ratios = (one / other)[(other != 0) & np.isfinite(one / other)]
+    factor = _simple(float(np.median(ratios)), close) if ratios.size else 0.0
+    if factor in (0.0, 1.0):
+        return
+    if not _borne_out(one, factor * other, other, close, free=1):
+        return
+    for p, q in _chunks(x, y):
+        if not _close(float64(p), factor * float64(q), close).all():
+            return
+    if factor == -1.0:
+        yield Explanation("sign", "a is b with its sign flipped", {"factor": -1.0})
+    else:
+        yield Explanation("factor", f"a is {_spelled(factor)} times b", {"factor": factor})
+
+
+def _simple(factor: float, close: _Closeness) -> float:
+    """The whole number, or one over it, that a factor is meant to be; else the factor."""
+    over = 1 / factor if factor else 0.0
+    if not math.isfinite(factor) or not math.isfinite(over):
+        return 0.0
+    for candidate in (round(factor), 1 / round(over) if round(over) else 0.0):
+        if candidate and abs(candidate - factor) <= close.rtol * abs(factor):
+            return float(candidate)
+    return factor
+
+
+def _spelled(factor: float) -> str:
+    if factor == int(factor):
+        return f"{int(factor)}"
+    over = 1 / factor
+    if abs(over - round(over)) < 1e-9 * abs(over):
+        return f"1/{round(over)}" if over > 0 else f"-1/{-round(over)}"
+    square = over * over
+    if 2 <= square < 1e6 and abs(square - round(square)) < 1e-4 * square:
+        return f"{'-' if factor < 0 else ''}1/√{round(square)} ({factor:.6g})"
+    return f"{factor:.6g}"
+
+
+def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
+    import numpy as np
+
+    if not 2 <= x.ndim <= 4 or x.ndim != y.ndim or sorted(x.shape) != sorted(y.shape):
+        return
+    at = _sample(x.shape)
+    one = float64(x[at])
+    seen = set()
+    for axes in itertools.permutations(range(x.ndim)):
+        turned = y.transpose(axes)
+        # axes of one element may be anywhere: that is the same array
+        order = tuple(axis for axis in axes if y.shape[axis] > 1)
+        if turned.shape != x.shape or order in seen:
+            continue
+        seen.add(order)
+        if order == tuple(sorted(order)):
+            continue
+        other = float64(turned[at])
+        # in the same order of memory: what one had who forgot to turn it
+        plain = float64(y[np.unravel_index(np.ravel_multi_index(at, x.shape), y.shape)])
+        if _borne_out(one, other, plain, close) and _holds(x, turned, close):
+            yield Explanation(
+                "transposed", f"a is b with its axes in the order {axes}", {"axes": axes}
+            )
+            return
+
+
+def _shifted(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
+    for axis in range(x.ndim):
+        if x.shape[axis] < 3:
+            continue
+        for by, to, start in ((1, slice(1, None), slice(None, -1)),
+                              (-1, slice(None, -1), slice(1, None))):  # fmt: skip
+            after, before = (*(slice(None),) * axis, to), (*(slice(None),) * axis, start)
+            one, other, plain = x[after], y[before], y[after]
+            at = _sample(one.shape)
+            if not _borne_out(float64(one[at]), float64(other[at]), float64(plain[at]), close):
+                continue
+            if _holds(one, other, close):
+                way = "back" if by < 0 else "on"
+                yield Explanation(
+                    "shifted", f"a is b moved {way} by one along axis {axis}",
+                    {"axis": axis, "by": by},
+                )  # fmt: skip
+
+
+def _rounded(x: Array, y: Array) -> Iterator[Explanation]:
+    for side, one, other in (("a", x, y), ("b", y, x)):
+        if is_whole(one.dtype) or is_whole(other.dtype):
+            continue
+        fits = [
+            name for name in _ROUNDED
+            if format_of(numpy_dtype(name)).digits < format_of(other.dtype).digits
+            and _is_rounded(one, other, numpy_dtype(name))
+        ]  # fmt: skip
+        if fits:
+            whole = "b" if side == "a" else "a"
+            text = f"{side} is {whole} rounded to {' or '.join(fits)}"
+            yield Explanation("rounded", text, {"side": side, "dtypes": tuple(fits)})
+
+
+def _is_rounded(one: Array, other: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether `one` is `other` in a coarser dtype, to the last bit, and could well be otherwise."""
+    import numpy as np
+
+    digits = format_of(dtype).digits
+    spare = format_of(one.dtype).digits - digits
+    telling = 0
+    kinds: set[float] = set()
+    at = _sample(one.shape)
+    pairs = itertools.chain([(one[at], other[at])], _chunks(one, other))
+    for number, (p, q) in enumerate(pairs):
+        rounded, value = float64(q.astype(dtype)), float64(p)
+        if not ((rounded == value) | (np.isnan(rounded) & np.isnan(value))).all():
+            return False
+        if number:
+            changed = (value != float64(q)) & np.isfinite(value) & (value != 0)
+            telling += int(np.count_nonzero(changed))
+            if len(kinds) < 64:
+                kinds.update(np.unique(value[changed])[:64].tolist())
+    # each could have been any of 2**spare numbers, or at least the next one up or down
+    return len(kinds) >= 4 and min(telling, 4 * len(kinds)) * max(spare, 1.5) >= _BITS
+
+
+def _stale(side: str, x: Array, y: Array, before: Any, close: _Closeness) -> Iterator[Explanation]:
+    old = None if before is None else array_of(before)
+    if old is None or old.shape != x.shape or not _fit(old):
+        return
+    at = _sample(x.shape)
+    if _borne_out(float64(x[at]), float64(old[at]), float64(y[at]), close) and _holds(
+        x, old, close
+    ):
+        other = "b" if side == "a" else "a"
+        yield Explanation("stale", f"{side} is what {other} was one step before", {"side": side})

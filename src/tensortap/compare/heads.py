@@ -1,0 +1,64 @@
+"""The records of a run, or of whatever reads like one, as columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tensortap.formats import run as layout
+from tensortap.formats.columns import column
+from tensortap.readers.run import RunReader
+from tensortap.record import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tensortap.readers.reader import Reader
+
+KEY = ("name", "kind", "step", "call", "rank")
+"""What two records must have in common to be compared."""
+
+_CELLS = ("digest", "value", "payloads")
+COLUMNS = [
+    *KEY, "seq", "dtype", "shape", "shard_shape", "shard_offsets", "shard_placements", "tags",
+    *_CELLS, *layout.STATISTICS, "missing",
+]  # fmt: skip
+
+
+def heads_of(reader: Reader) -> pa.Table:
+    """All records, a row each; those that were dropped when they were captured are not there."""
+    import pyarrow.compute as pc
+
+    if isinstance(reader, RunReader):
+        table = reader.table(COLUMNS)
+        kept = table.filter(pc.invert(table.column("missing")))
+    else:
+        kept = _table(reader)
+    return kept.drop_columns(["missing"])
+
+
+def _table(reader: Reader) -> pa.Table:
+    schema = layout.schema()
+    records = [record for name in reader.names() for record in reader.records(name)]
+    rows = [layout.row_of(record, None, []) for record in records]
+    batch = layout.batch_of(rows, schema) if rows else None
+    import pyarrow as pa
+
+    table = pa.Table.from_batches([batch] if batch is not None else [], schema)
+    return table.select(COLUMNS)
+
+
+def stub(row: dict[str, Any]) -> Record:
+    """Enough of a record for a reader to load the rest."""
+    from tensortap.record import Kind
+
+    return Record(
+        row["name"], Kind(row["kind"]), row["step"], row["call"], row["seq"], row["rank"], 1, 0,
+        tags=dict(row["tags"] or ()),
+    )  # fmt: skip
+
+
+def texts(values: list[str]) -> Any:
+    """A column of names, for looking them up."""
+    import pyarrow as pa
+
+    return column(values, pa.string())

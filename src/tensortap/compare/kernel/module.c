@@ -1,0 +1,183 @@
+/* tensortap.compare._kernel: two arrays by their addresses, to a tuple of figures.
+ *
+ * `compare/elements.py` is the Python side. What it computes is in compare.c.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "../../stats/kernel/variants.h"
+#include "compare.h"
+
+#define TABLES 64 /* dtypes of 8 bits */
+
+static double tables[TABLES][256];
+static int n_tables;
+
+/* A dimension or stride list; -1 on error. */
+static int read_tuple(PyObject *tuple, ptrdiff_t *out)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > MAX_DIMS) {
+        PyErr_Format(PyExc_TypeError, "a tuple of at most %d integers is wanted", MAX_DIMS);
+        return -1;
+    }
+    int n = (int)PyTuple_GET_SIZE(tuple);
+    for (int i = 0; i < n; i++) {
+        out[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
+        if (out[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return n;
+}
+
+/* From (address, code, strides) and the shape; -1 on error. */
+static int read_side(PyObject *given, PyObject *shape, Side *side)
+{
+    PyObject *address, *strides;
+    int code;
+    if (!PyArg_ParseTuple(given, "OiO", &address, &code, &strides))
+        return -1;
+    side->array.data = PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred())
+        return -1;
+    int table = code - BYTES;
+    if (code < 0 || table >= n_tables || code == COMPLEX64 || code == COMPLEX128) {
+        PyErr_Format(PyExc_ValueError, "no dtype has the code %d", code);
+        return -1;
+    }
+    side->kind = table < 0 ? (Kind)code : BYTES;
+    side->table = table < 0 ? NULL : tables[table];
+    side->array.ndim = read_tuple(shape, side->array.shape);
+    if (side->array.ndim < 0 || read_tuple(strides, side->array.strides) < 0)
+        return -1;
+    if (PyTuple_GET_SIZE(shape) != PyTuple_GET_SIZE(strides)) {
+        PyErr_SetString(PyExc_ValueError, "shape and strides differ in length");
+        return -1;
+    }
+    size_t count = 1;
+    for (int i = 0; i < side->array.ndim; i++) {
+        if (side->array.shape[i] < 0) {
+            PyErr_SetString(PyExc_ValueError, "a dimension is negative");
+            return -1;
+        }
+        count *= (size_t)side->array.shape[i];
+    }
+    if (count > 0 && side->array.data == NULL) {
+        PyErr_SetString(PyExc_ValueError, "address 0 holds no elements");
+        return -1;
+    }
+    return 0;
+}
+
+/* compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple
+ *
+ * `a` and `b` are (address, code, strides in bytes), `format` is (digits, least exponent, largest
+ * number). See Difference for what comes back, in that order. */
+static PyObject *kernel_compare(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *a, *b, *shape;
+    Rules rules;
+    int threads;
+    if (!PyArg_ParseTuple(args, "OOOddp(iid)i", &a, &b, &shape, &rules.atol, &rules.rtol,
+                          &rules.equal_nan, &rules.digits, &rules.least_exponent, &rules.largest,
+                          &threads))
+        return NULL;
+    if (rules.digits < 0 || rules.digits > 53) {
+        PyErr_SetString(PyExc_ValueError, "a format has at most 53 digits");
+        return NULL;
+    }
+    Side sides[2];
+    if (read_side(a, shape, &sides[0]) < 0 || read_side(b, shape, &sides[1]) < 0)
+        return NULL;
+    Difference f;
+    Outcome outcome;
+    Py_BEGIN_ALLOW_THREADS
+    outcome = compare(&sides[0], &sides[1], &rules, threads, &f);
+    Py_END_ALLOW_THREADS
+    if (outcome != DONE)
+        return PyErr_NoMemory();
+    return Py_BuildValue("(LLLLLLddddddddKi)", (long long)f.count, (long long)f.finite,
+                         (long long)f.mismatches, (long long)f.nonfinite,
+                         (long long)f.first_nonfinite, (long long)f.worst, f.max_abs, f.mean_abs,
+                         f.max_rel, f.mean_rel, f.excess, f.factor, f.cosine, f.rel_l2,
+                         (unsigned long long)f.steps, f.identical);
+}
+
+/* add_table(256 float64 as bytes) -> code */
+static PyObject *kernel_add_table(PyObject *module, PyObject *values)
+{
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(values, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int fits = view.len == sizeof *tables && n_tables < TABLES;
+    if (fits)
+        memcpy(tables[n_tables], view.buf, sizeof *tables);
+    PyBuffer_Release(&view);
+    if (!fits) {
+        PyErr_Format(PyExc_ValueError, "a table is 256 float64, and there are at most %d", TABLES);
+        return NULL;
+    }
+    return PyLong_FromLong(BYTES + n_tables++);
+}
+
+static PyObject *kernel_variants(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    PyObject *found = PyList_New(0);
+    for (int i = 0; found != NULL && variant(i) != NULL; i++) {
+        PyObject *name = PyUnicode_FromString(variant(i));
+        if (name == NULL || PyList_Append(found, name) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(name);
+    }
+    return found;
+}
+
+static PyObject *kernel_variant(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(used_variant());
+}
+
+static PyObject *kernel_use(PyObject *module, PyObject *name)
+{
+    (void)module;
+    const char *text = PyUnicode_AsUTF8(name);
+    if (text == NULL)
+        return NULL;
+    if (!use_variant(text)) {
+        PyErr_Format(PyExc_ValueError, "this processor has no %s", text);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"compare", kernel_compare, METH_VARARGS,
+     "compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple"},
+    {"add_table", kernel_add_table, METH_O, "The code of an 8-bit dtype with these values."},
+    {"variants", kernel_variants, METH_NOARGS, "The code that this processor can run, best last."},
+    {"variant", kernel_variant, METH_NOARGS, "The code that it does run."},
+    {"use", kernel_use, METH_O, "Run other code than the best."},
+    {NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "tensortap.compare._kernel",
+    .m_doc = "Two arrays, element by element, in C.", .m_size = -1, .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void)
+{
+    static const char *names[] = {"FLOAT32", "FLOAT64", "FLOAT16", "BFLOAT16", "INT16",
+                                  "UINT16",  "INT32",   "UINT32",  "INT64",    "UINT64"};
+    PyObject *made = PyModule_Create(&module);
+    for (int i = 0; made != NULL && i < (int)(sizeof names / sizeof *names); i++)
+        if (PyModule_AddIntConstant(made, names[i], i) < 0)
+            Py_CLEAR(made);
+    choose_variant();
+    return made;
+}

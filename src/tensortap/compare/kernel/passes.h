@@ -1,0 +1,239 @@
+/* The passes over one block of pairs that lies in the first-level cache.
+ *
+ * variants.c includes this file once for every kind of processor, as that of the statistics does:
+ * PASS(name) gives each copy its own names. Loops without an order become vectors by themselves;
+ * sums are eight side by side, added up in the same order whatever the width of a vector.
+ */
+
+typedef double PASS(F64) __attribute__((vector_size(WIDTH)));
+typedef int64_t PASS(I64) __attribute__((vector_size(WIDTH)));
+typedef float PASS(F32) __attribute__((vector_size(WIDTH / 2)));
+
+#define F64 PASS(F64)
+#define I64 PASS(I64)
+#define LANES (WIDTH / 8)
+#define VECTORS (8 / LANES)
+
+static void PASS(widen)(const float *restrict x, size_t n, double *restrict out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (double)x[i];
+}
+
+static void PASS(brains)(const uint16_t *restrict x, size_t n, double *restrict out)
+{
+    float high[BLOCK];
+    uint32_t *bits = (void *)high;
+    for (size_t i = 0; i < n; i++)
+        bits[i] = (uint32_t)x[i] << 16;
+    PASS(widen)(high, n, out);
+}
+
+/* The most float32 that lie between two; `largest` is the largest magnitude, as bits. */
+static uint32_t PASS(steps32)(const uint32_t *restrict a, const uint32_t *restrict b, size_t n,
+                              uint32_t *restrict largest)
+{
+    uint32_t most = 0, large = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t x = a[i] & INT32_MAX, y = b[i] & INT32_MAX;
+        int32_t p = (int32_t)a[i] < 0 ? -(int32_t)x : (int32_t)x; /* both zeros are in one place */
+        int32_t q = (int32_t)b[i] < 0 ? -(int32_t)y : (int32_t)y;
+        uint32_t apart = p > q ? (uint32_t)p - (uint32_t)q : (uint32_t)q - (uint32_t)p;
+        most = apart > most ? apart : most;
+        large = x > large ? x : large;
+        large = y > large ? y : large;
+    }
+    *largest = large;
+    return most;
+}
+
+static uint32_t PASS(largest32)(const uint32_t *restrict bits, size_t n)
+{
+    int32_t large = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t size = (int32_t)(bits[i] & INT32_MAX);
+        large = size > large ? size : large;
+    }
+    return (uint32_t)large;
+}
+
+static uint64_t PASS(largest64)(const double *restrict x, size_t n)
+{
+    const uint64_t *bits = (const void *)x;
+    int64_t large = 0;
+    for (size_t i = 0; i < n; i++) {
+        int64_t size = (int64_t)(bits[i] & INT64_MAX);
+        large = size > large ? size : large;
+    }
+    return (uint64_t)large;
+}
+
+/* Eight sums to one. */
+static double PASS(fold)(const F64 *sums)
+{
+    double v[8];
+    memcpy(v, sums, sizeof v);
+    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+static int64_t PASS(fold_counts)(const I64 *counts)
+{
+    int64_t v[8], sum = 0;
+    memcpy(v, counts, sizeof v);
+    for (int i = 0; i < 8; i++)
+        sum += v[i];
+    return sum;
+}
+
+#define LOAD32(v, from)                                                                           \
+    do {                                                                                          \
+        PASS(F32) single;                                                                         \
+        memcpy(&single, (from) + k * LANES, sizeof single);                                       \
+        (v) = __builtin_convertvector(single, F64);                                               \
+    } while (0)
+
+#define LOAD64(v, from) memcpy(&(v), (from) + k * LANES, sizeof(F64))
+
+#define SIZE(v) ((F64)((I64)(v) & INT64_MAX))
+
+/* Maxima are only looked for: new ones are rare, and found one by one where there are some. */
+#define ADD_PAIRS(LOAD, a, b)                                                                     \
+    for (int k = 0; k < VECTORS; k++) {                                                           \
+        F64 x, y;                                                                                 \
+        LOAD(x, a);                                                                               \
+        LOAD(y, b);                                                                               \
+        F64 d = SIZE(x - y), size = SIZE(y), allowed = size * rtol;                               \
+        I64 differ = (I64)(d > 0.0);                                                              \
+        F64 ratio = (F64)((I64)(d / size) & differ);                                              \
+        mismatches[k] -= (I64)(d > allowed + atol);                                               \
+        beyond[k] |= (I64)(d > max_abs) | (I64)(ratio > max_rel) |                                \
+                     (I64)(d - atol > size * factor) | ((I64)(d - allowed > excess) & differ);    \
+        abs[k] += d;                                                                              \
+        squares[k] += d * d;                                                                      \
+        rel[k] += ratio;                                                                          \
+        aa[k] += x * x;                                                                           \
+        bb[k] += y * y;                                                                           \
+        ab[k] += x * y;                                                                           \
+    }
+
+#define PAIRS(type, LOAD)                                                                         \
+    double atol = l->atol, rtol = l->rtol, max_abs = l->max_abs, max_rel = l->max_rel;            \
+    double excess = l->excess;                                                                    \
+    double factor = l->factor * (1 - 0x1p-50); /* division and product do not round alike */      \
+    F64 abs[VECTORS] = {{0}}, squares[VECTORS] = {{0}}, rel[VECTORS] = {{0}};                     \
+    F64 aa[VECTORS] = {{0}}, bb[VECTORS] = {{0}}, ab[VECTORS] = {{0}};                            \
+    I64 mismatches[VECTORS] = {{0}}, beyond[VECTORS] = {{0}};                                     \
+    size_t i = 0;                                                                                 \
+    for (; i + 8 <= n; i += 8) {                                                                  \
+        /* the block after this one: the memory works while we calculate */                       \
+        __builtin_prefetch(next_a + i * sizeof(type));                                            \
+        __builtin_prefetch(next_b + i * sizeof(type));                                            \
+        ADD_PAIRS(LOAD, a + i, b + i)                                                             \
+    }                                                                                             \
+    if (i < n) { /* what is missing is zeros */                                                   \
+        type end_a[8] = {0}, end_b[8] = {0};                                                      \
+        memcpy(end_a, a + i, (n - i) * sizeof *a);                                                \
+        memcpy(end_b, b + i, (n - i) * sizeof *b);                                                \
+        ADD_PAIRS(LOAD, end_a, end_b)                                                             \
+    }                                                                                             \
+    *found = (PairSums){PASS(fold)(abs), PASS(fold)(squares), PASS(fold)(rel),                    \
+                        PASS(fold)(aa),  PASS(fold)(bb),      PASS(fold)(ab)};                    \
+    return (Verdict){PASS(fold_counts)(mismatches), PASS(fold_counts)(beyond)}
+
+static Verdict PASS(pairs32)(const float *restrict a, const float *restrict b, size_t n,
+                             const Limits *restrict l, const char *next_a, const char *next_b,
+                             PairSums *restrict found)
+{
+    PAIRS(float, LOAD32);
+}
+
+static Verdict PASS(pairs64)(const double *restrict a, const double *restrict b, size_t n,
+                             const Limits *restrict l, const char *next_a, const char *next_b,
+                             PairSums *restrict found)
+{
+    PAIRS(double, LOAD64);
+}
+
+/* The sum of the squares, in the same order. */
+#define SQUARES(type, LOAD)                                                                       \
+    F64 aa[VECTORS] = {{0}}, x;                                                                   \
+    size_t i = 0;                                                                                 \
+    for (; i + 8 <= n; i += 8) {                                                                  \
+        __builtin_prefetch(next + i * sizeof(type));                                              \
+        for (int k = 0; k < VECTORS; k++) {                                                       \
+            LOAD(x, a + i);                                                                       \
+            aa[k] += x * x;                                                                       \
+        }                                                                                         \
+    }                                                                                             \
+    if (i < n) {                                                                                  \
+        type end[8] = {0};                                                                        \
+        memcpy(end, a + i, (n - i) * sizeof *a);                                                  \
+        for (int k = 0; k < VECTORS; k++) {                                                       \
+            LOAD(x, end);                                                                         \
+            aa[k] += x * x;                                                                       \
+        }                                                                                         \
+    }                                                                                             \
+    return PASS(fold)(aa)
+
+static double PASS(squares32)(const float *restrict a, size_t n, const char *next)
+{
+    SQUARES(float, LOAD32);
+}
+
+static double PASS(squares64)(const double *restrict a, size_t n, const char *next)
+{
+    SQUARES(double, LOAD64);
+}
+
+/* Numbers by their place among those of a format, rounded to the nearest: neighbours are one
+ * apart, both zeros are 0. */
+static void PASS(places)(const double *restrict x, size_t n, const Ruler *restrict ruler,
+                         int64_t *restrict out)
+{
+    const int64_t *bits = (const void *)x;
+    int shift = 53 - ruler->digits;
+    int64_t base = ruler->base, end = ruler->end, half = shift ? ((int64_t)1 << (shift - 1)) - 1 : 0;
+    int64_t odd = shift ? 1 : 0;
+    double least = ruler->least, scale = ruler->scale;
+    for (size_t i = 0; i < n; i++) {
+        int64_t size = bits[i] & INT64_MAX;
+        int64_t normal = ((size + half + ((size >> shift) & odd)) >> shift) - base;
+        double whole = fabs(x[i]) * scale + 0x1p52; /* rounds to a whole number */
+        int64_t small;
+        memcpy(&small, &whole, sizeof small);
+        small -= (int64_t)1075 << 52;
+        int64_t place = fabs(x[i]) < least ? small : normal;
+        place = place < end ? place : end;
+        out[i] = bits[i] < 0 ? -place : place;
+    }
+}
+
+static uint64_t PASS(apart)(const int64_t *restrict a, const int64_t *restrict b, size_t n)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t x = (uint64_t)a[i], y = (uint64_t)b[i];
+        uint64_t apart = a[i] > b[i] ? x - y : y - x;
+        most = apart > most ? apart : most;
+    }
+    return most;
+}
+
+static const Comparing PASS(comparing) = {
+    PASS(widen),   PASS(brains),    PASS(steps32),   PASS(largest32), PASS(largest64),
+    PASS(pairs32), PASS(pairs64),   PASS(squares32), PASS(squares64), PASS(places),
+    PASS(apart),
+};
+
+#undef F64
+#undef I64
+#undef LANES
+#undef VECTORS
+#undef LOAD32
+#undef LOAD64
+#undef SIZE
+#undef ADD_PAIRS
+#undef PAIRS
+#undef SQUARES
+#undef PASS
+#undef WIDTH

@@ -1,0 +1,216 @@
+"""What the comparison of two runs found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensortap.compare.result import Comparison
+from tensortap.errors import TensortapError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tensortap.compare.look import Look
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which record: what both sides have in common. Rank -1: put together from shards."""
+
+    name: str
+    kind: str
+    step: int
+    call: int
+    rank: int
+
+    def __str__(self) -> str:
+        call = f" call {self.call}" if self.call else ""
+        rank = "all ranks" if self.rank < 0 else f"rank {self.rank}"
+        return f"{self.name}  {self.kind}  step {self.step}{call}  {rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A record that the two runs do not agree on."""
+
+    key: Key
+    comparison: Comparison
+    by: str = "value"  # or "statistics", where that is all there is of one side
+    explanations: tuple[str, ...] = ()
+    expected: str = ""  # why a rule says that this was to be expected
+    rule: str = ""  # what it was judged by, if not the tolerance
+
+    def __str__(self) -> str:
+        text = f"{self.key}  {self.comparison.line}"
+        if self.by != "value":
+            text += f"  (by {self.by})"
+        return text + "".join(f"\n  {explanation}" for explanation in self.explanations)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A record that only one run has; `dropped`: the other had no room for it."""
+
+    key: Key
+    side: str  # "a" or "b": who has it
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """All that one side lacks of a name."""
+
+    side: str  # "a" or "b": who has it
+    name: str
+    kind: str
+    count: int
+    first: int
+    last: int
+    ranks: tuple[int, ...]
+    dropped: int  # so many of them the other side had no room for
+
+    @property
+    def steps(self) -> str:
+        """In which steps, in words."""
+        return (
+            f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
+        )
+
+
+def gaps(missing: Iterable[Missing]) -> list[Gap]:
+    """What only one side has, name by name.
+
+    >>> keys = [Key("head", "Weight", step, 0, 0) for step in (3, 4)]
+    >>> [(gap.name, gap.count, gap.steps) for gap in gaps(Missing(key, "a") for key in keys)]
+    [('head', 2, 'steps 3-4')]
+    """
+    found: dict[tuple[str, str, str], list[Missing]] = {}
+    for each in missing:
+        found.setdefault((each.side, each.key.name, each.key.kind), []).append(each)
+    return [
+        Gap(
+            *at,
+            len(all_of),
+            min(each.key.step for each in all_of),
+            max(each.key.step for each in all_of),
+            tuple(sorted({each.key.rank for each in all_of})),
+            sum(each.dropped for each in all_of),
+        )
+        for at, all_of in sorted(found.items(), key=lambda each: each[0][0])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large differences are, of every name and step; put in order when that is asked for."""
+
+    found: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
+    """(name, kind, step) → where in the order of capture, and how large."""
+    equal: Any = None
+    """A table of records, and the rows of it that are the same on both sides."""
+
+    def in_order(self) -> dict[tuple[str, str, int], float]:
+        """What a timeline is drawn from."""
+        rows: list[tuple[int, int, tuple[str, str, int], float]] = [
+            (place[2], seq, place, size) for place, (seq, size) in self.found.items()
+        ]
+        if self.equal is not None:
+            import pyarrow as pa
+
+            table, numbers = self.equal
+            columns = [table.column(i).take(pa.array(numbers)).to_pylist() for i in range(4)]
+            rows += [(t, seq, (n, k, t), 0.0) for n, k, t, seq in zip(*columns, strict=True)]
+        sizes: dict[tuple[str, str, int], float] = {}
+        for _, _, place, size in sorted(rows, key=lambda row: row[:2]):
+            sizes[place] = max(size, sizes.get(place, 0.0))
+        return sizes
+
+
+@dataclass(frozen=True)
+class Report:
+    """Whether two runs agree; true or false by itself."""
+
+    a: str
+    b: str
+    compared: int
+    equal: int  # the same bytes
+    by_statistics: int
+    differences: tuple[Difference, ...] = ()  # in the order of execution
+    missing: tuple[Missing, ...] = ()
+    ignored: int = 0
+    allow_missing: bool = False
+    provenance: dict[str, Any] = field(default_factory=dict)
+    culprit: str = ""
+    sizes: Sizes = field(default_factory=Sizes, repr=False, compare=False)
+    look: Look | None = field(default=None, repr=False, compare=False)
+    """Where the values are that differ; they are read when they are asked for."""
+
+    def __bool__(self) -> bool:
+        if any(not difference.expected for difference in self.differences):
+            return False
+        return self.allow_missing or not self.missing
+
+    @property
+    def worst(self) -> dict[tuple[str, str, int], float]:
+        """(name, kind, step) → the largest relative difference, in the order of execution."""
+        return self.sizes.in_order()
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference that was not expected, in the order of execution."""
+        return next((d for d in self.differences if not d.expected), None)
+
+    def values(self, difference: Difference) -> tuple[Any, Any]:
+        """Both values of a difference, read from the runs now: ``report.values(report.first)``."""
+        if self.look is None:
+            raise TensortapError("this report does not know where the values are")
+        return self.look.values(difference.key)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON has it; docs/compare.md says what is where."""
+        from tensortap.compare.as_json import report_as_json
+
+        return report_as_json(self)
+
+    def write_html(self, path: str | Path, *, pictures: int = 80) -> Path:
+        """Write one HTML file that opens anywhere, with pictures of so many of the differences."""
+        from tensortap.compare.html import write_html
+
+        return write_html(self, path, pictures=pictures)
+
+    def __rich__(self) -> RenderableType:
+        from tensortap.compare.text import report_text
+
+        return report_text(self)
+
+    def _repr_html_(self) -> str:
+        from tensortap.compare.text import as_html
+
+        return as_html(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.a} and {self.b} {'agree' if self else 'differ'}: {self.counts}"]
+        if self.first is not None:
+            lines.append(f"first: {self.first}")
+        if self.culprit:
+            lines.append(self.culprit)
+        return "\n".join(lines)
+
+    @property
+    def counts(self) -> str:
+        """How many records came to what, in words."""
+        said = [f"{self.compared:,} records compared"]
+        for number, text in (
+            (self.by_statistics, "by their statistics only"),
+            (len(self.differences), "differ"),
+            (sum(bool(d.expected) for d in self.differences), "of them as expected"),
+            (sum(m.side == "a" for m in self.missing), "only in the first"),
+            (sum(m.side == "b" for m in self.missing), "only in the second"),
+            (self.ignored, "ignored"),
+        ):
+            if number:
+                said.append(f"{number:,} {text}")
+        return ", ".join(said)

@@ -1,0 +1,399 @@
+"""Two whole runs: where, when and on which rank they first do not agree."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tensortap.compare.look import Look
+from tensortap.compare.noise import Noise
+from tensortap.compare.pairs import Choice, chosen, pair, parse_mapping, same
+from tensortap.compare.report import Difference, Key, Missing, Report, Sizes
+from tensortap.compare.result import Comparison
+from tensortap.compare.rules import Book, load_rules
+from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
+from tensortap.compare.statistics import compare_statistics
+from tensortap.compare.values import check_tolerance, compare_values
+from tensortap.errors import TensortapError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_CHUNK = 64  # pairs that a task takes
+_AHEAD = 4  # tasks that wait, for each worker
+Progress = Callable[[int, int], object]
+
+
+class Tolerance(NamedTuple):
+    """How close is close enough, of one pair."""
+
+    atol: float = 1e-8
+    rtol: float = 1e-5
+    equal_nan: bool = True
+
+
+class Item(NamedTuple):
+    """Two records that belong together."""
+
+    key: Key
+    seq: int
+    a: list[Part]
+    b: list[Part]
+    tolerance: Tolerance
+
+
+class Outcome(NamedTuple):
+    """What the comparison of an item came to."""
+
+    comparison: Comparison
+    by: str = "value"
+
+
+def compare_runs(
+    a: Any,
+    b: Any,
+    *,
+    atol: float = 1e-8,
+    rtol: float = 1e-5,
+    equal_nan: bool = True,
+    trust: bool = False,
+    names: str | None = None,
+    kinds: Iterable[str] = (),
+    steps: tuple[int | None, int | None] | None = None,
+    ranks: Iterable[int] = (),
+    mapping: Iterable[str | tuple[str, str]] = (),
+    allow_missing: bool = False,
+    rules: Book | str | Path | None = None,
+    noise: tuple[Any, Any] | None = None,
+    executor: concurrent.futures.Executor | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Compare two runs, record by record, in the order of execution.
+
+    `noise` are two runs of the code of `a`: what is no further apart than these is no difference.
+    """
+    check_tolerance(atol, rtol)
+    if isinstance(rules, (str, Path)):
+        rules = load_rules(rules)
+    sides = Side(a, trust=trust), Side(b, trust=trust)
+    renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
+    choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
+    floor = None
+    if noise is not None:
+        floor = _noise(noise, choice, Tolerance(atol, rtol, equal_nan), trust, executor)
+    tables = (
+        chosen(sides[0].heads(), choice, rename=True),
+        chosen(sides[1].heads(), choice, rename=False),
+    )
+    plan = _Plan(tables, Tolerance(atol, rtol, equal_nan), rules)
+    outcomes = _run(sides, plan.items, executor, progress)
+    differences = []
+    worst: dict[tuple[str, str, int], tuple[int, float]] = {}
+    by_statistics = 0
+    for item, outcome in zip(plan.items, outcomes, strict=True):
+        found = outcome.comparison
+        by_statistics += outcome.by == "statistics"
+        place = item.key.name, item.key.kind, item.key.step
+        size = found.rel_l2 if found.rel_l2 is not None else found.max_rel
+        seq, before = worst.get(place, (item.seq, 0.0))
+        worst[place] = min(seq, item.seq), max(before, size, 0.0 if found else 1e-300)
+        difference = _judged(item, outcome, rules, floor)
+        if difference is not None:
+            differences.append(difference)
+    differences.sort(key=plan.order)
+    from tensortap.compare.origin import culprit_of
+    from tensortap.compare.provenance import provenance_diff
+
+    return Report(
+        sides[0].title, sides[1].title, plan.compared, plan.equal, by_statistics,
+        tuple(_explained(differences, sides, plan)), tuple(plan.missing(sides)), plan.ignored,
+        allow_missing, provenance_diff(sides[0].path, sides[1].path),
+        culprit_of(differences, plan), Sizes(worst, plan.calm),
+        Look(sides, {d.key: plan.parts(d.key) for d in differences}),
+    )  # fmt: skip
+
+
+def _noise(
+    runs: tuple[Any, Any],
+    choice: Choice,
+    tolerance: Tolerance,
+    trust: bool,
+    executor: concurrent.futures.Executor | None,
+) -> Noise:
+    """How far two runs of the same code are apart."""
+    sides = Side(runs[0], trust=trust), Side(runs[1], trust=trust)
+    tables = (
+        chosen(sides[0].heads(), choice, rename=True),
+        chosen(sides[1].heads(), choice, rename=True),
+    )
+    plan = _Plan(tables, tolerance, None)
+    return Noise(zip(plan.items, _run(sides, plan.items, executor, None), strict=True))
+
+
+def _judged(
+    item: Item, outcome: Outcome, rules: Book | None, noise: Noise | None
+) -> Difference | None:
+    rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
+    if rule is None or rule.condition is None:
+        passed = bool(outcome.comparison)
+    else:
+        passed = bool(outcome.comparison) or rule.condition.holds(outcome.comparison)
+    if passed or (noise is not None and noise.covers(item.key, outcome.comparison)):
+        return None
+    expected = rule.expected if rule is not None else ""
+    said = str(rule.condition) if rule is not None and rule.condition is not None else ""
+    return Difference(item.key, outcome.comparison, outcome.by, (), expected, said)
+
+
+def _explained(
+    differences: list[Difference], sides: tuple[Side, Side], plan: _Plan
+) -> Iterator[Difference]:
+    """The first difference, with the simple reasons that hold for it."""
+    import dataclasses
+
+    from tensortap.compare.explain import explain
+
+    for number, difference in enumerate(differences):
+        if number or difference.by != "value":
+            yield difference
+            continue
+        item = plan.item(difference.key)
+        try:
+            values = [
+                whole(side, parts) for side, parts in zip(sides, (item.a, item.b), strict=True)
+            ]
+            before = [
+                None if parts is None else whole(side, parts)
+                for side, parts in zip(sides, plan.before(difference.key), strict=True)
+            ]
+        except (Disagreement, TensortapError):
+            yield difference
+            continue
+        tolerance = item.tolerance
+        found = explain(
+            *values, atol=tolerance.atol, rtol=tolerance.rtol,
+            previous_a=before[0], previous_b=before[1],
+        )  # fmt: skip
+        yield dataclasses.replace(difference, explanations=tuple(map(str, found)))
+
+
+# -- what is compared with what ------------------------------------------------------------
+
+
+class _Plan:
+    """The pairs of two tables, and what can be said without a look at values."""
+
+    def __init__(
+        self, tables: tuple[pa.Table, pa.Table], tolerance: Tolerance, rules: Book | None
+    ) -> None:
+        self._tables = a, b = tables
+        self._tolerance = tolerance
+        self._rules = rules
+        self.ignored = 0
+        groups = _sharded(a), _sharded(b)
+        shared = set(groups[0]) | set(groups[1])
+        plain_a, plain_b = (_without(t, shared) for t in (a, b))
+        pairs = pair(plain_a, plain_b)
+        equal = same(plain_a, plain_b, pairs, equal_nan=tolerance.equal_nan)
+        self.items: list[Item] = []
+        self.calm: tuple[Any, Any] | None = None
+        self._seqs: dict[Key, int] = {}
+        self._lone: list[tuple[Key, str]] = []
+        self._pair_plain(plain_a, plain_b, pairs, equal)
+        self._pair_sharded(shared, groups)
+        self.items.sort(key=lambda item: (item.key.step, item.seq, item.key.rank))
+        self._by_key = {item.key: item for item in self.items}
+        self.compared = self.equal + len(self.items)
+
+    def _pair_plain(self, a: pa.Table, b: pa.Table, pairs: Any, equal: Any) -> None:
+        import pyarrow as pa
+
+        self.calm = a.select(["name", "kind", "step", "seq"]), pairs.a[equal]
+        self.equal = int(equal.sum())
+        rows_a, rows_b = (
+            table.take(pa.array(rows[~equal])).to_pylist()
+            for table, rows in ((a, pairs.a), (b, pairs.b))
+        )
+        for one, other in zip(rows_a, rows_b, strict=True):
+            self._add(_key(one), one["seq"], [part_of(one)], [part_of(other)])
+        for table, rows, side in ((a, pairs.only_a, "a"), (b, pairs.only_b, "b")):
+            for row in _key_rows(table, rows):
+                self._lose(_key(row), side)
+
+    def _pair_sharded(
+        self, shared: set[tuple[Any, ...]], groups: tuple[dict[Any, Any], dict[Any, Any]]
+    ) -> None:
+        for at in shared:
+            found = [groups[i].get(at) or _rows_at(self._tables[i], at) for i in (0, 1)]
+            name, kind, step, call = at
+            key = Key(name, kind, step, call, -1)
+            if not all(found):
+                self._lose(key, "a" if found[0] else "b")
+                continue
+            parts = [[part_of(row) for row in rows] for rows in found]
+            self._add(key, found[0][0]["seq"], *parts)
+
+    def _add(self, key: Key, seq: int, a: list[Part], b: list[Part]) -> None:
+        rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
+        if rule is not None and rule.ignore:
+            self.ignored += 1
+            return
+        tolerance = self._tolerance
+        if rule is not None:
+            tolerance = tolerance._replace(
+                atol=tolerance.atol if rule.atol is None else rule.atol,
+                rtol=tolerance.rtol if rule.rtol is None else rule.rtol,
+            )
+        self._seqs[key] = seq
+        self.items.append(Item(key, seq, a, b, tolerance))
+
+    def _lose(self, key: Key, side: str) -> None:
+        rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
+        if rule is not None and (rule.ignore or rule.expected):
+            self.ignored += 1
+            return
+        self._lone.append((key, side))
+
+    def order(self, difference: Difference) -> tuple[int, int, int]:
+        """Where in the execution of the first run a difference lies."""
+        key = difference.key
+        return key.step, self._seqs[key], key.rank
+
+    def item(self, key: Key) -> Item:
+        """The pair of a key."""
+        return self._by_key[key]
+
+    def parts(self, key: Key) -> tuple[list[Part], list[Part]]:
+        """What the two values of a key are made of."""
+        item = self._by_key[key]
+        return item.a, item.b
+
+    def before(self, key: Key) -> tuple[list[Part] | None, list[Part] | None]:
+        """The same tensor one step before, on both sides, where they have it."""
+        found = []
+        for table in self._tables:
+            rows = [
+                row
+                for row in _rows_at(table, (key.name, key.kind, key.step - 1, key.call))
+                if key.rank < 0 or row["rank"] == key.rank
+            ]
+            found.append([part_of(row) for row in rows] or None)
+        return found[0], found[1]
+
+    def missing(self, sides: tuple[Side, Side]) -> Iterator[Missing]:
+        """What only one side has; and whether the other had dropped it."""
+        if not self._lone:
+            return
+        dropped = [
+            set(side.reader.missing()) if hasattr(side.reader, "missing") else set()
+            for side in sides
+        ]
+        for key, side in sorted(self._lone, key=lambda lone: (lone[0].step, lone[0].name)):
+            other = dropped[1] if side == "a" else dropped[0]
+            yield Missing(key, side, (key.name, key.step, key.rank) in other)
+
+
+def _key(row: dict[str, Any]) -> Key:
+    return Key(row["name"], row["kind"], row["step"], row["call"], row["rank"])
+
+
+def _key_rows(table: pa.Table, rows: Any) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    columns = ["name", "kind", "step", "call", "rank", "seq"]
+    found: list[dict[str, Any]] = table.select(columns).take(pa.array(rows)).to_pylist()
+    return found
+
+
+def _sharded(table: pa.Table) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """The rows that are shards, by what they are shards of."""
+    import pyarrow.compute as pc
+
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in table.filter(pc.is_valid(table.column("shard_shape"))).to_pylist():
+        at = row["name"], row["kind"], row["step"], row["call"]
+        found.setdefault(at, []).append(row)
+    return found
+
+
+def _rows_at(table: pa.Table, at: tuple[Any, ...]) -> list[dict[str, Any]]:
+    import pyarrow.compute as pc
+
+    from tensortap.formats.columns import scalar
+
+    mask = None
+    for name, value in zip(("name", "kind", "step", "call"), at, strict=True):
+        column = table.column(name)
+        here = pc.equal(column, scalar(value, column.type))
+        mask = here if mask is None else pc.and_(mask, here)
+    rows: list[dict[str, Any]] = table.filter(mask).to_pylist()
+    return rows
+
+
+def _without(table: pa.Table, shared: set[tuple[Any, ...]]) -> pa.Table:
+    """The rows that have no shard, here or on the other side."""
+    if not shared:
+        return table
+    import numpy as np
+    import pyarrow as pa
+
+    columns = [table.column(c).to_pylist() for c in ("name", "kind", "step", "call")]
+    keep = np.array([at not in shared for at in zip(*columns, strict=True)], np.bool_)
+    return table.filter(pa.array(keep))
+
+
+# -- comparing -----------------------------------------------------------------------------
+
+
+def _run(
+    sides: tuple[Side, Side],
+    items: list[Item],
+    executor: concurrent.futures.Executor | None,
+    progress: Progress | None,
+) -> list[Outcome]:
+    """The outcomes of all items, in their order; few tasks wait at a time."""
+    chunks = [items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK)]
+    found: list[list[Outcome]] = []
+    own = None
+    if executor is None:
+        workers = max(1, min(8, len(os.sched_getaffinity(0)), len(chunks)))
+        executor = own = concurrent.futures.ThreadPoolExecutor(workers)
+    waiting: list[Any] = []
+    limit = _AHEAD * (getattr(executor, "_max_workers", None) or 8)
+    done = 0
+    try:
+        for chunk in [*chunks, None]:
+            if chunk is not None:
+                waiting.append(executor.submit(compare_chunk, sides, chunk))
+            while waiting and (chunk is None or len(waiting) >= limit):
+                found.append(waiting.pop(0).result())
+                done += len(found[-1])
+                if progress is not None:
+                    progress(done, len(items))
+    finally:
+        if own is not None:
+            own.shutdown(wait=True, cancel_futures=True)
+    return [outcome for outcomes in found for outcome in outcomes]
+
+
+def compare_chunk(sides: tuple[Side, Side], items: list[Item]) -> list[Outcome]:
+    """Compare some pairs, here or in another process."""
+    return [_compare(sides, item) for item in items]
+
+
+def _compare(sides: tuple[Side, Side], item: Item) -> Outcome:
+    tolerance = item.tolerance
+    held = [all(part.has_value for part in parts) for parts in (item.a, item.b)]
+    if not all(held):
+        return Outcome(compare_statistics(sides, item.a, item.b, tolerance), "statistics")
+    try:
+        a, b = whole(sides[0], item.a), whole(sides[1], item.b)
+    except Disagreement as error:
+        return Outcome(Comparison(False, str(error), differing=1))
+    found = compare_values(
+        a, b, atol=tolerance.atol, rtol=tolerance.rtol, equal_nan=tolerance.equal_nan, threads=1
+    )
+    return Outcome(found)

@@ -1,0 +1,157 @@
+"""One of the two runs that are compared: where its values come from."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tensortap.arrays.rebuild import rebuild
+from tensortap.arrays.view import as_numpy
+from tensortap.compare.heads import heads_of, stub
+from tensortap.formats.files import load_file
+from tensortap.readers.reader import value_of
+from tensortap.readers.run import RunReader
+from tensortap.record import Record, Shard, Summary, TensorData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Part(NamedTuple):
+    """A record of one side: a whole value, or a shard of one. Small, and fit to be sent."""
+
+    record: Record  # without its value
+    data: bytes | None = None
+    places: list[dict[str, str]] | None = None
+
+    @property
+    def has_value(self) -> bool:
+        """Whether there is more than statistics."""
+        return "file" in self.record.tags or self.data != b"\xc0" or self.record.stats is None
+
+
+class Side:
+    """A run or a live session, as something to compare."""
+
+    def __init__(self, source: Any, *, trust: bool = False) -> None:
+        self.trust = trust
+        self.path: Path | None = None
+        if isinstance(source, (str, Path)):
+            self.reader: Any = RunReader(source)
+        else:
+            self.reader = getattr(source, "reader", source)
+        self.title = "the live session"
+        if isinstance(self.reader, RunReader):
+            self.path, self.title = self.reader.path, self.reader.where
+
+    def __reduce__(self) -> Any:
+        if self.path is None:
+            raise TypeError("a live session is compared in this process: use threads")
+        return _opened, (self.title, self.trust)
+
+    def heads(self) -> pa.Table:
+        """All records, as columns."""
+        return heads_of(self.reader)
+
+    def value(self, part: Part) -> Any:
+        """What the record holds, as a neutral tree or an object."""
+        file = part.record.tags.get("file")
+        if file is not None and self.path is not None:
+            return load_file(self.reader.file(file), trust=self.trust)
+        if isinstance(self.reader, RunReader):
+            value = self.reader.value_of(part.data, part.places)
+            return value_of(_with(part.record, value))
+        return value_of(self.reader.load(part.record))
+
+
+def _with(record: Record, value: Any) -> Record:
+    import msgspec
+
+    return msgspec.structs.replace(record, value=value)
+
+
+@functools.lru_cache(8)
+def _opened(path: str, trust: bool) -> Side:
+    # in a worker process: once, however many tasks come
+    return Side(path, trust=trust)
+
+
+def part_of(row: dict[str, Any]) -> Part:
+    """The part that a row of the heads tells of."""
+    import msgspec
+
+    record = stub(row)
+    shard = None
+    if row["shard_shape"] is not None:
+        places = tuple(row["shard_placements"] or ())
+        shard = Shard(tuple(row["shard_shape"]), tuple(row["shard_offsets"] or ()), places)
+    stats = None
+    if row["count"] is not None:
+        stats = Summary(**{name: row[name] for name in Summary.__struct_fields__ if name in row})
+    record = msgspec.structs.replace(
+        record, shard=shard, stats=stats, dtype=row["dtype"] or "", shape=tuple(row["shape"] or ())
+    )
+    return Part(record, row["value"], row["payloads"])
+
+
+class Disagreement(ValueError):
+    """Replicas of one tensor that are not the same, or shards that do not make a whole."""
+
+
+def whole(side: Side, parts: list[Part]) -> Any:
+    """The value of one record, or that of a tensor put together from its shards."""
+    if len(parts) == 1 and parts[0].record.shard is None:
+        return side.value(parts[0])
+    if all(part.record.shard is None for part in parts):
+        first, *others = (_array(side, part) for part in parts)
+        for part, other in zip(parts[1:], others, strict=True):
+            if first.tobytes() != other.tobytes():
+                a, b = parts[0].record.rank, part.record.rank
+                raise Disagreement(f"the replicas of ranks {a} and {b} differ")
+        return first
+    return _assembled(side, parts)
+
+
+def _array(side: Side, part: Part) -> Any:
+    import numpy as np
+
+    value = side.value(part)
+    if isinstance(value, TensorData):
+        return as_numpy(value)
+    return np.asarray(rebuild(value))
+
+
+def _assembled(side: Side, parts: list[Part]) -> Any:
+    import numpy as np
+
+    shape = parts[0].record.shard.global_shape  # type: ignore[union-attr]
+    total: Any = None
+    filled = np.zeros(shape, np.bool_)
+    owner = np.full(shape, -1, np.int32)
+    for part in sorted(parts, key=lambda p: p.record.rank):
+        shard = part.record.shard
+        if shard is None or shard.global_shape != shape:
+            raise Disagreement(f"rank {part.record.rank} says nothing, or another shape, of shards")
+        array = _array(side, part)
+        if total is None:
+            total = np.zeros(shape, array.dtype)
+        at = tuple(
+            slice(start, start + size)
+            for start, size in zip(shard.offsets, array.shape, strict=True)
+        )
+        if total[at].shape != array.shape:
+            raise Disagreement(
+                f"the shard of rank {part.record.rank} lies outside of {list(shape)}"
+            )
+        before = filled[at]
+        if before.any() and total[at][before].tobytes() != array[before].tobytes():
+            other = int(owner[at][before].flat[0])
+            raise Disagreement(f"the replicas of ranks {other} and {part.record.rank} differ")
+        total[at] = array
+        filled[at] = True
+        owner[at] = part.record.rank
+    if not filled.all():
+        lacking = int(filled.size - np.count_nonzero(filled))
+        raise Disagreement(f"{lacking:,} of {filled.size:,} elements are in no shard")
+    return total

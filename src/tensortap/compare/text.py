@@ -1,0 +1,201 @@
+"""What a comparison found, as people see it in a terminal or a notebook."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tensortap.compare.provenance import rows_of
+from tensortap.compare.report import Gap, Report, gaps
+from tensortap.compare.result import Comparison
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_ROWS = 30
+_LONGEST = 400  # characters of a name, a variable or a package that are shown
+
+
+def report_text(report: Report, most: int = _ROWS) -> Group:
+    """A report: the verdict, what differed around the runs, where they first differ, and what."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_headline(bool(report), report.a, report.b)]
+    parts.append(Text(report.counts))
+    for section in (_provenance(report), _first(report), _differences(report, most)):
+        if section is not None:
+            parts += [Text(), section]
+    if report.missing:
+        parts += [Text(), _missing(report, max(1, most // 2))]
+    return Group(*parts)
+
+
+def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Group:
+    """The comparison of two files or values, and what differs in them if they have parts."""
+    from rich.console import Group
+    from rich.text import Text
+
+    verdict: list[RenderableType] = [_headline(bool(found), a, b), Text(_plain(found.line))]
+    if not found.parts:
+        return Group(*verdict)
+    table = _table("path", "max|Δ|", "relative", "cosine", "differ", "why")
+    for part in found.parts[:most]:
+        name = Text(_plain(part.path), style="bold")
+        table.add_row(name, *_figures(part), Text(_why(part)))
+    return Group(*verdict, Text(), table, *_more(found.differing - min(most, len(found.parts))))
+
+
+def as_html(report: Report) -> str:
+    """The same for a notebook."""
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=120)
+    console.print(report_text(report))
+    return console.export_html(
+        inline_styles=True,
+        code_format='<pre style="line-height:normal;white-space:pre;overflow-x:auto">{code}</pre>',
+    )
+
+
+def _headline(agree: bool, a: str, b: str) -> Text:
+    from rich.text import Text
+
+    verdict = Text("✓ agree", style="bold green") if agree else Text("✗ differ", style="bold red")
+    return Text.assemble(verdict, "   ", (_plain(a), "bold"), " and ", (_plain(b), "bold"))
+
+
+def _provenance(report: Report, most: int = 12) -> RenderableType | None:
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = rows_of(report.provenance)
+    if not rows:
+        return None
+    table = _table("around them", "first", "second")
+    for row in rows[:most]:
+        table.add_row(*(Text(_plain(cell)) for cell in row))
+    return Group(table, *_more(len(rows) - most))
+
+
+def _first(report: Report) -> RenderableType | None:
+    from rich.table import Table
+    from rich.text import Text
+
+    first = report.first
+    if first is None:
+        return None
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(Text("first", style="bold red"), Text(_plain(str(first.key)), style="bold"))
+    how = first.comparison.line + (f"  (by {first.by})" if first.by != "value" else "")
+    grid.add_row("", Text(_plain(how)))
+    if first.rule:
+        grid.add_row(Text("rule", style="dim"), Text(_plain(first.rule)))
+    for explanation in first.explanations:
+        grid.add_row(Text("because", style="yellow"), Text(_plain(explanation)))
+    if report.culprit:
+        whose = report.culprit.removeprefix("culprit: ")
+        grid.add_row(Text("culprit", style="yellow"), Text(_plain(whose)))
+    return grid
+
+
+def _differences(report: Report, most: int) -> RenderableType | None:
+    from rich.console import Group
+    from rich.text import Text
+
+    if not report.differences:
+        return None
+    shown = report.differences[:most]
+    ranked = any(each.key.rank for each in shown)
+    why = any(_why(each.comparison, each.expected) for each in shown)
+    table = _table(
+        "step", *(["rank"] if ranked else []), "name", "kind", "max|Δ|", "relative", "cosine",
+        "differ", *(["why"] if why else []),
+    )  # fmt: skip
+    for each in shown:
+        key = each.key
+        cells: list[RenderableType] = [f"{key.step}·{key.call}" if key.call else str(key.step)]
+        if ranked:
+            cells.append("all" if key.rank < 0 else str(key.rank))
+        cells += [Text(_plain(key.name), style="bold"), Text(key.kind, style="dim")]
+        cells += _figures(each.comparison)
+        if why:
+            cells.append(Text(_why(each.comparison, each.expected)))
+        table.add_row(*cells, style="dim" if each.expected else "")
+    return Group(table, *_more(len(report.differences) - most))
+
+
+def _figures(found: Comparison) -> Iterator[str]:
+    """max|Δ|, relative, cosine, and the share that differs."""
+    measured = bool(found.max_abs or found.max_rel)
+    relative = found.rel_l2 if found.rel_l2 is not None else found.max_rel
+    yield f"{found.max_abs:.3g}" if measured else ""
+    yield f"{relative:.3g}" if measured else ""
+    yield f"{found.cosine:.6g}" if found.cosine is not None and found.count > 1 else ""
+    yield f"{found.share:.1%}" if found.mismatches else ""
+
+
+def _why(found: Comparison, expected: str = "") -> str:
+    """What the figures do not tell."""
+    said = [found.reason] if found.nonfinite or not found.mismatches else []
+    said += [*found.notes, *([f"expected: {expected}"] if expected else [])]
+    return _plain(", ".join(filter(None, said)))
+
+
+def _missing(report: Report, most: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    title = "missing, which was allowed" if report.allow_missing else "missing"
+    table = _table(title, "kind", "records", "steps", "rank", "")
+    found = gaps(report.missing)
+    for gap in found[:most]:
+        table.add_row(
+            Text(_plain(gap.name), style="bold"), Text(gap.kind, style="dim"), f"{gap.count:,}",
+            gap.steps, _ranks(gap), Text(lacks(gap), style="yellow"),
+        )  # fmt: skip
+    return Group(table, *_more(len(found) - most))
+
+
+def lacks(gap: Gap) -> str:
+    """Who has it, and why the other has not."""
+    text = f"only in the {'first' if gap.side == 'a' else 'second'}"
+    if gap.dropped:
+        text += f"; the other found no room for {gap.dropped:,}"
+    return text
+
+
+def _ranks(gap: Gap) -> str:
+    if gap.ranks == (-1,):
+        return "all"
+    shown = ", ".join(map(str, gap.ranks[:4]))
+    return f"{shown}, …" if len(gap.ranks) > 4 else shown
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
+    right = {"step", "rank", "max|Δ|", "relative", "cosine", "differ", "records"}
+    for column in columns:
+        number = column in right
+        table.add_column(
+            column, justify="right" if number else "left", overflow="fold",
+            min_width=20 if column == "name" else None, no_wrap=number or column == "kind",
+        )  # fmt: skip
+    return table
+
+
+def _more(count: int) -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(f"… and {count:,} more", style="dim")] if count > 0 else []
+
+
+def _plain(text: str) -> str:
+    """Text from a stranger, fit for a terminal."""
+    shown = "".join(c if c.isprintable() else "�" for c in text[:_LONGEST])
+    return shown if len(text) <= _LONGEST else f"{shown}…"

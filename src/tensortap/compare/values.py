@@ -1,0 +1,652 @@
+"""Two values of any kind: tensors, numbers, text, and containers of them.
+
+What is compared how:
+
+- Tensors of any framework, and numbers, by ``|a - b| <= atol + rtol*|b|``. NaN equals NaN (unless
+  ``equal_nan=False``) and an infinity equals itself. Dtypes that differ are noted; shapes that
+  differ are a difference.
+- Integers and bools with each other: exactly, whatever the tolerance. An integer with a float: by
+  the tolerance, of their exact difference.
+- Text, bytes, None: exactly. A number with text: they differ.
+- Dicts by their keys, lists and tuples (which of the two is only noted) by position, sets by their
+  members, namedtuples and dataclasses by their fields.
+- Objects of a type that was registered with a comparison of its own (`tap.register_format`): by it.
+- All other objects: by ``==`` if their class has one, else by their attributes.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import math
+import types
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tensortap.arrays.rebuild import rebuild
+from tensortap.arrays.scalars import safe_repr
+from tensortap.arrays.tree import DEPTH
+from tensortap.arrays.view import array_of
+from tensortap.compare.elements import (
+    AUTO,
+    Figures,
+    coarser,
+    compare_arrays,
+    is_number,
+    is_whole,
+    nudged,
+)
+from tensortap.compare.result import Comparison
+from tensortap.errors import TensortapError
+from tensortap.formats.files import own_comparison
+from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+PARTS = 1000
+"""So many differing parts of a container are kept; all are counted."""
+
+
+class Rules(NamedTuple):
+    """How close is close enough."""
+
+    atol: float = 1e-8
+    rtol: float = 1e-5
+    equal_nan: bool = True
+    threads: int = AUTO
+
+
+def compare_values(
+    a: Any,
+    b: Any,
+    *,
+    atol: float = 1e-8,
+    rtol: float = 1e-5,
+    equal_nan: bool = True,
+    threads: int = AUTO,
+) -> Comparison:
+    """Whether two values agree, and where and by how much they do not.
+
+    >>> import numpy as np
+    >>> bool(compare_values([1.0, "a"], [1.0 + 1e-9, "a"]))
+    True
+    >>> compare_values({"w": np.ones(3)}, {"w": np.array([1, 1, 2.0])})
+    <differ: 1 of 1 values, max|Δ|=1, rel=0.5, 4.5e+15 ulp>
+      ["w"]: 1 of 3 elements, max|Δ|=1, rel=0.5, 4.5e+15 ulp, cosine=0.942809,
+      worst at [2]: 1 and 2, atol=1 or rtol=0.5 would pass
+    """
+    check_tolerance(atol, rtol)
+    rules = Rules(float(atol), float(rtol), bool(equal_nan), threads)
+    return _Walk(rules).compare(a, b, "")
+
+
+def check_tolerance(atol: float, rtol: float) -> None:
+    """Raise ValueError for what is no tolerance."""
+    for name, tolerance in (("atol", atol), ("rtol", rtol)):
+        if not 0 <= tolerance < math.inf:
+            raise ValueError(f"{name}={tolerance!r}: a tolerance is a number from 0 on")
+
+
+# ---- arrays ----
+
+
+def compare_tensors(a: NDArray[Any], b: NDArray[Any], rules: Rules, path: str = "") -> Comparison:
+    """Two arrays, by their elements."""
+    dtypes = str(a.dtype), str(b.dtype)
+    shapes = a.shape, b.shape
+    notes = (f"{dtypes[0]} and {dtypes[1]}",) if dtypes[0] != dtypes[1] else ()
+    known: dict[str, Any] = {"path": path, "notes": notes, "shapes": shapes, "dtypes": dtypes}
+    if a.shape != b.shape:
+        reason = f"shapes {list(a.shape)} and {list(b.shape)}"
+        return Comparison(False, reason, differing=1, **known)
+    if not is_number(a.dtype) or not is_number(b.dtype):
+        return _other_elements(a, b, rules, known)
+    exact = is_whole(a.dtype) and is_whole(b.dtype)
+    axes = _memory_order(a, b)
+    found = compare_arrays(
+        a.transpose(axes),
+        b.transpose(axes),
+        atol=0.0 if exact else rules.atol,
+        rtol=0.0 if exact else rules.rtol,
+        equal_nan=rules.equal_nan,
+        threads=rules.threads,
+    )
+    return _comparison(a, b, found, axes, exact, rules, known)
+
+
+def _memory_order(a: NDArray[Any], b: NDArray[Any]) -> list[int]:
+    """The axes from the one with the longest strides to that with the shortest."""
+    if a.flags.c_contiguous and b.flags.c_contiguous:
+        return list(range(a.ndim))
+    reach = [(-abs(s), -abs(t)) for s, t in zip(a.strides, b.strides, strict=True)]
+    return sorted(range(a.ndim), key=lambda axis: reach[axis])
+
+
+def _comparison(
+    a: NDArray[Any],
+    b: NDArray[Any],
+    found: Figures,
+    axes: list[int],
+    exact: bool,
+    rules: Rules,
+    known: dict[str, Any],
+) -> Comparison:
+    at = found.first_nonfinite if found.first_nonfinite >= 0 else found.worst
+    worst = values = None
+    if at >= 0:
+        worst = _index(at, a.shape, axes)
+        values = _item(a, worst), _item(b, worst)
+    atol: float | None = max(found.excess, 0.0)
+    rtol: float | None = found.factor
+    if atol and rules.rtol and not exact:
+        atol = nudged(atol)
+    rtol = nudged(rtol) if rtol else 0.0
+    if found.nonfinite or (exact and found.mismatches):
+        atol = rtol = None
+    reason = ""
+    if found.mismatches:
+        reason = f"{found.mismatches:,} of {found.pairs:,} elements"
+        if a.ndim == 0:
+            reason = "numbers"
+        if found.nonfinite:
+            reason += f", {found.nonfinite:,} not finite"
+    return Comparison(
+        not found.mismatches,
+        reason,
+        count=found.pairs,
+        finite=found.finite,
+        mismatches=found.mismatches,
+        nonfinite=found.nonfinite,
+        max_abs=found.max_abs,
+        mean_abs=found.mean_abs,
+        max_rel=found.max_rel,
+        mean_rel=found.mean_rel,
+        rel_l2=found.rel_l2,
+        cosine=found.cosine,
+        ulps=found.ulps if coarser(a.dtype, b.dtype).digits else None,
+        worst=worst,
+        values=values,
+        passing_atol=atol if atol is not None and math.isfinite(atol) else None,
+        passing_rtol=rtol if rtol is not None and math.isfinite(rtol) else None,
+        differing=int(found.mismatches > 0),
+        **known,
+    )
+
+
+def _index(at: int, shape: tuple[int, ...], axes: list[int]) -> tuple[int, ...]:
+    """The index of an element by its place in the order of `axes`."""
+    index = [0] * len(shape)
+    for axis in reversed(axes):
+        at, index[axis] = divmod(at, shape[axis])
+    return tuple(index)
+
+
+def _item(array: NDArray[Any], index: tuple[int, ...]) -> Any:
+    """An element as a number of Python's, where that holds it."""
+    item = array[index]
+    if is_whole(array.dtype):
+        return bool(item) if array.dtype.kind == "b" else int(item)
+    if array.dtype.kind == "c":
+        return item.item()
+    if is_number(array.dtype) and array.dtype.fields is None and array.dtype.itemsize <= 8:
+        try:
+            return float(item)
+        except TypeError:  # complex numbers of 16 bits
+            return complex(item)
+    return item.item() if array.dtype.kind in "US" else item
+
+
+def _other_elements(
+    a: NDArray[Any], b: NDArray[Any], rules: Rules, known: dict[str, Any]
+) -> Comparison:
+    """Arrays of text, dates, objects or records."""
+    import numpy as np
+
+    path = known["path"]
+    if a.dtype.kind == "O" or b.dtype.kind == "O":
+        return _Walk(rules).compare(a.tolist(), b.tolist(), path)
+    if a.dtype.names and a.dtype.names == b.dtype.names:
+        fields, others = ({name: each[name] for name in a.dtype.names} for each in (a, b))
+        return _Walk(rules).compare(fields, others, path)
+    unequal = 0
+    first: int | None = None
+    try:
+        for start in range(0, a.size, 1 << 16):
+            part = np.asarray(
+                a.flat[start : start + (1 << 16)] != b.flat[start : start + (1 << 16)]
+            )
+            if rules.equal_nan and a.dtype.kind in "mM" and b.dtype.kind in "mM":
+                stop = start + (1 << 16)
+                part &= ~(np.isnat(a.flat[start:stop]) & np.isnat(b.flat[start:stop]))
+            if first is None and part.any():
+                first = start + int(np.flatnonzero(part)[0])
+            unequal += int(np.count_nonzero(part))
+    except TypeError:  # text against dates, numbers against text
+        return Comparison(False, "nothing to compare with each other", differing=1, **known)
+    worst = values = None
+    if first is not None:
+        worst = tuple(int(i) for i in np.unravel_index(first, a.shape))
+        values = _item(a, worst), _item(b, worst)
+    reason = f"{unequal:,} of {a.size:,} elements" if unequal else ""
+    return Comparison(
+        not unequal, reason, count=a.size, mismatches=unequal, worst=worst, values=values,
+        differing=int(unequal > 0), **known,
+    )  # fmt: skip
+
+
+# ---- everything else ----
+
+
+class _Walk:
+    """Two trees, side by side."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.open: set[tuple[int, int]] = set()  # pairs that are being compared, for cycles
+
+    def compare(self, a: Any, b: Any, path: str) -> Comparison:
+        a, b = _plain(a), _plain(b)
+        own = own_comparison(a, b)
+        if own is not None:
+            return _verdict(bool(own(a, b)), "by the comparison registered for them", path)
+        if _is_scalar(a) and _is_scalar(b):
+            return self._numbers(a, b, path)
+        arrays = self._arrays(a, b)
+        if arrays is not None:
+            return compare_tensors(*arrays, self.rules, path)
+        pair = id(a), id(b)
+        if pair in self.open:  # a cycle, and so far both go round it alike
+            return Comparison(True, path=path, leaves=0)
+        if len(self.open) >= DEPTH:
+            raise TensortapError(
+                f"containers lie deeper than {DEPTH} in one another at {path[:200]}: "
+                "compare their parts"
+            )
+        self.open.add(pair)
+        try:
+            return self._objects(a, b, path)
+        finally:
+            self.open.discard(pair)
+
+    def _arrays(self, a: Any, b: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Both as arrays, if one is a tensor and the other can be."""
+        if isinstance(a, _NO_TENSOR) and isinstance(b, _NO_TENSOR):
+            return None
+        import numpy as np
+
+        first, second = array_of(a), array_of(b)
+        if first is None and second is None:
+            return None
+        if first is not None and second is not None:
+            if isinstance(a, np.ma.MaskedArray) or isinstance(b, np.ma.MaskedArray):
+                return None
+            return first, second
+        other = _as_array(b if first is not None else a)
+        if other is None:
+            return None
+        return (first, other) if first is not None else (other, second)  # type: ignore[return-value]
+
+    def _numbers(self, a: Any, b: Any, path: str) -> Comparison:
+        import numpy as np
+
+        try:
+            return compare_tensors(_number(a), _number(b), self.rules, path)
+        except OverflowError:  # more than 64 bits
+            pass
+        if any(isinstance(x, (float, complex)) and not np.isfinite(x) for x in (a, b)):
+            return Comparison(
+                False, "numbers, 1 not finite", path, count=1, mismatches=1,
+                nonfinite=1, worst=(), values=(a, b), differing=1,
+            )  # fmt: skip
+        return _beyond(a, b, self.rules, path)
+
+    def _objects(self, a: Any, b: Any, path: str) -> Comparison:
+        import numpy as np
+
+        if a is None or b is None or isinstance(a, _TEXT) or isinstance(b, _TEXT):
+            return _text(a, b, path)
+        if isinstance(a, np.ma.MaskedArray) and isinstance(b, np.ma.MaskedArray):
+            masks = np.ma.getmaskarray(a), np.ma.getmaskarray(b)
+            return self._fields(
+                {"data": a.filled(0), "mask": masks[0]},
+                {"data": b.filled(0), "mask": masks[1]},
+                path,
+                (),
+            )
+        if isinstance(a, dict) and isinstance(b, dict):
+            return self._mappings(a, b, path)
+        if isinstance(a, _SETS) and isinstance(b, _SETS):
+            return _sets(a, b, path)
+        fields = _fields_of(a), _fields_of(b)
+        if fields[0] is not None and fields[1] is not None:
+            return self._fields(fields[0], fields[1], path, _types(a, b))
+        if isinstance(a, _LISTS) and isinstance(b, _LISTS):
+            return self._sequences(list(a), list(b), path, _types(a, b))
+        if isinstance(a, Opaque) or isinstance(b, Opaque):
+            return _opaque(a, b, path)
+        kinds = (*_LISTS, *_SETS, dict)
+        if isinstance(a, kinds) or isinstance(b, kinds) or _is_tensor(a) or _is_tensor(b):
+            return _verdict(False, f"a {_name(a)} and a {_name(b)}", path)
+        return self._others(a, b, path)
+
+    def _others(self, a: Any, b: Any, path: str) -> Comparison:
+        same: Any = type(a).__eq__
+        if type(a) is type(b) and same is object.__eq__ and not isinstance(a, _ATOMS):
+            attributes = _attributes(a), _attributes(b)
+            if attributes[0] or attributes[1]:
+                return self._fields(*attributes, path, ())
+        try:
+            equal = bool(a is b or a == b)
+        except Exception as error:  # somebody else's code
+            reason = f"a {_name(a)} and a {_name(b)}, whose == raised {type(error).__name__}"
+            return _verdict(False, reason, path)
+        return _verdict(equal, f"{safe_repr(a, 60)} and {safe_repr(b, 60)}", path)
+
+    def _mappings(self, a: dict[Any, Any], b: dict[Any, Any], path: str) -> Comparison:
+        def children() -> Iterator[Comparison]:
+            for key in [*a, *(key for key in b if key not in a)]:
+                where = f"{path}[{_key(key)}]"
+                if key in a and key in b:
+                    yield self.compare(a[key], b[key], where)
+                else:
+                    yield _verdict(False, _only(key in a), where)
+
+        return gather(children(), path)
+
+    def _sequences(
+        self, a: list[Any], b: list[Any], path: str, notes: tuple[str, ...]
+    ) -> Comparison:
+        def children() -> Iterator[Comparison]:
+            for i in range(max(len(a), len(b))):
+                where = f"{path}[{i}]"
+                if i < len(a) and i < len(b):
+                    yield self.compare(a[i], b[i], where)
+                else:
+                    lengths = f"lengths {len(a):,} and {len(b):,}"
+                    yield _verdict(False, f"{_only(i < len(a))}: {lengths}", where)
+
+        return gather(children(), path, notes)
+
+    def _fields(
+        self, a: dict[str, Any], b: dict[str, Any], path: str, notes: tuple[str, ...]
+    ) -> Comparison:
+        def children() -> Iterator[Comparison]:
+            for name in [*a, *(name for name in b if name not in a)]:
+                where = f"{path}.{name}"
+                if name in a and name in b:
+                    yield self.compare(a[name], b[name], where)
+                else:
+                    yield _verdict(False, _only(name in a), where)
+
+        return gather(children(), path, notes)
+
+
+_TEXT = (str, bytes, bytearray)
+_SETS = (set, frozenset)
+_LISTS = (list, tuple, collections.deque)
+_ATOMS = (
+    enum.Enum, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
+    types.MethodType,
+)  # fmt: skip
+_NO_TENSOR = (str, bytes, bytearray, dict, list, tuple, set, frozenset, type(None), type)
+
+
+def gather(children: Iterable[Comparison], path: str, notes: tuple[str, ...] = ()) -> Comparison:
+    """The comparison of a container, from those of what is in it."""
+    leaves = differing = count = finite = mismatches = nonfinite = 0
+    max_abs = max_rel = sum_abs = sum_rel = 0.0
+    ulps: int | None = None
+    atol: float | None = 0.0
+    rtol: float | None = 0.0
+    parts: list[Comparison] = []
+    said: dict[str, None] = dict.fromkeys(notes)
+    for child in children:
+        leaves += child.leaves
+        differing += child.differing
+        count += child.count
+        finite += child.finite
+        mismatches += child.mismatches
+        nonfinite += child.nonfinite
+        max_abs, max_rel = max(max_abs, child.max_abs), max(max_rel, child.max_rel)
+        sum_abs += child.mean_abs * child.finite
+        sum_rel += child.mean_rel * child.finite
+        if child.ulps is not None:
+            ulps = max(ulps or 0, child.ulps)
+        if child.count or not child:
+            atol = _larger(atol, child.passing_atol)
+            rtol = _larger(rtol, child.passing_rtol)
+        if not child:
+            parts += child.parts or (child,)
+            del parts[PARTS:]
+        said.update(dict.fromkeys(child.notes))
+    return Comparison(
+        not differing,
+        f"{differing:,} of {leaves:,} values" if differing else "",
+        path,
+        tuple(said)[:10],
+        count=count,
+        finite=finite,
+        mismatches=mismatches,
+        nonfinite=nonfinite,
+        max_abs=max_abs,
+        mean_abs=sum_abs / finite if finite else 0.0,
+        max_rel=max_rel,
+        mean_rel=sum_rel / finite if finite else 0.0,
+        ulps=ulps,
+        passing_atol=atol,
+        passing_rtol=rtol,
+        leaves=leaves,
+        differing=differing,
+        parts=tuple(parts),
+    )
+
+
+def _larger(x: float | None, y: float | None) -> float | None:
+    return None if x is None or y is None else max(x, y)
+
+
+def _verdict(equal: bool, reason: str, path: str) -> Comparison:
+    if equal:
+        return Comparison(True, path=path)
+    return Comparison(False, reason, path, differing=1)
+
+
+def _plain(value: Any) -> Any:
+    """The nodes that records are made of, as what they stand for; of containers one level."""
+    if isinstance(value, Items):
+        if value.kind in ("set", "frozenset"):
+            return {rebuild(item) for item in value.items}
+        return tuple(value.items) if value.kind == "tuple" else list(value.items)
+    if isinstance(value, Mapping):
+        return {rebuild(key): item for key, item in value.items}
+    if isinstance(value, (Number, Blob)):
+        return rebuild(value)
+    return value
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex)) and not isinstance(value, enum.Enum)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, TensorData) or (hasattr(value, "dtype") and hasattr(value, "shape"))
+
+
+def _number(value: Any) -> NDArray[Any]:
+    """A number as an array without dimensions; OverflowError if it has more than 64 bits."""
+    import numpy as np
+
+    if isinstance(value, int) and not isinstance(value, bool):
+        dtype: type[np.generic] = np.int64 if value < 1 << 63 else np.uint64
+        return np.array(value, dtype)
+    return np.array(value)
+
+
+def _as_array(value: Any) -> NDArray[Any] | None:
+    """A number, or a list of numbers, as an array; None of anything else."""
+    import numpy as np
+
+    if _is_scalar(value):
+        try:
+            return _number(value)
+        except OverflowError:
+            return None
+    if not isinstance(value, (list, tuple)):
+        return None
+    try:
+        found = np.asarray(value)
+    except (ValueError, OverflowError, TypeError, RuntimeError):
+        return None
+    if found.dtype.kind in "biufc" and not _holds_tensors(value):
+        return found
+    return None
+
+
+def _holds_tensors(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether a list has tensors in it: these are compared one by one, with their own dtypes."""
+    return any(
+        _holds_tensors(each) if isinstance(each, (list, tuple)) else _is_tensor(each)
+        for each in value
+    )
+
+
+def _beyond(a: Any, b: Any, rules: Rules, path: str) -> Comparison:
+    """Numbers of which one is an integer beyond 64 bits."""
+    if isinstance(a, complex) or isinstance(b, complex):
+        equal = a == b
+        reason = "numbers" if not equal else ""
+        return Comparison(
+            equal, reason, path, count=1, finite=1, mismatches=int(not equal), worst=(),
+            values=(a, b), differing=int(not equal),
+        )  # fmt: skip
+    x, y = Fraction(a), Fraction(b)
+    d = abs(x - y)
+    exact = isinstance(a, int) and isinstance(b, int)
+    allowed = Fraction(0) if exact else Fraction(rules.atol) + Fraction(rules.rtol) * abs(y)
+    close = d <= allowed
+    atol = rtol = None
+    if close or not exact:
+        atol = _tolerance(d - Fraction(rules.rtol) * abs(y))
+        over = d - Fraction(rules.atol)
+        if over <= 0 or y:
+            rtol = _tolerance(over / abs(y) if y else over)
+    relative = _float(d / abs(y)) if y else math.inf
+    return Comparison(
+        close, "" if close else "numbers", path, count=1, finite=1, mismatches=int(not close),
+        max_abs=_float(d), mean_abs=_float(d), max_rel=relative, mean_rel=relative,
+        worst=() if d else None, values=(a, b) if d else None,
+        passing_atol=atol, passing_rtol=rtol, differing=int(not close),
+    )  # fmt: skip
+
+
+def _tolerance(x: Fraction) -> float | None:
+    found = nudged(_float(x)) if x > 0 else 0.0
+    return found if math.isfinite(found) else None
+
+
+def _float(x: Fraction) -> float:
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf
+
+
+def _text(a: Any, b: Any, path: str) -> Comparison:
+    if isinstance(a, (bytes, bytearray)) and isinstance(b, (bytes, bytearray)):
+        equal = bytes(a) == bytes(b)
+    else:
+        equal = (a is None and b is None) or (
+            isinstance(a, str) and isinstance(b, str) and str(a) == str(b)
+        )
+    if equal:
+        return Comparison(True, path=path)
+    if isinstance(a, _TEXT) and isinstance(b, _TEXT) and isinstance(a, str) == isinstance(b, str):
+        at = next(
+            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+        )
+        start = max(0, at - 10)
+        shown = [safe_repr(each[start : start + 40], 60) for each in (a, b)]
+        where = f" from character {at}" if at else ""
+        if isinstance(a, (bytes, bytearray)):
+            where = where.replace("character", "byte")
+        return _verdict(False, f"{shown[0]} and {shown[1]}{where}", path)
+    return _verdict(False, f"{_short(a)} and {_short(b)}", path)
+
+
+def _short(value: Any) -> str:
+    if value is None or isinstance(value, (*_TEXT, bool, int, float, complex)):
+        return safe_repr(value, 60)
+    return f"a {_name(value)}"
+
+
+def _sets(a: Any, b: Any, path: str) -> Comparison:
+    if a == b:
+        return Comparison(True, path=path)
+    said = []
+    for side, only in (("a", a - b), ("b", b - a)):
+        if only:
+            some = ", ".join(sorted(safe_repr(member, 30) for member in only)[:3])
+            more = f" and {len(only) - 3:,} more" if len(only) > 3 else ""
+            said.append(f"only {side} has {some}{more}")
+    return _verdict(False, ", ".join(said), path)
+
+
+def _opaque(a: Any, b: Any, path: str) -> Comparison:
+    """Objects of which only type and repr were kept."""
+    if isinstance(a, Opaque) and isinstance(b, Opaque):
+        found = _verdict(a == b, f"{a.repr[:60]} and {b.repr[:60]}", path)
+        return dataclasses.replace(found, notes=("only their reprs were kept",))
+    return _verdict(False, f"{_short(a)} and {_short(b)}", path)
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a namedtuple, a dataclass or the node that stands for one."""
+    if isinstance(value, Fields):
+        return dict(zip(value.names, value.values, strict=False))
+    names = getattr(type(value), "_fields", None)
+    if isinstance(value, tuple) and isinstance(names, tuple):
+        return dict(zip(names, value, strict=False))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in fields if hasattr(value, name)}
+    return None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = [
+        name
+        for cls in type(value).__mro__
+        for name in _names(cls.__dict__.get("__slots__", ()))
+        if name not in ("__dict__", "__weakref__")
+    ]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _types(a: Any, b: Any) -> tuple[str, ...]:
+    names = _name(a), _name(b)
+    return (f"a {names[0]} and a {names[1]}",) if names[0] != names[1] else ()
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, Fields):
+        return value.type.rpartition(":")[2].rpartition(".")[2]
+    return type(value).__name__
+
+
+def _only(in_a: bool) -> str:
+    return f"only {'a' if in_a else 'b'} has it"
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return '"' + key[:80].replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return safe_repr(key, 60)

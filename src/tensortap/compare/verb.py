@@ -1,0 +1,71 @@
+"""`tap.compare`: objects, files and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tensortap.compare.files import content_of, is_run, only_tensor, path_of
+from tensortap.compare.values import compare_values
+from tensortap.errors import TensortapError
+
+
+def compare(
+    a: Any,
+    b: Any,
+    *,
+    atol: float = 1e-8,
+    rtol: float = 1e-5,
+    equal_nan: bool = True,
+    trust: bool = False,
+    **options: Any,
+) -> Any:
+    """Whether two values, files or runs agree: true or false, and says where they do not.
+
+    Close is ``|a - b| <= atol + rtol*|b|``. A path, or text that names a file (`.pt`, `.npy`,
+    `.pkl`, `.safetensors`, or one of a registered format), stands for what is in it; `trust` allows
+    pickles of classes of your own. Folders of runs, runs and live sessions are compared record by
+    record; the other `options` are for them.
+
+    >>> import numpy as np
+    >>> compare(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
+    <differ: 1 of 2 elements, max|Δ|=0.5, rel=0.2, 1.13e+15 ulp, cosine=0.996546, worst at [1]:
+    2 and 2.5, atol=0.5 or rtol=0.2 would pass>
+    """
+    runs = is_run(a), is_run(b)
+    if any(runs):
+        if not all(runs):
+            other = b if runs[0] else a
+            raise TensortapError(f"a run can only be compared with a run, not {_said(other)}")
+        return _compare_runs(
+            a, b, atol=atol, rtol=rtol, equal_nan=equal_nan, trust=trust, **options
+        )
+    if options:
+        raise TypeError(f"{', '.join(options)}: only for runs, and neither of these is one")
+    x, y = content_of(a, trust=trust), content_of(b, trust=trust)
+    if str(path_of(a)).endswith(".safetensors"):
+        x = only_tensor(x, y)
+    if str(path_of(b)).endswith(".safetensors"):
+        y = only_tensor(y, x)
+    return compare_values(x, y, atol=atol, rtol=rtol, equal_nan=equal_nan)
+
+
+def _compare_runs(a: Any, b: Any, **options: Any) -> Any:
+    import importlib
+
+    try:
+        runs = importlib.import_module("tensortap.compare.runs")
+    except ModuleNotFoundError as error:
+        if error.name != "tensortap.compare.runs":
+            raise
+        raise NotImplementedError(
+            "whole runs cannot be compared yet: compare their values"
+        ) from None
+    return runs.compare_runs(a, b, **options)
+
+
+def _said(value: Any) -> str:
+    path = path_of(value)
+    if path is not None:
+        return f"{path}, which is none" if Path(path).exists() else f"{path}, which does not exist"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,57 @@
+"""What people import in their own tests.
+
+import tensortap as tap
+
+
+def test_the_training_is_what_it_was(tmp_path):
+    run = train(tmp_path)  # something that returns the folder of a run
+    tap.testing.assert_runs_match(run, "tests/data/reference", rtol=1e-4, rules="rules.toml")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap.compare.report import Report
+
+__all__ = ["assert_runs_match"]
+
+_ROWS = 15
+_WIDTH = 110
+
+
+def assert_runs_match(run: Any, reference: Any, **options: Any) -> Report:
+    """Fail, with the report as the message, unless a run agrees with another; returns the report.
+
+    Both are paths, `Run` objects or live sessions; the options are those of `tap.compare`:
+    `atol`, `rtol`, `equal_nan`, `names`, `kinds`, `steps`, `ranks`, `mapping`, `rules`,
+    `allow_missing`, `trust`. Nothing in common is a failure, too: a test that compares nothing
+    would pass for ever.
+    """
+    from pathlib import Path
+
+    from tensortap.compare.verb import compare
+    from tensortap.errors import TensortapError
+
+    __tracebackhide__ = True  # pytest shows the line of the test
+    sides = [Path(side) if isinstance(side, str) else side for side in (run, reference)]
+    report = compare(*sides, **options)
+    if not isinstance(report, Report):
+        raise TensortapError(f"these are no runs: {run} and {reference}")
+    if not report:
+        raise AssertionError(_message(report))
+    if not report.compared:
+        raise AssertionError(f"{report.a} and {report.b} have nothing to compare")
+    return report
+
+
+def _message(report: Report) -> str:
+    import io
+
+    from rich.console import Console
+
+    from tensortap.compare.text import report_text
+
+    file = io.StringIO()
+    Console(file=file, width=_WIDTH, color_system=None).print(report_text(report, _ROWS))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -1,0 +1,255 @@
+"""Each hypothesis: where it holds, and where it must not be claimed."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tensortap.compare import explain
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((6, 8)).astype(np.float32)
+Y = RNG.standard_normal((6, 8)).astype(np.float32)
+CUBE = RNG.standard_normal((4, 4, 4, 4)).astype(np.float32)
+LARGE = RNG.standard_normal((300, 400)).astype(np.float32)
+
+
+def kinds(a, b, **options):
+    return [found.kind for found in explain(a, b, **options)]
+
+
+# ---- what holds for nothing ----
+
+NOTHING = {
+    "random": (X, Y),
+    "random, square": (CUBE[0, 0], CUBE[1, 1]),
+    "noise": (X * (1 + 1e-3 * Y), X),
+    "noise, in bfloat16": (
+        (X * (1 + 1e-2 * Y)).astype(ml_dtypes.bfloat16),
+        X.astype(ml_dtypes.bfloat16),
+    ),
+    "equal": (X, X.copy()),
+    "close": (X, X * np.float32(1 + 1e-7)),
+    "constants": (np.ones((4, 4)), np.full((4, 4), 2.0)),
+    "a large constant": (np.ones((100, 100)), np.full((100, 100), 2.0)),
+    "zeros": (np.zeros((4, 4)), np.zeros((4, 4))),
+    "one number": (np.array([2.0]), np.array([4.0])),
+    "two numbers": (np.array([2.0, 4.0]), np.array([1.0, 2.0])),
+    "a few bools": (
+        np.array([[True, False], [True, False]]),
+        np.array([[True, True], [False] * 2]),
+    ),
+    "one element": (X, np.where(np.arange(48).reshape(6, 8) == 5, 9.0, X)),
+    "nan": (np.full((4, 4), np.nan), X[:4, :4]),
+    "shapes": (X, X[:5]),
+    "ranks": (X, X[None]),
+    "text": (np.array(["a", "b"]), np.array(["b", "a"])),
+    "no arrays": ("a", None),
+    "empty": (np.empty((0, 3)), np.empty((3, 0))),
+    "a step": (np.arange(20.0) + 1, np.arange(20.0) * 1.37 - 4),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_nothing_is_claimed_of(name):
+    a, b = NOTHING[name]
+    assert explain(a, b) == ()
+    assert explain(b, a) == ()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_nothing_is_claimed_of_small_random_arrays(seed):
+    """Few elements of few kinds: by chance, many things nearly hold."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(rng.integers(2, 4, rng.integers(1, 4)))
+    for high in (2, 3, 10):
+        a, b = rng.integers(0, high, (2, *shape))
+        assert set(kinds(a.astype(float), b.astype(float))) <= {"zero"}
+    a, b = rng.standard_normal((2, *shape)).astype(np.float32)
+    assert kinds(a, b) == []
+
+
+# ---- transposed ----
+
+
+@pytest.mark.parametrize(
+    ("x", "axes"),
+    [
+        (X, (1, 0)),
+        (CUBE[0, 0], (1, 0)),
+        (CUBE[0], (2, 0, 1)),
+        (CUBE, (0, 2, 1, 3)),
+        (CUBE, (3, 1, 0, 2)),
+        (LARGE, (1, 0)),
+        (LARGE.reshape(10, 30, 400), (1, 2, 0)),
+    ],
+)
+def test_transposed(x, axes):
+    (found,) = explain(x.transpose(axes), x)
+    assert (found.kind, found.details["axes"]) == ("transposed", axes)
+    assert str(axes) in str(found)
+    (found,) = explain(np.ascontiguousarray(x.transpose(axes)), x.astype(np.float64))
+    assert found.details["axes"] == axes
+
+
+def test_not_transposed():
+    assert kinds(X.reshape(8, 6), X) == []  # the shape of it, in the old order
+    turned = X.T.copy()
+    turned[3, 3] += 1
+    assert kinds(turned, X) == []
+    symmetric = X[:, :6] + X[:, :6].T
+    assert kinds(symmetric, symmetric + 1) == []
+    large = LARGE.T.copy()
+    large[399, 299] += 1  # where no sample is taken
+    assert kinds(large, LARGE) == []
+    assert kinds(X[None].transpose(1, 0, 2), X[None]) == []  # an axis of one moved: nothing moved
+
+
+# ---- a factor, a sign ----
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(8, "8 times"), (1 / 8, "1/8 times"), (-2, "-2 times"), (1 / 3, "1/3 times"),
+     (64**-0.5 / 2**0.5, "1/√128"), (0.7123, "0.7123 times")],
+)  # fmt: skip
+def test_a_factor(factor, said):
+    for x in (X, LARGE, X.astype(np.float64)):
+        (found,) = explain(x * x.dtype.type(factor), x)
+        assert found.kind == "factor"
+        assert found.details["factor"] == pytest.approx(factor, rel=1e-5)
+        assert said in str(found)
+    half = X.astype(ml_dtypes.bfloat16)
+    (found,) = explain((half.astype(np.float32) * factor).astype(ml_dtypes.bfloat16), half)
+    assert found.details["factor"] == pytest.approx(factor, rel=1e-2)
+
+
+def test_no_factor():
+    a = X * np.float32(8)
+    a[2, 2] *= np.float32(1.01)
+    assert kinds(a, X) == []
+    large = LARGE * np.float32(2)
+    large[299, 399] += 1
+    assert kinds(large, LARGE) == []
+    assert kinds(X * 2 + np.float32(0.1), X) == []
+    sparse = np.zeros((6, 8))
+    sparse[0, 0] = 1.0
+    assert kinds(2 * sparse, sparse) == []  # one element tells no factor
+
+
+def test_a_sign():
+    (found,) = explain(-X, X)
+    assert (found.kind, str(found)) == ("sign", "a is b with its sign flipped")
+    assert kinds(np.abs(X), X) == []
+    assert kinds(-np.ones((4, 4)), np.ones((4, 4))) == []
+    mixed = -X
+    mixed[0, 0] = X[0, 0]
+    assert kinds(mixed, X) == []
+
+
+# ---- shifted ----
+
+
+@pytest.mark.parametrize(("axis", "by"), [(0, 1), (0, -1), (1, 1), (1, -1)])
+def test_shifted(axis, by):
+    for x in (X, LARGE):
+        (found,) = explain(np.roll(x, by, axis), x)
+        assert (found.kind, found.details) == ("shifted", {"axis": axis, "by": by})
+    moved = np.roll(X, by, axis)
+    moved[tuple(slice(None) if i != axis else (0 if by > 0 else -1) for i in range(2))] = 0
+    assert kinds(moved, X) == ["shifted"]  # filled up with zeros
+
+
+def test_not_shifted():
+    assert kinds(np.roll(X, 2, 0), X) == []
+    almost = np.roll(X, 1, 0)
+    almost[3, 3] += 1
+    assert kinds(almost, X) == []
+    rows = np.repeat(X[:1], 6, 0)
+    assert kinds(rows, rows + 1) == []
+    assert "shifted" not in kinds(np.array([0.0, 1, 0, 1, 0]), np.array([1.0, 0, 1, 0, 1]))
+
+
+# ---- rounding ----
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("stored", ["own", "float32"])
+def test_rounded(name, stored):
+    for x in (X, LARGE):
+        coarse = x.astype(getattr(ml_dtypes, name, name))
+        if stored == "float32":
+            coarse = coarse.astype(np.float32)
+        (found,) = explain(coarse, x)
+        assert (found.kind, found.details["side"]) == ("rounded", "a")
+        assert name in found.details["dtypes"]
+        (found,) = explain(x, coarse)
+        assert found.details["side"] == "b"
+
+
+def test_rounded_to_float32():
+    x = RNG.standard_normal(100)
+    (found,) = explain(x, x.astype(np.float32), rtol=0, atol=0)
+    assert str(found) == "b is a rounded to float32"
+
+
+def test_not_rounded():
+    half = X.astype(ml_dtypes.bfloat16)
+    bits = half.view(np.int16).copy()
+    bits[2, 2] += 1
+    assert kinds(bits.view(ml_dtypes.bfloat16), X) == []
+    cut = (X.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)  # cut off, not rounded
+    assert kinds(cut, X) == []
+    assert kinds(Y.astype(ml_dtypes.bfloat16), X) == []
+    assert kinds(np.float32([1.0, 2.0]), np.float32([1.001, 2.001])) == []
+    ones = np.ones(50, np.float32)
+    assert kinds(ones, ones + np.float32(1e-3)) == []  # all the same: they may be meant so
+    large = LARGE.astype(np.float16).astype(np.float32)
+    large[299, 399] += 1
+    assert kinds(large, LARGE) == []
+
+
+# ---- zeros ----
+
+
+def test_all_zeros():
+    assert [str(f) for f in explain(np.zeros_like(X), X)] == ["a is all zeros"]
+    assert [str(f) for f in explain(X, np.zeros_like(X))] == ["b is all zeros"]
+    assert [str(f) for f in explain(LARGE, np.zeros_like(LARGE))] == ["b is all zeros"]
+
+
+def test_not_all_zeros():
+    nearly = np.zeros_like(LARGE)
+    nearly[299, 399] = 1
+    assert kinds(nearly, LARGE) == []
+    assert kinds(np.full_like(X, 1e-30), X) == []
+
+
+# ---- stale ----
+
+
+def test_stale():
+    before = RNG.standard_normal(X.shape).astype(np.float32)
+    (found,) = explain(before, X, previous_b=before.copy())
+    assert (found.kind, str(found)) == ("stale", "a is what b was one step before")
+    (found,) = explain(X, before, previous_a=before, previous_b=Y)
+    assert str(found) == "b is what a was one step before"
+
+
+def test_not_stale():
+    assert kinds(X, Y, previous_a=X, previous_b=Y) == []  # nothing moved, on either side
+    almost = X.copy()
+    almost[0, 0] += 1
+    assert kinds(X, Y, previous_b=almost) == []
+    assert kinds(X, Y, previous_b=X[:2]) == []
+    assert kinds(X, Y, previous_b="text") == []
+    assert kinds(np.ones((4, 4)), np.zeros((4, 4)) + 2, previous_b=np.ones((4, 4))) == []
+
+
+def test_tensors_of_torch():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(5, 7)
+    assert kinds(x.T, x) == ["transposed"]
+    assert kinds(x.bfloat16(), x) == ["rounded"]
+    assert kinds(x / 2, x.numpy()) == ["factor"]

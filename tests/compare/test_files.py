@@ -1,0 +1,238 @@
+"""Files of every format against each other, and against objects."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tensortap as tap
+from tensortap.compare.files import path_of
+from tensortap.errors import NotFound, TensortapError
+from tensortap.formats import files
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(value, name):
+    path = pathlib.Path(name)
+    if path.suffix == ".safetensors":
+        safetensors.save_file({"x": value}, path)
+    elif path.suffix == ".npy":
+        files._save_numpy(value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+                          if value.dtype == torch.bfloat16 else value.numpy(), path)  # fmt: skip
+    elif path.suffix == ".pt":
+        torch.save(value, path)
+    else:
+        files._save_pickle(value, path)
+    return path
+
+
+NAMES = ["one.pt", "one.npy", "one.pkl", "one.safetensors"]
+
+
+@pytest.mark.parametrize("first", NAMES)
+@pytest.mark.parametrize("second", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_files_across_formats(folder, first, second, dtype):
+    x = torch.randn(7, 5).to(dtype)
+    y = x.clone()
+    y[6, 4] += 1
+    (folder / "other").mkdir()
+    a, same = write(x, first), write(x, f"other/{second}")
+    assert tap.compare(a, same)
+    assert tap.compare(str(a), x)
+    assert tap.compare(x, a)
+    found = tap.compare(a, write(y, f"other/{second}"))
+    assert not found
+    assert (found.parts or [found])[0].worst == (6, 4)  # two dicts of one are still dicts
+
+
+def test_a_file_of_many_tensors_is_a_dict(folder):
+    tensors = {"a": torch.ones(3), "b": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+    safetensors.save_file(tensors, "many.safetensors", metadata={"format": "pt"})
+    torch.save(tensors, "many.pt")
+    assert tap.compare("many.safetensors", "many.pt")
+    assert tap.compare("many.safetensors", tensors)
+    torch.save({"a": torch.ones(3)}, "many.pt")
+    found = tap.compare("many.safetensors", "many.pt")
+    assert [(part.path, part.reason) for part in found.parts] == [('["b"]', "only a has it")]
+
+
+def test_text_that_is_no_file_is_text(folder):
+    assert tap.compare("a cat", "a cat")
+    assert not tap.compare("a cat", "a dog")
+    assert not tap.compare("", None)
+    assert path_of("line\nrunner.pt") is None
+    assert path_of("x" * 5000) is None
+    (folder / "there").write_text("")
+    assert path_of("there") == pathlib.Path("there")
+
+
+def test_bad_files(folder):
+    x = np.ones(1000)
+    with pytest.raises(NotFound, match=r"no such file: nowhere\.pt"):
+        tap.compare("nowhere.pt", x)
+    with pytest.raises(NotFound, match="no such file"):
+        tap.compare("no/where", "no/where/else")
+    (folder / "notes.txt").write_text("hm")
+    with pytest.raises(TensortapError, match=r"notes\.txt: no format has this suffix.*\.npy"):
+        tap.compare("notes.txt", x)
+    with pytest.raises(TensortapError, match="folder, and not that of a run"):
+        tap.compare(folder, folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.99])
+def test_truncated_files(folder, name, keep):
+    path = write(torch.randn(1000), name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(TensortapError, match="one"):
+        tap.compare(path, path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]},
+        {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": "2", "data_offsets": [0, 8]},
+        {"dtype": "F32", "data_offsets": [0, 8]},
+        {"dtype": [], "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 80]},
+        7,
+    ],
+)
+def test_safetensors_that_lie(folder, entry):
+    header = json.dumps({"x": entry}).encode()
+    pathlib.Path("x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(TensortapError, match=r"x\.safetensors"):
+        tap.compare("x.safetensors", np.zeros(2))
+
+
+def test_unaligned_safetensors(folder):
+    header = json.dumps({"x": {"dtype": "F64", "shape": [2], "data_offsets": [0, 16]}}).encode()
+    header += b" " * (-len(header) % 8 + 1)
+    path = pathlib.Path("x.safetensors")
+    path.write_bytes(len(header).to_bytes(8, "little") + header + np.array([1.0, 2.0]).tobytes())
+    assert tap.compare(path, np.array([1.0, 2.0]))
+
+
+class Custom:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_pickles_of_custom_classes_need_trust(folder):
+    import pickle
+
+    for name, x in (("a.pkl", 1.0), ("b.pkl", 2.0)):
+        Custom.__module__ = "tests.compare.test_files"
+        sys.modules["tests.compare.test_files"] = sys.modules[__name__]
+        pathlib.Path(name).write_bytes(pickle.dumps(Custom(x)))
+    with pytest.raises(TensortapError, match="trust=True"):
+        tap.compare("a.pkl", "b.pkl")
+    assert tap.compare("a.pkl", "a.pkl", trust=True)
+    found = tap.compare("a.pkl", "b.pkl", trust=True)
+    assert found.parts[0].path == ".x"
+
+
+def test_formats_of_users(folder):
+    class Note:
+        def __init__(self, text):
+            self.text = text
+
+    tap.register_format(
+        Note, ".note", lambda note, path: path.write_text(note.text),
+        lambda path: Note(path.read_text()), lambda a, b: a.text.lower() == b.text.lower(),
+    )  # fmt: skip
+    try:
+        pathlib.Path("a.note").write_text("Hello")
+        assert tap.compare("a.note", Note("hELLO"))
+        assert not tap.compare("a.note", Note("bye"))
+    finally:
+        files._formats.pop(0)
+
+
+def test_an_array_that_cannot_be_mapped(folder):
+    np.save("empty.npy", np.empty((0, 3)))
+    assert tap.compare("empty.npy", np.empty((0, 3)))
+    np.save("objects.npy", np.array([1, "x"], object), allow_pickle=True)
+    with pytest.raises(TensortapError, match="trust=True"):
+        tap.compare("objects.npy", "objects.npy")
+    assert tap.compare("objects.npy", "objects.npy", trust=True)
+    torch.save(torch.ones(3), "old.pt", _use_new_zipfile_serialization=False)
+    assert tap.compare("old.pt", np.ones(3))
+
+
+def test_runs_are_for_later_and_not_for_values(folder):
+    run = folder / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    with pytest.raises(TensortapError, match="only be compared with a run, not a int"):
+        tap.compare(run, 5)
+    with pytest.raises(TypeError, match="allow_missing"):
+        tap.compare(1, 1, allow_missing=True)
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs Linux")
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".pt"])
+def test_files_larger_than_memory(folder, suffix):
+    """256 MiB each, with room for 32 MiB."""
+    n = 1 << 26
+    if suffix == ".npy":
+        for name in ("a", "b"):
+            array = np.lib.format.open_memmap(f"{name}.npy", "w+", np.float32, (n,))
+            array[:: 1 << 20] = 1.0
+            array[-1] = 1.0 if name == "a" else 2.0
+            del array
+    else:
+        x = torch.zeros(n)
+        for value in (1.0, 2.0):
+            x[-1] = value
+            name = "a" if value == 1 else "b"
+            torch.save(x, f"{name}.pt") if suffix == ".pt" else safetensors.save_file(
+                {"x": x}, f"{name}.safetensors"
+            )
+        del x
+    code = f"""
+import resource, sys
+sys.path.insert(0, {str(pathlib.Path(tap.__file__).parents[1])!r})
+import numpy, ml_dtypes, torch, tensortap as tap
+tap.compare(numpy.ones(3), torch.ones(3))
+said = open("/proc/self/status").read().split("VmData:")[1].split()[0]
+# torch maps what it could also write: that counts as data, though no page of it ever is
+room = (32 << 20) + (len(numpy.memmap("a.pt")) * 2 if {suffix!r} == ".pt" else 0)
+resource.setrlimit(resource.RLIMIT_DATA, (int(said) * 1024 + room,) * 2)
+found = tap.compare("a{suffix}", "b{suffix}")
+assert not found and (found.parts or [found])[0].worst == ({n - 1},), found
+print("kept")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "kept\n", done.stderr
+
+
+def test_the_verb_is_there_whatever_was_imported_first():
+    src = str(pathlib.Path(tap.__file__).parents[1])
+    for first in ("pass", "import tensortap.compare.values", "from tensortap import compare"):
+        code = (
+            f"import sys; sys.path.insert(0, {src!r})\n{first}\nimport tensortap as tap\n"
+            "assert tap.compare(1, 1)\nimport tensortap.compare.explain\n"
+            "from tensortap.compare import compare_values\n"
+            "assert tap.compare(1, 1, atol=0) and not tap.compare(1, 2)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,161 @@
+"""What a report says: as text, as JSON, in a notebook, and with the values it is about."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tensortap as tap
+from tensortap.compare.as_json import as_json, comparison_as_json
+from tensortap.compare.report import Difference, Key, Missing, Report, gaps
+from tensortap.compare.result import Comparison
+from tensortap.compare.runs import compare_runs
+from tensortap.compare.text import comparison_text, report_text
+from tensortap.errors import TensortapError
+
+HOSTILE = "\x1b[31m</script>[/bold]'\"\n😀"
+
+
+def layers(change=lambda name, step, x: x, steps=4):
+    rng = np.random.default_rng(0)
+    found = []
+    for step in range(steps):
+        for name in ("embed", "attn", "mlp"):
+            x = rng.standard_normal((6, 8)).astype("f4")
+            found.append((name, "Activation", step, change(name, step, x)))
+    return found
+
+
+def shown(renderable, width=100):
+    file = io.StringIO()
+    Console(file=file, width=width).print(renderable)
+    return file.getvalue()
+
+
+@pytest.fixture
+def report(write):
+    def half(name, step, x):
+        return x / 2 if step >= 2 and name == "attn" else x
+
+    return compare_runs(write(layers(half)), write(layers()))
+
+
+def test_the_text_of_a_difference(report):
+    text = shown(report)
+    assert text.startswith("✗ differ")
+    assert "12 records compared, 2 differ" in text
+    assert "attn  Activation  step 2  rank 0" in text
+    assert "because  a is 1/2 times b" in text
+    assert "culprit  attn: all that came before it agrees" in text
+    rows = [line.split() for line in text.splitlines() if line.strip().endswith("100.0%")]
+    assert [(row[0], row[1]) for row in rows] == [("2", "attn"), ("3", "attn")]
+    assert " rank " not in text.splitlines()[-3]  # a column of zeros says nothing
+
+
+def test_the_text_of_an_agreement(write):
+    report = compare_runs(write(layers()), write(layers()))
+    text = shown(report)
+    assert text.startswith("✓ agree")
+    assert "first" not in text.splitlines()[-1]
+
+
+def test_few_rows_are_shown_and_the_rest_is_counted(write):
+    report = compare_runs(write(layers(lambda n, s, x: x + 1)), write(layers()))
+    text = shown(report_text(report, 5))
+    assert text.count("Activation") == 5 + 1  # and the first
+    assert "… and 7 more" in text
+
+
+def test_what_is_missing_is_said_with_its_steps(write):
+    other = [row for row in layers() if row[0] != "mlp" or row[2] == 1]
+    report = compare_runs(write(layers()), write([*other, ("new", "Value", 9, 1.0)]))
+    text = shown(report)
+    assert "only in the first" in text
+    assert "steps 0-3" in text
+    assert "only in the second" in text
+    assert "step 9" in text
+    found = gaps(report.missing)
+    assert [(gap.side, gap.name, gap.count) for gap in found] == [("a", "mlp", 3), ("b", "new", 1)]
+
+
+def test_what_differed_around_the_runs_comes_first():
+    provenance = {
+        "command": (["train.py"], ["train.py", "--fast"]),
+        "packages": ({"torch": "2.1"}, {"torch": "2.2"}),
+        "environment": ({"SEED": None}, {"SEED": HOSTILE}),
+    }
+    text = shown(Report("a", "b", 1, 1, 0, provenance=provenance))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["package", "torch", "2.1", "2.2"] in lines
+    assert ["command", "train.py", "train.py", "--fast"] in lines
+    assert "$SEED" in text
+    assert "\x1b" not in text
+
+
+def test_names_do_not_reach_the_terminal_as_they_are():
+    key = Key(HOSTILE + "x" * 5000, "Activation", 0, 0, -1)
+    found = Difference(key, Comparison(False, HOSTILE), explanations=(HOSTILE,), expected=HOSTILE)
+    report = Report(
+        HOSTILE, "b", 1, 0, 0, (found, Difference(key, Comparison(False, HOSTILE))),
+        (Missing(key, "a", True),), culprit=HOSTILE,
+    )  # fmt: skip
+    text = shown(report)
+    assert "\x1b" not in text
+    assert "😀" in text
+    assert "[31m" in text  # nor is it taken for markup
+    assert len(text) < 20_000
+    assert "no room for 1" in text
+    assert "</script>" not in report._repr_html_()
+
+
+def test_the_values_of_a_difference_are_read_when_asked_for(report):
+    a, b = report.values(report.first)
+    assert isinstance(a, np.ndarray)
+    assert np.array_equal(a, b / 2)
+    with pytest.raises(TensortapError, match="does not know where"):
+        Report("a", "b", 1, 1, 0).values(report.first)
+
+
+def test_json_has_everything_and_is_json(report):
+    text = json.dumps(report.to_json(), allow_nan=False)
+    found = json.loads(text)
+    assert (found["format"], found["of"], found["agree"]) == (1, "runs", False)
+    assert (found["compared"], found["equal"]) == (12, 10)
+    assert found["first"] == found["differences"][0]
+    first = found["first"]
+    assert (first["name"], first["kind"], first["step"], first["rank"]) == (
+        "attn", "Activation", 2, 0,
+    )  # fmt: skip
+    assert first["explanations"] == ["a is 1/2 times b"]
+    assert first["comparison"]["mismatches"] == 48
+    assert first["comparison"]["worst"] == list(report.first.comparison.worst)
+    assert found["missing"] == []
+
+
+def test_json_of_numbers_that_it_has_not():
+    assert as_json((float("nan"), float("inf"), -float("inf"), np.float64(1.5), 1 + 2j)) == [
+        "NaN", "Infinity", "-Infinity", 1.5, "(1+2j)",
+    ]  # fmt: skip
+
+
+def test_two_files_as_text_and_json():
+    found = tap.compare({"w": np.ones(3), "n": "a"}, {"w": np.array([1, 2, np.nan]), "n": "b"})
+    text = shown(comparison_text(found, "a.pt", "b.pt"))
+    assert text.startswith("✗ differ   a.pt and b.pt")
+    assert '["w"]' in text
+    assert "66.7%" in text
+    said = json.loads(json.dumps(comparison_as_json(found, "a.pt", "b.pt"), allow_nan=False))
+    assert said["of"] == "files"
+    assert [part["path"] for part in said["comparison"]["parts"]] == ['["w"]', '["n"]']
+
+
+def test_a_worker_may_be_sent_a_report(report):
+    import pickle
+
+    again = pickle.loads(pickle.dumps(report))
+    assert again == report
+    assert np.array_equal(again.values(again.first)[1], report.values(report.first)[1])

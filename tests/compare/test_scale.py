@@ -1,0 +1,134 @@
+"""Comparisons in threads, processes, a cluster; runs on object storage; many records."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+from tensortap.compare.runs import compare_runs
+from tensortap.errors import NotFound, TensortapError
+
+
+def records(change=None, count=200):
+    rng = np.random.default_rng(0)
+    found = []
+    for step in range(count):
+        x = rng.standard_normal(6000).astype("f4")
+        found.append(("x", "Value", step, x + 1 if step == change else x * np.float32(1 + 1e-7)))
+    return found
+
+
+@pytest.fixture
+def runs(write):
+    return write(records()), write(records(change=120))
+
+
+def check(report):
+    assert [d.key.step for d in report.differences] == [120]
+    assert report.compared == 200
+
+
+def test_threads(runs):
+    with concurrent.futures.ThreadPoolExecutor(3) as executor:
+        check(compare_runs(*runs, executor=executor))
+
+
+def test_processes(runs):
+    import multiprocessing
+
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, spawn) as executor:
+        check(compare_runs(*runs, executor=executor))
+
+
+@pytest.mark.filterwarnings("ignore")  # what a cluster says when it starts and ends
+def test_a_dask_cluster(runs):
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        check(compare_runs(*runs, executor=client.get_executor()))
+
+
+@pytest.fixture(scope="module")
+def storage():
+    """A server that speaks S3, on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                assert server.poll() is None
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the client library
+def test_runs_on_object_storage(runs, storage, monkeypatch):
+    import fsspec
+
+    import tensortap as tap
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", storage)
+    files = fsspec.filesystem("s3")
+    files.mkdir("bucket")
+    for name, run in zip(("a", "b"), runs, strict=True):
+        files.put(str(run), f"bucket/{name}", recursive=True)
+    check(compare_runs("s3://bucket/a", "s3://bucket/b"))
+    check(compare_runs("s3://bucket/a", runs[1]))
+    opened = tap.open("s3://bucket/a")
+    assert opened.get("x", step=3).shape == (6000,)
+    folder = opened.path
+    assert folder.exists()
+    del opened
+    assert not folder.exists()
+    with pytest.raises(TensortapError):
+        tap.open("s3://bucket/none")
+    with pytest.raises(TensortapError, match="cannot be opened"):
+        tap.open("nosuch://bucket/none")
+
+
+def test_a_url_that_leads_nowhere(tmp_path):
+    with pytest.raises((NotFound, TensortapError)):
+        compare_runs(f"file://{tmp_path}/none", f"file://{tmp_path}/none")
+
+
+def test_ten_thousand_records_of_four_ranks_in_bounded_memory(write):
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(8).astype("f4") for _ in range(100)]
+
+    def many(change):
+        return [
+            (f"n{i % 100}", "Value", i // 100, values[i % 100] + change * (i == 7777), rank)
+            for rank in range(4)
+            for i in range(10_000)
+        ]
+
+    one, two = write(many(0)), write(many(1))
+    report = compare_runs(one, two)
+    assert report.compared == 40_000
+    assert [(d.key.rank, d.key.step) for d in report.differences] == [(r, 77) for r in range(4)]

@@ -1,0 +1,147 @@
+"""One process against several: shards are put together before they are compared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import tensortap as tap
+from tensortap.compare.runs import compare_runs
+from tests.runs.conftest import ROOT
+
+PARALLEL = """
+    import os, sys, torch, torch.distributed as dist
+    import tensortap as tap
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    rank, store = int(os.environ["RANK"]), sys.argv[1]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+    mesh = init_device_mesh("cpu", (4,))
+    tap.init("parallel")
+    torch.manual_seed(0)
+    for step in range(3):
+        tap.step(step)
+        weight, bias = torch.randn(10, 6), torch.randn(6)
+        columns = distribute_tensor(weight, mesh, [Shard(1)])
+        if "bug" in sys.argv and step == 1 and rank == 2:
+            columns._local_tensor.add_(0.5)
+        tap.catch(columns, "weight")
+        tap.catch(distribute_tensor(bias, mesh, [Replicate()]), "bias")
+        parts = torch.chunk(weight, 4, 0)
+        start = sum(len(part) for part in parts[:rank])
+        tap.catch(parts[rank], "rows", shard=tap.Shard((10, 6), (start, 0)))
+    assert tap.flush(30)
+    dist.barrier()
+    tap.finish()
+    dist.destroy_process_group()
+"""
+
+ONE = """
+    import torch, tensortap as tap
+    tap.init("one")
+    torch.manual_seed(0)
+    for step in range(3):
+        tap.step(step)
+        weight, bias = torch.randn(10, 6), torch.randn(6)
+        tap.catch(weight, "weight"); tap.catch(bias, "bias"); tap.catch(weight, "rows")
+"""
+
+
+def start(folder, code, *args, **env):
+    program = folder / f"program{env.get('RANK', '')}.py"
+    program.write_text(textwrap.dedent(code))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TENSORTAP_SERVER": "127.0.0.1:1"}
+    environ |= {"XDG_CONFIG_HOME": str(folder), **env}
+    return subprocess.Popen(
+        [sys.executable, str(program), *args], cwd=folder, env=environ,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def end(processes):
+    for process in processes:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The run of a single process."""
+    folder = tmp_path_factory.mktemp("one")
+    end([start(folder, ONE)])
+    (run,) = (folder / "one").iterdir()
+    return run
+
+
+def parallel(folder, *args):
+    """The run of four processes, each with a part of every tensor."""
+    store = str(folder / "store")
+    end([start(folder, PARALLEL, store, *args, RANK=str(r), WORLD_SIZE="4") for r in range(4)])
+    (run,) = (folder / "parallel").iterdir()
+    return run
+
+
+def test_one_process_against_four_way_tensor_parallel(one, tmp_path):
+    run = parallel(tmp_path)
+    shard = next(iter(tap.open(run).records("weight"))).shard
+    assert shard.global_shape == (10, 6)
+    assert shard.placements == ("S(1)",)
+    report = compare_runs(one, run)
+    assert report, str(report)
+    assert report.compared == 9
+    assert not report.missing
+
+
+def test_a_shard_that_differs_is_found(one, tmp_path):
+    report = compare_runs(one, parallel(tmp_path, "bug"))
+    assert not report
+    assert (report.first.key.name, report.first.key.step) == ("weight", 1)
+    assert report.first.comparison.mismatches == 20  # six columns in parts of two: rank 2 has two
+
+
+def record_all(folder, parts):
+    """A run whose ranks wrote these parts of 'x'."""
+    from tensortap.arrays.tree import borrow
+    from tensortap.formats.folders import end_run, make_run
+    from tensortap.record import Kind, Record
+    from tensortap.sinks.background import Background
+    from tensortap.sinks.store import Store
+    from tensortap.sinks.ticket import Ticket
+
+    run = make_run(folder, len(parts))
+    for rank, (array, shard) in enumerate(parts):
+        sink = Background(Store(run, rank), budget=1 << 28, overflow="newest", name="test")
+        record = Record(
+            "x", Kind.VALUE, 0, 0, 0, rank, len(parts), 0, "", str(array.dtype), array.shape,
+            shard, None, borrow(array),
+        )  # fmt: skip
+        sink.write(record, Ticket(1), 0)
+        sink.close()
+    end_run(run)
+    return run
+
+
+def test_replicas_are_checked_against_each_other(tmp_path):
+    x = np.arange(6.0)
+    plain = record_all(tmp_path / "a", [(x, None)])
+    same = tap.Shard((6,), (0,), ("R",))
+    good = record_all(tmp_path / "b", [(x, same), (x, same)])
+    bad = record_all(tmp_path / "c", [(x, same), (x + 1, same)])
+    assert compare_runs(plain, good)
+    report = compare_runs(plain, bad)
+    assert "replicas of ranks 0 and 1 differ" in str(report.first)
+
+
+def test_shards_that_make_no_whole(tmp_path):
+    x = np.arange(6.0)
+    plain = record_all(tmp_path / "a", [(x, None)])
+    half = record_all(tmp_path / "b", [(x[:3], tap.Shard((6,), (0,)))])
+    report = compare_runs(plain, half)
+    assert "3 of 6 elements are in no shard" in str(report.first)
+    beyond = record_all(tmp_path / "c", [(x, tap.Shard((6,), (3,)))])
+    assert "outside" in str(compare_runs(plain, beyond).first)
