@@ -139,12 +139,20 @@ class Observer:
             self._current = self._own if held is None else held
         return self._current
 
-    def observe(self, seen: Seen, value: Any, step: int | None = None) -> None:
-        """A tensor: its statistics, and itself if that is wanted, become a record."""
+    def observe(
+        self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
+    ) -> Summary | None:
+        """A tensor: its statistics, and itself if that is wanted, become a record.
+
+        `stats` are its statistics, where they are known. Returns them, unless they come later.
+        """
         start = _now()
-        stats, later = arrays.summary_of(value) if self.settings.stats else (None, None)
+        later = None
+        if stats is None and self.settings.stats:
+            stats, later = arrays.summary_of(value)
         self.add(seen, stats, later, value, step)
         session.bill(_now() - start)
+        return stats
 
     def add(
         self,

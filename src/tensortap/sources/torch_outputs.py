@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tensortap.record import Kind
+from tensortap.record import Kind, Summary
 from tensortap.session import session
 from tensortap.sources.observer import Observer
 from tensortap.sources.outputs import leaves
@@ -17,6 +18,10 @@ from tensortap.sources.torch_names import Names, type_name, unwrapped
 from tensortap.sources.torch_seen import seen_of
 
 _current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def _nothing() -> None:
+    return None
 
 
 class Outputs:
@@ -29,6 +34,7 @@ class Outputs:
         self._leaves: list[Any] = []  # hooks on tensors that outlive their step
         self._calls: dict[str, int] = {}
         self._open: dict[str, list[int]] = {}  # calls that a checkpoint may make again
+        self._last: tuple[Callable[[], Any], int, Summary | None] = (_nothing, 0, None)
 
     def attach(self) -> None:
         """Put the hooks in place."""
@@ -111,6 +117,14 @@ class Outputs:
         calls = self._open.get(name)
         return calls.pop() if calls else 0
 
+    def _known(self, gradient: torch.Tensor) -> Summary | None:
+        """The statistics of a gradient that was just looked at: of a module and of its last part.
+
+        Nothing comes between two hooks on one tensor.
+        """
+        last, version, stats = self._last
+        return stats if last() is gradient and version == gradient._version else None
+
     def _watch_gradient(
         self, name: str, tensor: torch.Tensor, call: int, kind: str, tags: dict[str, str]
     ) -> None:
@@ -125,12 +139,11 @@ class Outputs:
                 return
             tasks.append(task)
             try:
-                if gradient.shape != shape:
-                    gradient = gradient.reshape(shape)
+                looked_at = gradient if gradient.shape == shape else gradient.reshape(shape)
                 said = tags if len(tasks) == 1 else {**tags, "backward": str(len(tasks))}
-                observer.observe(
-                    *seen_of(name, Kind.GRADIENT, gradient, call, kind, said), step=step
-                )
+                seen, local = seen_of(name, Kind.GRADIENT, looked_at, call, kind, said)
+                stats = observer.observe(seen, local, step, self._known(gradient))
+                self._last = weakref.ref(gradient), gradient._version, stats
             except Exception as error:
                 session.fault(name, error)
 
