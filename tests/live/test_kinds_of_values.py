@@ -21,6 +21,16 @@ SEND = """
 PATHS = {"shared memory": {}, "TCP": {"TENSORTAP_NO_ARENA": "1"}}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def narrow_again():
+    """The catalogue has 64-bit values of JAX; other tests of this process are to have none."""
+    import jax
+
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("framework", catalogue.VALUES)
