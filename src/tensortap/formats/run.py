@@ -156,6 +156,14 @@ _decode_value = msgspec.msgpack.Decoder(Value)
 _NO_STATISTICS = (None,) * (len(STATISTICS) + 2)
 
 
+def encode_inline(value: Value) -> bytes | None:
+    """The value column of a value that is small throughout; None if a payload is large."""
+    try:
+        return _encode(value)
+    except TypeError:
+        return None
+
+
 def encode_value(value: Value, external: Callable[[Any], int]) -> bytes:
     """The value column: the neutral tree in MessagePack, large payloads as indices."""
     return msgspec.msgpack.Encoder(enc_hook=external).encode(value)

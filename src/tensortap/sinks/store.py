@@ -147,27 +147,32 @@ class Store:
     def _take_one(self) -> None:
         entry = self._waiting[0]
         record = entry[0]
+        value = layout.encode_inline(record.value)
+        if value is not None:
+            self._rows.append(layout.row_of(record, value, []))
+        else:
+            self._take_large(record)
+        self._entries.append(entry)
+        self._waiting.popleft()
+
+    def _take_large(self, record: Record) -> None:
+        """A record with payloads of its own."""
         blocks: list[Any] = []
-        tensors: list[TensorData] = []
 
         def external(block: Any) -> int:
             blocks.append(block)
             return len(blocks) - 1
 
         value = layout.encode_value(record.value, external)
-        payloads: list[Payload] = []
-        if blocks:
-            tensors = [t for t in _tensors_of(record.value) if type(t.data) is not bytes]
-            digests = [arrays.digest(tensor) for tensor in tensors]
-            payloads = [
-                self._store(record, i, tensor, digest)
-                for i, (tensor, digest) in enumerate(zip(tensors, digests, strict=True))
-            ]
-            if record.digest is None and record.value is tensors[0]:
-                record = msgspec.structs.replace(record, digest=digests[0])
+        tensors = [t for t in _tensors_of(record.value) if type(t.data) is not bytes]
+        digests = [arrays.digest(tensor) for tensor in tensors]
+        payloads = [
+            self._store(record, i, tensor, digest)
+            for i, (tensor, digest) in enumerate(zip(tensors, digests, strict=True))
+        ]
+        if record.digest is None and record.value is tensors[0]:
+            record = msgspec.structs.replace(record, digest=digests[0])
         self._rows.append(layout.row_of(record, value, payloads))
-        self._entries.append(entry)
-        self._waiting.popleft()
 
     def _store(self, record: Record, index: int, tensor: TensorData, digest: bytes) -> Payload:
         """Write a payload, unless an equal one of its name is there already."""
