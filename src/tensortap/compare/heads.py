@@ -12,8 +12,6 @@ from tensortap.record import Record
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tensortap.readers.reader import Reader
-
 KEY = ("name", "kind", "step", "call", "rank")
 """What two records must have in common to be compared."""
 
@@ -24,27 +22,23 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def heads_of(reader: Reader) -> pa.Table:
+def heads_of(reader: RunReader) -> pa.Table:
     """All records, a row each; those that were dropped when they were captured are not there."""
     import pyarrow.compute as pc
 
-    if isinstance(reader, RunReader):
-        table = reader.table(COLUMNS)
-        kept = table.filter(pc.invert(table.column("missing")))
-    else:
-        kept = _table(reader)
-    return kept.drop_columns(["missing"])
+    table = reader.table(COLUMNS)
+    return table.filter(pc.invert(table.column("missing"))).drop_columns(["missing"])
 
 
-def _table(reader: Reader) -> pa.Table:
+def heads_of_records(records: list[Record]) -> pa.Table:
+    """The same of records that lie elsewhere."""
     schema = layout.schema()
-    records = [record for name in reader.names() for record in reader.records(name)]
     rows = [layout.row_of(record, None, []) for record in records]
     batch = layout.batch_of(rows, schema) if rows else None
     import pyarrow as pa
 
     table = pa.Table.from_batches([batch] if batch is not None else [], schema)
-    return table.select(COLUMNS)
+    return table.select(COLUMNS).drop_columns(["missing"])
 
 
 def stub(row: dict[str, Any]) -> Record:

@@ -185,7 +185,8 @@ def _nothing(table: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     value = _taken(table.column("value"), rows)
     nil = pc.equal(value, scalar(_NIL, value.type))
     counted = pc.is_valid(_taken(table.column("count"), rows))
-    return np.asarray(pc.and_(pc.fill_null(nil, True), counted))
+    # of a live session it is not known yet: null
+    return np.asarray(pc.and_(pc.fill_null(nil, False), counted))
 
 
 def _taken(column: Any, rows: NDArray[np.int64]) -> Any:

@@ -393,6 +393,9 @@ def _compare(sides: tuple[Side, Side], item: Item) -> Outcome:
         a, b = whole(sides[0], item.a), whole(sides[1], item.b)
     except Disagreement as error:
         return Outcome(Comparison(False, str(error), differing=1))
+    if a is None and b is None and item.a[0].record.stats is not None:
+        # of a live session it is only known now that there is no value
+        return Outcome(compare_statistics(sides, item.a, item.b, tolerance), "statistics")
     found = compare_values(
         a, b, atol=tolerance.atol, rtol=tolerance.rtol, equal_nan=tolerance.equal_nan, threads=1
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.arrays.rebuild import rebuild
 from tensortap.arrays.view import as_numpy
-from tensortap.compare.heads import heads_of, stub
+from tensortap.compare.heads import heads_of, heads_of_records, stub
 from tensortap.formats.files import load_file
 from tensortap.readers.reader import value_of
 from tensortap.readers.run import RunReader
@@ -37,6 +37,7 @@ class Side:
     def __init__(self, source: Any, *, trust: bool = False) -> None:
         self.trust = trust
         self.path: Path | None = None
+        self._held: dict[tuple[int, int, int, int], Record] = {}  # of a live session
         if isinstance(source, (str, Path)):
             self.reader: Any = RunReader(source)
         else:
@@ -52,7 +53,11 @@ class Side:
 
     def heads(self) -> pa.Table:
         """All records, as columns."""
-        return heads_of(self.reader)
+        if isinstance(self.reader, RunReader):
+            return heads_of(self.reader)
+        held = [record for name in self.reader.names() for record in self.reader.records(name)]
+        self._held = {_place(record): record for record in held}
+        return heads_of_records(held)
 
     def value(self, part: Part) -> Any:
         """What the record holds, as a neutral tree or an object."""
@@ -62,7 +67,11 @@ class Side:
         if isinstance(self.reader, RunReader):
             value = self.reader.value_of(part.data, part.places)
             return value_of(_with(part.record, value))
-        return value_of(self.reader.load(part.record))
+        return value_of(self.reader.load(self._held[_place(part.record)]))
+
+
+def _place(record: Record) -> tuple[int, int, int, int]:
+    return record.rank, record.seq, record.step, record.call
 
 
 def _with(record: Record, value: Any) -> Record:
