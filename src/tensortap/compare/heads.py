@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tensortap.formats import run as layout
-from tensortap.formats.columns import column
 from tensortap.readers.run import RunReader
-from tensortap.record import Record
+from tensortap.record import Kind, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,27 +31,18 @@ def heads_of(reader: RunReader) -> pa.Table:
 
 def heads_of_records(records: list[Record]) -> pa.Table:
     """The same of records that lie elsewhere."""
-    schema = layout.schema()
-    rows = [layout.row_of(record, None, []) for record in records]
-    batch = layout.batch_of(rows, schema) if rows else None
     import pyarrow as pa
 
-    table = pa.Table.from_batches([batch] if batch is not None else [], schema)
+    schema = layout.schema()
+    rows = [layout.row_of(record, None, []) for record in records]
+    batches = [layout.batch_of(rows, schema)] if rows else []
+    table = pa.Table.from_batches(batches, schema)
     return table.select(COLUMNS).drop_columns(["missing"])
 
 
 def stub(row: dict[str, Any]) -> Record:
     """Enough of a record for a reader to load the rest."""
-    from tensortap.record import Kind
-
     return Record(
         row["name"], Kind(row["kind"]), row["step"], row["call"], row["seq"], row["rank"], 1, 0,
         tags=dict(row["tags"] or ()),
     )  # fmt: skip
-
-
-def texts(values: list[str]) -> Any:
-    """A column of names, for looking them up."""
-    import pyarrow as pa
-
-    return column(values, pa.string())

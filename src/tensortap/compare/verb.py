@@ -37,9 +37,9 @@ def compare(
         if not all(runs):
             other = b if runs[0] else a
             raise TensortapError(f"a run can only be compared with a run, not {_said(other)}")
-        return _compare_runs(
-            a, b, atol=atol, rtol=rtol, equal_nan=equal_nan, trust=trust, **options
-        )
+        from tensortap.compare.runs import compare_runs  # Arrow, which values do not need
+
+        return compare_runs(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan, trust=trust, **options)
     if options:
         raise TypeError(f"{', '.join(options)}: only for runs, and neither of these is one")
     x, y = content_of(a, trust=trust), content_of(b, trust=trust)
@@ -48,20 +48,6 @@ def compare(
     if str(path_of(b)).endswith(".safetensors"):
         y = only_tensor(y, x)
     return compare_values(x, y, atol=atol, rtol=rtol, equal_nan=equal_nan)
-
-
-def _compare_runs(a: Any, b: Any, **options: Any) -> Any:
-    import importlib
-
-    try:
-        runs = importlib.import_module("tensortap.compare.runs")
-    except ModuleNotFoundError as error:
-        if error.name != "tensortap.compare.runs":
-            raise
-        raise NotImplementedError(
-            "whole runs cannot be compared yet: compare their values"
-        ) from None
-    return runs.compare_runs(a, b, **options)
 
 
 def _said(value: Any) -> str:

@@ -6,15 +6,12 @@
 #include <Python.h>
 
 #include "summarize.h"
-#include "variants.h"
+#include "python.h"
 
 #define FEW (1 << 14) /* elements for which letting go of the interpreter is not worth it */
-#define TABLES 64     /* dtypes of 8 bits */
 #define FIELDS 17     /* of a Summary */
 
 static PyObject *summary; /* the class */
-static double tables[TABLES][256];
-static int n_tables;
 
 static PyObject *bins_of(const Statistics *s)
 {
@@ -53,22 +50,6 @@ static PyObject *as_summary(const Statistics *s)
     for (int i = 0; i < n; i++)
         Py_XDECREF(fields[i]);
     return made;
-}
-
-/* A dimension or stride list; -1 on error. */
-static int read_tuple(PyObject *tuple, ptrdiff_t *out)
-{
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > MAX_DIMS) {
-        PyErr_Format(PyExc_TypeError, "a tuple of at most %d integers is wanted", MAX_DIMS);
-        return -1;
-    }
-    int n = (int)PyTuple_GET_SIZE(tuple);
-    for (int i = 0; i < n; i++) {
-        out[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
-        if (out[i] == -1 && PyErr_Occurred())
-            return -1;
-    }
-    return n;
 }
 
 /* summarize(address, code, shape, strides, threads) -> Summary | None
@@ -147,24 +128,6 @@ static PyObject *kernel_set_summary(PyObject *module, PyObject *cls)
     Py_RETURN_NONE;
 }
 
-/* add_table(256 float64 as bytes) -> code */
-static PyObject *kernel_add_table(PyObject *module, PyObject *values)
-{
-    (void)module;
-    Py_buffer view;
-    if (PyObject_GetBuffer(values, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    int fits = view.len == sizeof *tables && n_tables < TABLES;
-    if (fits)
-        memcpy(tables[n_tables], view.buf, sizeof *tables);
-    PyBuffer_Release(&view);
-    if (!fits) {
-        PyErr_Format(PyExc_ValueError, "a table is 256 float64, and there are at most %d", TABLES);
-        return NULL;
-    }
-    return PyLong_FromLong(BYTES + n_tables++);
-}
-
 /* use_team(GOMP_parallel, omp_get_thread_num, omp_get_max_threads), as addresses */
 static PyObject *kernel_use_team(PyObject *module, PyObject *args)
 {
@@ -175,40 +138,6 @@ static PyObject *kernel_use_team(PyObject *module, PyObject *args)
     Team team = {(void (*)(void (*)(void *), void *, unsigned, unsigned))run,
                  (int (*)(void))number, (int (*)(void))size};
     use_team(team);
-    Py_RETURN_NONE;
-}
-
-static PyObject *kernel_variants(PyObject *module, PyObject *unused)
-{
-    (void)module;
-    (void)unused;
-    PyObject *found = PyList_New(0);
-    for (int i = 0; found != NULL && variant(i) != NULL; i++) {
-        PyObject *name = PyUnicode_FromString(variant(i));
-        if (name == NULL || PyList_Append(found, name) < 0)
-            Py_CLEAR(found);
-        Py_XDECREF(name);
-    }
-    return found;
-}
-
-static PyObject *kernel_variant(PyObject *module, PyObject *unused)
-{
-    (void)module;
-    (void)unused;
-    return PyUnicode_FromString(used_variant());
-}
-
-static PyObject *kernel_use(PyObject *module, PyObject *name)
-{
-    (void)module;
-    const char *text = PyUnicode_AsUTF8(name);
-    if (text == NULL)
-        return NULL;
-    if (!use_variant(text)) {
-        PyErr_Format(PyExc_ValueError, "this processor has no %s", text);
-        return NULL;
-    }
     Py_RETURN_NONE;
 }
 
