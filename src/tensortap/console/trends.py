@@ -11,7 +11,7 @@ from tensortap.history import payload_nbytes
 from tensortap.record import Record, TensorData
 from tensortap.stats import summarize_array
 
-LAST = 24  # captures that a trend looks back
+LAST = 16  # captures that a trend looks back
 _KEPT = 1 << 16
 _LARGEST = 1 << 22  # bytes of a tensor without statistics that are read for a trend
 _PATIENCE = 0.05  # seconds that one look may take for what is not known yet
@@ -28,11 +28,11 @@ class Trends:
 
     def __init__(self) -> None:
         self._known: dict[_Key, float | None] = {}
-        self._until = math.inf
+        self._left = _PATIENCE
 
     def look(self) -> None:
-        """A look begins: from here on it may take so long."""
-        self._until = time.monotonic() + _PATIENCE
+        """A look begins: it may take its time again."""
+        self._left = _PATIENCE
 
     def of(self, records: Sequence[Record]) -> tuple[float, ...]:
         """One number for each record that has one, oldest to newest.
@@ -55,12 +55,14 @@ class Trends:
         """Where its number stands; None if there is no time left to work it out."""
         key = (record.name, record.kind.value, record.rank, record.seq, record.time_ns)
         if key not in self._known:
-            if time.monotonic() > self._until:
+            if self._left <= 0:
                 return None
+            start = time.monotonic()
             if len(self._known) >= _KEPT:
                 for old in list(self._known)[: _KEPT // 4]:
                     del self._known[old]
             self._known[key] = number_of(record)
+            self._left -= time.monotonic() - start
         return key
 
 
