@@ -94,7 +94,7 @@ class Session:
         self._faults: set[tuple[str, str]] = set()
         self._first_step: int | None = None
         self._misses = {name: itertools.count() for name in ("unheard", "disabled")}
-        self._warned_owner = False
+        self._warned_owner = self._warned_server = False
         self._refresh()
 
     def _after_fork(self) -> None:
@@ -391,7 +391,16 @@ class Session:
         """The sinks of a value that is to go to another server than the usual one."""
         address = self._addresses.get(server)
         if address is None:
-            address = self._addresses[server] = parse_address(server)
+            try:
+                address = self._addresses[server] = parse_address(server)
+            except ValueError as error:
+                if server is not None or not self._sinks or self.strict:
+                    raise
+                # a mistake in the environment must not cost the run a value
+                if not self._warned_server:
+                    self._warned_server = True
+                    log.warning("tensortap: TENSORTAP_SERVER: %s; nothing goes there", error)
+                return tuple(sink for sink in self._sinks if sink.accepting)
         live = self._lives.get(address) or self._connect(address)
         if server is None:
             self._default = address

@@ -285,3 +285,20 @@ def test_a_payload_place_outside_the_run_is_refused(run, monkeypatch):
     with pytest.raises(Corrupt, match="outside"):
         run.reader._payload(place)
     assert Path("/etc/passwd").exists()
+
+
+def test_a_mistake_in_the_address_of_a_session_costs_the_run_nothing(program):
+    code = """
+        import logging, numpy as np, tensortap as tap
+        logging.basicConfig(format="%(message)s", stream=__import__("sys").stdout)
+        path = tap.init("runs")
+        for i in range(3):
+            tap.catch(float(i), "loss")
+            tap.catch(np.full(100_000, i), "x")
+        tap.finish()
+        run = tap.open(path)
+        print(run.get_all("loss"), len(run.get_all("x")), tap.receipt().errors)
+    """
+    said = program(code, env={"TENSORTAP_SERVER": "here:there"}).splitlines()
+    assert said[0].startswith("tensortap: TENSORTAP_SERVER: not a port: 'there'")
+    assert said[1:] == ["[0.0, 1.0, 2.0] 3 0"]
