@@ -169,9 +169,7 @@ class History:
         """How many are held and the newest so many, for each name, kind and rank."""
         with self._changed:
             tracks = self._tracks.values()
-            return [
-                (len(t), [t[i] for i in range(max(0, len(t) - count), len(t))]) for t in tracks
-            ]
+            return [(len(t), [t[i] for i in range(max(0, len(t) - count), len(t))]) for t in tracks]
 
     def recent(self, count: int) -> list[Record]:
         """The last records to be captured, whatever their names, oldest to newest."""
