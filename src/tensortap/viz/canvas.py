@@ -94,7 +94,7 @@ class Canvas:
         wobbles, put together from single letters.
         """
         mask = _moving(text, size) if moving else _still(text, size)
-        width = mask.shape[1]
+        width = int(mask.shape[1])
         left = x - {"left": 0.0, "middle": width / 2, "right": width}[align]
         self.stamp(mask, round(left), round(y - mask.shape[0] / 2), color)
         return width
@@ -102,7 +102,7 @@ class Canvas:
     def badge(self, x: float, y: float, text: str, size: int, color: Rgb) -> int:
         """Text on a coloured pill, right edge at `x`; how wide it is."""
         mask = _moving(text, size)
-        width, height = mask.shape[1] + size, round(size * 1.55)
+        width, height = int(mask.shape[1]) + size, round(size * 1.55)
         left, top = round(x) - width, round(y - height / 2)
         self.stamp(_pill(width, height), left, top, color)
         bright = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
@@ -124,9 +124,7 @@ class Canvas:
         from PIL import ImageDraw
 
         image = image_module.new("L", (across * _ROUND, down * _ROUND))
-        points = [
-            ((x - left) * _ROUND, (y - top) * _ROUND) for x, y in zip(xs, ys, strict=True)
-        ]
+        points = [((x - left) * _ROUND, (y - top) * _ROUND) for x, y in zip(xs, ys, strict=True)]
         ImageDraw.Draw(image).line(
             points, fill=round(255 * opacity), width=max(1, round(width * _ROUND)), joint="curve"
         )
@@ -179,7 +177,7 @@ _letter = functools.lru_cache(maxsize=2048)(_drawn)
 
 @functools.cache
 def _digit_width(size: int) -> int:
-    return max(_letter(digit, size).shape[1] for digit in "0123456789")
+    return max(int(_letter(digit, size).shape[1]) for digit in "0123456789")
 
 
 def _moving(text: str, size: int) -> NDArray[np.uint8]:
@@ -198,7 +196,7 @@ def _moving(text: str, size: int) -> NDArray[np.uint8]:
 
 def text_width(text: str, size: int) -> int:
     """How wide a text would be."""
-    return max(1, round(_font(size).getlength(text)))
+    return max(1, round(float(_font(size).getlength(text))))
 
 
 def fitted(text: str, size: int, width: float) -> str:
@@ -245,4 +243,5 @@ def _disc(radius: float) -> NDArray[np.uint8]:
     inside = fine[:, None] ** 2 + fine[None, :] ** 2 <= radius**2
     side = 2 * reach + 1
     share = inside.reshape(side, _ROUND, side, _ROUND).mean(axis=(1, 3))
-    return np.rint(share * 255).astype(np.uint8)
+    mask: NDArray[np.uint8] = np.rint(share * 255).astype(np.uint8)
+    return mask

@@ -134,7 +134,8 @@ def _through(anchors: NDArray[np.float64]) -> NDArray[np.uint8]:
 
     at = np.linspace(0, len(anchors) - 1, STEPS)
     lab = np.stack([np.interp(at, np.arange(len(anchors)), part) for part in anchors.T], 1)
-    return np.rint(_to_rgb(lab).clip(0, 1) * 255).astype(np.uint8)
+    found: NDArray[np.uint8] = np.rint(_to_rgb(lab).clip(0, 1) * 255).astype(np.uint8)
+    return found
 
 
 # Oklab by Björn Ottosson: linear sRGB -> cone responses -> their cube roots -> L, a, b
@@ -163,7 +164,10 @@ def _to_rgb(lab: NDArray[np.float64]) -> NDArray[np.float64]:
 
     roots = lab @ np.linalg.inv(np.array(_LAB)).T
     linear = (roots**3 @ np.linalg.inv(np.array(_CONES)).T).clip(0, 1)
-    return np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055)
+    rgb: NDArray[np.float64] = np.where(
+        linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055
+    )
+    return rgb
 
 
 def lightness(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -54,7 +54,9 @@ class CurvePicture:
         points = [*self._points, self._latest]
         finite = [(s, v) for s, v in points if math.isfinite(v)]
         values = [v for _, v in finite]
-        low, high = self._follower.next(min(values, default=math.nan), max(values, default=math.nan))
+        low, high = self._follower.next(
+            min(values, default=math.nan), max(values, default=math.nan)
+        )
         pad = (high - low) * 0.05
         low, high = low - pad, high + pad
         first, last = float(min(s for s, _ in points)), float(max(s for s, _ in points))
@@ -71,7 +73,11 @@ class CurvePicture:
             return plot.left + (step - first) / (last - first) * (plot.width - 1)
 
         def y_of(value: float) -> float:
-            return plot.bottom - 1 - (min(max(value, low), high) - low) / (high - low) * (plot.height - 1)
+            return (
+                plot.bottom
+                - 1
+                - (min(max(value, low), high) - low) / (high - low) * (plot.height - 1)
+            )
 
         # a gap where the number was not finite, and a mark that says what it was
         piece: list[tuple[float, float]] = []
@@ -82,8 +88,8 @@ class CurvePicture:
             self._line(canvas, piece)
             piece = []
             mark = NAN_COLOR if math.isnan(value) else POSINF_COLOR if value > 0 else NEGINF_COLOR
-            x = round(x_of(step))
-            canvas.fill(x - 1, plot.top, x + 1, plot.bottom, mark)
+            place = round(x_of(step))
+            canvas.fill(place - 1, plot.top, place + 1, plot.bottom, mark)
         self._line(canvas, piece)
         if math.isfinite(self._latest[1]):
             x, y = x_of(self._latest[0]), y_of(self._latest[1])

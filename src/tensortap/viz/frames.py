@@ -157,4 +157,5 @@ def palette_of(style: Style) -> NDArray[np.uint8]:
     ]
     found = [table_of(each).astype(np.float64) for each in maps]
     alone = np.array([*colors, NAN_COLOR, POSINF_COLOR, NEGINF_COLOR], np.float64)
-    return np.rint(np.concatenate([alone, *ramps, *found])).astype(np.uint8)
+    listed: NDArray[np.uint8] = np.rint(np.concatenate([alone, *ramps, *found])).astype(np.uint8)
+    return listed

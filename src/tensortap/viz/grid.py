@@ -9,7 +9,8 @@ from tensortap.viz.canvas import Canvas
 from tensortap.viz.image import paint
 from tensortap.viz.legend import bar_ticks, bar_width, color_bar
 from tensortap.viz.look import Look
-from tensortap.viz.shades import Shades
+from tensortap.viz.reals import reals
+from tensortap.viz.shades import Shades, indices
 from tensortap.viz.style import Box, Measures, Style
 
 if TYPE_CHECKING:
@@ -70,8 +71,10 @@ class GridPicture:
             count, rows, columns = tiles
             shown = self._shown(count, rows, columns)
             tile = f"{rows}x{columns}"
-            self.note = f"{shown:,} of {count:,} tiles of {tile}" if shown < count else (
-                f"{count:,} tiles of {tile}"
+            self.note = (
+                f"{shown:,} of {count:,} tiles of {tile}"
+                if shown < count
+                else (f"{count:,} tiles of {tile}")
             )
         return self.shades.symmetric
 
@@ -119,13 +122,25 @@ class GridPicture:
 
     def draw(self, canvas: Canvas, box: Box, look: Look) -> None:
         """The tiles of this frame."""
+        import numpy as np
+
         found = tile_shape(look.inner)
         assert found is not None
         assert look.array is not None
         tiles: NDArray[Any] = look.array.reshape(found)
         summary = look.summary
         finite = summary is not None and summary.finite == summary.count
-        for index, at in self._tiles:
-            paint(canvas, at, tiles[index], self.shades, finite)
+        shown = [index for index, _ in self._tiles]
+        first = self._tiles[0][1]
+        if found[1] <= first.height and found[2] <= first.width:
+            # every cell has its pixels: the colours of all tiles at once
+            pixels = self.shades.pixels[indices(reals(tiles[shown]), self.shades.limits, finite)]
+            pixels = pixels.take(np.arange(first.height) * found[1] // first.height, axis=1)
+            pixels = pixels.take(np.arange(first.width) * found[2] // first.width, axis=2)
+            for (_, at), tile in zip(self._tiles, pixels, strict=True):
+                canvas.pixels[at.top : at.bottom, at.left : at.right] = tile
+        else:
+            for index, at in self._tiles:
+                paint(canvas, at, tiles[index], self.shades, finite)
         if self._at.header:
             bar_ticks(canvas, self._style, self._at, self._bar, self.shades.limits)

@@ -101,7 +101,9 @@ class HistogramPicture:
         style, at = self._style, self._at
         colors = style.colors
         top = self._up.next(0.0, max(1.0, float(counts.max(initial=0)) * 1.06))[1]
-        found = [(v, number(v)) for v, _ in ticks(0.0, top, max(2, plot.height // (at.small * 4 + 12)))]
+        found = [
+            (v, number(v)) for v, _ in ticks(0.0, top, max(2, plot.height // (at.small * 4 + 12)))
+        ]
         up = shares((0.0, top), [(v, words) for v, words in found if v == int(v)])
         plot_axes(canvas, style, at, plot, across=across, up=up)
         edges = np.rint(np.linspace(plot.left, plot.right, len(counts) + 1)).astype(int)
@@ -127,15 +129,22 @@ class HistogramPicture:
                 self._first = self._limits, density
             return
         (low, high), first = self._first
-        width = (self._limits[1] - self._limits[0]) / len(counts)
-        heights = np.repeat(first * width * total, 2) / top * (plot.height - 1)
-        at = np.repeat(np.linspace(low, high, len(first) + 1), 2)[1:-1]
-        xs = plot.left + (at - self._limits[0]) / (self._limits[1] - self._limits[0]) * plot.width
-        ys = plot.bottom - np.clip(heights, 0, plot.height)
-        inside = (xs >= plot.left) & (xs <= plot.right)
-        if inside.sum() >= 2 and np.isfinite(ys).all():
-            ink = self._style.colors.ink
-            canvas.curve(xs[inside].tolist(), ys[inside].tolist(), 1.2, ink, 0.55)
+        start, end = self._limits
+        heights = first * (end - start) / len(counts) * total / top * (plot.height - 1)
+        edges = np.linspace(low, high, len(first) + 1)
+        xs = plot.left + (edges - start) / (end - start) * plot.width
+        ys = plot.bottom - np.clip(heights, 0, plot.height - 1) - 1
+        if not np.isfinite(xs).all():
+            return
+        across = np.rint(xs.clip(plot.left, plot.right)).astype(int).tolist()
+        down = np.rint(ys).astype(int).tolist()
+        ink = self._style.colors.dim
+        before = plot.bottom - 1
+        for left, right, y in zip(across[:-1], across[1:], down, strict=True):
+            if left < right:
+                canvas.fill(left, min(before, y), left + 1, max(before, y) + 1, ink)
+                canvas.fill(left, y, right, y + 1, ink)
+                before = y
 
 
 def _exponents(summary: Summary) -> tuple[NDArray[Any], list[tuple[float, str]]]:

@@ -1,4 +1,4 @@
-"""A matrix as an image: a cell a value, or the most extreme value of a block where there are too many."""
+"""A matrix as an image: a cell a value, or a cell a block, of which the extreme is shown."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ def paint(canvas: Canvas, box: Box, matrix: NDArray[Any], shades: Shades, finite
         _mark(canvas, box, found, shades.pixels)
 
 
-def _mark(
-    canvas: Canvas, box: Box, found: NDArray[np.uint8], pixels: NDArray[np.uint32]
-) -> None:
+def _mark(canvas: Canvas, box: Box, found: NDArray[np.uint8], pixels: NDArray[np.uint32]) -> None:
     """A cell of one pixel would vanish in the colours of a film, which are half as fine."""
     import numpy as np
 

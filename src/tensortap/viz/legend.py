@@ -26,9 +26,7 @@ def heading(canvas: Canvas, style: Style, at: Measures, look: Look, note: str) -
     room = canvas.width - 2 * at.margin
     y = at.margin * 0.8 + at.title * 0.65
     step_room = _step_width(at.title) + at.margin
-    canvas.text(
-        at.margin, y, fitted(look.name, at.title, room - step_room), at.title, colors.ink
-    )
+    canvas.text(at.margin, y, fitted(look.name, at.title, room - step_room), at.title, colors.ink)
     y += at.title * 0.65 + at.text * 0.8
     words = facts(look) + ([note] if note else [])
     message = fitted(look.message, at.text, room * 0.45) if look.message else ""
@@ -77,9 +75,7 @@ def figures(canvas: Canvas, style: Style, at: Measures, look: Look) -> None:
         if left + each * 0.9 > x:
             break
         after = canvas.text(left, y, label, at.text, colors.dim)
-        canvas.text(
-            left + after + at.text * 0.45, y, value, at.text, colors.ink, moving=True
-        )
+        canvas.text(left + after + at.text * 0.45, y, value, at.text, colors.ink, moving=True)
         left += each
 
 
@@ -131,9 +127,7 @@ def bar_ticks(canvas: Canvas, style: Style, at: Measures, bar: Box, limits: Rang
         canvas.text(bar.right + 6, y, words, at.small, colors.dim, moving=True)
 
 
-def cell_axes(
-    canvas: Canvas, style: Style, at: Measures, box: Box, shape: tuple[int, int]
-) -> None:
+def cell_axes(canvas: Canvas, style: Style, at: Measures, box: Box, shape: tuple[int, int]) -> None:
     """Rows and columns, counted from 0, along the left and the lower edge of a box."""
     if not at.header:
         return
@@ -146,7 +140,9 @@ def cell_axes(
     for column in whole_ticks(columns, max(1, box.width // (at.small * 5))):
         x = box.left + (column + 0.5) * box.width / columns
         canvas.fill(int(x), box.bottom + 1, int(x) + 1, box.bottom + 4, colors.dim)
-        canvas.text(x, box.bottom + 5 + at.small * 0.65, str(column), at.small, colors.dim, "middle")
+        canvas.text(
+            x, box.bottom + 5 + at.small * 0.65, str(column), at.small, colors.dim, "middle"
+        )
 
 
 def plot_axes(
@@ -181,9 +177,7 @@ def shares(limits: Range, found: list[tuple[float, str]]) -> list[tuple[float, s
     return [((value - low) / (high - low), words) for value, words in found]
 
 
-def words_in_the_middle(
-    canvas: Canvas, style: Style, at: Measures, box: Box, words: str
-) -> None:
+def words_in_the_middle(canvas: Canvas, style: Style, at: Measures, box: Box, words: str) -> None:
     """Where there is nothing to draw, why."""
     if at.header:
         x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2

@@ -70,7 +70,7 @@ class ProjectionPicture:
         columns = _choice(rng, features, _MOST_FEATURES)
         data = reals(look.array.reshape(shape)[rows][:, columns]).astype(np.float64)
         with np.errstate(all="ignore"):
-            whole = np.isfinite(data).all(axis=1)
+            whole: NDArray[Any] = np.asarray(np.isfinite(data).all(axis=1))
             scale = np.abs(data[whole]).max(initial=0.0)
             data = data / (scale or 1.0)  # squares stay within float64
         words = []
@@ -151,14 +151,15 @@ class ProjectionPicture:
             low, high = follower.next(float(ends[0][axis]), float(ends[1][axis]))
             pad = (high - low) * 0.06
             limits.append((low - pad, high + pad))
-        most = max(2, plot.width // max(50, at.small * 7)), max(2, plot.height // (at.small * 4 + 12))
+        most = (
+            max(2, plot.width // max(50, at.small * 7)),
+            max(2, plot.height // (at.small * 4 + 12)),
+        )
         found = [shares(each, ticks(*each, n)) for each, n in zip(limits, most, strict=True)]
         plot_axes(canvas, self._style, at, plot, across=found[0], up=found[1])
         if not len(points):
             return
-        place = [
-            (points[:, axis] - low) / (high - low) for axis, (low, high) in enumerate(limits)
-        ]
+        place = [(points[:, axis] - low) / (high - low) for axis, (low, high) in enumerate(limits)]
         xs = plot.left + place[0] * (plot.width - 1)
         ys = plot.bottom - 1 - place[1] * (plot.height - 1)
         radius = max(1.5, min(5.0, 60 / math.sqrt(len(points)))) * max(1.0, at.small / 12)

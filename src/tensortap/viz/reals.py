@@ -32,6 +32,8 @@ def reals(array: NDArray[Any]) -> NDArray[Any]:
     import numpy as np
 
     dtype = array.dtype
+    if dtype in (np.float32, np.float64):
+        return array
     part = parts(dtype)
     with np.errstate(all="ignore"):
         if part is not None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-
 from tensortap.errors import TensortapError
 from tensortap.record import Summary
 from tensortap.viz.text import number
-
 
 Range = tuple[float, float]
 _SHRINK = 0.1  # of the way to the tensor's own range, a frame
@@ -33,7 +31,7 @@ class Follower:
                 raise TensortapError(
                     f"range={rule!r}: it is 'follow', 'exact', 'fixed', or a pair like (-1, 1)"
                 )
-        elif len(rule) != 2 or not all(map(math.isfinite, rule)) or rule[0] >= rule[1]:
+        elif len([*rule]) != 2 or not all(map(math.isfinite, rule)) or rule[0] >= rule[1]:
             raise TensortapError(f"range={tuple(rule)}: a pair is two numbers, the smaller first")
         self._rule = rule
         self._low, self._high = math.nan, math.nan

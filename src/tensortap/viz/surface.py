@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TURN = math.radians(30)
 _TILT = math.radians(34)
 _TALL = 0.40  # the height of the range, in sides of the ground
-_FINEST, _COARSEST = 224, 96  # points along a side: fewer are interpolated, more are shrunk
+_FINEST, _COARSEST = 256, 96  # points along a side: fewer are interpolated, more are shrunk
 _LIGHTS = 16  # levels of light
 _FINER = 2  # samples of a pixel, one above the other: smooth ridges
 _LINES = 12  # lines along each side of the surface
@@ -136,20 +136,22 @@ class View:
         self._scale, self._across = scale, across
         self._rise = scale * tall * _FINER
         self._grid = tuple(min(max(n, _COARSEST), _FINEST) for n in (rows, columns))
-        depth = max(2, int(scale * across * tilt * 1.15))
+        depth = max(2, int(scale * across * tilt))
         x = (np.arange(width) + 0.5) / width * across - across / 2
-        away = (np.arange(depth) + 0.5) / depth * across - across / 2
+        # the first sample lies before the ground, wherever its corner is
+        away = (np.arange(-1, depth) + 0.5) / depth * across - across / 2
         # where on the ground each sample is, in shares of the side
         a = x[None, :] * math.cos(_TURN) + away[:, None] * math.sin(_TURN) + 0.5
         b = x[None, :] * math.sin(_TURN) - away[:, None] * math.cos(_TURN) + 0.5
         inside = (a >= 0) & (a <= 1) & (b >= 0) & (b <= 1)
         self._corners(a, b, inside)
         ground = (away + across / 2) * scale * tilt * _FINER
-        self._ground = ground[:, None].astype(np.float32)
+        self._ground = np.broadcast_to(ground[:, None], inside.shape)[inside].astype(np.float32)
+        self._reach = np.empty(inside.shape, np.float32)
         front = inside.argmax(axis=0)
-        self._front = np.rint(ground[front]).astype(np.int32)
+        self._front = np.rint(ground[front]).clip(0).astype(np.int32)
         self._codes(a, b, inside, front)
-        self._columns = np.arange(width, dtype=np.int64)
+        self._columns = np.arange(width, dtype=np.int32)
 
     def _corners(self, a: NDArray[Any], b: NDArray[Any], inside: NDArray[Any]) -> None:
         """The four points of the matrix around each sample, and how much each counts."""
@@ -164,7 +166,6 @@ class View:
         self._place = (i * columns + j).ravel()[keep].astype(np.intp)
         self._right = (x - j).ravel()[keep].astype(np.float32)
         self._down = (y - i).ravel()[keep].astype(np.float32)
-        self._shape = inside.shape
 
     def _codes(
         self, a: NDArray[Any], b: NDArray[Any], inside: NDArray[Any], front: NDArray[Any]
@@ -173,7 +174,7 @@ class View:
         import numpy as np
 
         rows, columns = self._grid
-        depth, width = inside.shape
+        width = inside.shape[1]
         y = np.rint(b.clip(0, 1) * (rows - 1)).astype(np.int32)
         x = np.rint(a.clip(0, 1) * (columns - 1)).astype(np.int32)
         nothing = rows * columns + 2
@@ -184,9 +185,9 @@ class View:
         corner = (0.5 * (math.sin(_TURN) - math.cos(_TURN)) / self._across + 0.5) * width
         wall = np.where(across < corner, rows * columns, rows * columns + 1)
         codes[front[touched], across[touched]] = wall[touched]
-        # one row before the first and one behind the last, where there is nothing
+        # behind the last there is nothing
         edge = np.full((1, width), nothing)
-        self._seen = np.ascontiguousarray(np.concatenate([edge, codes, edge]).astype(np.int32))
+        self._seen = np.ascontiguousarray(np.concatenate([codes, edge]).astype(np.intp))
         lines_y = (np.arange(rows) % max(1, round((rows - 1) / _LINES))) == 0
         lines_x = (np.arange(columns) % max(1, round((columns - 1) / _LINES))) == 0
         self._lines = (lines_y[:, None] | lines_x[None, :]) * np.float32(1.6)
@@ -202,38 +203,32 @@ class View:
         flat = heights.reshape(-1)
         # bilinear: between the two points above, between the two below, between both
         near = flat.take(self._place)
-        near += (flat.take(self._place + 1) - near) * self._right
-        far = flat.take(self._place + columns)
-        far += (flat.take(self._place + (columns + 1)) - far) * self._right
+        near += (flat[1:].take(self._place) - near) * self._right
+        far = flat[columns:].take(self._place)
+        far += (flat[columns + 1 :].take(self._place) - far) * self._right
         far -= near
         far *= self._down
         near += far
         near *= self._rise
-        reach = np.full(self._shape, -1, np.float32)
+        near += self._ground
+        reach = self._reach
+        reach.fill(-1)
         reach.reshape(-1)[self._at] = near
-        np.add(reach, self._ground, out=reach, where=reach >= 0)
         np.maximum.accumulate(reach, axis=0, out=reach)
-        top = self.area.height * _FINER
-        level = np.minimum(reach, top).astype(np.int32)
+        # up to which row of pixels each sample and those before it reach
+        level = reach.astype(np.int32)
         np.maximum(level, self._front, out=level)
-        width = self.area.width
-        places = level.astype(np.int64)
-        places *= width
-        places += self._columns
-        below = np.bincount(places.reshape(-1), minlength=(top + 1) * width)[: top * width]
-        seen = np.cumsum(below.reshape(top, width).astype(np.int16), axis=0, dtype=np.int16)
-        # which sample is behind a pixel -> which point of the matrix -> which colour
-        sample = seen.astype(np.int32)
-        sample += self._first_row(sample)
+        width, top = self.area.width, self.area.height * _FINER
+        np.minimum(level, top, out=level)
+        level *= width
+        level += self._columns
+        below = np.bincount(level.reshape(-1), minlength=(top + 1) * width)
+        # how many samples end below a pixel: the next one is seen there
+        sample = below[: top * width].reshape(top, width)
         sample *= width
-        sample += self._columns.astype(np.int32)
-        return colors.take(self._seen.reshape(-1).take(sample))[::-1]
-
-    def _first_row(self, sample: NDArray[Any]) -> NDArray[Any]:
-        """No sample below: nothing, unless it is the wall in front; the rows are one later."""
-        import numpy as np
-
-        return (sample > 0).astype(np.int32)
+        sample[0] += self._columns
+        np.cumsum(sample, axis=0, out=sample)
+        return colors.take(self._seen).reshape(-1).take(sample, mode="clip")[::-1]
 
     def _heights(
         self, cells: NDArray[Any], shades: Shades, finite: bool, lit: NDArray[np.uint32]
@@ -335,7 +330,9 @@ def _labels(canvas: Canvas, style: Style, at: Measures, view: View) -> None:
     colors = style.colors
     for row in whole_ticks(view.rows, 4):
         x, y = view.on_screen(0, (row + 0.5) / view.rows, 0)
-        canvas.text(x - at.small * 0.5, y + at.small * 0.75, str(row), at.small, colors.dim, "right")
+        canvas.text(
+            x - at.small * 0.5, y + at.small * 0.75, str(row), at.small, colors.dim, "right"
+        )
     for column in whole_ticks(view.columns, 6):
         x, y = view.on_screen((column + 0.5) / view.columns, 1, 0)
         canvas.text(x + at.small * 0.25, y + at.small * 0.85, str(column), at.small, colors.dim)
