@@ -37,7 +37,7 @@ _ANCHORS: dict[str, tuple[tuple[float, float, float], ...]] = {
         (0.80, 0.10, 96), (0.93, 0.15, 98),
     ),
     "ember": (
-        (0.17, 0.04, 295), (0.32, 0.13, 310), (0.47, 0.18, 350), (0.62, 0.19, 28),
+        (0.17, 0.04, 295), (0.32, 0.11, 310), (0.47, 0.14, 350), (0.62, 0.145, 30),
         (0.78, 0.16, 68), (0.95, 0.09, 100),
     ),
     "grey": ((0.18, 0.0, 0), (0.96, 0.0, 0)),
@@ -94,6 +94,16 @@ def parse_color(color: str | Sequence[int]) -> Rgb:
     if len(numbers) != 3 or not all(0 <= part <= 255 for part in numbers):
         raise TensortapError(f"a colour is three numbers from 0 to 255, not {tuple(color)}")
     return numbers[0], numbers[1], numbers[2]
+
+
+def mixed(a: Rgb, b: Rgb, share: float) -> Rgb:
+    """A colour on the way from one to another.
+
+    >>> mixed((0, 0, 0), (100, 200, 50), 0.5)
+    (50, 100, 25)
+    """
+    red, green, blue = (round(x + (y - x) * share) for x, y in zip(a, b, strict=True))
+    return red, green, blue
 
 
 def table_of(colormap: str | Sequence[Any]) -> NDArray[np.uint8]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SQUARE = 0.4  # of the room a picture has to fill, or its cells are stretched
 _EVEN = 0.86  # of its size that a picture may give up for cells of the same number of pixels
-_SEEN = 3  # pixels that something not finite takes at least
+_SEEN = 3  # pixels that something not finite takes at least, and two more in a shrunk picture
 _MOST_MARKS = 4096
 
 
@@ -101,10 +101,17 @@ def paint(canvas: Canvas, box: Box, matrix: NDArray[Any], shades: Shades, finite
         pixels = pixels.take(np.arange(box.width) * columns // box.width, axis=1)
     canvas.pixels[box.top : box.bottom, box.left : box.right] = pixels
     if not finite and (box.height < _SEEN * rows or box.width < _SEEN * columns):
-        _mark(canvas, box, found, shades.pixels)
+        reach = _SEEN // 2 + (matrix.shape != cells.shape)
+        _mark(canvas, box, found, shades.pixels, reach)
 
 
-def _mark(canvas: Canvas, box: Box, found: NDArray[np.uint8], pixels: NDArray[np.uint32]) -> None:
+def _mark(
+    canvas: Canvas,
+    box: Box,
+    found: NDArray[np.uint8],
+    pixels: NDArray[np.uint32],
+    reach: int,
+) -> None:
     """A cell of one pixel would vanish in the colours of a film, which are half as fine."""
     import numpy as np
 
@@ -114,8 +121,8 @@ def _mark(canvas: Canvas, box: Box, found: NDArray[np.uint8], pixels: NDArray[np
     colors = pixels[found[rows, columns]]
     y = box.top + (2 * rows + 1) * box.height // (2 * found.shape[0])
     x = box.left + (2 * columns + 1) * box.width // (2 * found.shape[1])
-    for dy in range(-(_SEEN // 2), _SEEN // 2 + 1):
-        for dx in range(-(_SEEN // 2), _SEEN // 2 + 1):
+    for dy in range(-reach, reach + 1):
+        for dx in range(-reach, reach + 1):
             down = np.clip(y + dy, box.top, box.bottom - 1)
             across = np.clip(x + dx, box.left, box.right - 1)
             canvas.pixels[down, across] = colors

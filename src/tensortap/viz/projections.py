@@ -209,6 +209,7 @@ def _tsne(data: NDArray[Any], start: NDArray[Any], seed: int, again: bool) -> ND
 
     try:
         from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
     except ImportError:
         raise MissingExtra(
             "mode='tsne' needs scikit-learn: pip install 'tensortap[video]'"
@@ -223,5 +224,7 @@ def _tsne(data: NDArray[Any], start: NDArray[Any], seed: int, again: bool) -> ND
         random_state=seed,
         **{rounds: 250 if again else 500},
     )
-    found: NDArray[Any] = np.asarray(solver.fit_transform(data), np.float64)
+    # one thread: the processors belong to training, and threads that wait for them are slow
+    with threadpool_limits(1):
+        found: NDArray[Any] = np.asarray(solver.fit_transform(data), np.float64)
     return found

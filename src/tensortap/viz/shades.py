@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from tensortap.record import Summary
@@ -96,9 +95,9 @@ def shares_of(values: NDArray[Any], limits: Range) -> NDArray[Any]:
         and high - low > 1e-36
     ):  # fmt: skip
         values = values.astype(np.float64)
-    span = high - low
-    if not math.isfinite(span):  # wider than float64 itself
-        values, low, span = values / 4, low / 4, high / 4 - low / 4
-    share = values - low
-    share *= 1 / span if span > 1e-300 else 0.0
+    if max(abs(low), abs(high)) > 1e300:  # differences may be larger than float64 holds
+        values, low, high = values / 4, low / 4, high / 4
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = values - low
+        share *= 1 / (high - low) if high - low > 1e-300 else 0.0
     return np.clip(share, 0, 1, out=share)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensortap.errors import TensortapError
-from tensortap.viz.colors import THEMES, Rgb, Theme, parse_color, table_of
+from tensortap.viz.colors import THEMES, Theme, mixed, parse_color, table_of
 from tensortap.viz.scales import Follower
 
 MODES = ("auto", "image", "surface", "histogram", "pca", "pca_lowrank", "tsne", "grid")
@@ -70,12 +70,7 @@ class Style:
         if self.legend_color is None:
             return theme
         ink = parse_color(self.legend_color)
-        return theme._replace(ink=ink, dim=_between(ink, theme.background, 0.35))
-
-
-def _between(a: Rgb, b: Rgb, share: float) -> Rgb:
-    red, green, blue = (round(x + (y - x) * share) for x, y in zip(a, b, strict=True))
-    return red, green, blue
+        return theme._replace(ink=ink, dim=mixed(ink, theme.background, 0.35))
 
 
 class Measures(NamedTuple):

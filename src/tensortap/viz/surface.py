@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tensortap.viz.canvas import Canvas, need_pillow
-from tensortap.viz.colors import NAN, Rgb, packed
+from tensortap.viz.colors import NAN, Rgb, mixed, packed
 from tensortap.viz.legend import bar_ticks, bar_width, color_bar
 from tensortap.viz.look import Look
 from tensortap.viz.reals import shrink
@@ -73,7 +73,8 @@ class SurfacePicture:
         assert matrix is not None
         assert view is not None
         if self._lit is None:
-            walls = (_mixed(self._style.colors.line, 0.92), _mixed(self._style.colors.line, 1.25))
+            theme = self._style.colors
+            walls = mixed(theme.line, theme.background, 0.3), mixed(theme.line, theme.dim, 0.15)
             self._lit = lit_colors(self.shades.pixels, walls)
         summary = look.summary
         finite = summary is not None and summary.finite == summary.count
@@ -84,11 +85,6 @@ class SurfacePicture:
         under[:] = drawn_over(under, drawn)
         if self._at.header:
             bar_ticks(canvas, self._style, self._at, self._bar, self.shades.limits)
-
-
-def _mixed(color: Rgb, factor: float) -> Rgb:
-    red, green, blue = (min(255, round(part * factor)) for part in color)
-    return red, green, blue
 
 
 def lit_colors(pixels: NDArray[np.uint32], walls: tuple[Rgb, Rgb]) -> NDArray[np.uint32]:
@@ -263,7 +259,7 @@ class View:
         if codes is not None:
             y = np.rint(np.linspace(0, codes.shape[0] - 1, rows)).astype(np.int64)
             x = np.rint(np.linspace(0, codes.shape[1] - 1, columns)).astype(np.int64)
-            strange = codes[y[:, None], x[None, :]]
+            strange = _wider(codes[y[:, None], x[None, :]])
             place = np.where(strange >= NAN, strange, place).astype(np.int32)
         place *= _LIGHTS
         place += light.astype(np.int32)
@@ -276,6 +272,19 @@ class View:
         away = a * math.sin(_TURN) - b * math.cos(_TURN) + self._across / 2
         up = away * self._scale * math.sin(_TILT) + z * self._rise / _FINER
         return self.area.left + x * self._scale, self.area.bottom - up
+
+
+def _wider(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What is not finite takes the points beside it as well: a single one would hardly be seen."""
+    import numpy as np
+
+    strange = np.where(codes >= NAN, codes, 0).astype(np.uint8)
+    for axis in (0, 1):
+        near = np.swapaxes(strange.copy(), 0, axis)
+        wide = np.swapaxes(strange, 0, axis)
+        np.maximum(wide[1:], near[:-1], out=wide[1:])
+        np.maximum(wide[:-1], near[1:], out=wide[:-1])
+    return strange
 
 
 def _between(cells: int, points: int) -> NDArray[np.float32] | None:
