@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from tensortap.sources.dump import dump
     from tensortap.sources.run import finish, init, update_metadata
     from tensortap.sources.track import track
+    from tensortap.viz.recorder import Recorder
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
+    "Recorder": "tensortap.viz.recorder",
     "close": "tensortap.console.live",
     "compare": "tensortap.compare.verb",
     "describe": "tensortap.console.live",
@@ -73,6 +75,7 @@ __all__ = [
     "Kind",
     "Receipt",
     "Record",
+    "Recorder",
     "Shard",
     "StopTraining",
     "Summary",
