@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensortap.viz.interactive import interactive
     from tensortap.viz.plots import (
         exp_hist,
         save,
@@ -21,13 +20,14 @@ if TYPE_CHECKING:
         tensor,
         training,
     )
-    from tensortap.viz.report import report
+    from tensortap.viz.reports import report
+    from tensortap.viz.widgets import interactive
 
 # looked up when they are first used: a terminal needs no figures
 _LATER = {
     "exp_hist": "tensortap.viz.plots",
-    "interactive": "tensortap.viz.interactive",
-    "report": "tensortap.viz.report",
+    "interactive": "tensortap.viz.widgets",
+    "report": "tensortap.viz.reports",
     "save": "tensortap.viz.plots",
     "scalar_global_heatmap": "tensortap.viz.plots",
     "scalar_line": "tensortap.viz.plots",
@@ -53,7 +53,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tensortap.viz' has no attribute {name!r}")
     import importlib
 
-    # kept here: the import of a module puts the module of that name in place of its function
     found = globals()[name] = getattr(importlib.import_module(module), name)
     return found
 

@@ -104,7 +104,7 @@ def choose_metrics(table: Table, metric: str | Iterable[str]) -> list[str]:
 
 
 def choose_step(table: Table, kind: str, names: Sequence[str], step: int | None) -> int:
-    """The step that is asked for, or the last; NotFound, with its neighbours, if it is not there."""
+    """The step that is asked for, or the last; its neighbours are said if it is not there."""
     steps = np.unique(table.step[table.rows(kind=kind, names=names)])
     if not len(steps):
         raise NotFound(f"no {kind} of {', '.join(names[:3])}")
