@@ -249,6 +249,16 @@ class Table:
         """The alerts so far, by their steps."""
         return self._feed.alerts()
 
+    def once(self, rows: Whole) -> Whole:
+        """Rows without those of activation checkpointing, which computes the same a second time."""
+        places = np.stack([self.step[rows], self.rank[rows]])
+        if len(rows) < 2 or np.unique(places, axis=1).shape[1] == len(rows):
+            return rows
+        order = np.argsort(rows, kind="stable")
+        again = np.empty(len(rows), np.bool_)
+        again[order] = self._feed.recomputed(rows[order])
+        return rows[~again]
+
     def exponents(self, rows: Whole) -> Exponents:
         """The exponent counts of some rows: a column of ``counts`` for each."""
         order = np.argsort(rows, kind="stable")

@@ -123,7 +123,7 @@ def exponents_figure(
 
 def _at(table: Table, name: str, kind: str, step: int, rank: int | None) -> Found | None:
     rows = table.series(kind, name, rank)
-    rows = rows[table.step[rows] == step]
+    rows = table.once(rows[table.step[rows] == step])
     if not len(rows):
         return None
     each = table.exponents(rows)
@@ -281,6 +281,7 @@ def _history(
     rows = table.series(kind, name, rank)
     if chosen is not None:
         rows = rows[np.isin(table.step[rows], chosen)]
+    rows = table.once(rows)
     if not len(rows):
         return None
     steps = np.unique(table.step[rows])
