@@ -422,6 +422,8 @@ class Session:
 
             def forget_or_refresh(forget: bool) -> None:
                 if forget:
+                    with self._lock:  # its thread may get here before its maker has gone on
+                        live = self._lives[address]
                     # what another sink took as well was heard: it is in the run
                     lost = [entry for entry in live.forget(unheard=True) if not entry[1].shared]
                     with self._lock:
@@ -437,6 +439,8 @@ class Session:
             def tally() -> wire.Tally:
                 self._add_up()
                 counts = self._counts()
+                with self._lock:
+                    live = self._lives[address]
                 return wire.Tally(counts["unheard"], live.dropped, counts["failed"])
 
             def probes(start: int) -> list[wire.Probe]:
