@@ -129,3 +129,17 @@ def test_a_tensor_with_what_a_stash_said_of_it_has_both(open_run):
     assert glance.line(record).endswith("; l1=2.5")
     assert "['tensor']  [5, 8] f32" in glance.details(record)
     assert run.get("0", kind="Activation").shape == (5, 8)  # the tensor that it is about
+
+
+def test_the_receipt_counts_every_step_of_every_training(tmp_path):
+    before = tap.receipt().steps
+    train(steps=3)
+    assert tap.receipt().steps - before == 3
+    train(steps=2)  # a second training, as a cell that is run again
+    for _ in range(2):
+        tap.init(tmp_path)
+        train(steps=4, init_step=100)
+        tap.finish()
+    after = tap.receipt()
+    assert after.steps - before == 13
+    assert after.seconds_per_step == after.seconds / after.steps
