@@ -143,3 +143,19 @@ def test_the_receipt_counts_every_step_of_every_training(tmp_path):
     after = tap.receipt()
     assert after.steps - before == 13
     assert after.seconds_per_step == after.seconds / after.steps
+
+
+def test_a_tracker_that_was_not_entered_says_so_once(caplog):
+    model, opt = model_and_optimizer()
+    tracker = tap.track(model, optimizer=opt)
+    for _ in range(3):
+        tracker.step(loss=1.0)
+    (message,) = caplog.messages
+    assert "has not begun: with tap.track(...) as tracker" in message
+    caplog.clear()
+    with tracker:
+        tracker.step(loss=1.0)
+    assert not caplog.messages
+    ended = train(steps=1)
+    ended.step(loss=1.0)
+    assert "has ended" in caplog.text
