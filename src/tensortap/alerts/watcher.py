@@ -217,10 +217,14 @@ class Watcher:
             self._act(alert)
         return found
 
-    def check(self) -> None:
-        """Raise `StopTraining` if an alert came and alerts stop training; only once."""
+    def check(self, skipped: Callable[[], bool] = lambda: False) -> None:
+        """Raise `StopTraining` if an alert came and alerts stop training; only once.
+
+        `skipped` says whether the optimizer has left this step out, as a GradScaler makes it do
+        when a gradient is not finite: that is its way to find its scale, and no harm is done.
+        """
         alert, self._stop = self._stop, None
-        if alert is not None:
+        if alert is not None and not (_overflow(alert) and skipped()):
             raise StopTraining(str(alert), alert)
 
     def keep(self, step: int, rank: int = 0) -> bool:
@@ -272,7 +276,8 @@ class Watcher:
     def _act(self, alert: Alert) -> None:
         for action in self._actions:
             if action == "stop":
-                self._stop = self._stop or alert
+                if self._stop is None or (_overflow(self._stop) and not _overflow(alert)):
+                    self._stop = alert
             elif action == "keep":
                 self._keep[alert.rank] = alert.step
             elif callable(action):
@@ -289,6 +294,12 @@ class Watcher:
         if name not in self._logged:
             self._logged.add(name)
             log.warning("tensortap: the rule %r failed: %r", name, error)
+
+
+def _overflow(alert: Alert) -> bool:
+    """Whether it is a gradient that is not finite: of no consequence if nobody uses it."""
+    gradient = alert.kind is Kind.GRADIENT or alert.kind is Kind.WEIGHT_GRADIENT
+    return gradient and alert.rule in ("nan", "inf")
 
 
 def _name(rule: Rule) -> str:
