@@ -159,3 +159,16 @@ def test_a_tracker_that_was_not_entered_says_so_once(caplog):
     ended = train(steps=1)
     ended.step(loss=1.0)
     assert "has ended" in caplog.text
+
+
+def test_what_has_only_statistics_is_no_none(open_run):
+    train(2, tensors="^2$")
+    tap.catch(None, "nothing")
+    tap.flush()
+    run = tap.open(open_run)
+    assert run.get("nothing") is None
+    assert run.get("2", kind="Activation").shape == (5, 2)
+    with pytest.raises(tap.TensortapError, match=r"of '0' \(Activation, step 1\) only statistics were"):
+        run.get("0", kind="Activation")
+    with pytest.raises(tap.TensortapError, match="only statistics"):
+        run.get_all("0", kind="Activation")

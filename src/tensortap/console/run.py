@@ -15,7 +15,7 @@ from tensortap.formats import run as layout
 from tensortap.formats.files import load_file
 from tensortap.formats.logframe import need_pandas
 from tensortap.formats.questions import NameRow
-from tensortap.readers.reader import find, find_all, value_of
+from tensortap.readers.reader import find, find_all, kept_value
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, Summary, TensorData
 
@@ -92,7 +92,7 @@ class Run:
         file = record.tags.get("file")
         if file is not None:
             return load_file(self.reader.file(file), trust=trust)
-        return arrays.rebuild(value_of(record))
+        return arrays.rebuild(kept_value(record))
 
     def describe(
         self,
