@@ -119,14 +119,10 @@ class Run:
     def rows(self) -> list[NameRow]:
         """Every name with its latest record in a line."""
         rows = []
-        for name in self.names():
-            records = self.reader.records(name)
-            latest: dict[tuple[Kind, int], Record] = {(r.kind, r.rank): r for r in records}
-            for key, head in latest.items():
-                held = sum((r.kind, r.rank) == key for r in records)
-                file = self.reader.load(head)
-                line = file.tags.get("file") or glance.line(file)
-                rows.append(NameRow(head, held, 0, line))
+        for head, held in self.reader.latest():
+            file = self.reader.load(head)
+            line = file.tags.get("file") or glance.line(file)
+            rows.append(NameRow(head, held, 0, line))
         return rows
 
     def export(self, target: str | Path, *, names: str | None = None) -> int:

@@ -368,6 +368,39 @@ class RunReader:
                 self._seen[rank] = max((r.seq for r in found if r.rank == rank), default=seen)
         return sorted(found, key=lambda r: (r.time_ns, r.seq))
 
+    def latest(self) -> list[tuple[Record, int]]:
+        """The newest record of every name, kind and rank, and how many it has; by name."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: list[tuple[Record, int]] = []
+        with self._lock:
+            for reader in self._ranks.values():
+                newest: dict[tuple[str, str], tuple[int, Unit]] = {}
+                held: collections.Counter[tuple[str, str]] = collections.Counter()
+                for unit in reader.units():
+                    keys = reader.read(unit, ["name", "kind", "seq", "missing"])
+                    keys = keys.filter(pc.invert(keys.column("missing")))
+                    groups = keys.group_by(["name", "kind"]).aggregate(
+                        [("seq", "max"), ("seq", "count")]
+                    )
+                    columns = ("name", "kind", "seq_max", "seq_count")
+                    rows = zip(*(groups.column(c).to_pylist() for c in columns), strict=True)
+                    for name, kind, last, count in rows:
+                        held[name, kind] += count
+                        newest[name, kind] = max(newest.get((name, kind), (-1, unit)), (last, unit))
+                by_unit: dict[Unit, list[int]] = {}
+                for seq, unit in newest.values():
+                    by_unit.setdefault(unit, []).append(seq)
+                for unit, numbers in by_unit.items():
+                    chosen = pa.array(numbers)
+                    for record in self._heads(
+                        reader, unit, lambda t: pc.is_in(t.column("seq"), chosen)  # noqa: B023
+                    ):
+                        found.append((record, held[record.name, record.kind.value]))
+        place = {name: i for i, name in enumerate(self.names())}
+        return sorted(found, key=lambda each: (place[each[0].name], each[0].seq, each[0].rank))
+
     def _heads(
         self, reader: RankReader, unit: Unit, wanted: Callable[[pa.Table], Any]
     ) -> list[Record]:
