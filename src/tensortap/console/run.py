@@ -47,8 +47,8 @@ class Run:
 
     def records(self, name: str | None = None) -> Iterator[Record]:
         """The records of a name, or all, with their values, one at a time."""
-        for each in [name] if name is not None else self.names():
-            for record in self.reader.records(each):
+        for _, records in self.reader.by_name([name] if name is not None else self.names()):
+            for record in records:
                 yield self.reader.load(record)
 
     def get(
@@ -184,11 +184,11 @@ class Run:
 
     def summarized(self, heads: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
         """Records by name, rank and seq, with the statistics of their tensors, without values."""
-        found: dict[str, dict[tuple[int, int], Record]] = {}
-        for name, rank, seq in heads:
-            if name not in found:
-                found[name] = {(r.rank, r.seq): r for r in self.reader.records(name)}
-            head = found[name][rank, seq]
+        wanted = list(heads)
+        names = dict.fromkeys(name for name, _, _ in wanted)
+        found = {(r.rank, r.seq): r for _, held in self.reader.by_name(names) for r in held}
+        for _, rank, seq in wanted:
+            head = found[rank, seq]
             stats = _summary(self.reader.load(head).value)
             yield msgspec.structs.replace(head, stats=stats)
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,7 @@ _OPEN_FILES = 64
 _KEPT_TABLES = 16
 _OFTEN = 3  # a name that is asked for so often gets an index
 _INDEXED = 500_000  # records in all indices
+_BATCH = 100_000  # records of several names that are read together
 
 
 class Corrupt(TensortapError):
@@ -344,9 +345,10 @@ class RunReader:
         for number, reader in self._ranks.items():
             if rank is not None and number != rank:
                 continue
-            kinds = len(reader.names().get(name, ()))
             # with several kinds the newest of each is wanted, wherever it lies
-            enough = last if last is not None and (kinds == 1 or kind is not None) else None
+            enough = last
+            if last is not None and kind is None and len(reader.names().get(name, ())) != 1:
+                enough = None
             here: list[Record] = []
             for unit in reversed(reader.units(name, step)):
                 here = self._heads(reader, unit, wanted) + here
@@ -355,6 +357,38 @@ class RunReader:
             found += here
         if len(self._ranks) > 1:
             found.sort(key=lambda r: (r.time_ns, r.seq))
+        return found
+
+    def by_name(self, names: Iterable[str]) -> Iterator[tuple[str, list[Record]]]:
+        """Names with all their records, as `records` gives them: of many, in a look at the tables.
+
+        So many at a time that their records fit into memory, whatever the size of the run.
+        """
+        counts, batch, size = self.counts(), list[str](), 0
+        for name in names:
+            batch.append(name)
+            size += counts.get(name, 0)
+            if size >= _BATCH:
+                yield from self._of_names(batch).items()
+                batch, size = [], 0
+        yield from self._of_names(batch).items()
+
+    def _of_names(self, names: list[str]) -> dict[str, list[Record]]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: dict[str, list[Record]] = {name: [] for name in names}
+        chosen = pa.array(names, pa.string())
+        with self._lock:
+            for reader in self._ranks.values() if names else ():
+                for unit in reader.units():
+                    for head in self._heads(
+                        reader, unit, lambda t: pc.is_in(t.column("name"), value_set=chosen)
+                    ):
+                        found[head.name].append(head)
+        if len(self._ranks) > 1:
+            for records in found.values():
+                records.sort(key=lambda r: (r.time_ns, r.seq))
         return found
 
     def fresh(self) -> list[Record]:
