@@ -92,7 +92,7 @@ class Session:
             ("select", "queue", "copy", "small values", "connecting", "tracking"), 0
         )
         self._faults: set[tuple[str, str]] = set()
-        self._first_step: int | None = None
+        self._steps = 0
         self._misses = {name: itertools.count() for name in ("unheard", "disabled")}
         self._warned_owner = self._warned_server = False
         self._refresh()
@@ -182,6 +182,7 @@ class Session:
     def advance(self, owner: str, step: int | None = None) -> int | None:
         """Advance the step, if `owner` owns it; the step that holds now."""
         self._settle()
+        before = self.clock.step
         if not self.clock.advance(owner, step):
             if not self._warned_owner:
                 self._warned_owner = True
@@ -190,14 +191,15 @@ class Session:
                     self.clock.owner,
                     owner,
                 )
-        elif self._first_step is None and self.clock.step is not None:
-            self._first_step = self.clock.step - (1 if step is None else 0)
+        elif step is None:
+            self._steps += 1
+        elif before is not None:
+            self._steps += max(0, step - before)
         return self.clock.step
 
     def restart(self) -> None:
         """Count steps and calls from zero again: the next run is not the last one's rest."""
         self.clock.restart()
-        self._first_step = None
         for gate in list(self.gates.values()):
             gate.restart()
 
@@ -422,6 +424,8 @@ class Session:
 
             def forget_or_refresh(forget: bool) -> None:
                 if forget:
+                    with self._lock:  # its thread may get here before its maker has gone on
+                        live = self._lives[address]
                     # what another sink took as well was heard: it is in the run
                     lost = [entry for entry in live.forget(unheard=True) if not entry[1].shared]
                     with self._lock:
@@ -437,6 +441,8 @@ class Session:
             def tally() -> wire.Tally:
                 self._add_up()
                 counts = self._counts()
+                with self._lock:
+                    live = self._lives[address]
                 return wire.Tally(counts["unheard"], live.dropped, counts["failed"])
 
             def probes(start: int) -> list[wire.Probe]:
@@ -533,10 +539,8 @@ class Session:
         skipped = max(0, calls - kept - dropped - counts["unheard"] - errors)
         spent["skipping"] = skipped * _cost_of_skipping()
         seconds = sum(spent.values())
-        steps = 0
-        if self.clock.step is not None and self._first_step is not None:
-            steps = self.clock.step - self._first_step
-        elif self.gates:
+        steps = self._steps
+        if not steps and self.clock.step is None and self.gates:
             steps = max(gate.calls for gate in list(self.gates.values()))
         return Receipt(
             captured=kept,

@@ -44,7 +44,7 @@ def export(
         wanted = [n for n in run.names() if names is None or re.search(names, n)]
     except re.error as error:
         raise TensortapError(f"not a regular expression: {names!r} ({error})") from None
-    heads = [record for name in wanted for record in run.reader.records(name)]
+    heads = [record for _, held in run.reader.by_name(wanted) for record in held]
     shown = progress(heads, len(heads)) if progress is not None else heads
     return write(run, path, (run.reader.load(head) for head in shown), set(wanted))
 

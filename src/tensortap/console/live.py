@@ -22,7 +22,7 @@ from tensortap import arrays
 from tensortap.console import answers, tables, verbs
 from tensortap.errors import NotFound, TensortapError, WireError
 from tensortap.formats import keys
-from tensortap.formats.address import Address, default_port, parse_address
+from tensortap.formats.address import Address, default_port, parse_address, parse_port
 from tensortap.history import History
 from tensortap.limits import format_size, parse_size
 from tensortap.record import Kind, Record
@@ -52,7 +52,7 @@ def start(
     if address is None:
         address = Address("127.0.0.1" if host == "localhost" else host, default_port())
     if port is not None:
-        address = Address(address.host, port)
+        address = Address(address.host, parse_port(port))
     try:
         history, key = History(parse_size(memory)), keys.make_key()
         return Server(address, history, key, answer=answers.answer, keep=keep)

@@ -15,7 +15,7 @@ from tensortap.formats import run as layout
 from tensortap.formats.files import load_file
 from tensortap.formats.logframe import need_pandas
 from tensortap.formats.questions import NameRow
-from tensortap.readers.reader import find, find_all, value_of
+from tensortap.readers.reader import find, find_all, kept_value
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, Summary, TensorData
 
@@ -47,8 +47,8 @@ class Run:
 
     def records(self, name: str | None = None) -> Iterator[Record]:
         """The records of a name, or all, with their values, one at a time."""
-        for each in [name] if name is not None else self.names():
-            for record in self.reader.records(each):
+        for _, records in self.reader.by_name([name] if name is not None else self.names()):
+            for record in records:
                 yield self.reader.load(record)
 
     def get(
@@ -92,7 +92,7 @@ class Run:
         file = record.tags.get("file")
         if file is not None:
             return load_file(self.reader.file(file), trust=trust)
-        return arrays.rebuild(value_of(record))
+        return arrays.rebuild(kept_value(record))
 
     def describe(
         self,
@@ -119,14 +119,10 @@ class Run:
     def rows(self) -> list[NameRow]:
         """Every name with its latest record in a line."""
         rows = []
-        for name in self.names():
-            records = self.reader.records(name)
-            latest: dict[tuple[Kind, int], Record] = {(r.kind, r.rank): r for r in records}
-            for key, head in latest.items():
-                held = sum((r.kind, r.rank) == key for r in records)
-                file = self.reader.load(head)
-                line = file.tags.get("file") or glance.line(file)
-                rows.append(NameRow(head, held, 0, line))
+        for head, held in self.reader.latest():
+            file = self.reader.load(head)
+            line = file.tags.get("file") or glance.line(file)
+            rows.append(NameRow(head, held, 0, line))
         return rows
 
     def export(self, target: str | Path, *, names: str | None = None) -> int:
@@ -198,11 +194,11 @@ class Run:
 
     def summarized(self, heads: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
         """Records by name, rank and seq, with the statistics of their tensors, without values."""
-        found: dict[str, dict[tuple[int, int], Record]] = {}
-        for name, rank, seq in heads:
-            if name not in found:
-                found[name] = {(r.rank, r.seq): r for r in self.reader.records(name)}
-            head = found[name][rank, seq]
+        wanted = list(heads)
+        names = dict.fromkeys(name for name, _, _ in wanted)
+        found = {(r.rank, r.seq): r for _, held in self.reader.by_name(names) for r in held}
+        for _, rank, seq in wanted:
+            head = found[rank, seq]
             stats = _summary(self.reader.load(head).value)
             yield msgspec.structs.replace(head, stats=stats)
 

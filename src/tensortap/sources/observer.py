@@ -84,6 +84,7 @@ class Observer:
         self._begun = 0
         self.active = False
         self.on = False  # whether this step is one of every n
+        self.skipped: Callable[[], bool] = lambda: False  # whether no optimizer took this step
         self.unseen: dict[str, str] = {}  # what could not be observed, and why
         self._said: set[str] = set()  # those of which the user has been told
         self._alerts: collections.deque[Alert] = collections.deque(maxlen=_ALERTS)
@@ -280,7 +281,7 @@ class Observer:
         self._current = self._own if session.clock.owner == _OWNER else None
         self.on = self.active and (self._own - self._begun) % self.settings.every == 0
         if self.watcher is not None:
-            self.watcher.check()
+            self.watcher.check(self.skipped)
 
     # -- what was observed ---------------------------------------------------------------
 
