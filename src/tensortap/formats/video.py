@@ -120,6 +120,11 @@ class _File(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
+    def cut(self, size: int) -> None:
+        """Leave only so many bytes."""
+        with contextlib.suppress(OSError):  # then a torn frame is at its end, which players skip
+            self._raw.truncate(size)
+
     def close(self) -> None:
         self._raw.close()
         super().close()
@@ -134,6 +139,7 @@ class _Encoded:
         self.frames = 0
         self._file = _File(path)
         self._open = True
+        self._whole = 0  # bytes up to the end of the last frame that is complete
         try:
             self._container = av.open(self._file, "w", format=form, options=options)
         except BaseException:
@@ -151,6 +157,7 @@ class _Encoded:
             self._give_up()
             raise self._said(error) from error
         self.frames += 1
+        self._whole = self._file.tell()
 
     _duration = 1
 
@@ -162,11 +169,11 @@ class _Encoded:
         )
 
     def _give_up(self) -> None:
-        """What is on disk stays as it is: it plays up to here."""
+        """What is whole on disk stays: it plays up to there."""
         self._open = False
-        self._file.error = self._file.error or OSError("given up")
         with contextlib.suppress(Exception):  # it would say the same again
             self._container.close()
+        self._file.cut(self._whole)
         self._file.close()
 
     def _finish(self, stream: Any) -> None:
@@ -276,10 +283,10 @@ class _Gif(_Encoded):
 
     def close(self) -> None:
         """Finish the file."""
-        if self._stream is None:
+        if self._stream is not None:
+            self._finish(self._stream)
+        elif self._open:
             self._give_up()
-            return
-        self._finish(self._stream)
 
 
 class _Pictures:
