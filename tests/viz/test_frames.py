@@ -41,8 +41,9 @@ def test_every_dtype_in_every_mode(mode, dtype):
 @pytest.mark.parametrize(
     "x",
     [
-        np.zeros((0, 4)), np.zeros((0,)), np.array(3.0), np.zeros((1, 1, 1)), np.full((4, 4), np.nan),
-        np.full((6, 5), -np.inf), np.full((3, 7), 2.5), np.zeros((5, 5)), np.zeros((1, 9)),
+        np.zeros((0, 4)), np.zeros((0,)), np.array(3.0), np.zeros((1, 1, 1)),
+        np.full((4, 4), np.nan), np.full((6, 5), -np.inf), np.full((3, 7), 2.5), np.zeros((5, 5)),
+        np.zeros((1, 9)),
         np.zeros((9, 1)), np.zeros((2, 2)), np.arange(3.0), np.zeros((2, 1, 3, 1, 2)),
         np.array([[1e308, -1e308], [np.inf, 5e-324]]), np.array(["a", "b"]),
         np.array(["2026-01-01"], "M8[D]"),

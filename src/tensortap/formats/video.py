@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fractions
 import io
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,37 +80,50 @@ def create(
 
 
 class _File(io.RawIOBase):
-    """The file of a film, as PyAV needs it; what went wrong is kept, since PyAV only says that."""
+    """The file of a film, as PyAV needs it; what went wrong is kept, since PyAV only says that.
+
+    It belongs to the process that opened it: a forked child that lets go of its copy of a film
+    must not finish the film of its parent. So the place to write at is kept here, not in the
+    descriptor, which both share.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
-            self._raw = open(path, "xb+", buffering=0)  # noqa: SIM115  closed by close
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             raise
         except OSError as error:
             raise FilmError(f"cannot write the film {path}: {error.strerror}") from None
         self.error: OSError | None = None
         self.name = str(path)
+        self._at, self._owner = 0, os.getpid()
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
+        if os.getpid() != self._owner:
+            return len(view)
         done = 0
         try:
             while done < len(view):
-                done += self._raw.write(view[done:])
+                done += os.pwrite(self._fd, view[done:], self._at + done)
         except OSError as error:
             self.error = error
             raise
+        self._at += done
         return done
 
     def read(self, size: int = -1) -> bytes:
-        return self._raw.read(size) or b""
+        data = os.pread(self._fd, size if size >= 0 else os.fstat(self._fd).st_size, self._at)
+        self._at += len(data)
+        return data
 
     def seek(self, place: int, whence: int = 0) -> int:
-        return self._raw.seek(place, whence)
+        base = (0, self._at, os.fstat(self._fd).st_size if whence == 2 else 0)[whence]
+        self._at = base + place
+        return self._at
 
     def tell(self) -> int:
-        return self._raw.tell()
+        return self._at
 
     def readable(self) -> bool:
         return True
@@ -120,8 +134,15 @@ class _File(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
+    def cut(self, size: int) -> None:
+        """Leave only so many bytes."""
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):  # then a torn frame ends it, which players skip
+                os.ftruncate(self._fd, size)
+
     def close(self) -> None:
-        self._raw.close()
+        if not self.closed:
+            os.close(self._fd)
         super().close()
 
 
@@ -134,6 +155,7 @@ class _Encoded:
         self.frames = 0
         self._file = _File(path)
         self._open = True
+        self._whole = 0  # bytes up to the end of the last frame that is complete
         try:
             self._container = av.open(self._file, "w", format=form, options=options)
         except BaseException:
@@ -144,15 +166,21 @@ class _Encoded:
         if not self._open:
             raise FilmError(f"the film {self.path} has been closed")
         try:
-            for packet in stream.encode(frame):
-                packet.duration = self._duration
-                self._container.mux(packet)
+            self._mux(stream.encode(frame))
         except Exception as error:
             self._give_up()
             raise self._said(error) from error
         self.frames += 1
+        self._whole = self._file.tell()
 
     _duration = 1
+
+    def _mux(self, packets: list[Any]) -> None:
+        for packet in packets:
+            # an older PyAV has no setter: then players guess how long the last frame is shown
+            with contextlib.suppress(AttributeError):
+                packet.duration = self._duration
+            self._container.mux(packet)
 
     def _said(self, error: Exception) -> FilmError:
         reason = self._file.error or error
@@ -162,20 +190,18 @@ class _Encoded:
         )
 
     def _give_up(self) -> None:
-        """What is on disk stays as it is: it plays up to here."""
+        """What is whole on disk stays: it plays up to there."""
         self._open = False
-        self._file.error = self._file.error or OSError("given up")
         with contextlib.suppress(Exception):  # it would say the same again
             self._container.close()
+        self._file.cut(self._whole)
         self._file.close()
 
     def _finish(self, stream: Any) -> None:
         if not self._open:
             return
         try:
-            for packet in stream.encode(None):
-                packet.duration = self._duration
-                self._container.mux(packet)
+            self._mux(stream.encode(None))
             self._container.close()
         except Exception as error:
             self._give_up()
@@ -276,10 +302,10 @@ class _Gif(_Encoded):
 
     def close(self) -> None:
         """Finish the file."""
-        if self._stream is None:
+        if self._stream is not None:
+            self._finish(self._stream)
+        elif self._open:
             self._give_up()
-            return
-        self._finish(self._stream)
 
 
 class _Pictures:

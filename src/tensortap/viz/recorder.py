@@ -92,7 +92,7 @@ class Recorder:
         self._films: OrderedDict[object, Film] = OrderedDict()
         self._drawn = 0
         # a program that ends without closing has whole films all the same
-        self._finalizer = weakref.finalize(self, _close_all, self._films)
+        self._finalizer = weakref.finalize(self, _close_at_exit, self._films)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("folder", "style", "fps", "format", "max_frames", "open_films")
@@ -168,6 +168,11 @@ def _close_all(films: OrderedDict[object, Film]) -> list[FilmError]:
     return errors
 
 
+def _close_at_exit(films: OrderedDict[object, Film]) -> None:
+    for error in _close_all(films):
+        log.error("tensortap: %s", error)  # nobody is left who could catch it
+
+
 class Film:
     """The film of one name: its painter, and the file that is written at the moment."""
 
@@ -202,11 +207,7 @@ class Film:
         except OSError as error:
             raise FilmError(f"no films in {folder}: {error.strerror}") from None
         suffix = "" if recorder.format == "png" else f".{recorder.format}"
-        palette = None
-        if recorder.format == "gif":
-            from tensortap.viz.frames import palette_of
-
-            palette = palette_of(recorder.style)
+        palette = self._painter.palette() if recorder.format == "gif" else None
         for number in itertools.count(1):
             part = "" if number == 1 else f"-{number}"
             path = folder / f"{self._stem}{part}{suffix}"
