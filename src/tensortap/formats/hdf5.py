@@ -13,6 +13,7 @@ percent-encoded as in a URL.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -41,6 +42,7 @@ def h5py_or_say() -> Any:
     return h5py
 
 
+@functools.lru_cache(maxsize=4096)
 def link_name(path: str) -> str:
     """The name of a path's group.
 
@@ -135,7 +137,12 @@ class _Series:
     def extend(self, items: Sequence[Item], beside: Sequence[Mapping[str, Any]]) -> None:
         self.values.extend([i.text if i.array is None else i.array for i in items])  # type: ignore[misc]
         for name, rows in self.beside.items():
-            rows.extend([each[name] for each in beside])
+            rows.hold([each[name] for each in beside])
+
+    def settle(self) -> None:
+        """What is known beside the values goes to the file too."""
+        for rows in self.beside.values():
+            rows.settle()
 
 
 class Writer:
@@ -231,6 +238,8 @@ class Writer:
     def flush(self) -> None:
         """Everything appended so far becomes part of the file."""
         if self.unflushed or self._draft is not None:
+            for series in self._series.values():
+                series.settle()
             self.file.flush()
             self._raw.commit()
             self.unflushed = 0

@@ -76,6 +76,7 @@ class Rows:
         chunk: tuple[int, ...] = data.chunks
         plain = not data.id.get_create_plist().get_nfilters()
         self._whole_rows = chunk[1:] if plain and chunk[0] == 1 else None
+        self._held: list[Array] = []
 
     @classmethod
     def create(
@@ -94,6 +95,16 @@ class Rows:
             chunks=chunk_of(row, dtype.itemsize, filters.chunks), **filters.options(),
         )  # fmt: skip
         return cls(data)
+
+    def hold(self, rows: Sequence[Array]) -> None:
+        """Append rows when `settle` is called: many small ones cost as much as one."""
+        self._held.extend(rows)
+
+    def settle(self) -> None:
+        """Append the rows that are held."""
+        if self._held:
+            held, self._held = self._held, []
+            self.extend(held)
 
     def extend(self, rows: Sequence[Array]) -> None:
         """Append rows of the dataset's dtype and number of dimensions, whatever their sizes."""

@@ -7,6 +7,7 @@ as unsigned integers of its size, bit for bit, with its true name in the attribu
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -75,6 +76,7 @@ def _array(node: Value, value: Any) -> tuple[str, str, Array]:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def _is_float(name: str) -> bool:
     # packed ones, and those that this ml_dtypes has not, are only bits to NumPy
     return (name.startswith("float") or name == "bfloat16") and numpy_dtype(name).name == name
@@ -132,11 +134,17 @@ def integers(item: Any, dtype: str) -> Array:
     >>> integers([[0, 1], [2]], "int64").tolist()
     [[0, 1], [2, -1]]
     """
+    if type(item) is int:
+        return _padded(item, (), dtype)
     shape: list[int] = []
     depths: set[int] = set()
     _measure(item, 0, shape, depths)
     if len(depths) > 1:
         raise TensortapError("iterations and ranks must lie equally deep in their lists")
+    return _padded(item, tuple(shape), dtype)
+
+
+def _padded(item: Any, shape: tuple[int, ...], dtype: str) -> Array:
     found = np.full(shape, -1, dtype)
     try:
         _fill(found, item)
