@@ -24,7 +24,8 @@ def test_the_public_names():
         "TensortapError", "__version__", "alerts", "catch", "close", "compare", "describe",
         "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all", "help",
         "ingest_all", "init", "integrations", "open", "read_logframe", "receipt",
-        "register_format", "serve", "status", "step", "summarize", "summary", "testing", "track",
+        "register_format", "serve", "status", "step", "summarize", "summary", "testing", "trace",
+        "track",
         "update_metadata", "validate_logframe",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tensortap.formats.logframe import read_logframe, validate_logframe
     from tensortap.sources.dump import dump
     from tensortap.sources.run import finish, init, update_metadata
+    from tensortap.sources.trace import trace
     from tensortap.sources.track import track
 
 # what pulls in heavier modules is looked up when it is first used
@@ -64,6 +65,7 @@ _LATER = {
     "summarize": "tensortap.console.summarize",
     "summary": "tensortap.console.live",
     "testing": "",
+    "trace": "tensortap.sources.trace",
     "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
@@ -106,6 +108,7 @@ __all__ = [
     "summarize",
     "summary",
     "testing",
+    "trace",
     "track",
     "update_metadata",
     "validate_logframe",
