@@ -25,8 +25,7 @@ def test_the_public_names():
         "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all", "help",
         "ingest_all", "init", "integrations", "open", "read_logframe", "receipt",
         "register_format", "serve", "status", "step", "summarize", "summary", "testing", "trace",
-        "track",
-        "update_metadata", "validate_logframe",
+        "track", "update_metadata", "validate_logframe",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))

@@ -107,7 +107,8 @@ class Tracer:
             one.called_by = listening[place.caller] if place.caller is not None else None
             one.leaves = self.settings.rebind == "last" or place in callers
             try:
-                calls.listen(place.found.function, place.found.this, one, one.wanted())
+                one.number = calls.listen(place.found.function, place.found.this, one, one.wanted())
+                calls.unseen.pop(one.number, None)
             except NoSource as error:
                 for point in one.points:
                     name = joined(point.key)
@@ -116,7 +117,7 @@ class Tracer:
             self._listening.append(one)
 
     def _watch_root(self, target: Any) -> None:
-        torch = sys.modules.get("torch")
+        torch: Any = sys.modules.get("torch")
         if hasattr(torch, "nn") and isinstance(target, torch.nn.Module):
             from tensortap.sources.locals.torch_models import Root
 
@@ -335,7 +336,7 @@ def _gather(parts: dict[str, Part], group: Any) -> Mapping[str, Part] | None:
 
 
 def _resolver(target: Any) -> tuple[Any, Resolver]:
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if hasattr(torch, "nn"):
         from tensortap.sources.locals import torch_models
 
@@ -384,7 +385,8 @@ def trace(
     >>> tracer.results["total"].values, tracer.results["return"].values
     ([3.0], [1.5])
     """
-    for name, number in (("every", every), ("gathering_interval", gathering_interval)):
+    numbers: dict[str, Any] = {"every": every, "gathering_interval": gathering_interval}
+    for name, number in numbers.items():
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name}={number!r}: a number of iterations, at least 1")
     if rebind not in ("all", "last"):

@@ -81,6 +81,8 @@ class Site:
         self.anyone, self.by_this = anyone, by_this
 
 
+unseen: dict[int, str] = {}  # number of a function → why its calls are not seen
+
 _sites: list[Site] = []
 _by_function: dict[int, Site] = {}
 _lock = threading.RLock()
@@ -94,8 +96,11 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def listen(function: FunctionType, this: Any, listener: Listener, wanted: Wanted) -> None:
-    """Tell a listener of every call of the function on the object `this` (None: of all calls)."""
+def listen(function: FunctionType, this: Any, listener: Listener, wanted: Wanted) -> int:
+    """Tell a listener of every call of the function on the object `this` (None: of all calls).
+
+    Returns the number of the function.
+    """
     with _lock:
         site = _by_function.get(id(function))
         if site is None:
@@ -112,6 +117,7 @@ def listen(function: FunctionType, this: Any, listener: Listener, wanted: Wanted
             site.everybody = before
             raise
         site.sort()
+        return site.number
 
 
 def unlisten(function: FunctionType, listener: Listener) -> None:
@@ -229,9 +235,9 @@ def give(opened: Opened | None, value: Any) -> Any:
     return value
 
 
-def leave(opened: Opened) -> None:
+def leave(opened: Opened | None) -> None:
     """A call is over."""
-    for one, call in opened:
+    for one, call in opened or ():
         try:
             call.leave()
         except Exception as error:
@@ -257,14 +263,14 @@ PROBES: dict[str, Callable[..., Any]] = {
     rewrite.LEAVE: leave,
     rewrite.LOCALS: without_ours,
 }
-for _probe in PROBES.values():
+ALL: tuple[Any, ...] = tuple(PROBES.values())
+for _probe in ALL:
     _probe._torchdynamo_disable = True  # type: ignore[attr-defined]  # no part of a graph
 
 
 def give_probes(names: dict[str, Any]) -> None:
     """Put the probes among the global names of a module."""
-    for name, probe in PROBES.items():
-        names[name] = probe
+    names.update(PROBES)
 
 
 def instrumented() -> list[Hashable]:

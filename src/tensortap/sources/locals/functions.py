@@ -7,17 +7,20 @@ import functools
 import inspect
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _STORES = frozenset({"STORE_DEREF", "STORE_GLOBAL", "STORE_NAME"})
 
 
-class Found(NamedTuple):
+class Found:
     """A function, and for calls on which object it is wanted (None: on any)."""
 
-    function: FunctionType
-    this: Any
+    __slots__ = ("function", "this")
+
+    def __init__(self, function: FunctionType, this: Any) -> None:
+        self.function = function
+        self.this = this
 
 
 def plain(value: Any, this: Any = None, name: str | None = None) -> Found | None:
@@ -96,7 +99,7 @@ def names_of(code: CodeType) -> tuple[str, ...]:
     >>> def f(x, *rest):
     ...     y = [i for i in rest]
     >>> names_of(f.__code__)
-    ('x', 'rest', 'y', 'i')
+    ('x', 'rest', 'i', 'y')
     """
     names = dict.fromkeys(arguments_of(code))
     for code_of_name, argument in _stores(code):

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tensortap.session import session
+from tensortap.sources.locals.calls import unseen
 from tensortap.sources.locals.counts import Moment, Tally
 from tensortap.sources.locals.kept import copied
 from tensortap.sources.locals.paths import fits, joined, near
@@ -41,6 +42,7 @@ class Listening:
         self.leaves = False
         self.called_by: Listening | None = None
         self.called = 0
+        self.number = -1
         self.tally = Tally()
         self.running = threading.local()
         # a plain function has its name before the names in it
@@ -122,7 +124,9 @@ class Listening:
     def _why(self, name: str | None, one: Watched) -> str:
         path = joined((*one.point.key, *one.point.deep))
         where = self.place.label
-        if not self.called:
+        if not self.called and self.number in unseen:
+            why = f"{where} is not seen: {unseen[self.number]}"
+        elif not self.called:
             why = f"{where} was never called while it was traced (in this process)"
             if self.called_by is not None:
                 why = f"{where} was never called by {self.called_by.place.label}"

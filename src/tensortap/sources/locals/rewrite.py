@@ -11,11 +11,12 @@ import ast
 import linecache
 from collections.abc import Iterator
 from types import CodeType, FunctionType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tensortap.sources.locals.wanted import Wanted
 
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
+_Node = TypeVar("_Node", bound=ast.AST)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 ENTER, INNER, SEE, GIVE, LEAVE, LOCALS = (
@@ -247,7 +248,7 @@ def _with_probes(
     return node
 
 
-def _placed(new, old):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _placed(new: _Node, old: ast.AST) -> _Node:
     """A new node at the place of an old one; what had a place of its own keeps it."""
     for node in ast.walk(new):
         if "lineno" in node._attributes and getattr(node, "lineno", None) is None:
@@ -327,7 +328,7 @@ class _Probes(ast.NodeTransformer):
         value = node.value
         target = node.targets[0]
         if isinstance(value, ast.Lambda) and isinstance(target, ast.Name):
-            node.value = self._nested(value, target.id)
+            node.value = self._nested(value, target.id)  # type: ignore[assignment]
         self.generic_visit(node) if node.value is value else None
         return self._after(node, *node.targets)
 
@@ -401,7 +402,7 @@ class _Probes(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and not node.args and not node.keywords:
             if node.func.id in ("locals", "vars", "dir"):  # ours is not to be among them
-                return _placed(_call(LOCALS, node), node)  # type: ignore[no-any-return]
+                return _placed(_call(LOCALS, node), node)
         return node
 
     def _comprehension(self, node: ast.expr) -> ast.expr:

@@ -9,9 +9,18 @@ from typing import Any
 import torch
 
 from tensortap.sources.locals import calls, rewrite
-from tensortap.sources.torch_compiled import WHOLE, _in_whole_graph, forget_graphs, outside
+from tensortap.sources.torch_compiled import (
+    forget_graphs,
+    in_whole_graph,
+    leave_alone,
+    outside,
+)
 from tensortap.sources.torch_names import unwrapped
 
+_WHOLE = (
+    "it is part of a graph compiled with fullgraph=True, which a probe cannot leave: compile it "
+    "with fullgraph=False, or keep it out of the graph with torch.compiler.disable"
+)
 COMMON: tuple[type, ...] = (torch.nn.Module,)
 _WRAPPERS = ("_forward_module", "module")  # of trainers that are not known by their class
 
@@ -80,16 +89,16 @@ class Root:
 
 # -- probes that torch.compile can look into ---------------------------------------------
 
-unseen_functions: dict[int, str] = {}  # number of a function → why its names are not seen
-
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
 def _must_stay(number: int) -> bool:
     """Whether the graph that is being compiled must not break; asked while it is."""
-    whole = _in_whole_graph()
+    whole = in_whole_graph()
     if whole:
-        unseen_functions[number] = WHOLE
+        calls.unseen[number] = _WHOLE
+    else:
+        _stay_out()
     return whole
 
 
@@ -118,12 +127,22 @@ def give(opened: Any, value: Any) -> Any:
     return value if opened is None else calls.give(opened, value)
 
 
+_LOOKED_INTO: dict[str, Callable[..., Any]] = {
+    rewrite.ENTER: enter,
+    rewrite.INNER: inner,
+    rewrite.SEE: see,
+    rewrite.GIVE: give,
+}
+
+
+def _stay_out() -> None:
+    """Where a graph breaks for a probe, the compiler is not to compile the probe instead."""
+    for probe in (*_LOOKED_INTO.values(), *calls.ALL):
+        leave_alone(probe.__code__)
+
+
 def use() -> None:
     """Have functions that are instrumented from here on call these."""
-    probes = {rewrite.ENTER: enter, rewrite.INNER: inner, rewrite.SEE: see, rewrite.GIVE: give}
-    calls.PROBES.update(probes)
-
-
-def compiled_before() -> bool:
-    """Whether the compiler of torch is in this program."""
-    return "torch._dynamo" in sys.modules
+    calls.PROBES.update(_LOOKED_INTO)
+    if "torch._dynamo" in sys.modules:
+        _stay_out()
