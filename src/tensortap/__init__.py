@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tensortap.sources.dump import dump
     from tensortap.sources.locals.stack import stack_padded_tensors
     from tensortap.sources.run import finish, init, update_metadata
+    from tensortap.sources.trace import trace
     from tensortap.sources.track import track
 
 # what pulls in heavier modules is looked up when it is first used
@@ -70,6 +71,7 @@ _LATER = {
     "summarize": "tensortap.console.summarize",
     "summary": "tensortap.console.live",
     "testing": "",
+    "trace": "tensortap.sources.trace",
     "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
@@ -115,6 +117,7 @@ __all__ = [
     "summarize",
     "summary",
     "testing",
+    "trace",
     "track",
     "update_metadata",
     "validate_logframe",
