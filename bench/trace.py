@@ -16,10 +16,20 @@ def _model():
 
     torch.set_num_threads(1)
 
-    def helper(x, weight):
-        y = x @ weight
-        y = y.relu()
-        return y * 0.5
+    def helper(x, weight, bias=None, scale=None):
+        rows, width = x.shape
+        if weight.shape[0] != width:
+            raise ValueError(f"{rows} rows of {width} do not fit {weight.shape}")
+        if scale is None:
+            scale = width**-0.5
+        scaled = weight * scale
+        y = x @ scaled
+        if bias is not None:
+            y = y + bias
+        gate = y.sigmoid()
+        mixed = gate * y
+        mixed = mixed - mixed.mean()
+        return mixed + x
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -30,16 +40,17 @@ def _model():
             for _ in range(50):
                 x = helper(x, self.weight)
             logits = x.mean(-1)
-            return logits
+            return logits.exp()
 
     return Model(), torch.randn(32, 64)
 
 
 def _time(model, x) -> float:
-    start = time.perf_counter()
+    # of this thread alone: there is no other, and what is added is a few microseconds
+    start = time.thread_time()
     for _ in range(_CALLS):
         model(x)
-    return (time.perf_counter() - start) / _CALLS
+    return (time.thread_time() - start) / _CALLS
 
 
 def _line(tracer):

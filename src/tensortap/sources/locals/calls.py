@@ -276,7 +276,7 @@ PROBES: dict[str, Callable[..., Any]] = {
 }
 ALL: tuple[Any, ...] = (enter, inner, see, give, leave, without_ours)
 for _probe in ALL:
-    _probe._torchdynamo_disable = True  # type: ignore[attr-defined]  # no part of a graph
+    _probe._torchdynamo_disable = True  # no part of a graph
 
 
 def give_probes(site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import sys
 from collections.abc import Callable, Iterable
@@ -55,11 +56,8 @@ class Turns(Part):
         found = Part()
         for name in ("values", "iterations", "ranks", "orders", "turns"):
             mine = getattr(self, name)
-            if name != "turns":
-                getattr(found, name).extend(
-                    [x for x, take in zip(mine, taken, strict=True) if take]
-                )
-            mine[:] = [x for x, take in zip(mine, taken, strict=True) if not take]
+            getattr(found, name, []).extend(itertools.compress(mine, taken))
+            mine[:] = itertools.compress(mine, [not one for one in taken])
         return found
 
 
