@@ -72,10 +72,15 @@ class Listening:
         tracer = self.tracer
         if not tracer.on or not session.enabled:
             return None
+        counts = tracer.counts
         if self.counted:
-            tracer.root_begins(tracer.counts.model)
-        moment = self._moment()
-        if moment is None or not tracer.counts.wants(moment):
+            tracer.root_begins(counts.model)
+        moment = counts.last
+        if moment is None or self.own or self.called_by is not None:
+            moment = self._moment()
+            if moment is None or not counts.wants(moment):
+                return None
+        elif not counts.taking:
             return None
         self.called += 1
         call = Call(self, moment, ())
