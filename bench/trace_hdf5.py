@@ -56,7 +56,9 @@ def hdf5() -> list[Row]:
             assert (x["forward.x/values"][-1] == y["x"][-1]).all()
     finally:
         shutil.rmtree(folder)
-    note = f"iterations and ranks beside, whole after a kill; {_COUNT * 64 / 1024 / min(b):.0f} MB/s"
+    note = (
+        f"iterations and ranks beside, whole after a kill; {_COUNT * 64 / 1024 / min(b):.0f} MB/s"
+    )
     return [Row("1,000 tensors of 64 KiB to HDF5 ÷ bare h5py", 1.3, True, a, b, note=note)]
 
 

@@ -15,7 +15,7 @@ from tensortap.session import session
 from tensortap.sources.locals import calls
 from tensortap.sources.locals.counts import Counts, Moment
 from tensortap.sources.locals.gather import Gatherer
-from tensortap.sources.locals.kept import Part, Results, copied, fingerprint
+from tensortap.sources.locals.kept import Part, Results, Turns, copied, fingerprint
 from tensortap.sources.locals.listen import Listening
 from tensortap.sources.locals.paths import joined, parse
 from tensortap.sources.locals.records import put
@@ -53,14 +53,16 @@ class Tracer:
         self._patterns = {path: parse(path) for path in self.paths}
         self._done = Results()  # of earlier times that it was entered
         self._now = Results()
-        self._waiting: dict[str, list[tuple[int, Any, int, int, int]]] = {}
+        self._filling: dict[str, Turns] = {}  # kept and not gathered yet
         self._listening: list[Listening] = []
         self._root: Any = None
         self._resolver: Resolver | None = None
         self._digests: dict[str, bytes] = {}
         self._unmatched: set[str] = set()
         self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._forked = False
+        self._holding = settings.results  # not in a worker: what is kept there would be lost
+        self._rank: int | None = None
         self._errors: list[Exception] = []
         self._gatherer: Gatherer | None = None
         self.counts = Counts(settings.every, settings.mode, settings.gathering_interval)
@@ -71,7 +73,8 @@ class Tracer:
     def __enter__(self) -> Tracer:
         if self.on:
             raise RuntimeError("this tracer is entered already: leave it first, or make another")
-        self._pid = os.getpid()
+        self._forked, self._rank = False, None
+        self._holding = self.settings.results
         if self.settings.gathering_interval is not None:
             self._gatherer = Gatherer(self.settings.group, self._report)
             self._gatherer.connect()
@@ -84,6 +87,7 @@ class Tracer:
             self._watch_root(target)
         except BaseException:
             self._stop()
+            self._hang_up()
             raise
         return self
 
@@ -92,7 +96,7 @@ class Tracer:
         for path, segments in self._patterns.items():
             points, why = resolver.resolve(segments)
             if not points:
-                self._say(path, f"nothing is traced as {path!r}: {why}")
+                self.say(path, f"nothing is traced as {path!r}: {why}")
             for point in points:
                 found.setdefault(point.place, []).append(point)
                 if not point.deep:
@@ -116,7 +120,7 @@ class Tracer:
             except NoSource as error:
                 for point in one.points:
                     name = joined(point.key)
-                    self._say(name, f"{name!r} cannot be seen: {error}")
+                    self.say(name, f"{name!r} cannot be seen: {error}")
                 continue
             self._listening.append(one)
 
@@ -125,13 +129,17 @@ class Tracer:
         if hasattr(torch, "nn") and isinstance(target, torch.nn.Module):
             from tensortap.sources.locals.torch_models import Root
 
-            own = any(
-                one.place.found.this is target and one.place.path[:1] != ("forward",)
-                for one in self._listening
-            )
-            end = self.counts.end_of_root if own else None
-            self._root = Root(target, self._root_begins, end, self._root_unseen)
+            for one in self._listening:
+                mine = one.place.found.this is target
+                one.own = mine and one.place.path not in ((), ("forward",))
             self.counts.model = target
+            own = any(one.own for one in self._listening)
+            forward = [one for one in self._listening if one.place.path == ("forward",)]
+            if forward and not own:
+                forward[0].counted = True  # it is told of every call anyway
+            else:
+                end = self.counts.end_of_root if own else None
+                self._root = Root(target, self.root_begins, end, self._root_unseen)
 
     def __exit__(self, *error: object) -> None:
         # whatever was raised goes through: nothing here may take its place
@@ -155,15 +163,9 @@ class Tracer:
 
     def _finish(self, raised: bool) -> None:
         settings = self.settings
-        if settings.gathering_interval is None:
-            self._call_all(settings.pre_gather, self._now)
-            self._call_all(settings.post_gather, self._now)
-        else:
-            # the others may be elsewhere: after an error nobody is waited for
-            self._gather(None, together=not raised)
-            if self._gatherer is not None:
-                self._gatherer.close()
-                self._gatherer = None
+        # the others may be elsewhere: after an error nobody is waited for
+        self._gather(None, together=not raised)
+        self._hang_up()
         self._call_all(settings.post_trace, self._now)
         for callback in {id(one): one for one in self._callbacks()}.values():
             close = getattr(callback, "close", None)
@@ -174,7 +176,7 @@ class Tracer:
                     self._report(f"{_name(callback)}.close()", error)
         for one in self._listening:
             for path, why in one.empty():
-                self._say(path, why)
+                self.say(path, why)
         self._listening = []
         for path, part in self._now.items():
             self._done.setdefault(path, Part()).extend(part)
@@ -189,14 +191,18 @@ class Tracer:
 
     @property
     def results(self) -> Results:
-        """Path → `values`, `iterations`, `ranks` and `orders`, aligned."""
-        if not self._done:
-            return self._now
-        if not self._now:
+        """Path → `values`, `iterations`, `ranks` and `orders`, aligned.
+
+        While it is entered: what has been gathered, or without an interval all that was kept.
+        """
+        if not self.on and not self._now:
             return self._done
+        sources: list[Mapping[str, Part]] = [self._done, self._now]
+        if self.settings.gathering_interval is None:
+            sources.append(self._filling)
         merged = Results()
-        for source in (self._done, self._now):
-            for path, part in source.items():
+        for source in sources:
+            for path, part in list(source.items()):
                 merged.setdefault(path, Part()).extend(part)
         return merged
 
@@ -211,51 +217,66 @@ class Tracer:
                 if mark is not None and self._digests.get(path) == mark:
                     return True
             value = copied(value)
-            for callback in self.settings.pre_save:
-                try:
-                    value = callback(path, value)
-                except Exception as error:
-                    self._report(f"{path} ({_name(callback)})", error)
-                    self._raise()
-                    continue
+            if self.settings.pre_save:
+                value = self._before_saving(path, value)
                 if value is None:
                     return False
             if mark is not None:
                 self._digests[path] = mark
-            put(name, value, moment, order)
-            if self.settings.results and os.getpid() == self._pid:
-                rank = ranks.rank_and_world_size()[0]
-                kept = (moment.turn, value, moment.iteration, rank, order)
-                if self.settings.gathering_interval is None:
-                    _append(self._now.setdefault(path, Part()), kept)
-                else:
-                    self._waiting.setdefault(path, []).append(kept)
+            if session.on:
+                put(name, value, moment, order)
+            if self._holding:
+                if self._rank is None:
+                    self._rank = ranks.rank_and_world_size()[0]
+                part = self._filling.get(path)
+                if part is None:
+                    part = self._filling[path] = Turns()
+                part.values.append(value)
+                part.iterations.append(moment.iteration)
+                part.ranks.append(self._rank)
+                part.orders.append(order)
+                part.turns.append(moment.turn)
             return True
+
+    def _before_saving(self, path: str, value: Any) -> Any:
+        for callback in self.settings.pre_save:
+            try:
+                value = callback(path, value)
+            except Exception as error:
+                self._report(f"{path} ({_name(callback)})", error)
+                self._raise()
+                continue
+            if value is None:
+                return None
+        return value
 
     def fault(self, name: str, error: Exception) -> None:
         """Something went wrong under a path."""
         session.fault(name, error)
 
-    def _say(self, path: str, text: str) -> None:
+    def say(self, path: str, text: str) -> None:
+        """Tell the user something about a path, once."""
         if path not in self._unmatched:
             self._unmatched.add(path)
             log.warning("tensortap: %s", text)
 
     # -- the calls of the target ---------------------------------------------------------
 
-    def _root_begins(self, training: bool) -> None:
+    def root_begins(self, model: Any, args: Any = None) -> None:
+        """The model is called."""
         if self.on and session.enabled:
-            self.turn(lambda: self.counts.begin_root(training))
+            boundary = self.counts.begin_root(model.training)
+            if boundary is not None:
+                self.gather_before(boundary)
 
-    def turn(self, begin: Callable[[], int | None]) -> None:
-        """Something is called that is counted; gather first, if it is time."""
-        boundary = begin()
-        if boundary is not None and os.getpid() == self._pid:
+    def gather_before(self, boundary: int) -> None:
+        """Gather what was kept before that turn."""
+        if not self._forked:
             self._gather(boundary)
             self._raise()
 
     def _root_unseen(self, name: str) -> None:
-        self._say(
+        self.say(
             f"{name}()",
             f"calls of {name} are not counted: it is compiled with fullgraph=True; each function "
             "counts its own",
@@ -265,13 +286,8 @@ class Tracer:
 
     def _gather(self, boundary: int | None, together: bool = True) -> None:
         with self._lock:
-            parts: dict[str, Part] = {}
-            for path, waiting in self._waiting.items():
-                part = parts[path] = Part()
-                for kept in waiting:
-                    if boundary is None or kept[0] < boundary:
-                        _append(part, kept)
-                waiting[:] = [] if boundary is None else [k for k in waiting if k[0] >= boundary]
+            parts = {path: part.before(boundary) for path, part in self._filling.items()}
+            self._rank = None
             self._call_all(self.settings.pre_gather, parts)
             found: Mapping[str, Part] | None = parts
             if together and self._gatherer is not None:
@@ -283,6 +299,12 @@ class Tracer:
                 self._call_all(self.settings.post_gather, found)
                 for path, part in found.items():
                     self._now.setdefault(path, Part()).extend(part)
+
+    def _hang_up(self) -> None:
+        """Whoever waits for this rank is told so."""
+        if self._gatherer is not None:
+            self._gatherer.close()
+            self._gatherer = None
 
     def _call_all(self, callbacks: Iterable[Callback], parts: Mapping[str, Part]) -> None:
         for callback in callbacks:
@@ -308,6 +330,7 @@ class Tracer:
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
+        self._forked, self._holding = True, False
 
 
 _active: weakref.WeakSet[Tracer] = weakref.WeakSet()
@@ -319,14 +342,6 @@ def _renew_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks)
-
-
-def _append(part: Part, kept: tuple[int, Any, int, int, int]) -> None:
-    _, value, iteration, rank, order = kept
-    part.values.append(value)
-    part.iterations.append(iteration)
-    part.ranks.append(rank)
-    part.orders.append(order)
 
 
 def _name(callback: Callback) -> str:

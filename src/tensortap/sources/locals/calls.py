@@ -78,7 +78,16 @@ class Site:
             if this is not None:
                 mine = [one for other, one, _ in self.everybody if other is this]
                 by_this[id(this)] = (*mine, *anyone)
-        self.anyone, self.by_this = anyone, by_this
+        self.anyone = anyone
+        # the same dict: the code of the function looks into it
+        self.by_this.update(by_this)
+        for key in [key for key in self.by_this if key not in by_this]:
+            del self.by_this[key]
+
+    @property
+    def for_anyone(self) -> bool:
+        """Whether somebody wants its calls whatever object they are on."""
+        return any(this is None for this, _, _ in self.everybody)
 
 
 unseen: dict[int, str] = {}  # number of a function → why its calls are not seen
@@ -161,10 +170,10 @@ class FromSource:
         function = site.function
         current, function.__code__ = function.__code__, site.original
         try:
-            code = rewrite.rewritten(function, wanted, site.number)
+            code = rewrite.rewritten(function, wanted, site.number, site.for_anyone)
         finally:
             function.__code__ = current
-        give_probes(function.__globals__)
+        give_probes(site)
         function.__code__ = code
 
     def remove(self, site: Site) -> None:
@@ -259,18 +268,22 @@ PROBES: dict[str, Callable[..., Any]] = {
     rewrite.ENTER: enter,
     rewrite.INNER: inner,
     rewrite.SEE: see,
+    rewrite.PASS: see,
     rewrite.GIVE: give,
     rewrite.LEAVE: leave,
     rewrite.LOCALS: without_ours,
+    rewrite.ID: id,
 }
-ALL: tuple[Any, ...] = tuple(PROBES.values())
+ALL: tuple[Any, ...] = (enter, inner, see, give, leave, without_ours)
 for _probe in ALL:
-    _probe._torchdynamo_disable = True  # type: ignore[attr-defined]  # no part of a graph
+    _probe._torchdynamo_disable = True  # no part of a graph
 
 
-def give_probes(names: dict[str, Any]) -> None:
-    """Put the probes among the global names of a module."""
+def give_probes(site: Site) -> None:
+    """Put the probes among the global names of the module of a function."""
+    names = site.function.__globals__
     names.update(PROBES)
+    names[rewrite.IDS.format(site.number)] = site.by_this
 
 
 def instrumented() -> list[Hashable]:

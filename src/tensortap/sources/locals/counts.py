@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple
 
 
@@ -40,10 +39,9 @@ class Counts:
         self._every = every
         self._mode = mode
         self._interval = interval
-        self._lock = threading.Lock()
         self._tally = Tally()
-        self._wanted = 0  # calls in a mode that is wanted
-        self._last: Moment | None = None
+        self.last: Moment | None = None  # of the model
+        self.taking = False  # whether this call of the model is one of those that are traced
         self._depth = 0
         self.model: Any = None
 
@@ -55,8 +53,9 @@ class Counts:
     def begin_root(self, training: bool) -> int | None:
         """The model is called; a number if what was kept before that turn is to be gathered."""
         self._depth += 1
-        self._last = self._tally.add("train" if training else "eval")
-        return self._due(self._last)
+        self.last = self._tally.add("train" if training else "eval")
+        self.taking = self.wants(self.last)
+        return self._due(self.last)
 
     def end_of_root(self) -> None:
         """The call of the model is over."""
@@ -66,7 +65,7 @@ class Counts:
         """A function that counts its own calls is called."""
         moment = tally.add(self.mode)
         # where the model is called, its calls say when to gather
-        return moment, self._due(moment) if self._last is None else None
+        return moment, self._due(moment) if self.last is None else None
 
     def _due(self, moment: Moment) -> int | None:
         if self._interval is None or self._mode not in ("both", moment.mode):
@@ -76,9 +75,9 @@ class Counts:
 
     def now(self, of_root: bool) -> Moment | None:
         """The moment of a function that goes by the calls of the model; None: it counts its own."""
-        if self._last is None or (of_root and not self._depth):
+        if self.last is None or (of_root and not self._depth):
             return None
-        return self._last
+        return self.last
 
     def wants(self, moment: Moment) -> bool:
         """Whether this iteration is one of those that are traced."""

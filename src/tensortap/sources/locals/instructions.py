@@ -35,7 +35,7 @@ class FromInstructions:
         from tensortap.sources.locals.calls import give_probes
 
         code = with_probes(site.original, wanted, site.number)
-        give_probes(site.function.__globals__)
+        give_probes(site)
         site.function.__code__ = code
 
     def remove(self, site: Site) -> None:

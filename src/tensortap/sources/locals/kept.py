@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -19,7 +20,6 @@ from tensortap.errors import CaptureError
 from tensortap.record import Blob, Fields, Items, Mapping, Opaque, Value
 from tensortap.sources.locals.paths import near
 
-_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 _BEYOND = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)
 _MOST = 100_000  # objects that are looked at for tensors
 
@@ -44,6 +44,23 @@ class Part:
         self.orders += other.orders
 
 
+@dataclass
+class Turns(Part):
+    """Values that wait to be gathered, each with the turn that it is from."""
+
+    turns: list[int] = field(default_factory=list)
+
+    def before(self, boundary: int | None) -> Part:
+        """Those of earlier turns than `boundary` (None: all), which it has no more then."""
+        taken = [boundary is None or turn < boundary for turn in self.turns]
+        found = Part()
+        for name in ("values", "iterations", "ranks", "orders", "turns"):
+            mine = getattr(self, name)
+            getattr(found, name, []).extend(itertools.compress(mine, taken))
+            mine[:] = itertools.compress(mine, [not one for one in taken])
+        return found
+
+
 class Results(dict[str, Part]):
     """Path → what was kept of it."""
 
@@ -58,27 +75,47 @@ def copied(value: Any) -> Any:
     >>> copied(one) == one, copied(one)["a"] is one["a"]
     (True, False)
     """
+    copy_of = _copies.get(type(value)) or _learn(value)
+    return copy_of(value)
+
+
+def _learn(value: Any) -> Callable[[Any], Any]:
+    """How values of a class are copied: found out once a class."""
     cls = type(value)
-    if cls in _PLAIN:
-        return value
     torch, jax = _loaded("torch", "Tensor"), _loaded("jax", "Array")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _copied_tensor(value)
-    if jax is not None and isinstance(value, jax.Array):
-        return _copied_jax(value, jax)
-    if not cls.__module__.startswith("numpy"):
-        memo: dict[int, Any] = {}
-        for one in _inside(value) if torch is not None or jax is not None else ():
-            # a tensor that is no leaf of its graph refuses to be copied deeply
-            if torch is not None and isinstance(one, torch.Tensor):
-                memo[id(one)] = _copied_tensor(one)
-            elif jax is not None and isinstance(one, jax.Array):
-                memo[id(one)] = _copied_jax(one, jax)
-        try:
-            return copy.deepcopy(value, memo)
-        except Exception:  # a lock, a file, a socket: what is known of it is kept
-            return Opaque(type_name(cls), safe_repr(value))
-    return copy.deepcopy(value)
+    found: Callable[[Any], Any] = _copied_deeply
+    if torch is not None and issubclass(cls, torch.Tensor):
+        from tensortap.sources.locals.torch_copies import copied_tensor
+
+        found = copied_tensor
+    elif jax is not None and isinstance(value, jax.Array):
+        found = _copied_jax
+    if len(_copies) < 4096:  # a program that makes classes without end must not fill memory
+        _copies[cls] = found
+    return found
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+_copies: dict[type, Callable[[Any], Any]] = dict.fromkeys(
+    (int, float, complex, bool, str, bytes, type(None)), _itself
+)
+
+
+def _copied_deeply(value: Any) -> Any:
+    torch, jax = _loaded("torch", "Tensor"), _loaded("jax", "Array")
+    classes = tuple([one for one in (torch and torch.Tensor, jax and jax.Array) if one])
+    memo: dict[int, Any] = {}
+    for one in _inside(value) if classes else ():
+        # a tensor that is no leaf of its graph refuses to be copied deeply
+        if isinstance(one, classes):
+            memo[id(one)] = copied(one)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, a file, a socket: what is known of it is kept
+        return Opaque(type_name(type(value)), safe_repr(value))
 
 
 def _loaded(name: str, attribute: str) -> Any:
@@ -86,18 +123,9 @@ def _loaded(name: str, attribute: str) -> Any:
     return module if hasattr(module, attribute) else None
 
 
-def _copied_tensor(value: Any) -> Any:
-    import torch
+def _copied_jax(value: Any) -> Any:
+    import jax
 
-    from tensortap.arrays.torch import quiet, why_not
-
-    if torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_meta:
-        raise CaptureError(why_not(value))
-    with quiet(), torch.inference_mode(False):
-        return value.detach().clone()
-
-
-def _copied_jax(value: Any, jax: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         raise CaptureError(
             "JAX only traces this function here, its values are not there yet: trace the function "

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 class Watched:
     """A point, and what has come of it."""
 
-    __slots__ = ("bound", "kept", "key", "name", "parts", "point")
+    __slots__ = ("bound", "kept", "key", "name", "parts", "point", "whole")
 
     def __init__(self, point: Point, prefix: str) -> None:
         self.point = point
         self.key = joined(point.key)
         self.name = prefix + self.key  # of the record
+        self.whole = not point.deep
         self.bound = 0
         self.kept = 0
         self.parts: tuple[str, ...] = ()
@@ -41,6 +42,8 @@ class Listening:
         self.points = points
         self.leaves = False
         self.called_by: Listening | None = None
+        self.counted = False  # it is the forward by whose calls iterations are counted
+        self.own = False  # a method of the model that may run outside of its forward
         self.called = 0
         self.number = -1
         self.tally = Tally()
@@ -69,8 +72,15 @@ class Listening:
         tracer = self.tracer
         if not tracer.on or not session.enabled:
             return None
-        moment = self._moment()
-        if moment is None or not tracer.counts.wants(moment):
+        counts = tracer.counts
+        if self.counted:
+            tracer.root_begins(counts.model)
+        moment = counts.last
+        if moment is None or self.own or self.called_by is not None:
+            moment = self._moment()
+            if moment is None or not counts.wants(moment):
+                return None
+        elif not counts.taking:
             return None
         self.called += 1
         call = Call(self, moment, ())
@@ -82,20 +92,14 @@ class Listening:
         if self.called_by is not None:
             callers = self.called_by._stack()
             return callers[-1].moment if callers else None
-        tracer, place = self.tracer, self.place
-        own = place.found.this is tracer.counts.model and place.path[:1] != ("forward",)
-        now = tracer.counts.now(own)
+        tracer = self.tracer
+        now = tracer.counts.now(self.own)
         if now is not None:
             return now
-        moment: list[Moment] = []
-
-        def begin() -> int | None:
-            found, boundary = tracer.counts.begin_own(self.tally)
-            moment.append(found)
-            return boundary
-
-        tracer.turn(begin)
-        return moment[0]
+        moment, boundary = tracer.counts.begin_own(self.tally)
+        if boundary is not None:
+            tracer.gather_before(boundary)
+        return moment
 
     def _stack(self) -> list[Call]:
         found: list[Call] | None = getattr(self.running, "calls", None)
@@ -158,7 +162,11 @@ class Call:
     def see(self, name: str, value: Any, via: str | None) -> None:
         """A name was bound, or the part `via` of its value was set."""
         for one in self.names.get(name, ()):
-            self._take(one, value, via)
+            if one.whole and via is None:
+                one.bound += 1
+                self._keep(one, one.key, one.name, value)
+            else:
+                self._take(one, value, via)
 
     def give(self, value: Any) -> None:
         """A value is returned."""

@@ -67,7 +67,7 @@ class Monitored:
 
     def put(self, site: Site, wanted: Wanted) -> None:
         """Ask for the events of the function."""
-        if sys.version_info < (3, 12):
+        if not hasattr(sys, "monitoring"):
             raise NoSource("this Python has no sys.monitoring")
         if not (wanted.names or wanted.returns or wanted.leaves):
             raise NoSource("functions inside a function are seen only where there is source")
@@ -134,8 +134,7 @@ class _Tool:
         site, stores = known
         frame = sys._getframe(1)
         values = _locals(frame)
-        first = code.co_varnames[0] if code.co_varnames else None
-        this = values.get(first) if code.co_argcount or first is None else None
+        this = values.get(code.co_varnames[0]) if code.co_argcount else None
         if not code.co_argcount and code.co_flags & 4:  # only *args
             given = values.get(code.co_varnames[code.co_kwonlyargcount]) or (None,)
             this = given[0]

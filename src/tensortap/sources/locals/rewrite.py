@@ -19,10 +19,11 @@ Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
 _Node = TypeVar("_Node", bound=ast.AST)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
-ENTER, INNER, SEE, GIVE, LEAVE, LOCALS = (
-    "__tensortap_enter__", "__tensortap_inner__", "__tensortap_see__", "__tensortap_give__",
-    "__tensortap_leave__", "__tensortap_locals__",
+ENTER, INNER, SEE, PASS, GIVE, LEAVE, LOCALS = (
+    "__tensortap_enter__", "__tensortap_inner__", "__tensortap_see__", "__tensortap_pass__",
+    "__tensortap_give__", "__tensortap_leave__", "__tensortap_locals__",
 )  # fmt: skip
+ID, IDS = "__tensortap_id__", "__tensortap_ids_{}__"
 CALL = "__tensortap_call{}__"  # a name that ends in two underscores is never mangled
 
 
@@ -30,8 +31,12 @@ class NoSource(Exception):
     """The source of a function cannot be used, and why."""
 
 
-def rewritten(function: FunctionType, wanted: Wanted, number: int) -> CodeType:
-    """The code of a function with probes in it; `number` is what it says when it is entered."""
+def rewritten(function: FunctionType, wanted: Wanted, number: int, anyone: bool = True) -> CodeType:
+    """The code of a function with probes in it; `number` is what it says when it is entered.
+
+    Unless it is wanted for `anyone`, it looks first whether the object that it is called on is
+    one of those that it is wanted for.
+    """
     code = function.__code__
     tree, compiled = _file(function)
     originals = [one for one in _codes(compiled) if _same(one, code)]
@@ -41,7 +46,7 @@ def rewritten(function: FunctionType, wanted: Wanted, number: int) -> CodeType:
     for node in ast.walk(tree):
         if not isinstance(node, _FUNCTIONS) or not _begins(node, code):
             continue
-        found, sure = _compile_with(tree, node, code, wanted, number)
+        found, sure = _compile_with(tree, node, code, wanted, number, anyone)
         # of two lambdas in a line the right one is that whose code is not there any more; where
         # both are alike in everything, either is right
         if sure and found is not None:
@@ -53,11 +58,11 @@ def rewritten(function: FunctionType, wanted: Wanted, number: int) -> CodeType:
 
 
 def _compile_with(
-    tree: ast.Module, node: Function, code: CodeType, wanted: Wanted, number: int
+    tree: ast.Module, node: Function, code: CodeType, wanted: Wanted, number: int, anyone: bool
 ) -> tuple[CodeType | None, bool]:
     """The code with probes in this node, and whether the code that runs is of this node."""
     changed = _Changed(tree, node)
-    with_probes = _with_probes(changed.copy, wanted, _enter(changed.copy, number), 0, {})
+    with_probes = _with_probes(changed.copy, wanted, _enter(changed.copy, number, anyone), 0, {})
     try:
         compiled = compile(changed.put(with_probes), code.co_filename, "exec", dont_inherit=True)
     finally:
@@ -188,7 +193,7 @@ def _unless_idle(call: str, probe: ast.expr) -> ast.expr:
     return ast.BoolOp(ast.Or(), [idle, probe])
 
 
-def _enter(node: Function, number: int) -> ast.expr:
+def _enter(node: Function, number: int, anyone: bool) -> ast.expr:
     arguments = [*node.args.posonlyargs, *node.args.args]
     this: ast.expr = ast.Constant(None)
     if arguments:
@@ -197,7 +202,12 @@ def _enter(node: Function, number: int) -> ast.expr:
         rest = node.args.vararg.arg
         first = ast.Subscript(_name(rest), ast.Constant(0), ast.Load())
         this = ast.IfExp(_name(rest), first, ast.Constant(None))
-    return _call(ENTER, ast.Constant(number), this)
+    enter = _call(ENTER, ast.Constant(number), this)
+    if anyone:
+        return enter
+    # here, not in the probe: all objects of a class share this code, and a call costs more
+    known = ast.Compare(_call(ID, this), [ast.In()], [_name(IDS.format(number))])
+    return ast.IfExp(known, enter, ast.Constant(None))
 
 
 def _with_probes(
@@ -395,7 +405,7 @@ class _Probes(ast.NodeTransformer):
         name = node.target.id
         if name in self.scope:
             args = [_name(self.scope[name]), ast.Constant(name), node.value]
-            node.value = _placed(_call(SEE, *args), node)
+            node.value = _placed(_call(PASS, *args), node)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:

@@ -62,19 +62,16 @@ class Root:
     def __init__(
         self,
         module: torch.nn.Module,
-        begin: Callable[[bool], None],
+        begin: Callable[[torch.nn.Module, Any], None],
         end: Callable[[], None] | None,
         unseen: Callable[[str], None],
     ) -> None:
-        def before(module: torch.nn.Module, args: Any) -> None:
-            begin(module.training)
-
         def after(module: torch.nn.Module, args: Any, output: Any) -> None:
             assert end is not None
             end()
 
         name = type(module).__name__
-        self._handles = [module.register_forward_pre_hook(outside(before, name, unseen))]
+        self._handles = [module.register_forward_pre_hook(outside(begin, name, unseen))]
         if end is not None:
             hook = outside(after, name, unseen)
             self._handles.append(module.register_forward_hook(hook, always_call=True))
@@ -130,7 +127,7 @@ def give(opened: Any, value: Any) -> Any:
 _LOOKED_INTO: dict[str, Callable[..., Any]] = {
     rewrite.ENTER: enter,
     rewrite.INNER: inner,
-    rewrite.SEE: see,
+    rewrite.PASS: see,  # where there is a call at all the other is asked directly
     rewrite.GIVE: give,
 }
 
