@@ -224,6 +224,20 @@ except KeyError as error:
 part = tracer.results["forward.x"]
 result["kept"] = sorted(zip(part.ranks, part.iterations))
 result["errors"] = tap.receipt().errors
+dist.barrier()
+
+# a rank that is stuck: it is waited for as long as the group says
+import datetime, time
+short = dist.new_group(timeout=datetime.timedelta(seconds=3))
+model, ddp = make()
+with tap.trace(model, ["forward.x"], gathering_interval=1, group=short) as tracer:
+    for i, x in enumerate(batches(4)):
+        if rank == 1 and i == 2:
+            time.sleep(10)
+        model(x)
+part = tracer.results["forward.x"]
+result["late"] = sorted(zip(part.ranks, part.iterations))
+result["late errors"] = tap.receipt().errors - result["errors"]
 """
 
 
@@ -244,6 +258,10 @@ def test_without_an_interval_every_rank_is_by_itself(gloo):
     assert found[0]["kept"] == [[0, i] for i in range(6)] + [[1, 0], [1, 1]]
     assert found[0]["errors"] == 1
     assert "rank 1 did not come" in gloo.errors[0]
+    # one rank is stuck: it keeps what nobody takes
+    assert found[0]["late"] == [[0, i] for i in range(4)] + [[1, 0]]
+    assert found[1]["late"] == [[1, i] for i in range(1, 4)]
+    assert [one["late errors"] for one in found] == [1, 1]
 
 
 STRICT = """

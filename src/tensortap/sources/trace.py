@@ -75,14 +75,14 @@ class Tracer:
             raise RuntimeError("this tracer is entered already: leave it first, or make another")
         self._forked, self._rank = False, None
         self._holding = self.settings.results
-        if self.settings.gathering_interval is not None:
-            self._gatherer = Gatherer(self.settings.group, self._report)
-            self._gatherer.connect()
         target, resolver = _resolver(self.target)
         points = self._points(resolver)
         self.on = True
         _active.add(self)
         try:
+            if self.settings.gathering_interval is not None:
+                self._gatherer = Gatherer(self.settings.group, self._report)
+                self._gatherer.connect()
             self._listen(points)
             self._watch_root(target)
         except BaseException:
