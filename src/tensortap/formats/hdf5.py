@@ -339,6 +339,7 @@ class HDF5:
         self._flush_every = flush_every
         self._calls = 0
         self._lock = threading.RLock()
+        self._opened: Path | None = None
         self._writer: Writer | None = None
         self._reading: Any = None
         self._closer: Any = None
@@ -351,6 +352,8 @@ class HDF5:
     @property
     def path(self) -> Path:
         """The file; a rank other than 0 that keeps values of its own has a file of its own."""
+        if self._opened is not None:
+            return self._opened
         rank, _ = rank_and_world_size()
         given = self._given
         return given.with_name(f"{given.stem}_rank{rank}{given.suffix}") if rank else given
@@ -396,6 +399,7 @@ class HDF5:
         self, name: str, values: list[Any], known: list[dict[str, Any]]
     ) -> dict[int, TensortapError]:
         writer = self._writer or self._open()
+        before = writer.unflushed
         try:
             failed = writer.extend(name, values, known)
             self._calls += 1
@@ -406,11 +410,10 @@ class HDF5:
             # half done: the library's picture of the file is worth nothing now
             self._writer = None
             self._closer.detach()
-            lost = max(0, writer.unflushed - len(values))
             writer.abandon()
             if not isinstance(error, Exception):
                 raise
-            also = f", and {lost} values since the last flush are lost" if lost else ""
+            also = f", and {before} values since the last flush are lost" if before else ""
             raise TensortapError(
                 f"{name} can't be written to {self.path}{also}: {error}"
             ) from error
@@ -424,7 +427,7 @@ class HDF5:
         if self._reading:
             self._reading.close()
             self._reading = None
-        path = self.path
+        path = self._opened = self.path
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._exists == "refuse" and path.exists():
             raise _there_already(path)
