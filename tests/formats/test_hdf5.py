@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tensortap as tap
 from tensortap.errors import MissingExtra, NotFound, TensortapError
 from tensortap.formats import hdf5_file
-from tensortap.formats.hdf5 import link_name, path_of
+from tensortap.formats.hdf5_writer import link_name, path_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -99,9 +99,10 @@ class WholeFile:
             self._end = mark.end
         # pages that the last commit may have used; what lies behind them is free to be written
         self._kept = math.ceil(os.fstat(fd).st_size / PAGE)
-        if writing and pages is not None:
-            self._apply()
-        _open.add(self)
+        if writing:
+            if pages is not None:
+                self._apply()
+            _open.add(self)
 
     # what h5py calls
 
