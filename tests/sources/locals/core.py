@@ -1,3 +1,4 @@
+# ruff: noqa: B905, C416, F401, F841, F842, PT017, RET504  what binds names is meant
 """Checks of the instrumentation that need the standard library alone.
 
 `test_core.py` runs them here; as a program this file runs them all, under any Python.
@@ -97,8 +98,9 @@ def bindings(x, *rest, key=3, **more):
         pass
     try:
         raise ValueError("told")
-    except ValueError:
+    except ValueError as error:
         pass
+    import collections.abc
     import os.path as place
 
     squares = [q * q for q in range(3) if q]
@@ -118,7 +120,10 @@ def bindings(x, *rest, key=3, **more):
     return first
 
 
-ALL = "x rest key more counter y z a b c i w u v error place collections q k p walrus found first second others Local"
+ALL = (
+    "x rest key more counter y z a b c i w u v error place collections q k p walrus found first "
+    "second others Local"
+)
 
 
 def check_every_way_to_bind_a_name():
@@ -561,7 +566,7 @@ def without_source():
     if sys.version_info >= (3, 12):
         return True
     try:
-        import bytecode  # noqa: F401
+        import bytecode
     except ImportError:
         return False
     return True
