@@ -31,7 +31,10 @@ def put(name: str, value: Any, moment: Moment, order: int) -> None:
     tags = {"mode": moment.mode, "iteration": str(moment.iteration), "binding": str(order)}
     opened = run.opened()
     if opened is not None and has_opaque(neutral):
-        tags["file"] = write_file(value, name, opened).name
+        try:
+            tags["file"] = write_file(value, name, opened).name
+        except Exception as error:  # what no pickle holds: type and repr are there
+            session.fault(name, error, "was not pickled")
     rank, world_size = ranks.rank_and_world_size()
     record = Record(
         name, Kind.LOCAL, step, call, session.next_number(), rank, world_size, time.time_ns(),
