@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from tensortap import ranks
 from tensortap.session import session
 from tensortap.sources.locals import calls
 from tensortap.sources.locals.counts import Counts, Moment
+from tensortap.sources.locals.gather import Gatherer
 from tensortap.sources.locals.kept import Part, Results, Turns, copied, fingerprint
 from tensortap.sources.locals.listen import Listening
 from tensortap.sources.locals.paths import joined, parse
@@ -64,6 +64,7 @@ class Tracer:
         self._holding = settings.results  # not in a worker: what is kept there would be lost
         self._rank: int | None = None
         self._errors: list[Exception] = []
+        self._gatherer: Gatherer | None = None
         self.counts = Counts(settings.every, settings.mode, settings.gathering_interval)
         self.on = False
 
@@ -79,10 +80,14 @@ class Tracer:
         self.on = True
         _active.add(self)
         try:
+            if self.settings.gathering_interval is not None:
+                self._gatherer = Gatherer(self.settings.group, self._report)
+                self._gatherer.connect()
             self._listen(points)
             self._watch_root(target)
         except BaseException:
             self._stop()
+            self._hang_up()
             raise
         return self
 
@@ -160,7 +165,8 @@ class Tracer:
     def _finish(self, raised: bool) -> None:
         settings = self.settings
         # the others may be elsewhere: after an error nobody is waited for
-        self._gather(None, together=settings.gathering_interval is not None and not raised)
+        self._gather(None, together=not raised)
+        self._hang_up()
         self._call_all(settings.post_trace, self._now)
         for callback in {id(one): one for one in self._callbacks()}.values():
             close = getattr(callback, "close", None)
@@ -288,15 +294,21 @@ class Tracer:
             self._rank = None
             self._call_all(self.settings.pre_gather, parts)
             found: Mapping[str, Part] | None = parts
-            if together:
+            if together and self._gatherer is not None:
                 try:
-                    found = _gather(parts, self.settings.group)
+                    found = self._gatherer.gather(parts, last=boundary is None)
                 except Exception as error:
                     self._report("gathering", error)
             if found is not None:
                 self._call_all(self.settings.post_gather, found)
                 for path, part in found.items():
                     self._now.setdefault(path, Part()).extend(part)
+
+    def _hang_up(self) -> None:
+        """Whoever waits for this rank is told so."""
+        if self._gatherer is not None:
+            self._gatherer.close()
+            self._gatherer = None
 
     def _call_all(self, callbacks: Iterable[Callback], parts: Mapping[str, Part]) -> None:
         for callback in callbacks:
@@ -338,15 +350,6 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 def _name(callback: Callback) -> str:
     return getattr(callback, "__name__", None) or type(callback).__name__
-
-
-def _gather(parts: dict[str, Part], group: Any) -> Mapping[str, Part] | None:
-    try:
-        module = importlib.import_module("tensortap.sources.locals.gather")
-    except ModuleNotFoundError:
-        return parts
-    found: Mapping[str, Part] | None = module.gather(parts, group)
-    return found
 
 
 def _resolver(target: Any) -> tuple[Any, Resolver]:
