@@ -19,7 +19,7 @@ from tensortap.sources.locals.kept import Part, Results, Turns, copied, fingerpr
 from tensortap.sources.locals.listen import Listening
 from tensortap.sources.locals.paths import joined, parse
 from tensortap.sources.locals.records import put
-from tensortap.sources.locals.resolve import Place, Point, Resolver
+from tensortap.sources.locals.resolve import Place, Point, Resolver, items
 from tensortap.sources.locals.rewrite import NoSource
 
 log = logging.getLogger("tensortap")
@@ -127,12 +127,13 @@ class Tracer:
     def _watch_root(self, target: Any) -> None:
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "nn") and isinstance(target, torch.nn.Module):
-            from tensortap.sources.locals.torch_models import Root
+            from tensortap.sources.locals.torch_models import Root, in_backward
 
             for one in self._listening:
                 mine = one.place.found.this is target
                 one.own = mine and one.place.path not in ((), ("forward",))
             self.counts.model = target
+            self.counts.in_backward = in_backward
             own = any(one.own for one in self._listening)
             forward = [one for one in self._listening if one.place.path == ("forward",)]
             if forward and not own:
@@ -224,7 +225,10 @@ class Tracer:
             if mark is not None:
                 self._digests[path] = mark
             if session.on:
-                put(name, value, moment, order)
+                try:
+                    put(name, value, moment, order)
+                except Exception as error:  # the results have it all the same
+                    session.fault(path, error)
             if self._holding:
                 if self._rank is None:
                     self._rank = ranks.rank_and_world_size()[0]
@@ -243,7 +247,7 @@ class Tracer:
             try:
                 value = callback(path, value)
             except Exception as error:
-                self._report(f"{path} ({_name(callback)})", error)
+                self._report(f"{_name(callback)}({path})", error)
                 self._raise()
                 continue
             if value is None:
@@ -252,7 +256,7 @@ class Tracer:
 
     def fault(self, name: str, error: Exception) -> None:
         """Something went wrong under a path."""
-        session.fault(name, error)
+        session.fault(name, error, "was not traced")
 
     def say(self, path: str, text: str) -> None:
         """Tell the user something about a path, once."""
@@ -314,14 +318,14 @@ class Tracer:
                 try:
                     callback(path, part.values, part.iterations, part.ranks)
                 except Exception as error:
-                    self._report(f"{path} ({_name(callback)})", error)
+                    self._report(f"{_name(callback)}({path})", error)
 
     def _report(self, name: str, error: Exception) -> None:
         """Count and log an error; where errors are to be raised it waits for the others."""
         if session.strict:
             self._errors.append(error)
         else:
-            session.fault(name, error)
+            session.fault(name, error, "failed")
 
     def _raise(self) -> None:
         if self._errors:
@@ -357,7 +361,7 @@ def _resolver(target: Any) -> tuple[Any, Resolver]:
         if isinstance(target, torch.nn.Module):
             target = torch_models.inside(target)
             return target, Resolver(target, torch_models.children, torch_models.COMMON)
-    return target, Resolver(target, lambda owner: {})
+    return target, Resolver(target, items)
 
 
 def trace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -44,6 +45,7 @@ class Counts:
         self.taking = False  # whether this call of the model is one of those that are traced
         self._depth = 0
         self.model: Any = None
+        self.in_backward: Callable[[], bool] | None = None
 
     @property
     def mode(self) -> str:

@@ -46,6 +46,7 @@ class Listening:
         self.own = False  # a method of the model that may run outside of its forward
         self.called = 0
         self.number = -1
+        self.last_turn = -1  # in which it was called in a forward pass
         self.tally = Tally()
         self.running = threading.local()
         # a plain function has its name before the names in it
@@ -82,6 +83,11 @@ class Listening:
                 return None
         elif not counts.taking:
             return None
+        if counts.in_backward is not None:
+            if not counts.in_backward():
+                self.last_turn = moment.turn
+            elif self.last_turn == moment.turn:
+                return None  # a checkpoint computes again what was seen in the forward pass
         self.called += 1
         call = Call(self, moment, ())
         if self.leaves:

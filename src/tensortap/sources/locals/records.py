@@ -14,6 +14,7 @@ from tensortap.sources.locals.counts import Moment
 from tensortap.sources.locals.kept import has_opaque
 
 _calls: dict[str, tuple[int, int]] = {}  # name → the step of its last record, and how many then
+_run: Any = None  # that they are counted in
 
 
 def put(name: str, value: Any, moment: Moment, order: int) -> None:
@@ -21,17 +22,18 @@ def put(name: str, value: Any, moment: Moment, order: int) -> None:
     start = time.perf_counter_ns()
     held = session.clock.step
     step = moment.turn if held is None else held
-    last, count = _calls.get(name, (-1, 0))
-    call = count if last == step else 0
-    _calls[name] = (step, call + 1)
+    opened = run.opened()
+    call = _call(name, step, opened)
     kind, dtype, shape = arrays.describe(value)
     neutral, nbytes = arrays.snapshot(value, session.pool)
     if isinstance(neutral, TensorData):
         dtype, shape = neutral.dtype, neutral.shape
     tags = {"mode": moment.mode, "iteration": str(moment.iteration), "binding": str(order)}
-    opened = run.opened()
     if opened is not None and has_opaque(neutral):
-        tags["file"] = write_file(value, name, opened).name
+        try:
+            tags["file"] = write_file(value, name, opened).name
+        except Exception as error:  # what no pickle holds: type and repr are there
+            session.fault(name, error, "was not pickled")
     rank, world_size = ranks.rank_and_world_size()
     record = Record(
         name, Kind.LOCAL, step, call, session.next_number(), rank, world_size, time.time_ns(),
@@ -39,3 +41,15 @@ def put(name: str, value: Any, moment: Moment, order: int) -> None:
     )  # fmt: skip
     session.put(record, nbytes)
     session.bill(time.perf_counter_ns() - start)
+
+
+def _call(name: str, step: int, opened: Any) -> int:
+    """How many records of the name there were in this step."""
+    global _run
+    if _run is not opened:
+        _run = opened
+        _calls.clear()
+    last, count = _calls.get(name, (-1, 0))
+    call = count if last == step else 0
+    _calls[name] = (step, call + 1)
+    return call

@@ -198,6 +198,19 @@ class Resolver:
             self._miss(path, f"no local {first!r} in {where}; {near(first, names)}")
 
 
+def items(owner: Any) -> Mapping[str, Any]:
+    """What a list or a dict holds, by index or key; other objects hold nothing.
+
+    >>> items([[], None])
+    {'0': [], '1': None}
+    """
+    if isinstance(owner, Mapping):
+        return {str(key): item for key, item in owner.items()}
+    if isinstance(owner, (list, tuple)):
+        return {str(index): item for index, item in enumerate(owner)}
+    return {}
+
+
 def _inside(
     code: CodeType, name: str, names: Sequence[str], rest: tuple[str, ...]
 ) -> CodeType | None:
@@ -233,9 +246,5 @@ def _helper(place: Place, name: str, rest: tuple[str, ...]) -> tuple[Found, int]
 
 
 def _part(owner: Any, name: str) -> Any:
-    """A part of an object that is no child: an attribute, an item of a list or a dict."""
-    if isinstance(owner, Mapping):
-        return owner.get(name)
-    if isinstance(owner, Sequence) and name.removeprefix("-").isdecimal():
-        return owner[int(name)] if -len(owner) <= int(name) < len(owner) else None
+    """A part of an object that is no child: an attribute."""
     return getattr(owner, "__dict__", {}).get(name)

@@ -39,8 +39,7 @@ def rewritten(function: FunctionType, wanted: Wanted, number: int, anyone: bool 
     """
     code = function.__code__
     tree, compiled = _file(function)
-    originals = [one for one in _codes(compiled) if _same(one, code)]
-    if not originals:
+    if not any(_same(one, code) for one in _codes(compiled)):
         raise NoSource(f"{code.co_filename} is not what runs: it was changed since it was loaded")
     alike = None
     for node in ast.walk(tree):
@@ -52,7 +51,7 @@ def rewritten(function: FunctionType, wanted: Wanted, number: int, anyone: bool 
         if sure and found is not None:
             return found
         alike = alike or found
-    if alike is not None and len(originals) > 1:
+    if alike is not None:
         return alike
     raise NoSource(f"line {code.co_firstlineno} of {code.co_filename} is no function")
 
@@ -239,7 +238,11 @@ def _with_probes(
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
         kept = int(isinstance(first.value.value, str))
     head, rest = node.body[:kept], node.body[kept:]
-    where = (rest or head)[0]
+    silent = (
+        ast.Global,
+        ast.Nonlocal,
+    )  # lines that nothing is done in: a debugger never stops there
+    where = next((one for one in rest if not isinstance(one, silent)), (rest or head)[0])
     last = (rest or head)[-1]
     start: list[ast.stmt] = [ast.Assign([ast.Name(call, ast.Store())], enter)]
     start += [probes.seen(one) for one in given]

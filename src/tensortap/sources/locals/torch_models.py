@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tensortap.sources.locals import calls, rewrite
+from tensortap.sources.locals.resolve import items
 from tensortap.sources.torch_compiled import (
     forget_graphs,
     in_whole_graph,
@@ -51,9 +52,20 @@ def _only(module: torch.nn.Module, name: str) -> bool:
 def children(owner: Any) -> Mapping[str, Any]:
     """The modules in a module, without the wrappers around them."""
     if not isinstance(owner, torch.nn.Module):
-        return {}
+        return {
+            name: inside(item) if isinstance(item, torch.nn.Module) else item
+            for name, item in items(owner).items()
+        }
     named = owner._modules.items()
     return {name: inside(child) for name, child in named if child is not None}
+
+
+def in_backward() -> bool:
+    """Whether a backward pass has called whoever asks."""
+    return bool(_current_graph_task() != -1)
+
+
+_current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class Root:
