@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tensortap as tap
 from tensortap.errors import MissingExtra, NotFound, TensortapError
 from tensortap.formats import hdf5_file
-from tensortap.formats.hdf5 import link_name, path_of
+from tensortap.formats.hdf5_writer import link_name, path_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -499,7 +499,10 @@ def test_two_programs_do_not_write_one_file(tmp_path):
         [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True,
         timeout=100, check=True,
     )  # fmt: skip
-    assert "is being written by another program" in done.stdout
+    assert "is being written already" in done.stdout
+    tap.read_hdf5(saver.path)  # takes no lock away
+    with pytest.raises(TensortapError, match="by this program or another"):
+        save(tap.HDF5(saver.path, exists="keep"), "x", [2.0])
     saver.close()
     assert tap.read_hdf5(saver.path)["x"].values == [1.0]
 
@@ -522,6 +525,34 @@ def test_a_program_that_ends_without_closing(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert tap.read_hdf5(tmp_path / "x.h5")["x"].values == [1.0, 2.0]
     assert os.listdir(tmp_path) == ["x.h5"]
+
+
+def test_a_child_does_not_keep_the_file_locked(tmp_path):
+    code = """
+        import os, signal, sys, tensortap as tap
+        saver = tap.HDF5("x.h5")
+        saver("x", [1.0], [0], [0])
+        if os.fork() == 0:
+            print("the child", flush=True)
+            sys.stdin.readline()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, cwd=tmp_path, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert parent.stdout.readline() == "the child\n"  # which is still there
+        parent.wait(timeout=60)
+        saver = tap.HDF5(tmp_path / "x.h5", exists="keep")
+        save(saver, "x", [2.0])
+        saver.close()
+        assert tap.read_hdf5(tmp_path / "x.h5")["x"].values == [1.0, 2.0]
+    finally:
+        parent.stdin.close()
+        parent.stdout.close()
 
 
 def test_a_full_disk(tmp_path):

@@ -172,7 +172,7 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
 
 
 def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
-    from tensortap.formats.hdf5 import Options, Writer
+    from tensortap.formats.hdf5_writer import Options, Writer
 
     count = 0
     writer = Writer(path, "refuse", Options())

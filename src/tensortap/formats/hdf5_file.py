@@ -14,11 +14,11 @@ block saying so finishes the work, or reads as if it were finished.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import math
 import os
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +80,12 @@ def _journal(fd: int, mark: Mark) -> dict[int, bytearray] | None:
 class WholeFile:
     """What h5py takes for a Python file; only `commit` changes what a reader finds.
 
-    In a process that was forked from the one that opened it, it writes nothing: the library
-    would flush what both believe to own.
+    In a process that was forked from the one that opened it, it is dead: the library would flush
+    what both believe to own, and the file would stay locked as long as the child lives.
     """
 
     def __init__(self, fd: int, *, writing: bool) -> None:
         self._fd = fd
-        self._writing = writing
-        self._owner = os.getpid()
         self._at = 0
         self._held: dict[int, bytearray] = {}
         self._dead = False
@@ -101,8 +99,10 @@ class WholeFile:
             self._end = mark.end
         # pages that the last commit may have used; what lies behind them is free to be written
         self._kept = math.ceil(os.fstat(fd).st_size / PAGE)
-        if writing and pages is not None:
-            self._apply()
+        if writing:
+            if pages is not None:
+                self._apply()
+            _open.add(self)
 
     # what h5py calls
 
@@ -120,7 +120,7 @@ class WholeFile:
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        got = 0
+        got = len(view) if self._fd < 0 else 0
         while got < len(view):
             read = os.preadv(self._fd, [view[got:]], self._at + got)
             if not read:
@@ -146,7 +146,7 @@ class WholeFile:
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         size = len(view)
-        if self._dead or os.getpid() != self._owner:
+        if self._dead:
             self._at += size
             return size
         kept = min(size, max(0, self._kept * PAGE - self._at))
@@ -189,7 +189,7 @@ class WholeFile:
     def commit(self) -> None:
         """Make all that was written since the last commit part of the file, or none of it."""
         self.check()
-        if self._dead or os.getpid() != self._owner:
+        if self._dead:
             return
         self._generation += 1
         raw = b"".join(_NUMBER.pack(n) + page for n, page in sorted(self._held.items()))
@@ -219,8 +219,22 @@ class WholeFile:
         self._failed = None
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # closed already
-            os.close(self._fd)
+        """Take nothing more, and give up the file."""
+        self.abandon()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+_open: weakref.WeakSet[WholeFile] = weakref.WeakSet()
+
+
+def _in_a_child() -> None:
+    for file in list(_open):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_in_a_child)
 
 
 def _write_all(fd: int, data: Any, offset: int) -> None:
@@ -230,13 +244,22 @@ def _write_all(fd: int, data: Any, offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
+_WHOLE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
 def lock(fd: int, path: Path) -> None:
     """Be the only one who writes the file; readers are not kept out."""
+    # not flock: that is what the HDF5 library of a reader asks for
+    command = getattr(fcntl, "F_OFD_SETLK", None)
     try:
-        # not flock: that is what the HDF5 library of a reader asks for
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if command is None:  # Linux alone has locks that outlive the closing of another descriptor
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            fcntl.fcntl(fd, command, _WHOLE)
     except (BlockingIOError, PermissionError):
         os.close(fd)
-        raise TensortapError(f"{path} is being written by another program") from None
+        raise TensortapError(
+            f"{path} is being written already, by this program or another"
+        ) from None
     except OSError:
         pass  # a file system without locks

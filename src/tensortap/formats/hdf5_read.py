@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats.hdf5 import h5py_or_say, path_of
 from tensortap.formats.hdf5_file import WholeFile, read_mark
 from tensortap.formats.hdf5_values import lists, value_of
+from tensortap.formats.hdf5_writer import h5py_or_say, path_of
 
 _TRIES = 20
 _Found = TypeVar("_Found")

@@ -51,6 +51,8 @@ def item_of(value: Any, float_dtype: str | None = None, int_dtype: str | None = 
     """
     node = value if isinstance(value, (TensorData, Number)) else borrow(value)
     if isinstance(node, str):
+        if "\0" in node:
+            raise TensortapError("a text with a NUL in it is none that HDF5 can hold")
         return Item("str", "python", None, node)
     name, framework, array = _array(node, value)
     wanted = int_dtype if name in _INTEGERS else float_dtype if _is_float(name) else None

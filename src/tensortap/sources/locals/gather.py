@@ -87,8 +87,11 @@ class Gatherer:
         distributed = _distributed()
         if distributed is None or self._way is not None or self._alone:
             return
+        if self._group is distributed.GroupMember.NON_GROUP_MEMBER:
+            self._alone = True
+            return
         members = distributed.get_process_group_ranks(self._group or distributed.group.WORLD)
-        if len(members) < 2 or distributed.get_rank() not in members:
+        if len(members) < 2:
             self._alone = True
             return
         try:
