@@ -394,7 +394,7 @@ def test_paths_that_match_nothing_are_said_once_with_what_there_is(caplog):
     assert len(told) == 2
     assert "no local 'totals' in mean; it has 'total', 'xs'" in told[0]
     assert "nothing was kept of 'result.parts'" in told[1]
-    with pytest.raises(KeyError, match="nothing was traced as 'totals'; it has 'total'|'scale'"):
+    with pytest.raises(KeyError, match="nothing was traced as 'totals'; it has 'scale'"):
         tracer.results["totals"]
 
 
@@ -519,9 +519,14 @@ class TestFaults:
             keeps, ["y"], gathering_interval=2, pre_gather_callbacks=[broken],
             post_gather_callbacks=[lambda name, values, *_: gathered.extend(values)],
         )  # fmt: skip
-        with pytest.raises(ZeroDivisionError), tracer:
-            for i in range(4):
-                keeps(i)
+
+        def train():
+            with tracer:
+                for i in range(4):
+                    keeps(i)
+
+        with pytest.raises(ZeroDivisionError):
+            train()
         assert gathered[:2] == [0, 1]
 
     def test_the_error_of_the_user_passes(self):

@@ -580,7 +580,7 @@ def check_functions_without_source():
         try:
             listen(made, None, Log(), Wanted(frozenset("y")))
         except NoSource as error:
-            assert "pip install bytecode" in str(error)
+            assert "pip install 'tensortap[trace]'" in str(error)
         else:
             raise AssertionError("it says that it sees what it cannot")
         return

@@ -49,7 +49,8 @@ def with_probes(code: CodeType, wanted: Wanted, number: int) -> CodeType:
         import bytecode
     except ImportError:
         raise NoSource(
-            "without the source its locals cannot be seen on this Python: pip install bytecode"
+            "without the source its locals cannot be seen on this Python: "
+            "pip install 'tensortap[trace]'"
         ) from None
     except Exception as error:  # a version of it for another Python
         raise NoSource(f"the installed bytecode does not know this Python: {error!r}") from None

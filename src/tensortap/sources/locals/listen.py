@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Watched:
     """A point, and what has come of it."""
 
-    __slots__ = ("bound", "kept", "key", "name", "parts", "point", "whole")
+    __slots__ = ("bound", "error", "kept", "key", "name", "parts", "point", "whole")
 
     def __init__(self, point: Point, prefix: str) -> None:
         self.point = point
@@ -29,6 +29,7 @@ class Watched:
         self.name = prefix + self.key  # of the record
         self.whole = not point.deep
         self.bound = 0
+        self.error: Exception | None = None
         self.kept = 0
         self.parts: tuple[str, ...] = ()
 
@@ -147,8 +148,10 @@ class Listening:
             why = f"the value of {one.key} has no parts"
         elif one.point.deep:
             why = f"no {one.point.deep[0]!r} in {one.key}; {near(one.point.deep[0], one.parts)}"
+        elif one.error is not None:
+            why = f"{type(one.error).__name__}: {one.error}"
         else:
-            why = "what it held could not be kept, or a callback dropped it"
+            why = "a callback dropped it each time"
         return f"nothing was kept of {path!r}: {why}"
 
 
@@ -206,6 +209,7 @@ class Call:
             elif tracer.keep(path, name, value, self.moment, order):
                 one.kept += 1
         except Exception as error:
+            one.error = error
             tracer.fault(path, error)
 
     def leave(self) -> None:
