@@ -39,14 +39,19 @@ if TYPE_CHECKING:
     from tensortap.console.open import open
     from tensortap.console.summarize import summarize
     from tensortap.formats.files import register_format
+    from tensortap.formats.hdf5 import HDF5
+    from tensortap.formats.hdf5_read import read_hdf5
     from tensortap.formats.logframe import read_logframe, validate_logframe
     from tensortap.sources.dump import dump
+    from tensortap.sources.locals.stack import stack_padded_tensors
     from tensortap.sources.run import finish, init, update_metadata
+    from tensortap.sources.trace import trace
     from tensortap.sources.track import track
     from tensortap.viz.recorder import Recorder
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
+    "HDF5": "tensortap.formats.hdf5",
     "Recorder": "tensortap.viz.recorder",
     "close": "tensortap.console.live",
     "compare": "tensortap.compare.verb",
@@ -59,13 +64,16 @@ _LATER = {
     "ingest_all": "tensortap.console.live",
     "init": "tensortap.sources.run",
     "open": "tensortap.console.open",
+    "read_hdf5": "tensortap.formats.hdf5_read",
     "read_logframe": "tensortap.formats.logframe",
     "register_format": "tensortap.formats.files",
     "serve": "tensortap.console.live",
+    "stack_padded_tensors": "tensortap.sources.locals.stack",
     "status": "tensortap.console.live",
     "summarize": "tensortap.console.summarize",
     "summary": "tensortap.console.live",
     "testing": "",
+    "trace": "tensortap.sources.trace",
     "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
@@ -73,6 +81,7 @@ _LATER = {
 }
 
 __all__ = [
+    "HDF5",
     "Kind",
     "Receipt",
     "Record",
@@ -101,15 +110,18 @@ __all__ = [
     "init",
     "integrations",
     "open",
+    "read_hdf5",
     "read_logframe",
     "receipt",
     "register_format",
     "serve",
+    "stack_padded_tensors",
     "status",
     "step",
     "summarize",
     "summary",
     "testing",
+    "trace",
     "track",
     "update_metadata",
     "validate_logframe",

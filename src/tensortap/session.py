@@ -371,7 +371,7 @@ class Session:
         """The next number in the order of capture."""
         return self._next()
 
-    def fault(self, name: object, error: Exception) -> Ticket:
+    def fault(self, name: object, error: Exception, what: str = "was not caught") -> Ticket:
         """Something went wrong under a name: counted, logged once, raised only if asked for."""
         if self.strict:
             raise error
@@ -383,8 +383,8 @@ class Session:
         if isinstance(error, OutOfMemory):
             self._refresh()
         if not known:
-            what = f"{type(error).__name__}: {error}" if str(error) else repr(error)
-            log.warning("tensortap: %r was not caught: %s", name, what)
+            why = f"{type(error).__name__}: {error}" if str(error) else repr(error)
+            log.warning("tensortap: %r %s: %s", name, what, why)
         return SKIPPED
 
     # -- live sessions -------------------------------------------------------------------

@@ -48,13 +48,35 @@ def test_npz(run, tmp_path):
 def test_hdf5(run, tmp_path):
     assert run.export(tmp_path / "out.h5") == COUNT
     with h5py.File(tmp_path / "out.h5") as file:
-        data = file["blocks%2F0"]["blocks%2F0@1"]
-        assert (data[:] == BIG.numpy() + 1).all()
-        assert (data.attrs["name"], data.attrs["step"]) == ("blocks/0", 1)
-        half = file["half"]["half@2"]
-        assert half.attrs["dtype"] == "bfloat16"
-        assert half[:].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
-        assert sorted(file) == ["again", "blocks%2F0", "dumped", "half", "tree"]
+        group = file["blocks%2F0"]
+        assert group["values"].shape == (3, len(BIG))
+        assert (group["values"][1] == BIG.numpy() + 1).all()
+        assert group["iterations"][:].tolist() == [0, 1, 2]
+        assert group["ranks"][:].tolist() == [0, 0, 0]
+        half = file["half"]["values"]
+        assert half.attrs["tensortap_dtype"] == "bfloat16"
+        assert half[2].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
+        assert file["again"]["calls"][:].tolist() == [0, 1]
+        assert sorted(file) == [
+            "again", "blocks%2F0", "dumped", "half", "tree[a]", "tree[b][0]", "tree[b][1]",
+        ]  # fmt: skip
+    found = tap.read_hdf5(tmp_path / "out.h5")
+    assert torch.equal(found["half"].values[2], torch.full((4,), 2, dtype=torch.bfloat16))
+    assert found["tree[b][0]"].values == [1.5] * 3
+    assert found["again"].beside == {"calls": [0, 1]}
+
+
+def test_hdf5_of_a_name_that_changes_its_nature(tmp_path):
+    path = tap.init(tmp_path / "runs")
+    values = [torch.ones(2), torch.ones(3), torch.ones(2, 2), 1, torch.zeros(3), 2]
+    for value in values:
+        tap.catch(value, "x")
+    tap.finish()
+    assert tap.open(path).export(tmp_path / "out.h5") == len(values)
+    found = tap.read_hdf5(tmp_path / "out.h5")
+    shapes = {name: [getattr(v, "shape", v) for v in s.values] for name, s in found.items()}
+    assert shapes == {"x": [(2,), (3,), (3,)], "x%~1": [(2, 2)], "x%~2": [1, 2]}
+    assert found["x"].iterations == [0, 1, 4]
 
 
 def test_a_folder(run, tmp_path):
