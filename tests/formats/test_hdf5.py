@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tensortap as tap
 from tensortap.errors import MissingExtra, NotFound, TensortapError
-from tensortap.formats import hdf5_file
+from tensortap.formats import hdf5, hdf5_file
 from tensortap.formats.hdf5_writer import link_name, path_of
 
 ROOT = Path(__file__).parents[2]
@@ -364,7 +364,7 @@ def grow(saver, step):
 """
 WRITER = """
 import sys, itertools, tensortap as tap
-saver = tap.HDF5(sys.argv[1], **eval(sys.argv[2]))
+saver = tap.HDF5(sys.argv[1], flush_every=1, **eval(sys.argv[2]))
 for step in itertools.count():
     grow(saver, step)
     print(step, flush=True)
@@ -416,7 +416,7 @@ def test_every_write_could_have_been_the_last(tmp_path, monkeypatch):
     monkeypatch.setattr(hdf5_file, "os", Calls())
     space = {}
     exec(GROW, space)
-    saver = tap.HDF5(path)
+    saver = tap.HDF5(path, flush_every=1)
     for step in range(6):
         space["grow"](saver, step)
     saver.close()
@@ -469,6 +469,20 @@ def test_kill_9_leaves_what_was_flushed(tmp_path, options):
         kept.close()
         with h5py.File(path) as file:
             assert len(file["x/values"]) > confirmed
+
+
+def test_by_default_it_is_flushed_now_and_then(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(hdf5.time, "monotonic", lambda: now)
+    saver = tap.HDF5(tmp_path / "x.h5")
+    seen = []
+    for step in range(6):
+        now += 0.09
+        save(saver, "x", [float(step)], [step])
+        seen.append(len(tap.read_hdf5(saver.path)["x"].values))
+    assert seen == [1, 1, 1, 4, 4, 4]
+    saver.close()
+    assert len(tap.read_hdf5(saver.path)["x"].values) == 6
 
 
 def test_reading_while_it_is_written(tmp_path):
@@ -560,7 +574,7 @@ def test_a_full_disk(tmp_path):
     code = """
         import resource, signal, torch, tensortap as tap
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        saver = tap.HDF5("x.h5")
+        saver = tap.HDF5("x.h5", flush_every=1)
         saver("x", [torch.ones(1000)], [0], [0])
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))

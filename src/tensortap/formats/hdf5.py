@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from tensortap.formats.hdf5_writer import Options, Writer, h5py_or_say, path_of,
 from tensortap.ranks import rank_and_world_size
 
 _EXISTS = ("refuse", "keep", "replace")
+_PAUSE = 0.2  # seconds between two flushes, which cost as much as some rows
 
 
 class HDF5:
@@ -23,7 +26,8 @@ class HDF5:
 
     It takes the values out of the lists that it is given, and says in `datasets` where they are.
     `exists` is what is done where the file is there: ``refuse``, ``keep`` (append) or ``replace``.
-    `flush_every` counts calls: what was flushed survives the end of the process, whatever ends it.
+    What was flushed survives the end of the process, whatever ends it: that is after `flush_every`
+    calls, or, if none are said, after a call when the last flush is a fifth of a second old.
 
     >>> import tempfile, numpy
     >>> saver = HDF5(tempfile.mkdtemp() + "/trace.h5")
@@ -47,14 +51,14 @@ class HDF5:
         ragged: bool = False,
         exists: str = "refuse",
         chunks: int | None = None,
-        flush_every: int = 1,
+        flush_every: int | None = None,
     ) -> None:
         h5py_or_say()
         if exists not in _EXISTS:
             raise TensortapError(f"exists={exists!r}: say 'refuse', 'keep' or 'replace'")
         if chunks is not None and chunks < 1:
             raise TensortapError(f"chunks={chunks}: say how many rows a chunk has, at least 1")
-        if flush_every < 1:
+        if flush_every is not None and flush_every < 1:
             raise TensortapError(f"flush_every={flush_every}: say after how many calls, at least 1")
         self._given = Path(path)
         self._exists = exists
@@ -67,6 +71,7 @@ class HDF5:
         )
         self._flush_every = flush_every
         self._calls = 0
+        self._flushed_at = -math.inf  # the first call is: a file that is there tells most
         self._lock = threading.RLock()
         self._opened: Path | None = None
         self._writer: Writer | None = None
@@ -132,7 +137,7 @@ class HDF5:
         try:
             failed = writer.extend(name, values, known)
             self._calls += 1
-            if self._calls >= self._flush_every:
+            if self._is_time():
                 self._flush(writer)
             return failed
         except BaseException as error:
@@ -147,9 +152,15 @@ class HDF5:
                 f"{name} can't be written to {self.path}{also}: {error}"
             ) from error
 
+    def _is_time(self) -> bool:
+        if self._flush_every is not None:
+            return self._calls >= self._flush_every
+        return time.monotonic() - self._flushed_at >= _PAUSE
+
     def _flush(self, writer: Writer) -> None:
         writer.flush()
         self._calls = 0
+        self._flushed_at = time.monotonic()
         self._exists = "keep"  # it is ours by now
 
     def _open(self) -> Writer:
