@@ -316,3 +316,10 @@ def test_a_run_that_was_removed_harms_neither_the_training_nor_the_next_run(tmp_
     tap.catch(3.0, "x")
     tap.finish()
     assert tap.open(second).get_all("x") == [3.0]
+
+
+def test_a_folder_of_runs_is_no_run_and_says_which_there_are(tmp_path, run):
+    with pytest.raises(NotARun, match=f"the latest of 1 runs in it is .*{run.path.name}"):
+        tap.open(run.path.parent)
+    with pytest.raises(NotARun, match=r"is no run: it has no run\.json$"):
+        tap.open(tmp_path)
