@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tensortap.arrays.tree import borrow
 from tensortap.arrays.view import as_numpy
@@ -46,14 +49,33 @@ def export(
         raise TensortapError(f"not a regular expression: {names!r} ({error})") from None
     heads = [record for _, held in run.reader.by_name(wanted) for record in held]
     shown = progress(heads, len(heads)) if progress is not None else heads
-    return write(run, path, (run.reader.load(head) for head in shown), set(wanted))
+    seen: collections.Counter[tuple[object, ...]] = collections.Counter()
+    try:
+        return write(run, path, (_load(run, head, seen) for head in shown), set(wanted))
+    except BaseException:
+        path.with_name(path.name + ".part").unlink(missing_ok=True)
+        raise
+
+
+def _load(run: Run, head: Record, seen: collections.Counter[tuple[object, ...]]) -> Record:
+    """A record with its value, and how often one like it came before: a step that was redone."""
+    key = (head.name, head.kind, head.step, head.call, head.rank)
+    again, seen[key] = seen[key], seen[key] + 1
+    record = run.reader.load(head)
+    if not again:
+        return record
+    return msgspec.structs.replace(record, tags={**record.tags, _AGAIN: str(again)})
+
+
+_AGAIN = "~again"  # a tag of nobody else
 
 
 def _key(record: Record, ranked: bool) -> str:
     kind = "" if record.kind is Kind.VALUE else f".{record.kind.value}"
     rank = f"_rank{record.rank}" if ranked else ""
     call = f".{record.call}" if record.call else ""
-    return f"{record.name}{kind}@{record.step}{call}{rank}"
+    again = f"~{record.tags[_AGAIN]}" if _AGAIN in record.tags else ""
+    return f"{record.name}{kind}@{record.step}{call}{again}{rank}"
 
 
 def _arrays(value: Value, path: str = "") -> list[tuple[str, Any]]:
