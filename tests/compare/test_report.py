@@ -173,3 +173,14 @@ def test_what_is_another_in_every_job_is_not_said_to_differ(tmp_path):
         (tmp_path / side / "runtime_info.json").write_text(found)
     found = provenance_diff(tmp_path / "a", tmp_path / "b")
     assert found == {"environment": ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"})}
+
+
+def test_as_text_it_names_what_only_one_side_has(write):
+    a = write([(f"old.{i}", "Activation", 0, np.ones(2)) for i in range(7)])
+    b = write([("new.0", "Activation", 0, np.ones(2))])
+    text = str(tap.compare(a, b))
+    assert "only in the first: old.0, old.1, old.2, old.3, old.4 and 2 more" in text
+    assert "only in the second: new.0\nmapping=" in text
+    text = str(tap.compare(b, a, mapping=["new=old"]))
+    assert "only in the second: old.1" in text
+    assert "mapping=" not in text

@@ -168,7 +168,9 @@ def test_what_has_only_statistics_is_no_none(open_run):
     run = tap.open(open_run)
     assert run.get("nothing") is None
     assert run.get("2", kind="Activation").shape == (5, 2)
-    with pytest.raises(tap.TensortapError, match=r"of '0' \(Activation, step 1\) only statistics were"):
+    with pytest.raises(
+        tap.TensortapError, match=r"of '0' \(Activation, step 1\) only statistics were"
+    ):
         run.get("0", kind="Activation")
     with pytest.raises(tap.TensortapError, match="only statistics"):
         run.get_all("0", kind="Activation")

@@ -428,10 +428,8 @@ class RunReader:
                     by_unit.setdefault(unit, []).append(seq)
                 for unit, numbers in by_unit.items():
                     chosen = pa.array(numbers)
-                    for record in self._heads(
-                        reader, unit, lambda t: pc.is_in(t.column("seq"), chosen)  # noqa: B023
-                    ):
-                        found.append((record, held[record.name, record.kind.value]))
+                    heads = self._heads(reader, unit, lambda t: pc.is_in(t.column("seq"), chosen))  # noqa: B023
+                    found += [(head, held[head.name, head.kind.value]) for head in heads]
         place = {name: i for i, name in enumerate(self.names())}
         return sorted(found, key=lambda each: (place[each[0].name], each[0].seq, each[0].rank))
 
