@@ -130,3 +130,49 @@ def test_nothing_is_overwritten(run, tmp_path):
     with pytest.raises(TensortapError, match="there already"):
         run.export(tmp_path / "out.npz")
     assert (tmp_path / "out.npz").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5", "out"])
+def test_a_step_that_was_done_again_is_there_twice(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    for value in (1.0, 2.0, 3.0):  # as after an interrupted cell
+        tap.step(5)
+        tap.catch(np.zeros(1), "x")
+        tap.step(6)
+        tap.catch(np.full(2, value), "x")
+    tap.finish()
+    target = tmp_path / name
+    assert tap.open(path).export(target) == 6
+    keys = ("x@6", "x@6~1", "x@6~2")
+    if name == "out.npz":
+        with np.load(target) as file:
+            found = [file[key] for key in keys]
+    elif name == "out.h5":
+        kept = tap.read_hdf5(target)["x"]
+        assert kept.iterations == [5, 6, 5, 6, 5, 6]
+        found = kept.values[1::2]
+    else:
+        found = [np.load(target / f"{key}.npy") for key in keys]
+    assert [array.tolist() for array in found] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5"])
+def test_an_export_that_fails_leaves_nothing(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(np.zeros(100_000), "x")
+    tap.finish()
+    (tensors,) = (path / "tensors").rglob("*.safetensors")
+    tensors.unlink()
+    with pytest.raises((TensortapError, OSError), match="safetensors"):
+        tap.open(path).export(tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5"])
+def test_a_name_with_a_zero_byte(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(1.0, "nul\0")
+    tap.finish()
+    assert tap.open(path).export(tmp_path / name) == 1
+    if name == "out.h5":
+        assert list(tap.read_hdf5(tmp_path / name)) == ["nul\0"]

@@ -9,7 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
+import tensortap as tap
 from tests.runs.conftest import ROOT, run_program
 
 TRAIN = """
@@ -54,6 +56,20 @@ def test_ls(folder, run):
     assert "ended" in out or "complete" in out
     (found,) = json.loads(tensortap(folder, "ls", "experiments", "--json")[0])
     assert (found["records"], found["names"], found["ranks"]) == (9, 3, 1)
+
+
+def test_show_of_a_name_with_several_kinds(tmp_path):
+    path = tap.init(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    with tap.track(model, tensors=True) as tracker:
+        model(torch.ones(4, 3)).sum().backward()
+        tracker.step()
+    tap.finish()
+    _, said = tensortap(tmp_path, "show", path, "0.weight", code=2)
+    assert "is there as Weight and Weight_Gradient: say kind='Weight'" in said
+    out, _ = tensortap(tmp_path, "show", path, "0.weight", "--kind", "Weight_Gradient", "--values")
+    assert "0.weight  Weight_Gradient  step 0" in out
+    assert "[4., 4., 4.]" in out
 
 
 def test_show(folder, run):

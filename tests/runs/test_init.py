@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -302,3 +303,23 @@ def test_a_mistake_in_the_address_of_a_session_costs_the_run_nothing(program):
     said = program(code, env={"TENSORTAP_SERVER": "here:there"}).splitlines()
     assert said[0].startswith("tensortap: TENSORTAP_SERVER: not a port: 'there'")
     assert said[1:] == ["[0.0, 1.0, 2.0] 3 0"]
+
+
+def test_a_run_that_was_removed_harms_neither_the_training_nor_the_next_run(tmp_path):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(1.0, "x")
+    tap.flush(10)
+    shutil.rmtree(path)
+    tap.catch(2.0, "x")
+    tap.finish()
+    second = tap.init(tmp_path / "runs")
+    tap.catch(3.0, "x")
+    tap.finish()
+    assert tap.open(second).get_all("x") == [3.0]
+
+
+def test_a_folder_of_runs_is_no_run_and_says_which_there_are(tmp_path, run):
+    with pytest.raises(NotARun, match=f"the latest of 1 runs in it is .*{run.path.name}"):
+        tap.open(run.path.parent)
+    with pytest.raises(NotARun, match=r"is no run: it has no run\.json$"):
+        tap.open(tmp_path)

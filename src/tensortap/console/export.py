@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -49,7 +50,25 @@ def export(
         raise TensortapError(f"not a regular expression: {names!r} ({error})") from None
     heads = [record for _, held in run.reader.by_name(wanted) for record in held]
     shown = progress(heads, len(heads)) if progress is not None else heads
-    return write(run, path, (run.reader.load(head) for head in shown), set(wanted))
+    seen: collections.Counter[tuple[object, ...]] = collections.Counter()
+    try:
+        return write(run, path, (_load(run, head, seen) for head in shown), set(wanted))
+    except BaseException:
+        path.with_name(path.name + ".part").unlink(missing_ok=True)
+        raise
+
+
+def _load(run: Run, head: Record, seen: collections.Counter[tuple[object, ...]]) -> Record:
+    """A record with its value, and how often one like it came before: a step that was redone."""
+    key = (head.name, head.kind, head.step, head.call, head.rank)
+    again, seen[key] = seen[key], seen[key] + 1
+    record = run.reader.load(head)
+    if not again:
+        return record
+    return msgspec.structs.replace(record, tags={**record.tags, _AGAIN: str(again)})
+
+
+_AGAIN = "~again"  # a tag of nobody else
 
 
 def _title(record: Record) -> str:
@@ -59,7 +78,8 @@ def _title(record: Record) -> str:
 def _key(record: Record, ranked: bool) -> str:
     rank = f"_rank{record.rank}" if ranked else ""
     call = f".{record.call}" if record.call else ""
-    return f"{_title(record)}@{record.step}{call}{rank}"
+    again = f"~{record.tags[_AGAIN]}" if _AGAIN in record.tags else ""
+    return f"{_title(record)}@{record.step}{call}{again}{rank}"
 
 
 def _parts(value: Value, path: str = "") -> list[tuple[str, TensorData | float]]:

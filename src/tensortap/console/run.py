@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tensortap import arrays
+from tensortap.arrays.tree import borrow
 from tensortap.console import glance, tables, verbs
+from tensortap.errors import TensortapError
 from tensortap.formats import run as layout
 from tensortap.formats.files import load_file
 from tensortap.formats.logframe import need_pandas
 from tensortap.formats.questions import NameRow
 from tensortap.readers.reader import find, find_all, kept_value
 from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Record, Summary, TensorData
+from tensortap.record import Kind, Opaque, Record, Summary, TensorData
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +106,21 @@ class Run:
         kind: Kind | str | None = None,
     ) -> None:
         """Print what is held under a name, and the latest in a line a tensor."""
-        verbs.describe(self.reader, name, index, step=step, rank=rank, kind=kind)
+        verbs.describe(
+            self.reader, name, index, step=step, rank=rank, kind=kind, load=self._with_file
+        )
+
+    def _with_file(self, head: Record) -> Record:
+        """A record with its value, which may be in a file that was dumped."""
+        record = self.reader.load(head)
+        file = record.tags.get("file")
+        if file is None:
+            return record
+        try:
+            value = borrow(load_file(self.reader.file(file), mapped=True))
+        except TensortapError as error:
+            value = Opaque(file, str(error))
+        return msgspec.structs.replace(record, value=value)
 
     def missing(self) -> list[tuple[str, int, int]]:
         """(name, step, rank) of the values that found no room when they were captured."""

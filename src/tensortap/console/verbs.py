@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tensortap import arrays
 from tensortap.console import glance, tables
 from tensortap.errors import NotFound
 from tensortap.readers.reader import Reader, find, find_all, kept_value
-from tensortap.record import Kind
+from tensortap.record import Kind, Record
 from tensortap.viz import text
 
 
@@ -53,12 +54,13 @@ def describe(
     rank: int | None = None,
     kind: Kind | str | None = None,
     evicted: int = 0,
+    load: Callable[[Record], Record] | None = None,
 ) -> None:
     """Print what is held under a name, and one capture in a line a tensor."""
     from rich.console import Console
     from rich.text import Text
 
-    record = reader.load(find(reader, name, index, step=step, rank=rank, kind=kind))
+    record = (load or reader.load)(find(reader, name, index, step=step, rank=rank, kind=kind))
     head, *lines = glance.details(record).split("\n")
     console = Console()
     console.print(Text(tables.plain(head), style="bold"))
