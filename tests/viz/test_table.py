@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
+import tensortap.viz.table as table_module
 from tensortap.console import live
 from tensortap.errors import NotFound
 from tensortap.history import History
@@ -281,3 +282,37 @@ print("pandas" in sys.modules, "plotly" in sys.modules)
 
 def test_a_feed_says_what_it_has(run_path):
     assert RunFeed(RunReader(run_path)).statistics()[-1] == "value"
+
+
+def test_a_session_that_forgets_is_forgotten(monkeypatch):
+    monkeypatch.setattr(table_module, "_MOST", 200)
+    history = History(40 * 700)
+    table = table_of(history)
+    table._limit = 200
+    for step in range(200):
+        history.write([msgspec.structs.replace(r, step=step) for r in training(range(1))])
+        table.refresh()
+    held = sum(len(history.records(name)) for name in history.names())
+    assert held < 100
+    assert len(table) <= 200 + 11
+    assert table.step[table.series("Activation", "embed")][-1] == 199
+    assert len(table.column("rm2")) == len(table)
+
+
+def test_a_table_is_steady_while_it_is_drawn(table):
+    from tensortap.viz.figures import lines_figure
+
+    held = []
+
+    class Watching:
+        def __enter__(self):
+            held.append(True)
+
+        def __exit__(self, *_):
+            held.append(False)
+
+    other = table_of(training(range(1)))
+    other.lock = Watching()
+    lines_figure(other, names=["embed"], kind="Activation", metrics=["rm2"])
+    assert held[0] is True
+    assert held[-1] is False

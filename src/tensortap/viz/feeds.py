@@ -204,8 +204,9 @@ def _taken(column: NDArray[Any], rows: Whole | None) -> NDArray[Any]:
 class RecordFeed:
     """Records that are asked for as they come: of a live session, of a tracker, of a list."""
 
-    def __init__(self, ask: Callable[[], Iterable[Record]]) -> None:
+    def __init__(self, ask: Callable[[], Iterable[Record]], *, forgets: bool = False) -> None:
         self._ask = ask
+        self.forgets = forgets  # a live session makes room for what is new
         self._stats: list[Summary | None] = []
         self._numbers: list[float | None] = []
         self._alerts: list[Alert] = []
@@ -345,7 +346,7 @@ def feed_of(source: Any) -> Feed:
         return RunFeed(source)
     newer = getattr(source, "newer", None)
     if newer is not None:
-        return RecordFeed(_Following(newer))
+        return RecordFeed(_Following(newer), forgets=True)
     if hasattr(source, "columns") and hasattr(source, "attrs"):
         return FrameFeed(source)
     records = getattr(source, "records", source)

@@ -22,7 +22,7 @@ from tensortap.viz.figures.theme import (
     theme_of,
     typed,
 )
-from tensortap.viz.table import Table
+from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +44,7 @@ class Found(NamedTuple):
     dtype: str
 
 
+@steady
 def exponents_figure(
     table: Table,
     *,

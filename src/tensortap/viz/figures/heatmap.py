@@ -16,12 +16,13 @@ from tensortap.viz.figures.theme import (
     message_figure,
     number,
     scale,
+    template_text,
     text,
     theme_of,
     typed,
 )
 from tensortap.viz.figures.tiles import beacons
-from tensortap.viz.table import Table
+from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +50,7 @@ class Cells(NamedTuple):
     bad: NDArray[np.uint8]  # whether the tensor holds NaN, or infinities
 
 
+@steady
 def heatmap_figure(
     table: Table,
     *,
@@ -92,7 +94,7 @@ def heatmap_figure(
         "zmax": limits[1],
         "hoverongaps": False,
         "hovertemplate": "%{y}<br>step %{customdata[1]}<br>"
-        f"{text(metric)} %{{customdata[2]:.5~g}}<extra></extra>",
+        f"{template_text(metric)} %{{customdata[2]:.5~g}}<extra></extra>",
         "colorbar": _bar(metric, limits, logarithmic),
     }
     if found.tile > 1:

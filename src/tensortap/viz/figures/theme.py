@@ -178,6 +178,15 @@ def text(words: str, most: int = 200) -> str:
     return html.escape(plain, quote=False)
 
 
+def template_text(words: str, most: int = 200) -> str:
+    """Words for a template of hover texts, in which ``%{…}`` stands for a value.
+
+    >>> "%{" in template_text("100%{x}")
+    False
+    """
+    return text(words, most).replace("%{", "%\u200b{")
+
+
 def labels(names: Sequence[str], most: int = 44) -> list[str]:
     """Names to stand on an axis: short, and no two alike."""
     seen: dict[str, int] = {}
