@@ -370,7 +370,7 @@ class _Following:
             before = self._mark
             self._mark, records = self._newer(before)
             yield from records
-            if not records or self._mark == before:
+            if self._mark == before:
                 return
 
 

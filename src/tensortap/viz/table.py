@@ -294,11 +294,14 @@ class Table:
         bins = np.arange(len(found.counts)) - np.repeat(ends - found.lengths, found.lengths)
         bins += np.repeat(found.first - low, found.lengths)
         counts[bins, np.repeat(np.arange(len(rows)), found.lengths)] = found.counts
-        extremes = [
-            self.column(name)[rows] if self.has(name) else np.full(len(rows), unknown)
-            for name, unknown in (("min_abs", 0.0), ("max_abs", np.inf))
-        ]
-        return Exponents(low, counts[:, back], *extremes)
+        counts = counts[:, back]
+        least = self.column("min_abs")[rows] if self.has("min_abs") else np.zeros(len(rows))
+        if self.has("max_abs"):
+            most = self.column("max_abs")[rows]
+        else:  # the last bin that is filled tells it to a factor of two
+            last = len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)
+            most = np.ldexp(1.0, low + last)
+        return Exponents(low, counts, least, most)
 
 
 def steady(

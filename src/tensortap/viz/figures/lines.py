@@ -156,7 +156,7 @@ def _traces(
     off = log & (value <= 0)
     drawn = np.where(off, np.nan, value)
     kept = decimate(line.step, drawn, max(100, width))
-    label, safe = text(said), template_text(said)
+    label, safe = text(group), template_text(said)
     shared = {**place, "legendgroup": text(group), "hoverlabel": {"namelength": -1}}
     yield {
         "type": "scatter",
