@@ -45,6 +45,8 @@ def training_figure(
     The first has the axis on the left, the second that on the right.
     """
     curves = source.training(rank) if isinstance(source, Table) else dict(source)
+    ranks = len(source.ranks()) if isinstance(source, Table) and rank is None else 1
+    of = f" (mean of {ranks} ranks)" if ranks > 1 else ""
     if names is not None:
         curves = {name: curves[name] for name in names if name in curves}
     if not curves:
@@ -72,8 +74,9 @@ def training_figure(
         colour = look.lines[number]
         data.append({
             "type": "scatter", "mode": "lines+markers" if len(kept) <= 40 else "lines",
-            "x": typed(steps[kept]), "y": typed(drawn[kept]), "name": text(name), "yaxis": axis,
-            "line": {"color": colour, "width": 1.6}, "marker": {"size": 4}, "connectgaps": False,
+            "x": typed(steps[kept]), "y": typed(drawn[kept]), "name": text(name + of),
+            "yaxis": axis, "line": {"color": colour, "width": 1.6}, "marker": {"size": 4},
+            "connectgaps": False,
             "hovertemplate": "%{y:.5~g}",
         })  # fmt: skip
         good = values[finite]
