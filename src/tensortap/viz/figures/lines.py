@@ -256,6 +256,7 @@ def _layout(
         height=where.height,
         margin={"l": 56, "r": 16, "t": where.top, "b": where.bottom},
         hoversubplots="axis",
+        hoverdistance=-1,
         annotations=[heading(key, where, i, look) for i, key in enumerate(keys)],
         legend={"yref": "container", "y": 1, "yanchor": "top"},
         shapes=[],

@@ -60,6 +60,7 @@ def training_figure(
         height=height,
         margin={"l": 56, "r": 56 if len(shown) > 1 else 16, "t": 24, "b": 32},
         hovermode="x unified",
+        hoverdistance=-1,  # a click anywhere is a click on the nearest step
         xaxis={"showspikes": True, "spikemode": "across", "spikesnap": "cursor", "title": None},
         legend={"y": 1, "font": {"size": 11, "color": look.ink}},
         showlegend=True,
