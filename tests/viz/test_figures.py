@@ -190,7 +190,9 @@ def test_more_names_than_there_is_room_for_are_said():
 def test_ranks_are_lines_of_their_own():
     table = table_of(training(range(3), ranks=2))
     figure = lines_figure(table, names=["embed"], kind=ACTIVATION, metrics=["rm2"])
-    assert [trace["name"] for trace in figure["data"]] == ["embed · rank 0", "embed · rank 1"]
+    assert [trace["name"] for trace in figure["data"]] == ["embed", "embed"]
+    assert [trace["showlegend"] for trace in figure["data"]] == [True, False]
+    assert "embed · rank 1</extra>" in figure["data"][1]["hovertemplate"]
     one = lines_figure(table, names=["embed"], kind=ACTIVATION, metrics=["rm2"], rank=1)
     assert [trace["name"] for trace in one["data"]] == ["embed"]
     assert untyped(one["data"][0]["y"]).tolist() == untyped(figure["data"][1]["y"]).tolist()

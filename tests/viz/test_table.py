@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
+import tensortap.viz.table as table_module
 from tensortap.console import live
 from tensortap.errors import NotFound
 from tensortap.history import History
@@ -159,6 +160,30 @@ def test_a_logframe(run_path):
     assert not table.refresh()
 
 
+def test_what_a_logframe_did_not_count_is_said(run_path):
+    from tensortap.viz.figures import exponents_figure
+
+    narrow = table_of(tap.open(run_path).logframe(exponents=(-3, 2)))
+    whole = table_of(run_path)
+    for layer, step in (("embed", 11), ("output", 0), ("output", 8)):
+        rows = narrow.rows(kind="Activation", names=[layer], step=step)
+        below, above = narrow.beyond(rows)
+        counts = whole.exponents(whole.rows(kind="Activation", names=[layer], step=step)).counts
+        assert narrow.exponents(rows).counts.sum() + below + above == counts.sum()
+        figure = exponents_figure(narrow, name=layer, kind="Activation", step=step)
+        said = figure["layout"]["annotations"][1]["text"]
+        assert ("below the range" in said) == bool(below[0])
+        assert ("above it" in said) == bool(above[0])
+
+
+def test_training_statistics_of_several_ranks_are_their_mean():
+    records = training(range(3), ranks=2)
+    again = msgspec.structs.replace(records[-1], value=5.0, seq=900)  # the later one stands
+    steps, values = table_of([*records, again]).training()["loss"]
+    assert steps.tolist() == [0, 1, 2]
+    assert values.tolist() == [1.5, 1.0, (1 / 3 + 5.0) / 2]
+
+
 def test_a_tracker():
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 2)
@@ -281,3 +306,37 @@ print("pandas" in sys.modules, "plotly" in sys.modules)
 
 def test_a_feed_says_what_it_has(run_path):
     assert RunFeed(RunReader(run_path)).statistics()[-1] == "value"
+
+
+def test_a_session_that_forgets_is_forgotten(monkeypatch):
+    monkeypatch.setattr(table_module, "_MOST", 200)
+    history = History(40 * 700)
+    table = table_of(history)
+    table._limit = 200
+    for step in range(200):
+        history.write([msgspec.structs.replace(r, step=step) for r in training(range(1))])
+        table.refresh()
+    held = sum(len(history.records(name)) for name in history.names())
+    assert held < 100
+    assert len(table) <= 200 + 11
+    assert table.step[table.series("Activation", "embed")][-1] == 199
+    assert len(table.column("rm2")) == len(table)
+
+
+def test_a_table_is_steady_while_it_is_drawn(table):
+    from tensortap.viz.figures import lines_figure
+
+    held = []
+
+    class Watching:
+        def __enter__(self):
+            held.append(True)
+
+        def __exit__(self, *_):
+            held.append(False)
+
+    other = table_of(training(range(1)))
+    other.lock = Watching()
+    lines_figure(other, names=["embed"], kind="Activation", metrics=["rm2"])
+    assert held[0] is True
+    assert held[-1] is False

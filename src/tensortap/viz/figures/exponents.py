@@ -22,7 +22,7 @@ from tensortap.viz.figures.theme import (
     theme_of,
     typed,
 )
-from tensortap.viz.table import Table
+from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,8 +42,11 @@ class Found(NamedTuple):
     nans: int
     infs: int
     dtype: str
+    below: int  # values of which the exponent was not counted: too small, too large
+    above: int
 
 
+@steady
 def exponents_figure(
     table: Table,
     *,
@@ -107,7 +110,7 @@ def exponents_figure(
         }  # fmt: skip
         made[axis_name("y", place)] = {
             "domain": domain[1], "anchor": x, "ticksuffix": " %", "nticks": 5,
-            "rangemode": "tozero", "type": "log" if log else "linear",
+            **({"type": "log"} if log else {"range": [0, _room(data[-1])]}),
         }  # fmt: skip
         title = heading(each if several else f"{each} · {kind} · step {step:,}", where, place, look)
         title["yshift"] = 18
@@ -115,7 +118,8 @@ def exponents_figure(
         if target is not None:
             made["shapes"] += _range(target, x, y, look)
             if not place:
-                made["annotations"] += _range_words(target, x, y, look, high - low)
+                span = (high - low) * (3 if several else 1)
+                made["annotations"] += _range_words(target, x, y, look, span)
     if left_out > 0:
         made["meta"]["left_out"] = left_out
     return {"data": data, "layout": made}
@@ -137,7 +141,9 @@ def _at(table: Table, name: str, kind: str, step: int, rank: int | None) -> Foun
     )
     infs = _sum(table, "posinfs", rows) + _sum(table, "neginfs", rows)
     dtype = table.dtypes[table.dtype[rows[0]]]
-    return Found(whole, _sum(table, "zeros", rows), _sum(table, "nans", rows), infs, dtype)
+    below, above = (int(each.sum()) for each in table.beyond(rows))
+    zeros, nans = _sum(table, "zeros", rows), _sum(table, "nans", rows)
+    return Found(whole, zeros, nans, infs, dtype, below, above)
 
 
 def _sum(table: Table, statistic: str, rows: Whole) -> int:
@@ -178,6 +184,11 @@ def _bars(one: Found, target: Limits | None, x: str, y: str, look: Theme) -> dic
     }
 
 
+def _room(bars: dict[str, Any]) -> float:
+    """The height of a panel: the bars, and the words above them."""
+    return 1.16 * max(bars["y"], default=0.0) or 1.0
+
+
 def _fate(exponent: int, target: Limits | None, look: Theme) -> str:
     if target is None:
         return look.good
@@ -193,10 +204,16 @@ def _said(
     words = []
     if target is not None:
         words = shares_words(one.exponents, target, look, short=several)
-    extra = [(one.zeros, "zero"), (one.nans, "NaN"), (one.infs, "Inf")]
+    extra = (
+        (one.below, "below the range that was counted", look.bad),
+        (one.above, "above it", look.bad),
+        (one.zeros, "zero", look.dim),
+        (one.nans, "NaN", look.nan),
+        (one.infs, "Inf", look.nan),
+    )
     words += [
-        f'<span style="color:{look.nan if word != "zero" else look.dim}">{count:,} {word}</span>'
-        for count, word in extra
+        f'<span style="color:{colour}">{count:,} {word}</span>'
+        for count, word, colour in extra
         if count
     ]
     if target is None and not several:
@@ -322,7 +339,7 @@ def _over_steps(
         "zmin": low, "zmax": 0, "colorscale": scale(look.size), "hoverongaps": False,
         "hovertemplate": "step %{x}<br>2<sup>%{y:.0f}</sup>: %{customdata:.3~g} %<extra></extra>",
         "colorbar": {
-            "title": {"text": "share of values", "side": "right"}, "tickvals": ticks,
+            "title": {"text": "share", "side": "top"}, "tickvals": ticks,
             "ticktext": [f"{number(100 * 10.0**n)} %" for n in ticks],
         },
     }]  # fmt: skip

@@ -13,6 +13,7 @@ from tensortap.viz.figures.theme import (
     Figure,
     layout,
     message_figure,
+    template_text,
     text,
     theme_of,
     typed,
@@ -44,6 +45,8 @@ def training_figure(
     The first has the axis on the left, the second that on the right.
     """
     curves = source.training(rank) if isinstance(source, Table) else dict(source)
+    ranks = len(source.ranks()) if isinstance(source, Table) and rank is None else 1
+    of = f" (mean of {ranks} ranks)" if ranks > 1 else ""
     if names is not None:
         curves = {name: curves[name] for name in names if name in curves}
     if not curves:
@@ -57,6 +60,7 @@ def training_figure(
         height=height,
         margin={"l": 56, "r": 56 if len(shown) > 1 else 16, "t": 24, "b": 32},
         hovermode="x unified",
+        hoverdistance=-1,  # a click anywhere is a click on the nearest step
         xaxis={"showspikes": True, "spikemode": "across", "spikesnap": "cursor", "title": None},
         legend={"y": 1, "font": {"size": 11, "color": look.ink}},
         showlegend=True,
@@ -71,8 +75,9 @@ def training_figure(
         colour = look.lines[number]
         data.append({
             "type": "scatter", "mode": "lines+markers" if len(kept) <= 40 else "lines",
-            "x": typed(steps[kept]), "y": typed(drawn[kept]), "name": text(name), "yaxis": axis,
-            "line": {"color": colour, "width": 1.6}, "marker": {"size": 4}, "connectgaps": False,
+            "x": typed(steps[kept]), "y": typed(drawn[kept]), "name": text(name + of),
+            "yaxis": axis, "line": {"color": colour, "width": 1.6}, "marker": {"size": 4},
+            "connectgaps": False,
             "hovertemplate": "%{y:.5~g}",
         })  # fmt: skip
         good = values[finite]
@@ -83,7 +88,7 @@ def training_figure(
                 "type": "scatter", "mode": "markers", "x": typed(steps[at]), "yaxis": axis,
                 "y": typed(np.full(len(at), low)), "name": "not finite", "showlegend": False,
                 "marker": {"symbol": "x", "size": 8, "color": look.nan},
-                "hovertemplate": f"{text(name)} is not finite<extra></extra>",
+                "hovertemplate": f"{template_text(name)} is not finite<extra></extra>",
             })  # fmt: skip
         wide = bool(len(good)) and good.min() > 0 and good.max() > _WIDE * good.min()
         key = "yaxis" if not number else f"yaxis{number + 1}"
