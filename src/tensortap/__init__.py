@@ -24,6 +24,7 @@ from tensortap.sources.switches import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
     from tensortap import integrations, testing
+    from tensortap.arrays.view import array_of
     from tensortap.compare.verb import compare
     from tensortap.console.live import (
         close,
@@ -41,11 +42,14 @@ if TYPE_CHECKING:
     from tensortap.formats.files import register_format
     from tensortap.formats.logframe import read_logframe, validate_logframe
     from tensortap.sources.dump import dump
+    from tensortap.sources.probes import list_probes
     from tensortap.sources.run import finish, init, update_metadata
     from tensortap.sources.track import track
+    from tensortap.sources.watch import watch, watcher
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
+    "array_of": "tensortap.arrays.view",
     "close": "tensortap.console.live",
     "compare": "tensortap.compare.verb",
     "describe": "tensortap.console.live",
@@ -56,6 +60,7 @@ _LATER = {
     "help": "tensortap.console.live",
     "ingest_all": "tensortap.console.live",
     "init": "tensortap.sources.run",
+    "list_probes": "tensortap.sources.probes",
     "open": "tensortap.console.open",
     "read_logframe": "tensortap.formats.logframe",
     "register_format": "tensortap.formats.files",
@@ -67,6 +72,8 @@ _LATER = {
     "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
+    "watch": "tensortap.sources.watch",
+    "watcher": "tensortap.sources.watch",
 }
 
 __all__ = [
@@ -80,6 +87,7 @@ __all__ = [
     "TensortapError",
     "__version__",
     "alerts",
+    "array_of",
     "catch",
     "close",
     "compare",
@@ -96,6 +104,7 @@ __all__ = [
     "ingest_all",
     "init",
     "integrations",
+    "list_probes",
     "open",
     "read_logframe",
     "receipt",
@@ -109,6 +118,8 @@ __all__ = [
     "track",
     "update_metadata",
     "validate_logframe",
+    "watch",
+    "watcher",
 ]
 
 
