@@ -56,8 +56,8 @@ class Inbox(History):
         with self._changed:
             if not self._waiting and not self._woken:
                 self._changed.wait(timeout)
-            self._woken = False
             if not self._waiting:
+                self._woken = False
                 return None
             _, record = self._waiting.popitem(last=False)
             self._places[record.name, record.kind, record.rank].popleft()

@@ -98,6 +98,7 @@ class Worker:
         self.task = task
         self.counts = Counts()  # as the worker last said
         self.sent = 0
+        self._flushed = 0  # how many had been sent when all were last known to be processed
         self.lost = 0  # sent, and nobody will process them
         self.restarts = 0
         self.broken = ""  # why it died, if it did
@@ -273,10 +274,16 @@ class Worker:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything sent so far has been processed; False when time ran out."""
+        sent = self.sent
+        if sent == self._flushed:
+            return True
         deadline = time.monotonic() + (self.task.timeout if timeout is None else timeout)
         if not self._queue.flush(max(0.0, deadline - time.monotonic())):
             return False
-        return self._ask(True, deadline - time.monotonic())
+        if not self._ask(True, deadline - time.monotonic()):
+            return False
+        self._flushed = sent
+        return True
 
     def _ask(self, drained: bool, timeout: float) -> bool:
         number = next(self._numbers)
