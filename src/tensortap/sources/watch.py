@@ -63,7 +63,10 @@ class Watcher:
     """Workers and what they watch; made by `watch`, ended by `close` or by a ``with``."""
 
     def __init__(
-        self, name: str, watching: Callable[[Callable[[str], Any]], Watching], tasks: list[Task]
+        self,
+        name: str,
+        watching: Callable[[str, Callable[[str], Any]], Watching],
+        tasks: list[Task],
     ) -> None:
         self.name = name
         self._tasks = tasks
@@ -71,7 +74,7 @@ class Watcher:
         self._attached: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._closed = False
-        self._watching = watching(self._route)
+        self._watching = watching(name, self._route)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "alive" if self.alive else "not running"
@@ -316,10 +319,13 @@ def watch(
         only_training=False,
     )  # fmt: skip
 
-    def watching(route: Callable[[str], Any]) -> Watching:
+    wanted_ranks = _ranks(ranks)
+
+    def watching(name: str, route: Callable[[str], Any]) -> Watching:
         return Watching(
-            settings, rate=rate, ranks=_ranks(ranks), transform=transform, keep=keep, route=route
-        )
+            name, settings, rate=rate, ranks=wanted_ranks, transform=transform, keep=keep,
+            route=route,
+        )  # fmt: skip
 
     budget = setting("TENSORTAP_BUFFER", "10%", parse_size) // processes
     each = _EACH_UNLIMITED if rate is None else int(min(max(_EACH, 2 * rate), _EACH_UNLIMITED))

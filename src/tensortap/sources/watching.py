@@ -60,6 +60,7 @@ class Watching:
 
     def __init__(
         self,
+        name: str,
         settings: Settings,
         *,
         rate: float | None,
@@ -68,6 +69,7 @@ class Watching:
         keep: bool,
         route: Callable[[str], Sink | None],
     ) -> None:
+        self._name = name
         self.settings = settings
         self.patterns = Patterns(settings.include, settings.exclude)
         self.active = True
@@ -171,10 +173,10 @@ class Watching:
                 found = self._transform(value)
         except Exception as error:
             reason = f"transform raised for {name!r}: {type(error).__name__}: {error}"
-            session.fault("transform", CaptureError(reason))
+            session.fault(f"transform of {self._name}", CaptureError(reason))
             return None
         if getattr(value, "_version", None) != before:
-            session.fault("transform", CaptureError(
+            session.fault(f"in-place transform of {self._name}", CaptureError(
                 f"transform changed {name!r} in place, which changes the training: "
                 "let it return a new tensor"
             ))  # fmt: skip
