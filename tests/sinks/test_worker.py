@@ -217,7 +217,7 @@ def test_a_worker_is_started_again_if_asked_but_not_for_ever(start, trouble, cap
     pids = {watcher.pids[0]}
     for number in range(workers.RESTARTS):
         watcher.catch(1.0, "exits")
-        wait_for(lambda: watcher.pids[0] not in pids)
+        wait_for(lambda: watcher.pids[0] not in pids and watcher.alive)
         pids.add(watcher.pids[0])
         watcher.catch(float(number), "fine")
         assert watcher.flush(60)

@@ -184,13 +184,14 @@ class Worker:
             raise
         finally:
             theirs.close()
-        self._runs = True
         self.counts = Counts()
         drain = Live(
             Address("127.0.0.1", 0), self._pool, client=self._client, arena=self._arena, key=key
         )
         self._queue = Background(drain, budget=task.budget, name=f"worker-{task.name}")
         self._queues.append(self._queue)
+        self.broken = ""
+        self._runs = True
         minder = functools.partial(self._mind, self._process, self._line, drain, self._queue)
         self._minder = threading.Thread(target=minder, name="tensortap-worker", daemon=True)
         self._minder.start()
@@ -223,10 +224,13 @@ class Worker:
             self._done = done
             if done is not None:
                 self.counts = done.counts
+            words = (done.words if done is not None else "") or lines.words
             died = not self._closing
+            if words:
+                self.broken = words
             self._changed.notify_all()
-        if died:
-            self._died(queue, code, (done.words if done is not None else "") or lines.words)
+        if died or words:
+            self._died(queue, code, words)
 
     def _report(self, fault: Fault) -> None:
         log.warning(
@@ -238,7 +242,7 @@ class Worker:
     def _died(self, queue: Background, code: int | None, words: str) -> None:
         queue.close(0.0)  # nobody is there
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        again = self.task.restart and self.restarts < RESTARTS
+        again = self.task.restart and self.restarts < RESTARTS and not self._closing
         then = "it is started again" if again else "what it watched goes nowhere"
         log.error(
             "tensortap: the worker of %r died (%s); training goes on, %s%s",
@@ -253,12 +257,14 @@ class Worker:
             )
             self.counts = Counts()
             self._count_lost()
-            if not again or self._closing:
-                self.broken = words or how
+            self.broken = words or how
+            if not again:
                 return
         self.restarts += 1
         try:
             self._start()
+            if self._closing:  # meanwhile
+                say(self._line, End(self.task.timeout))
         except Exception as error:
             self.broken = f"{how}; and it could not be started again: {error}"
             log.exception("tensortap: the worker of %r was not started again", self.task.name)
@@ -326,7 +332,10 @@ class Worker:
     def _finish(self, deadline: float) -> None:
         try:
             # some of the time is the worker's: it may have to leave records and close its files
-            self._queue.flush(max(0.0, (deadline - time.monotonic()) * 0.75))
+            until = time.monotonic() + (deadline - time.monotonic()) * 0.75
+            while self._runs and (left := until - time.monotonic()) > 0:
+                if self._queue.flush(min(left, 0.5)):  # it may die meanwhile
+                    break
         finally:  # also when somebody is impatient: it closes its files all the same
             say(self._line, End(max(0.1, deadline - time.monotonic())))
         if self.task.daemon:

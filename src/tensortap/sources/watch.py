@@ -421,11 +421,13 @@ def _register_exit() -> None:
     if _registered:
         return
     _registered = True
+    # before ours is registered: what it registers waits for all children, so it must come later
+    import multiprocessing.util
+
     atexit.register(_close_all)
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        # a worker of multiprocessing leaves without atexit
-        sys.modules["multiprocessing.util"].Finalize(None, _close_all, exitpriority=20)
+    if multiprocessing.parent_process() is not None:
+        # a process of multiprocessing leaves without atexit
+        multiprocessing.util.Finalize(None, _close_all, exitpriority=20)
 
 
 def _close_all() -> None:
