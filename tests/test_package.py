@@ -20,7 +20,7 @@ HEAVY = (
 def test_the_public_names():
     """Whoever adds a verb adds it here."""
     assert tap.__all__ == [
-        "Kind", "Receipt", "Record", "Shard", "StopTraining", "Summary", "TensorData",
+        "Kind", "Receipt", "Record", "Recorder", "Shard", "StopTraining", "Summary", "TensorData",
         "TensortapError", "__version__", "alerts", "catch", "close", "compare", "describe",
         "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all", "help",
         "ingest_all", "init", "integrations", "open", "read_logframe", "receipt",

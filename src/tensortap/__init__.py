@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from tensortap.sources.run import finish, init, update_metadata
     from tensortap.sources.track import track
     from tensortap.sources.watch import watch, watcher
+    from tensortap.viz.recorder import Recorder
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
+    "Recorder": "tensortap.viz.recorder",
     "array_of": "tensortap.arrays.view",
     "close": "tensortap.console.live",
     "compare": "tensortap.compare.verb",
@@ -80,6 +82,7 @@ __all__ = [
     "Kind",
     "Receipt",
     "Record",
+    "Recorder",
     "Shard",
     "StopTraining",
     "Summary",

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import compare, demo, doctor, export, ls, reproduce, serve, show, top
+from tensortap.cli import compare, demo, doctor, export, film, ls, reproduce, serve, show, top
 from tensortap.errors import TensortapError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("export")(export.export)
+app.command("film")(film.film)
 app.command("reproduce")(reproduce.reproduce)
 app.command("demo")(demo.demo)
 

@@ -135,6 +135,16 @@ class Run:
 
         return export(self, target, names=names)
 
+    def film(self, name: str, target: str | Path, **options: Any) -> int:
+        """Make a film of a name: ``.mp4``, ``.gif``, or a folder of frames; how many there are.
+
+        `options` are ``mode``, ``size``, ``fps``, ``rank``, ``kind``, ``steps`` and the looks of a
+        `tap.Recorder`.
+        """
+        from tensortap.viz.film import film
+
+        return film(self.reader, name, target, **options)
+
     def to_tensorboard(self, folder: str | Path, **options: Any) -> int:
         """Write its statistics for TensorBoard; see `tap.integrations.tensorboard.export`."""
         from tensortap.integrations.tensorboard import export
