@@ -18,7 +18,7 @@ from bench.peers import measure as measure_in_child
 
 MODULES = (
     "bench.live", "bench.runs", "bench.stats", "bench.track", "bench.track_jax",
-    "bench.compare", "bench.compare_runs", "bench.films",
+    "bench.compare", "bench.compare_runs", "bench.watch", "bench.films",
 )  # fmt: skip
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 

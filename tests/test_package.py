@@ -21,11 +21,11 @@ def test_the_public_names():
     """Whoever adds a verb adds it here."""
     assert tap.__all__ == [
         "Kind", "Receipt", "Record", "Recorder", "Shard", "StopTraining", "Summary", "TensorData",
-        "TensortapError", "__version__", "alerts", "catch", "close", "compare", "describe",
-        "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all", "help",
-        "ingest_all", "init", "integrations", "open", "read_logframe", "receipt",
-        "register_format", "serve", "status", "step", "summarize", "summary", "testing", "track",
-        "update_metadata", "validate_logframe",
+        "TensortapError", "__version__", "alerts", "array_of", "catch", "close", "compare",
+        "describe", "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all",
+        "help", "ingest_all", "init", "integrations", "list_probes", "open", "read_logframe",
+        "receipt", "register_format", "serve", "status", "step", "summarize", "summary",
+        "testing", "track", "update_metadata", "validate_logframe", "watch", "watcher",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))

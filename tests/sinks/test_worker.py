@@ -140,7 +140,7 @@ def test_a_lambda_can_be_forked(start, notes):
 
 def test_no_fork_after_cuda(monkeypatch):
     monkeypatch.setattr(workers, "cuda_is_initialised", lambda: True)
-    with pytest.raises(tap.TensortapError, match="after CUDA was initialised.*'spawn'"):
+    with pytest.raises(tap.TensortapError, match=r"after CUDA was initialised.*'spawn'"):
         tap.watch(on_record=print, start_method="fork")
     monkeypatch.undo()
     assert not workers.cuda_is_initialised()

@@ -308,7 +308,7 @@ def test_about_as_many_as_asked_for(monkeypatch):
     assert taken == pytest.approx(21 * 20, abs=3)
     now[0] += 10**12  # after a long pause no burst makes up for it
     burst = 0
-    for i in range(100):
+    for _ in range(100):
         now[0] += 1_000_000
         burst += rate.due("x")
     assert burst <= 4
@@ -416,9 +416,7 @@ def test_one_watcher_over_several_processes(watch, notes):
     ("ranks", "rank", "films"),
     [(0, "0", True), (0, "1", False), ("all", "1", True), ([1, 3], "1", True), ([1], "0", False)],
 )
-def test_one_rank_films_unless_others_are_asked_for(
-    watch, notes, monkeypatch, ranks, rank, films
-):
+def test_one_rank_films_unless_others_are_asked_for(watch, notes, monkeypatch, ranks, rank, films):
     monkeypatch.setattr("tensortap.ranks._launched", (int(rank), 4))
     model = nn.Linear(2, 2)
     watcher = watch({"fc": model}, ranks=ranks)

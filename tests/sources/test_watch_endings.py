@@ -278,9 +278,7 @@ def test_a_run_is_not_begun_twice(programs, notes, tmp_path):
 
 
 def test_a_script_is_not_read_if_nothing_of_it_is_needed(programs, notes):
-    process = programs(
-        SCRIPT.replace("on_record=mine, on_close=the_end", "recorder=notes")
-    )
+    process = programs(SCRIPT.replace("on_record=mine, on_close=the_end", "recorder=notes"))
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert [line["run"] for line in notes.all if "run" in line] == ["__main__"]
@@ -314,3 +312,56 @@ def test_the_fork_server_wants_a_guard_and_says_so(programs, notes):
     _, err = process.communicate(timeout=100)
     assert "if __name__ == '__main__'" in err
     assert len([line for line in notes.all if "trained" in line]) == 1
+
+
+# -- films -----------------------------------------------------------------------------------
+
+FILMS = """
+import os, time
+import torch
+import tensortap as tap
+
+if __name__ == "__main__":
+    assert not torch.cuda.is_available()
+    fc = torch.nn.Linear(6, 6)
+    watcher = tap.watch({"fc": fc}, tap.Recorder("films", size=(160, 120)), rate=None)
+    for _ in range(12):
+        fc(torch.randn(6, 6))
+"""
+
+
+def frames(path):
+    import av
+
+    with av.open(str(path)) as film:
+        return sum(1 for _ in film.decode(video=0))
+
+
+@pytest.mark.parametrize(
+    "ending", ["", "    print(watcher._workers[0]._queue.flush(60))\n    time.sleep(1000)"]
+)
+def test_a_film_is_complete_when_the_program_ends_and_when_it_is_killed(programs, tmp_path, ending):
+    process = programs(FILMS + ending)
+    if ending:
+        assert process.stdout.readline() == "True\n"
+        process.kill()
+        process.wait()
+        wait_for(lambda: nobody_is_left(process))
+    else:
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+    (film,) = (tmp_path / "films").iterdir()
+    assert "rank0-cpu" in film.name
+    assert frames(film) == 12
+
+
+def test_a_film_plays_up_to_where_its_worker_was_killed(programs, tmp_path):
+    process = programs(
+        FILMS + "    print(watcher.flush(60), watcher.pids[0])\n    time.sleep(1000)"
+    )
+    done, worker = process.stdout.readline().split()
+    assert done == "True"
+    os.kill(int(worker), signal.SIGKILL)
+    wait_for(lambda: gone(int(worker)))
+    (film,) = (tmp_path / "films").iterdir()
+    assert frames(film) >= 11  # how long the last is shown was not known yet

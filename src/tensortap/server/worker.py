@@ -51,7 +51,7 @@ _LOOK = 0.5  # seconds between two looks at the parent where the system does not
 _IDLE = 1.0  # seconds without a record after which files are brought up to date
 _LAST_WORDS = 1.0  # seconds in which what a parent sent before it died may still arrive
 _DRAIN = 0.75  # of the time at the end is for what has arrived, the rest for closing files
-_NICE = 5  # training has the right of way
+_NICE = 10  # training has the right of way
 
 
 class Functions(NamedTuple):
