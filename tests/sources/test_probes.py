@@ -103,7 +103,7 @@ def test_nothing_is_changed(training):
     grads = {name: p.grad for name, p in model.named_parameters()}
     values = {name: g.clone() for name, g in grads.items() if g is not None}
     extra, given = model.extra, x.clone()
-    numpy_state = np.random.get_state  # noqa: NPY002  what list_probes has to leave alone
+    numpy_state = np.random.get_state
     random_states = torch.get_rng_state(), random.getstate(), numpy_state()[1].tolist()
     tap.list_probes(model, x, scale=2.0)
     assert torch.equal(x, given)

@@ -171,6 +171,27 @@ def test_a_child_that_outlives_the_program_holds_no_worker(programs, notes):
     assert not nobody_is_left(process)  # the child is still there
 
 
+def test_a_worker_that_hangs_leaves_within_its_time_when_the_program_is_killed(programs, notes):
+    process = programs("""
+        import os, time
+        import tensortap as tap
+        from tests.sources.notes import Trouble
+
+        if __name__ == "__main__":
+            watcher = tap.watch(None, Trouble(os.environ["NOTES"]), rate=None, timeout=2.0)
+            watcher.catch(1.0, "fine")
+            watcher.catch(1.0, "hangs")
+            print(watcher.pids[0])
+            time.sleep(1000)
+    """)
+    worker = int(process.stdout.readline())
+    wait_for(lambda: {"hangs": True} in notes.all)
+    process.kill()
+    process.wait()
+    wait_for(lambda: gone(worker))
+    assert len(notes.closed) == 1
+
+
 def test_nothing_is_left_when_both_are_killed(programs, notes):
     before = set(os.listdir("/dev/shm"))
     process = programs(HEAD + FLUSHED)

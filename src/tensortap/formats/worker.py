@@ -55,8 +55,11 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+UNASKED = -1
+
+
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The answer to an `Ask`."""
+    """The answer to an `Ask`, or `UNASKED`."""
 
     number: int
     counts: Counts

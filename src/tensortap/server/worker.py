@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from tensortap.errors import TensortapError
 from tensortap.formats.address import Address
 from tensortap.formats.worker import (
+    UNASKED,
     Answer,
     Ask,
     Counts,
@@ -51,6 +52,7 @@ _LOOK = 0.5  # seconds between two looks at the parent where the system does not
 _IDLE = 1.0  # seconds without a record after which files are brought up to date
 _LAST_WORDS = 1.0  # seconds in which what a parent sent before it died may still arrive
 _DRAIN = 0.75  # of the time at the end is for what has arrived, the rest for closing files
+_TELL = 0.25  # seconds between two words to the parent about how many were processed
 _NICE = 10  # training has the right of way
 
 
@@ -109,6 +111,8 @@ class Worker:
     def _settle_in(self) -> None:
         faulthandler.enable(self._line.fileno())  # a crash is told to the parent
         os.nice(_NICE)
+        # whoever the user's code forks must not hold the line when we have gone
+        os.register_at_fork(after_in_child=self._line.close)
         # Ctrl-C is for the whole group of processes: the parent says what follows from it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._end(self._orders.timeout))
@@ -118,12 +122,16 @@ class Worker:
     # -- records -------------------------------------------------------------------------
 
     def _work(self, functions: Functions) -> None:
+        told = time.monotonic()
         fresh = False  # whether something came since files were brought up to date
         while not self._time_is_up:
             record = self._inbox.take(_IDLE)
             if record is not None:
                 fresh = True
                 self._process(functions.on_record, record)
+                if time.monotonic() > told + _TELL:  # should it die, this is what is known
+                    told = time.monotonic()
+                    send(self._line, Answer(UNASKED, self._counts()))
                 continue
             if self._asked:
                 self._idle(functions)
@@ -307,6 +315,8 @@ def _leave(code: int) -> None:
 
 
 def _go_to(folder: str) -> None:
+    if not folder:
+        return
     try:
         os.chdir(folder)
     except OSError as error:

@@ -31,7 +31,18 @@ from tensortap.buffers import Pool
 from tensortap.errors import TensortapError
 from tensortap.formats import wire
 from tensortap.formats.address import Address
-from tensortap.formats.worker import Answer, Ask, Counts, Done, End, Fault, Lines, Orders, Ready
+from tensortap.formats.worker import (
+    UNASKED,
+    Answer,
+    Ask,
+    Counts,
+    Done,
+    End,
+    Fault,
+    Lines,
+    Orders,
+    Ready,
+)
 from tensortap.formats.worker import send as say
 from tensortap.record import Kind, Record
 from tensortap.sinks.background import Background
@@ -44,7 +55,8 @@ START_METHODS = ("spawn", "fork", "forkserver")
 RESTARTS = 3  # a worker that dies again and again is left dead
 _ENDS: set[socket.socket] = set()  # our ends of all lines
 _ROOT = str(Path(__file__).parents[2])
-_START = "import sys; sys.path.insert(0, {root!r}); from {module} import {name}; {name}({fd})"
+# in place of the working folder, in which anything may go by the name of a module of ours
+_START = "import sys; sys.path[0] = {root!r}; from {module} import {name}; {name}({fd})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +184,8 @@ class Worker:
         main, is_module = _main_of(self._functions)
         orders = Orders(
             task.name, key, os.getpid(), task.timeout, task.budget, task.each, self._functions,
-            main, is_module, tuple(sys.path), tuple(sys.argv), os.getcwd(),
+            main, is_module, tuple(map(str, sys.path)), tuple(sys.argv),
+            _folder(),
         )  # fmt: skip
         self._line, theirs = socket.socketpair()
         _ENDS.add(self._line)
@@ -210,7 +223,8 @@ class Worker:
                 elif isinstance(message, Answer):
                     with self._changed:
                         self.counts = message.counts
-                        self._answered.add(message.number)
+                        if message.number != UNASKED:
+                            self._answered.add(message.number)
                         self._changed.notify_all()
                 elif isinstance(message, Done):
                     done = message
@@ -383,6 +397,13 @@ def check_start_method(start_method: str) -> None:
             "start_method='fork' after CUDA was initialised: the state of the driver cannot be "
             "forked. Use 'spawn', or call tap.watch before anything touches the GPU"
         )
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return ""
 
 
 def _pickled(task: Task) -> bytes:
