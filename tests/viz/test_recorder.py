@@ -241,6 +241,27 @@ def test_films_are_whole_when_nobody_closed_the_recorder(tmp_path, end, code):
     assert len(frames_of(tmp_path / "videos" / "x-rank0.mp4")[0]) == 11
 
 
+def test_a_forked_child_that_ends_does_not_finish_the_film(tmp_path):
+    program = """
+        recorder(record(np.eye(8), "x", step + 1))
+        child = os.fork()
+        if not child:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        for step in range(12, 20):
+            recorder(record(np.eye(8), "x", step))
+        break
+    """
+    program = textwrap.indent(textwrap.dedent(program), " " * 8)
+    whole = textwrap.dedent(PROGRAM).replace("        END", program)
+    done = subprocess.run(
+        [sys.executable, "-c", "import os\n" + whole], cwd=tmp_path, capture_output=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(frames_of(tmp_path / "videos" / "x-rank0.mp4")[0]) == 20
+
+
 def test_a_killed_recorder_leaves_a_film_that_plays(tmp_path):
     program = textwrap.dedent(PROGRAM).replace("END", "pass")
     child = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE)

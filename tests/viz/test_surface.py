@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensortap.viz.colors import NAN_COLOR, pixels_of, table_of
+from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, pixels_of, table_of
 from tensortap.viz.shades import Shades
 from tensortap.viz.style import Box, Style
-from tensortap.viz.surface import View, drawn_over, lit_colors
+from tensortap.viz.surface import _LIGHTS, View, drawn_over, lit_colors
 from tests.viz.filming import draw, near
 
 WALLS = (1, 2, 3), (4, 5, 6)
@@ -101,17 +101,18 @@ def test_half_pixels_are_averaged_over_what_is_there():
 
 
 def test_what_is_not_finite_shines_and_can_be_seen():
-    x = np.random.default_rng(0).random((256, 256)).astype(np.float32)
+    x = np.random.default_rng(0).random((256, 256)).astype(np.float32) * 0.3
+    x[0, 0] = 1.0
     assert not near(draw(x, mode="surface")[60:430], NAN_COLOR, 30).any()
-    x[200, 100] = np.nan
-    x[180:186, 180:186] = -np.inf
-    frame = draw(x, mode="surface")
-    assert near(frame[60:430], NAN_COLOR, 30).any()
+    x[200, 100], x[100, 60], x[40, 200] = np.nan, np.inf, -np.inf
+    frame = draw(x, mode="surface")[60:430]
+    for color in (NAN_COLOR, POSINF_COLOR, NEGINF_COLOR):
+        assert near(frame, color, 30).sum() > 10
 
 
 def test_light_does_not_change_what_is_not_finite():
     lit = lit_colors(pixels_of(table_of("grey")), WALLS)
-    strange = lit[253 * 16 : 254 * 16].view(np.uint8).reshape(-1, 4)
+    strange = lit[253 * _LIGHTS : 254 * _LIGHTS].view(np.uint8).reshape(-1, 4)
     assert (strange[:, :3] == NAN_COLOR).all()
 
 

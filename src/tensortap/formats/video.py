@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fractions
 import io
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,37 +80,50 @@ def create(
 
 
 class _File(io.RawIOBase):
-    """The file of a film, as PyAV needs it; what went wrong is kept, since PyAV only says that."""
+    """The file of a film, as PyAV needs it; what went wrong is kept, since PyAV only says that.
+
+    It belongs to the process that opened it: a forked child that lets go of its copy of a film
+    must not finish the film of its parent. So the place to write at is kept here, not in the
+    descriptor, which both share.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
-            self._raw = open(path, "xb+", buffering=0)  # noqa: SIM115  closed by close
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             raise
         except OSError as error:
             raise FilmError(f"cannot write the film {path}: {error.strerror}") from None
         self.error: OSError | None = None
         self.name = str(path)
+        self._at, self._owner = 0, os.getpid()
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
+        if os.getpid() != self._owner:
+            return len(view)
         done = 0
         try:
             while done < len(view):
-                done += self._raw.write(view[done:])
+                done += os.pwrite(self._fd, view[done:], self._at + done)
         except OSError as error:
             self.error = error
             raise
+        self._at += done
         return done
 
     def read(self, size: int = -1) -> bytes:
-        return self._raw.read(size) or b""
+        data = os.pread(self._fd, size if size >= 0 else os.fstat(self._fd).st_size, self._at)
+        self._at += len(data)
+        return data
 
     def seek(self, place: int, whence: int = 0) -> int:
-        return self._raw.seek(place, whence)
+        base = (0, self._at, os.fstat(self._fd).st_size if whence == 2 else 0)[whence]
+        self._at = base + place
+        return self._at
 
     def tell(self) -> int:
-        return self._raw.tell()
+        return self._at
 
     def readable(self) -> bool:
         return True
@@ -122,11 +136,13 @@ class _File(io.RawIOBase):
 
     def cut(self, size: int) -> None:
         """Leave only so many bytes."""
-        with contextlib.suppress(OSError):  # then a torn frame is at its end, which players skip
-            self._raw.truncate(size)
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):  # then a torn frame ends it, which players skip
+                os.ftruncate(self._fd, size)
 
     def close(self) -> None:
-        self._raw.close()
+        if not self.closed:
+            os.close(self._fd)
         super().close()
 
 

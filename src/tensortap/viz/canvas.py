@@ -35,6 +35,7 @@ class Canvas:
     def __init__(self, width: int, height: int, color: Rgb) -> None:
         import numpy as np
 
+        self.background = color
         self.pixels = np.full((height, width), packed(color), np.uint32)
         self.bytes: NDArray[np.uint8] = self.pixels.view(np.uint8).reshape(height, width, 4)
 
@@ -90,14 +91,27 @@ class Canvas:
     ) -> int:
         """A line of text whose middle is at height `y`; how wide it is.
 
-        `moving` is for what changes from frame to frame: digits of one width, so that nothing
-        wobbles, put together from single letters.
+        `moving` is for what changes from frame to frame, on the bare background: digits of one
+        width, so that nothing wobbles, put together from single letters that are kept as pixels.
         """
-        mask = _moving(text, size) if moving else _still(text, size)
-        width = int(mask.shape[1])
-        left = x - {"left": 0.0, "middle": width / 2, "right": width}[align]
-        self.stamp(mask, round(left), round(y - mask.shape[0] / 2), color)
+        if moving:
+            letters = _letters(text, size, color, self.background)
+            width = int(letters.shape[1])
+            self.paste(letters, _left(x, width, align), round(y - letters.shape[0] / 2))
+        else:
+            mask = _still(text, size)
+            width = int(mask.shape[1])
+            self.stamp(mask, _left(x, width, align), round(y - mask.shape[0] / 2), color)
         return width
+
+    def paste(self, pixels: NDArray[np.uint32], left: int, top: int) -> None:
+        """Put pixels over what is there; what lies outside is cut off."""
+        height, width = pixels.shape
+        y0, x0 = max(top, 0), max(left, 0)
+        y1, x1 = min(top + height, self.height), min(left + width, self.width)
+        if y0 < y1 and x0 < x1:
+            part = pixels[y0 - top : y1 - top, x0 - left : x1 - left]
+            self.pixels[y0:y1, x0:x1] = part
 
     def badge(self, x: float, y: float, text: str, size: int, color: Rgb) -> int:
         """Text on a coloured pill, right edge at `x`; how wide it is."""
@@ -151,6 +165,10 @@ class Canvas:
                     self.bytes[row + dy, column + dx, :3] = mixed.astype(np.uint8)
 
 
+def _left(x: float, width: int, align: str) -> int:
+    return round(x - {"left": 0.0, "middle": width / 2, "right": width}[align])
+
+
 @functools.cache
 def _font(size: int) -> Any:
     need_pillow()
@@ -172,26 +190,46 @@ def _drawn(text: str, size: int) -> NDArray[np.uint8]:
 
 
 _still = functools.lru_cache(maxsize=2048)(_drawn)
-_letter = functools.lru_cache(maxsize=2048)(_drawn)
 
 
 @functools.cache
 def _digit_width(size: int) -> int:
-    return max(int(_letter(digit, size).shape[1]) for digit in "0123456789")
+    return max(int(_drawn(digit, size).shape[1]) for digit in "0123456789")
+
+
+@functools.lru_cache(maxsize=2048)
+def _placed(letter: str, size: int) -> NDArray[np.uint8]:
+    """A letter as a mask; digits are all as wide as the widest."""
+    import numpy as np
+
+    mask = _drawn(letter, size)
+    missing = _digit_width(size) - mask.shape[1]
+    if letter not in "0123456789" or missing <= 0:
+        return mask
+    return np.pad(mask, ((0, 0), (missing // 2, missing - missing // 2)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _colored(letter: str, size: int, color: Rgb, background: Rgb) -> NDArray[np.uint32]:
+    import numpy as np
+
+    share = _placed(letter, size)[..., None] / 255
+    mixed = np.array(background) + (np.array(color) - np.array(background)) * share
+    return packed(np.rint(mixed).astype(np.uint8))
+
+
+def _letters(text: str, size: int, color: Rgb, background: Rgb) -> NDArray[np.uint32]:
+    import numpy as np
+
+    return np.concatenate(
+        [_colored(letter, size, color, background) for letter in text or " "], axis=1
+    )
 
 
 def _moving(text: str, size: int) -> NDArray[np.uint8]:
     import numpy as np
 
-    wide = _digit_width(size)
-    letters = []
-    for letter in text or " ":
-        mask = _letter(letter, size)
-        if letter.isdigit() and mask.shape[1] < wide:
-            before = (wide - mask.shape[1]) // 2
-            mask = np.pad(mask, ((0, 0), (before, wide - mask.shape[1] - before)))
-        letters.append(mask)
-    return np.concatenate(letters, axis=1)
+    return np.concatenate([_placed(letter, size) for letter in text or " "], axis=1)
 
 
 def text_width(text: str, size: int) -> int:

@@ -16,7 +16,7 @@ from tensortap.formats.video import FORMATS, create, film_size
 from tensortap.readers.reader import Reader, find_all
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
-from tensortap.viz.frames import Painter, palette_of
+from tensortap.viz.frames import Painter
 from tensortap.viz.style import Style
 
 Progress = Callable[[int, int], object]
@@ -48,19 +48,21 @@ def film(
     chosen = Style(**style)
     chosen = dataclasses.replace(chosen, size=film_size(chosen.size, form))
     records = records_of(reader, name, rank=rank, kind=kind, steps=steps)
-    palette = palette_of(chosen) if form == "gif" else None
-    try:
-        writer = create(target, form, chosen.size, fps, palette)
-    except FileExistsError:
-        raise TensortapError(f"{target} exists: give the film another name") from None
+    if target.exists():  # said before anything is read
+        raise TensortapError(f"{target} exists: give the film another name")
     painter = Painter(chosen)
+    first = painter.draw(_loaded(reader, records[0]))
+    writer = create(target, form, chosen.size, fps, painter.palette())
     try:
-        for done, head in enumerate(records):
-            writer.write(painter.draw(_loaded(reader, head)))
+        writer.write(first)
+        for done, head in enumerate(records[1:], start=1):
             if progress is not None:
-                progress(done + 1, len(records))
+                progress(done, len(records))
+            writer.write(painter.draw(_loaded(reader, head)))
     finally:
         writer.close()
+    if progress is not None:
+        progress(len(records), len(records))
     return writer.frames
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tensortap.record import Record
 from tensortap.viz.canvas import Canvas
-from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, table_of
+from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
 from tensortap.viz.curve import CurvePicture
 from tensortap.viz.grid import GridPicture, tile_shape
 from tensortap.viz.histogram import HistogramPicture
@@ -16,7 +16,7 @@ from tensortap.viz.legend import figures, heading, words_in_the_middle
 from tensortap.viz.look import Look, look_at
 from tensortap.viz.projections import ProjectionPicture, point_shape
 from tensortap.viz.style import Box, Measures, Style
-from tensortap.viz.surface import SurfacePicture
+from tensortap.viz.surface import BRIGHTEST, DARKEST, SurfacePicture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,6 +113,26 @@ class Painter:
         figures(self._canvas, style, at, look)
         return self._canvas.bytes
 
+    def palette(self) -> NDArray[np.uint8]:
+        """Colours that frames are made of, for formats that have only 256."""
+        import numpy as np
+
+        colors = self.style.colors
+        share = np.linspace(0, 1, 10)[:, None]
+        ground = np.array(colors.background)
+        inks = [ground + (np.array(ink) - ground) * share for ink in (colors.ink, colors.dim)]
+        alone = np.array([*colors, NAN_COLOR, POSINF_COLOR, NEGINF_COLOR])
+        maps = []
+        for picture in self._pictures.values():
+            if isinstance(picture, (ImagePicture, GridPicture, SurfacePicture)):
+                maps.append(picture.shades.table)
+            if isinstance(picture, SurfacePicture):
+                light = np.linspace(DARKEST, BRIGHTEST, 10)[:, None, None]
+                maps.append((picture.shades.table[::4] * light).clip(0, 255).reshape(-1, 3))
+        found = np.concatenate([np.repeat(alone, 8, axis=0), *inks, *maps])
+        listed: NDArray[np.uint8] = np.rint(found).astype(np.uint8)
+        return listed
+
     def _picture(self, mode: str) -> Picture | None:
         if mode == "words":
             return None
@@ -142,20 +162,3 @@ def _nothing(look: Look) -> str:
     if look.dtype:
         return f"{look.dtype} holds no numbers"
     return "no tensor, and no statistics of one"
-
-
-def palette_of(style: Style) -> NDArray[np.uint8]:
-    """Colours that frames of this style are made of, for formats that have only 256."""
-    import numpy as np
-
-    colors = style.colors
-    maps = ["aurora", "polar"] if style.colormap == "auto" else [style.colormap]
-    share = np.linspace(0, 1, 12)[:, None]
-    ramps = [
-        np.array(colors.background) + (np.array(ink) - np.array(colors.background)) * share
-        for ink in (colors.ink, colors.dim, colors.accent)
-    ]
-    found = [table_of(each).astype(np.float64) for each in maps]
-    alone = np.array([*colors, NAN_COLOR, POSINF_COLOR, NEGINF_COLOR], np.float64)
-    listed: NDArray[np.uint8] = np.rint(np.concatenate([alone, *ramps, *found])).astype(np.uint8)
-    return listed

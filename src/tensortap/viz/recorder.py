@@ -202,11 +202,7 @@ class Film:
         except OSError as error:
             raise FilmError(f"no films in {folder}: {error.strerror}") from None
         suffix = "" if recorder.format == "png" else f".{recorder.format}"
-        palette = None
-        if recorder.format == "gif":
-            from tensortap.viz.frames import palette_of
-
-            palette = palette_of(recorder.style)
+        palette = self._painter.palette() if recorder.format == "gif" else None
         for number in itertools.count(1):
             part = "" if number == 1 else f"-{number}"
             path = folder / f"{self._stem}{part}{suffix}"

@@ -93,7 +93,7 @@ class Measures(NamedTuple):
         if width < 160 or height < 120:
             return cls(2, 0, 0, 0, 0, 0)
         unit = min(width / 640, height / 480)
-        title, text = max(13, round(18 * unit)), max(10, round(12.5 * unit))
+        title, text = max(13, round(18 * unit)), max(11, round(12.5 * unit))
         small, margin = max(10, round(11.5 * unit)), max(8, round(16 * unit))
         header = round(margin * 0.8 + title * 1.3 + text * 1.45 + margin * 0.45)
         return cls(margin, title, text, small, header, round(text * 1.7 + margin * 0.9))

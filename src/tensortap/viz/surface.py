@@ -29,7 +29,8 @@ _TURN = math.radians(30)
 _TILT = math.radians(34)
 _TALL = 0.40  # the height of the range, in sides of the ground
 _FINEST, _COARSEST = 256, 96  # points along a side: fewer are interpolated, more are shrunk
-_LIGHTS = 16  # levels of light
+_LIGHTS = 64  # levels of light: fewer show as rings on a smooth surface
+DARKEST, BRIGHTEST = 0.32, 1.16  # light on what is turned away and on what faces it
 _FINER = 2  # samples of a pixel, one above the other: smooth ridges
 _LINES = 12  # lines along each side of the surface
 
@@ -93,7 +94,7 @@ def lit_colors(pixels: NDArray[np.uint32], walls: tuple[Rgb, Rgb]) -> NDArray[np
     import numpy as np
 
     rgb = pixels.view(np.uint8).reshape(-1, 4)[:, :3].astype(np.float64)
-    light = np.linspace(0.32, 1.16, _LIGHTS)[None, :, None]
+    light = np.linspace(DARKEST, BRIGHTEST, _LIGHTS)[None, :, None]
     lit = (rgb[:, None, :] * light).clip(0, 255)
     lit[NAN:] = rgb[NAN:, None, :]  # what is not finite shines by itself
     table = packed(np.rint(lit).astype(np.uint8)).reshape(-1)
@@ -188,7 +189,7 @@ class View:
         self._seen = np.ascontiguousarray(np.concatenate([codes, edge]).astype(np.intp))
         lines_y = (np.arange(rows) % max(1, round((rows - 1) / _LINES))) == 0
         lines_x = (np.arange(columns) % max(1, round((columns - 1) / _LINES))) == 0
-        self._lines = (lines_y[:, None] | lines_x[None, :]) * np.float32(1.6)
+        self._lines = (lines_y[:, None] | lines_x[None, :]) * np.float32(0.1 * _LIGHTS)
 
     def draw(
         self, cells: NDArray[Any], shades: Shades, finite: bool, lit: NDArray[np.uint32]
@@ -240,14 +241,10 @@ class View:
         codes = None
         if not finite:
             codes = indices(cells, shades.limits, finite=False)
-            cells = np.nan_to_num(cells, nan=shades.limits[0], posinf=shades.limits[1],
-                                  neginf=shades.limits[0])  # fmt: skip
+            # spikes: in a pit it could be hidden
+            cells = np.where(codes >= NAN, shades.limits[1], cells)
         share = shares_of(cells, shades.limits).astype(np.float32, copy=False)
-        down, across = _between(share.shape[0], rows), _between(share.shape[1], columns)
-        if down is not None:
-            share = down @ share
-        if across is not None:
-            share = share @ across.T
+        share = _stretched(_stretched(share, rows).T, columns).T
         # light from the upper left: slopes towards it are bright
         slope = np.zeros_like(share)
         slope[:, 1:] += share[:, 1:] - share[:, :-1]
@@ -291,19 +288,18 @@ def _wider(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return strange
 
 
-def _between(cells: int, points: int) -> NDArray[np.float32] | None:
-    """The matrix that makes `points` of fewer cells, linearly; None where they are as many."""
+def _stretched(values: NDArray[Any], points: int) -> NDArray[Any]:
+    """So many points along the first axis, between the values that there are, linearly."""
     import numpy as np
 
+    cells = len(values)
     if cells == points:
-        return None
+        return values
     at = np.linspace(0, cells - 1, points)
     first = np.minimum(at.astype(np.int64), max(cells - 2, 0))
-    found = np.zeros((points, cells), np.float32)
-    rest = (at - first).astype(np.float32)
-    found[np.arange(points), first] += 1 - rest
-    if cells > 1:
-        found[np.arange(points), first + 1] += rest
+    rest = (at - first).astype(np.float32)[:, None]
+    found: NDArray[Any] = values[first]
+    found += (values[np.minimum(first + 1, cells - 1)] - found) * rest
     return found
 
 
