@@ -690,3 +690,44 @@ def test_watching_costs_training_no_time_to_begin(watch, notes):
     took = time.monotonic() - start
     assert seen(watcher, notes).names == ["early"]
     assert took < time.monotonic() - start
+
+
+def test_a_worker_that_cannot_be_started_later_is_tried_once(watch, monkeypatch, errors, caplog):
+    model = nn.Linear(2, 2)
+    watcher = watch({"fc": model}, enabled=False)
+    tries = []
+
+    def no_process(*args, **kwargs):
+        tries.append(args)
+        raise OSError("no processes left")
+
+    monkeypatch.setattr("tensortap.sources.watch.Worker", no_process)
+    watcher.enabled = True
+    for _ in range(3):
+        model(torch.ones(1, 2))  # and training goes on
+    assert len(tries) == errors() == 1
+    assert "no processes left" in caplog.text
+
+
+def test_disabled_by_the_environment_there_is_no_worker(watch):
+    tap.disable()
+    try:
+        watcher = watch(nn.Linear(2, 2))
+        assert watcher.pids == []
+        with pytest.raises(tap.TensortapError, match="start_method='fork'"):
+            tap.watch(on_record=lambda record: None)  # a mistake is said all the same
+    finally:
+        tap.enable()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own, while it compiles
+def test_a_compiled_model(watch, notes):
+    torch._dynamo.reset()
+    model = small()
+    watcher = watch({"m": model}, what="both")
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(2):
+        compiled(torch.randn(2, 3)).sum().backward()
+    found = seen(watcher, notes)
+    assert found.names == ["m", "m.0", "m.1", "m.2"]
+    assert [r["step"] for r in found.of("m.1", "Gradient")] == [0, 1]

@@ -217,13 +217,14 @@ class Worker:
 
     def _mind(self) -> None:
         lines = Lines(self._line)
-        watched: list[Any] = [self._line]
         ended = _end_of(self._orders.parent)
-        if ended is not None:
-            watched.append(ended)
+        poll = select.poll()  # not select: a forked worker has all descriptors of its parent
+        for fd in (self._line.fileno(), ended):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
         while not self._ending.is_set():
-            ready = select.select(watched, [], [], None if ended is not None else _LOOK)[0]
-            if self._line in ready:
+            ready = [fd for fd, _ in poll.poll(None if ended is not None else _LOOK * 1000)]
+            if self._line.fileno() in ready:
                 for message in lines.read():
                     if isinstance(message, Ask):
                         self._ask(message)

@@ -114,7 +114,7 @@ class Worker:
         self.lost = 0  # sent, and nobody will process them
         self.restarts = 0
         self.broken = ""  # why it died, if it did
-        self._functions = _pickled(task)
+        self._functions = pickled(task)
         self._pool, self._client, self._arena = pool, client, arena
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -406,7 +406,8 @@ def _folder() -> str:
         return ""
 
 
-def _pickled(task: Task) -> bytes:
+def pickled(task: Task) -> bytes:
+    """What a worker is to call, as it is sent there; says what cannot be."""
     if task.start_method == "fork":
         return b""
     try:
@@ -426,7 +427,7 @@ def _main_of(functions: bytes) -> tuple[str, bool]:
         return "", False
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None:
+    if spec is not None and spec.name != "__main__":  # else a folder or an archive that was run
         return spec.name, True
     path = getattr(main, "__file__", None)
     if path is None:

@@ -21,7 +21,7 @@ from tensortap.limits import parse_size
 from tensortap.record import Kind, Record
 from tensortap.server import worker as entries
 from tensortap.session import session, setting
-from tensortap.sinks.worker import Entries, Task, Worker, check_start_method
+from tensortap.sinks.worker import Entries, Task, Worker, check_start_method, pickled
 from tensortap.sources.observer import Seen, Settings
 from tensortap.sources.patterns import Wanted
 from tensortap.sources.watching import Rate, Transform, Watching
@@ -74,6 +74,7 @@ class Watcher:
         self._attached: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._closed = False
+        self._failed = False  # to start the workers
         self._watching = watching(name, self._route)
 
     def __repr__(self) -> str:
@@ -196,11 +197,13 @@ class Watcher:
     def _start(self) -> None:
         """Start the workers, unless this rank does not watch or nothing is to be taken yet."""
         with self._lock:
-            if self._workers or self._closed:
+            if self._workers or self._closed or self._failed:
                 return
+            self._failed = True  # not tried again with every record
             arena = not os.environ.get("TENSORTAP_NO_ARENA")
             for task in self._tasks:
-                self._workers.append(Worker(task, session.pool, session._introduce, arena=arena))
+                self._workers.append(Worker(task, session.pool, session.introduce, arena=arena))
+            self._failed = False
 
     def _route(self, name: str) -> Worker | None:
         if not self._workers:
@@ -343,11 +346,12 @@ def watch(
             )
             for number in range(processes)
         ]  # fmt: skip
+        pickled(tasks[0])  # what cannot be sent is said now, also where the worker starts later
         watcher = Watcher(name, watching, tasks)
         watcher.enabled = enabled
         _running[name] = watcher
     try:
-        if enabled and watcher._watching.here:
+        if enabled and session.enabled and watcher._watching.here:
             watcher._start()
         if targets is not None:
             watcher.attach(targets)
