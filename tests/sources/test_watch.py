@@ -467,6 +467,15 @@ def test_kept_in_the_run_as_well(watch, notes, open_run):
     assert len(seen(kept, notes).of("kept", "Activation")) == 2
 
 
+def test_a_worker_needs_no_key_of_the_user_and_makes_none(watch, notes):
+    from tensortap.formats import keys
+
+    watcher = watch()
+    watcher.catch(1.0, "x")
+    assert seen(watcher, notes).names == ["x"]
+    assert not keys.key_path().exists()
+
+
 def test_a_live_session_hears_nothing_of_it(watch, notes, monkeypatch):
     from tensortap.console import live
     from tensortap.session import Session
@@ -720,7 +729,7 @@ def test_disabled_by_the_environment_there_is_no_worker(watch):
         tap.enable()
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
 def test_a_compiled_model(watch, notes):
     torch._dynamo.reset()
     model = small()

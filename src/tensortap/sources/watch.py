@@ -351,11 +351,11 @@ def watch(
         watcher.enabled = enabled
         _running[name] = watcher
     try:
-        if enabled and session.enabled and watcher._watching.here:
-            watcher._start()
+        _register_exit()
         if targets is not None:
             watcher.attach(targets)
-        _register_exit()
+        if enabled and session.enabled and watcher._watching.here:
+            watcher._start()
     except BaseException:
         watcher.close(1.0)
         raise
