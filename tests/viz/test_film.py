@@ -90,13 +90,13 @@ def test_what_is_not_there_is_said_and_nothing_is_written(run, tmp_path):
     assert (tmp_path / "w.mp4").read_text() == "mine"
 
 
-def command(*arguments, code=0):
+def command(*arguments):
     done = subprocess.run(
         [sys.executable, "-m", "tensortap", "film", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"},
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    assert done.returncode == code, done.stderr + done.stdout
+    assert done.returncode == 0, done.stderr + done.stdout
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     return done.stderr
@@ -125,9 +125,18 @@ def test_the_command(run, tmp_path):
         (["weights", "--steps", "x"], "--steps is like 10:20"),
     ],
 )
-def test_misuse_is_one_line(run, tmp_path, arguments, said):
+def test_misuse_is_one_line(run, tmp_path, arguments, said, monkeypatch, capsys):
+    from tensortap.cli.main import main
+
     name, *options = arguments
-    found = command(run, name, tmp_path / "out.mp4", *options, code=2)
+    target = str(tmp_path / "out.mp4")
+    monkeypatch.setattr(sys, "argv", ["tensortap", "film", str(run), name, target, *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    out, found = capsys.readouterr()
+    assert not out
+    assert found.startswith("tensortap: ")
     assert said in found
     assert found.count("\n") == 1
     assert not list(tmp_path.iterdir())

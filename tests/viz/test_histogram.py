@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tensortap.viz.colors import THEMES
 from tensortap.viz.frames import Painter
 from tensortap.viz.histogram import counts_of
+from tensortap.viz.look import look_at
 from tensortap.viz.style import Style
 from tests.viz.filming import draw, near, record
 
@@ -50,6 +51,23 @@ def test_a_single_value_far_away_is_seen():
     x[5] = 100.0
     found = heights(draw(x, mode="histogram"))
     assert np.flatnonzero(found).max() - np.flatnonzero(found).min() > 500
+
+
+def test_exponents_keep_their_place_when_others_come():
+    """2^0 alone, then with 2^-9: the bar of the first moves right, and stays when that is gone."""
+
+    def stats(x):
+        return record(None, stats=look_at(record(np.asarray(x))).summary)
+
+    painter = Painter(Style(size=(400, 300)))
+    places = []
+    for x in ([1.5] * 4, [1.5, 2**-9.0], [1.5] * 4):
+        frame = painter.draw(stats(x))[..., :3]
+        places.append(np.flatnonzero(near(frame, ACCENT, 5)[50:260].any(axis=0)))
+    assert places[0].min() < 100
+    assert places[2].min() > 330
+    assert places[1].min() < 100
+    assert places[1].max() == places[2].max()
 
 
 def test_the_first_frame_stays_as_a_line():

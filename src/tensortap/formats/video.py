@@ -166,9 +166,7 @@ class _Encoded:
         if not self._open:
             raise FilmError(f"the film {self.path} has been closed")
         try:
-            for packet in stream.encode(frame):
-                packet.duration = self._duration
-                self._container.mux(packet)
+            self._mux(stream.encode(frame))
         except Exception as error:
             self._give_up()
             raise self._said(error) from error
@@ -176,6 +174,13 @@ class _Encoded:
         self._whole = self._file.tell()
 
     _duration = 1
+
+    def _mux(self, packets: list[Any]) -> None:
+        for packet in packets:
+            # an older PyAV has no setter: then players guess how long the last frame is shown
+            with contextlib.suppress(AttributeError):
+                packet.duration = self._duration
+            self._container.mux(packet)
 
     def _said(self, error: Exception) -> FilmError:
         reason = self._file.error or error
@@ -196,9 +201,7 @@ class _Encoded:
         if not self._open:
             return
         try:
-            for packet in stream.encode(None):
-                packet.duration = self._duration
-                self._container.mux(packet)
+            self._mux(stream.encode(None))
             self._container.close()
         except Exception as error:
             self._give_up()

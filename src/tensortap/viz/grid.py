@@ -39,7 +39,7 @@ def arrange(tiles: int, rows: int, columns: int, box: Box, row: int = 0) -> tupl
     """How many tiles stand side by side and one above the other; `row` is a natural number of them.
 
     >>> arrange(64, 5, 5, Box(0, 0, 500, 400))
-    (9, 8)
+    (8, 8)
     """
     best, found = 0.0, (1, 1)
     for across in range(1, tiles + 1):

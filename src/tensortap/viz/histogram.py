@@ -51,6 +51,7 @@ class HistogramPicture:
         self._across, self._up = Follower(style.range), Follower("follow")
         self._limits: Range = (0.0, 1.0)
         self._first: tuple[Range, NDArray[Any]] | None = None
+        self._bins_seen: tuple[int, int] | None = None
         self.note = ""
 
     def see(self, look: Look) -> object:
@@ -76,8 +77,26 @@ class HistogramPicture:
             counts = counts_of(look.array, self._limits, bins)
             self._bars(canvas, plot, counts, shares(self._limits, self._ticks(plot)))
         elif look.summary is not None:
-            counts, labels = _exponents(look.summary)
-            self._bars(canvas, plot, counts, labels)
+            self._bars(canvas, plot, *self._exponents(look.summary))
+
+    def _exponents(self, summary: Summary) -> tuple[NDArray[Any], list[tuple[float, str]]]:
+        """The counts of all exponents that have occurred so far, so that the axis stays."""
+        import numpy as np
+
+        first, last = summary.first_bin, summary.first_bin + max(1, len(summary.bins))
+        if self._bins_seen is not None:
+            first, last = min(first, self._bins_seen[0]), max(last, self._bins_seen[1])
+        self._bins_seen = first, last
+        self._limits = float(first), float(last)
+        counts = np.zeros(last - first, np.int64)
+        counts[summary.first_bin - first :][: len(summary.bins)] = summary.bins
+        step = max(1, math.ceil(len(counts) / 10))
+        labels = [
+            ((i + 0.5) / len(counts), f"2^{first + i}")
+            for i in range(len(counts))
+            if (first + i) % step == 0
+        ]
+        return counts, labels
 
     def _ticks(self, plot: Box) -> list[tuple[float, str]]:
         return ticks(*self._limits, max(2, plot.width // max(40, self._at.small * 6)))
@@ -145,18 +164,3 @@ class HistogramPicture:
                 canvas.fill(left, min(before, y), left + 1, max(before, y) + 1, ink)
                 canvas.fill(left, y, right, y + 1, ink)
                 before = y
-
-
-def _exponents(summary: Summary) -> tuple[NDArray[Any], list[tuple[float, str]]]:
-    import numpy as np
-
-    if not summary.bins:
-        return np.zeros(1, np.int64), []
-    counts = np.array(summary.bins, np.int64)
-    step = max(1, math.ceil(len(counts) / 10))
-    labels = [
-        ((i + 0.5) / len(counts), f"2^{summary.first_bin + i}")
-        for i in range(len(counts))
-        if (summary.first_bin + i) % step == 0
-    ]
-    return counts, labels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap.arrays.dtypes import numpy_dtype
 from tensortap.arrays.view import as_numpy
 from tensortap.readers.reader import value_of
 from tensortap.record import Kind, Number, Record, Summary, TensorData
@@ -78,8 +77,7 @@ def _array(value: Any) -> tuple[NDArray[Any] | None, str, tuple[int, ...]]:
 
     if isinstance(value, TensorData):
         array = as_numpy(value)
-        numbers = is_number(array.dtype) and numpy_dtype(value.dtype).kind != "O"
-        return (array if numbers else None), value.dtype, value.shape
+        return (array if is_number(array.dtype) else None), value.dtype, value.shape
     if isinstance(value, Number) and value.kind == "complex" and len(value.parts) == 2:
         return np.asarray(complex(*value.parts)), "complex", ()
     if isinstance(value, Number) and value.text:

@@ -92,7 +92,7 @@ class Recorder:
         self._films: OrderedDict[object, Film] = OrderedDict()
         self._drawn = 0
         # a program that ends without closing has whole films all the same
-        self._finalizer = weakref.finalize(self, _close_all, self._films)
+        self._finalizer = weakref.finalize(self, _close_at_exit, self._films)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("folder", "style", "fps", "format", "max_frames", "open_films")
@@ -166,6 +166,11 @@ def _close_all(films: OrderedDict[object, Film]) -> list[FilmError]:
         except FilmError as error:  # the others are still closed
             errors.append(error)
     return errors
+
+
+def _close_at_exit(films: OrderedDict[object, Film]) -> None:
+    for error in _close_all(films):
+        log.error("tensortap: %s", error)  # nobody is left who could catch it
 
 
 class Film:

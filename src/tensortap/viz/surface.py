@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _TURN = math.radians(30)
 _TILT = math.radians(34)
-_TALL = 0.40  # the height of the range, in sides of the ground
+_TALL = 0.40  # the height of the range on the screen, in sides of the ground
 _FINEST, _COARSEST = 256, 96  # points along a side: fewer are interpolated, more are shrunk
 _LIGHTS = 64  # levels of light: fewer show as rings on a smooth surface
 DARKEST, BRIGHTEST = 0.32, 1.16  # light on what is turned away and on what faces it
@@ -125,14 +125,13 @@ class View:
         self.rows, self.columns = rows, columns
         across = abs(math.cos(_TURN)) + abs(math.sin(_TURN))
         tilt = math.sin(_TILT)
-        tall = _TALL * math.cos(_TILT) / math.cos(math.radians(34))
-        scale = min(room.width / across, room.height / (across * tilt + tall)) * 0.985
-        width, height = max(2, int(scale * across)), max(2, int(scale * (across * tilt + tall)))
+        scale = min(room.width / across, room.height / (across * tilt + _TALL)) * 0.985
+        width, height = max(2, int(scale * across)), max(2, int(scale * (across * tilt + _TALL)))
         left = room.left + (room.width - width) // 2
         top = room.top + (room.height - height) // 2
         self.area = Box(left, top, left + width, top + height)
         self._scale, self._across = scale, across
-        self._rise = scale * tall * _FINER
+        self._rise = scale * _TALL * _FINER
         self._grid = tuple(min(max(n, _COARSEST), _FINEST) for n in (rows, columns))
         depth = max(2, int(scale * across * tilt))
         x = (np.arange(width) + 0.5) / width * across - across / 2
