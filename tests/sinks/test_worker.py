@@ -13,6 +13,7 @@ import pytest
 
 import tensortap as tap
 from tensortap.record import Kind
+from tensortap.sinks import launch
 from tensortap.sinks import worker as workers
 from tests.sinks.contract import SinkContract, record
 from tests.sources.notes import Notes, Trouble, note, note_the_end
@@ -92,7 +93,7 @@ class _Seen:
 # -- how it is started -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", workers.START_METHODS)
+@pytest.mark.parametrize("method", launch.START_METHODS)
 def test_every_start_method(start, notes, method):
     watcher = start(notes, start_method=method)
     watcher.catch(3.5, "loss")
@@ -139,11 +140,11 @@ def test_a_lambda_can_be_forked(start, notes):
 
 
 def test_no_fork_after_cuda(monkeypatch):
-    monkeypatch.setattr(workers, "cuda_is_initialised", lambda: True)
+    monkeypatch.setattr(launch, "cuda_is_initialised", lambda: True)
     with pytest.raises(tap.TensortapError, match=r"after CUDA was initialised.*'spawn'"):
         tap.watch(on_record=print, start_method="fork")
     monkeypatch.undo()
-    assert not workers.cuda_is_initialised()
+    assert not launch.cuda_is_initialised()
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,16 @@ user's files are closed, and the worker leaves, all of it within the time it was
 from __future__ import annotations
 
 import faulthandler
-import importlib.util
-import io
-import logging
 import os
-import pickle
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tensortap.errors import TensortapError
 from tensortap.formats.address import Address
 from tensortap.formats.worker import (
     UNASKED,
@@ -36,17 +29,13 @@ from tensortap.formats.worker import (
     End,
     Fault,
     Lines,
-    MainIsRead,
     Orders,
     Ready,
-    read_main,
     send,
 )
 from tensortap.record import Record
 from tensortap.server.inbox import Inbox
 from tensortap.server.server import Server
-
-log = logging.getLogger("tensortap")
 
 _LOOK = 0.5  # seconds between two looks at the parent where the system does not tell of its end
 _IDLE = 1.0  # seconds without a record after which files are brought up to date
@@ -278,118 +267,3 @@ def _lives(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-# -- how a worker begins -------------------------------------------------------------------
-
-
-def begin_spawned(line: int) -> None:
-    """The start of a fresh interpreter: the orders come over standard input."""
-    from msgspec import msgpack
-
-    orders = msgpack.decode(sys.stdin.buffer.read(), type=Orders)
-    sys.path[:] = orders.path
-    sys.argv[:] = orders.arguments
-    _go_to(orders.folder)
-    code = Worker(orders, socket.socket(fileno=line), lambda: functions_of(orders)).run()
-    _leave(code)
-
-
-def begin_served(orders: Orders, line: socket.socket) -> None:
-    """The start of a process of multiprocessing's fork server."""
-    _leave(Worker(orders, line, lambda: functions_of(orders)).run())
-
-
-def begin_forked(orders: Orders, line: socket.socket, functions: Functions) -> None:
-    """The start of a copy of the training process."""
-    signal.set_wakeup_fd(-1)  # the parent's
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)  # the threads of the parent's pool are not here
-    _leave(Worker(orders, line, lambda: functions).run())
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    sys.exit(code)
-
-
-def _go_to(folder: str) -> None:
-    if not folder:
-        return
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        log.warning("tensortap: a worker cannot go to %s: %s", folder, error)
-
-
-def functions_of(orders: Orders) -> Functions:
-    """What the user gave; the program's main module is imported only if it is defined there."""
-    if orders.main and "__mp_main__" not in sys.modules:
-        _import_main(orders.main, orders.main_is_module)
-    try:
-        # written by our own parent, over a pipe that it made
-        recorder, on_close = _Unpickler(io.BytesIO(orders.functions)).load()
-    except AttributeError as error:
-        if not orders.main:
-            raise
-        raise TensortapError(
-            f"{error}: the worker imports the main module only as far as the first tap.init() or "
-            "tap.watch(); define on_record above it, or in a module of its own"
-        ) from error
-    return functions_for(recorder, on_close)
-
-
-def functions_for(recorder: Any, on_close: Callable[[], object] | None) -> Functions:
-    """A recorder has `close` and `flush` of its own; a function has not."""
-    close = getattr(recorder, "close", None)
-    if on_close is not None and close is not None:
-        own, given = close, on_close
-
-        def close_both() -> None:
-            try:
-                own()
-            finally:
-                given()
-
-        close = close_both
-    return Functions(recorder, close or on_close, getattr(recorder, "flush", None))
-
-
-class _Unpickler(pickle.Unpickler):
-    """Finds what was defined in the main module."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        main = sys.modules.get("__mp_main__")
-        if module == "__main__" and main is not None:
-            found: Any = main
-            for part in name.split("."):
-                found = getattr(found, part)
-            return found
-        return super().find_class(module, name)
-
-
-def _import_main(where: str, is_module: bool) -> None:
-    """Run the main module of the program up to where its training begins."""
-    module = types.ModuleType("__mp_main__")
-    if is_module:
-        spec = importlib.util.find_spec(where)
-        loader: Any = spec.loader if spec is not None else None
-        if spec is None or not hasattr(loader, "get_code"):
-            raise TensortapError(f"the main module {where} cannot be imported in the worker")
-        code = loader.get_code(where)
-        module.__spec__, module.__package__ = spec, spec.parent
-        module.__file__ = spec.origin
-    else:
-        with io.open_code(where) as file:
-            code = compile(file.read(), where, "exec")
-        module.__file__ = where
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-    read_main(True)
-    try:
-        exec(code, module.__dict__)  # noqa: S102  the user's own program
-    except MainIsRead:
-        pass  # a script without a guard: it was about to train
-    finally:
-        read_main(False)

@@ -19,18 +19,17 @@ from tensortap.errors import NotFound, TensortapError
 from tensortap.formats.worker import leave_main
 from tensortap.limits import parse_size
 from tensortap.record import Kind, Record
-from tensortap.server import worker as entries
+from tensortap.server import begin
 from tensortap.session import session, setting
-from tensortap.sinks.worker import Entries, Task, Worker, check_start_method, pickled
+from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
+from tensortap.sinks.worker import Worker
 from tensortap.sources.observer import Seen, Settings
 from tensortap.sources.patterns import Wanted
 from tensortap.sources.watching import Rate, Transform, Watching
 
 log = logging.getLogger("tensortap")
 
-_ENTRIES = Entries(
-    entries.begin_spawned, entries.begin_served, entries.begin_forked, entries.functions_for
-)
+_ENTRIES = Entries(begin.spawned, begin.served, begin.forked, begin.functions_for)
 _WHAT = ("outputs", "gradients", "both")
 _EACH = 32  # records of one name that wait in a worker, at least; two seconds' worth if more
 _EACH_UNLIMITED = 1024
