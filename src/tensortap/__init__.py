@@ -24,6 +24,7 @@ from tensortap.sources.switches import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
     from tensortap import integrations, testing, viz
+    from tensortap.arrays.view import array_of
     from tensortap.compare.verb import compare
     from tensortap.console.live import (
         close,
@@ -44,15 +45,18 @@ if TYPE_CHECKING:
     from tensortap.formats.logframe import read_logframe, validate_logframe
     from tensortap.sources.dump import dump
     from tensortap.sources.locals.stack import stack_padded_tensors
+    from tensortap.sources.probes import list_probes
     from tensortap.sources.run import finish, init, update_metadata
     from tensortap.sources.trace import trace
     from tensortap.sources.track import track
+    from tensortap.sources.watch import watch, watcher
     from tensortap.viz.recorder import Recorder
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
     "HDF5": "tensortap.formats.hdf5",
     "Recorder": "tensortap.viz.recorder",
+    "array_of": "tensortap.arrays.view",
     "close": "tensortap.console.live",
     "compare": "tensortap.compare.verb",
     "describe": "tensortap.console.live",
@@ -63,6 +67,7 @@ _LATER = {
     "help": "tensortap.console.live",
     "ingest_all": "tensortap.console.live",
     "init": "tensortap.sources.run",
+    "list_probes": "tensortap.sources.probes",
     "open": "tensortap.console.open",
     "read_hdf5": "tensortap.formats.hdf5_read",
     "read_logframe": "tensortap.formats.logframe",
@@ -78,6 +83,8 @@ _LATER = {
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
     "viz": "",
+    "watch": "tensortap.sources.watch",
+    "watcher": "tensortap.sources.watch",
 }
 
 __all__ = [
@@ -93,6 +100,7 @@ __all__ = [
     "TensortapError",
     "__version__",
     "alerts",
+    "array_of",
     "catch",
     "close",
     "compare",
@@ -109,6 +117,7 @@ __all__ = [
     "ingest_all",
     "init",
     "integrations",
+    "list_probes",
     "open",
     "read_hdf5",
     "read_logframe",
@@ -126,6 +135,8 @@ __all__ = [
     "update_metadata",
     "validate_logframe",
     "viz",
+    "watch",
+    "watcher",
 ]
 
 

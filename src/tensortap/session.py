@@ -451,7 +451,7 @@ class Session:
             drain = Live(
                 address,
                 self.pool,
-                client=self._introduce,
+                client=self.introduce,
                 probes=probes,
                 tally=tally,
                 on_state=forget_or_refresh,
@@ -467,7 +467,8 @@ class Session:
             self._lives[address] = live
             return live
 
-    def _introduce(self) -> Any:
+    def introduce(self) -> Any:
+        """What a server is told about this process."""
         from tensortap.formats import wire
 
         rank, world_size = ranks.rank_and_world_size()

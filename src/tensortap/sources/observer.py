@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -60,6 +60,31 @@ class Seen(NamedTuple):
     shape: tuple[int, ...] = ()
     shard: Shard | None = None
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
+
+
+class Observing(Protocol):
+    """What hooks need of whoever they observe for."""
+
+    settings: Settings
+    patterns: Patterns
+    active: bool
+    unseen: dict[str, str]
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is wanted now."""
+        ...
+
+    @property
+    def step_number(self) -> int:
+        """The training step that is under way."""
+        ...
+
+    def observe(
+        self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
+    ) -> Summary | None:
+        """A tensor; its statistics, if they are known."""
+        ...
 
 
 class Pending(NamedTuple):

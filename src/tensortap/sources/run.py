@@ -11,6 +11,7 @@ from typing import Any
 from tensortap import ranks
 from tensortap.errors import NotFound
 from tensortap.formats.folders import end_run, job_name, shared_run
+from tensortap.formats.worker import leave_main
 from tensortap.limits import parse_size
 from tensortap.session import session, setting
 from tensortap.sinks.background import Background
@@ -67,6 +68,7 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
     power cut as well. A run that was open is ended first. Returns the folder of the run.
     """
     global _open
+    leave_main()
     with _lock:
         _finish()
         rank, world_size = ranks.rank_and_world_size()
