@@ -122,6 +122,24 @@ class TestWrappers:
             train(outer)
         check(tracer)
 
+    def test_the_copies_that_data_parallel_makes(self, model, monkeypatch):
+        from tensortap.sources.locals import torch_models
+
+        monkeypatch.setattr(torch_models, "has_replicas", lambda: True)  # devices are not at hand
+        copies = [module._replicate_for_data_parallel() for module in model.blocks]
+        paths = ["blocks.0.forward.scores", "blocks.1"]
+        with tap.trace(model, paths, changed=False) as tracer:
+            copies = [module._replicate_for_data_parallel() for module in model.blocks]
+            for copy, original in zip(copies, model.blocks, strict=True):
+                copy.qkv = original.qkv
+                copy(batches(1)[0])
+                original(batches(1)[0])
+        scores = tracer.results["blocks.0.forward.scores"].values
+        assert len(scores) == 4
+        assert torch.equal(scores[0], scores[2])
+        assert len(tracer.results["blocks.1"].values) == 2
+        assert not model.blocks[0]._forward_hooks
+
     def test_a_wrapper_of_somebody(self, model):
         class Engine(torch.nn.Module):
             def __init__(self, module):

@@ -93,6 +93,7 @@ def methods(owner: Any, without: tuple[type, ...] = ()) -> Iterator[tuple[str, F
                     yield name, found
 
 
+@functools.lru_cache(1024)
 def names_of(code: CodeType) -> tuple[str, ...]:
     """Every name that a function binds, as its author wrote it: arguments first.
 
