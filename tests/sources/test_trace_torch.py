@@ -167,19 +167,42 @@ class TestWrappers:
             averaged(batches(1)[0])
         assert tracer.results["forward.x"].iterations == [0]
 
-    @pytest.mark.parametrize("traced", ["inner", "outer"])
-    def test_distributed(self, model, traced, tmp_path):
-        distributed = torch.distributed
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
-        )
-        try:
-            outer = torch.nn.parallel.DistributedDataParallel(model)
-            with tap.trace(model if traced == "inner" else outer, PATHS) as tracer:
-                train(outer)
-        finally:
-            distributed.destroy_process_group()
-        check(tracer)
+    def test_distributed(self, gloo):
+        (found,) = gloo(DISTRIBUTED, world=1)
+        assert found == {"inner": [3, 3, 3], "outer": [3, 3, 3], "sharded": [3, 3, 3]}
+
+
+DISTRIBUTED = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.fc(x)
+        return y
+
+def model():
+    return nn.Sequential(Block(), Block())
+
+def traced(target, trained):
+    with tap.trace(target, ["*.forward.y", "0.fc"], changed=False) as tracer:
+        for _ in range(3):
+            trained(torch.randn(2, 4)).sum().backward()
+    return [len(tracer.results[path].values) for path in ("0.forward.y", "1.forward.y", "0.fc")]
+
+result = {}
+inner = model()
+outer = nn.parallel.DistributedDataParallel(inner)
+result["inner"], result["outer"] = traced(inner, outer), traced(outer, outer)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+sharded = model()
+fully_shard(sharded[1], mesh=init_device_mesh("cpu", (1,)))
+fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+result["sharded"] = traced(sharded, sharded)
+assert not tap.receipt().errors
+"""
 
 
 # torch's own, where its compiler looks at a tensor between two graphs
