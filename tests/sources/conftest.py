@@ -130,7 +130,7 @@ class Ranks:
 
     def __call__(self, code, world=2, **env):
         processes = self.start(code, world, **env)
-        done = [process.communicate(timeout=110) for process in processes]
+        done = [process.communicate(timeout=280) for process in processes]
         assert [p.returncode for p in processes] == [0] * world, done
         self.errors = [err for _, err in done]
         return [json.loads(out.splitlines()[-1]) for out, _ in done]

@@ -14,6 +14,8 @@ from tensortap.sources.locals import gather as module
 from tensortap.sources.locals.gather import Gatherer, Way, device_for, gather
 from tensortap.sources.locals.kept import Part
 
+pytestmark = pytest.mark.timeout(300)  # three processes, however busy the machine
+
 PROGRAM = """
 import collections, dataclasses, numpy as np
 from tensortap.errors import TensortapError
@@ -232,10 +234,10 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("dying", [2, 0])
-def test_a_rank_that_dies_is_not_waited_for(gloo, dying):
-    processes = gloo.start(DYING, 3, tail=False, DYING=str(dying))
-    done = [process.communicate(timeout=110) for process in processes]
+@pytest.mark.parametrize(("dying", "world"), [(2, 3), (0, 2)])
+def test_a_rank_that_dies_is_not_waited_for(gloo, dying, world):
+    processes = gloo.start(DYING, world, tail=False, DYING=str(dying))
+    done = [process.communicate(timeout=280) for process in processes]
     found = [json.loads(out.splitlines()[-1]) if out else None for out, _ in done]
     assert found[dying] is None, done
     if dying:
@@ -245,10 +247,9 @@ def test_a_rank_that_dies_is_not_waited_for(gloo, dying):
         assert faults[0].startswith("rank 2 did not come: what it traces is gathered no more:")
         assert found[1] == [[None, None, None], []]
     else:  # the others keep what is theirs
-        for rank in (1, 2):
-            seen, faults = found[rank]
-            assert seen == [None, [rank], [rank]], done
-            assert len(faults) == 1
+        seen, faults = found[1]
+        assert seen == [None, [1], [1]], done
+        assert len(faults) == 1
 
 
 def test_without_a_process_group_it_is_local():
