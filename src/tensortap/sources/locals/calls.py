@@ -59,6 +59,19 @@ class Way(Protocol):
         """Let the function be as it was."""
 
 
+class ByThis(dict[int, tuple[Listener, ...]]):
+    """Who listens to calls on which object, by its id.
+
+    It is a global name of the function, which some programs send to other processes by value with
+    all such names: there nobody listens.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[ByThis], tuple[()]]:
+        return ByThis, ()
+
+
 class Site:
     """One function, and who listens to it.
 
@@ -74,7 +87,7 @@ class Site:
         self.wanted = Wanted()  # what its code tells of
         self.for_anyone = False  # whatever object it is called on
         self.listeners: dict[Listener, tuple[Any, Wanted]] = {}
-        self.by_this: dict[int, tuple[Listener, ...]] = {}
+        self.by_this = ByThis()
         self.anyone: tuple[Listener, ...] = ()
 
     def function(self) -> FunctionType:
@@ -222,6 +235,8 @@ def ways() -> list[Way]:
 
 def enter(number: int, this: object) -> Opened | None:
     """A function is entered; None when nobody wants this call."""
+    if number >= len(_sites):
+        return None  # instrumented in another process, and sent here
     site = _sites[number]
     listeners = site.by_this.get(id(this), site.anyone)
     if not listeners:
