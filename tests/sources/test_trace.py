@@ -90,6 +90,23 @@ def test_methods_of_any_object_each_with_its_own_count():
     assert values(tracer, "parts.0.run") == [2, 4, 6]
 
 
+def test_a_class_is_traced_on_all_its_objects():
+    with tap.trace(Trainer, ["step.loss", "*.accuracy"]) as tracer:
+        Trainer().step([1])
+        Trainer().step([2])
+        Trainer().evaluate()
+    assert values(tracer, "step.loss") == [1, 2]
+    assert values(tracer, "evaluate.accuracy") == [0.5]
+
+
+def test_a_function_that_an_object_holds():
+    trainer = Trainer()
+    trainer.hook = lambda x: x + 1
+    with tap.trace(trainer, ["hook.x", "hook"]) as tracer:
+        trainer.hook(1)
+    assert (values(tracer, "hook.x"), values(tracer, "hook")) == ([1], [2])
+
+
 def test_a_bound_method_is_traced_on_its_object_alone():
     one, two = Trainer(), Trainer()
     with tap.trace(one.step, ["loss"]) as tracer:
