@@ -122,6 +122,24 @@ class TestWrappers:
             train(outer)
         check(tracer)
 
+    def test_the_copies_that_data_parallel_makes(self, model, monkeypatch):
+        from tensortap.sources.locals import torch_models
+
+        monkeypatch.setattr(torch_models, "has_replicas", lambda: True)  # devices are not at hand
+        copies = [module._replicate_for_data_parallel() for module in model.blocks]
+        paths = ["blocks.0.forward.scores", "blocks.1"]
+        with tap.trace(model, paths, changed=False) as tracer:
+            copies = [module._replicate_for_data_parallel() for module in model.blocks]
+            for copy, original in zip(copies, model.blocks, strict=True):
+                copy.qkv = original.qkv
+                copy(batches(1)[0])
+                original(batches(1)[0])
+        scores = tracer.results["blocks.0.forward.scores"].values
+        assert len(scores) == 4
+        assert torch.equal(scores[0], scores[2])
+        assert len(tracer.results["blocks.1"].values) == 2
+        assert not model.blocks[0]._forward_hooks
+
     def test_a_wrapper_of_somebody(self, model):
         class Engine(torch.nn.Module):
             def __init__(self, module):
@@ -149,19 +167,42 @@ class TestWrappers:
             averaged(batches(1)[0])
         assert tracer.results["forward.x"].iterations == [0]
 
-    @pytest.mark.parametrize("traced", ["inner", "outer"])
-    def test_distributed(self, model, traced, tmp_path):
-        distributed = torch.distributed
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
-        )
-        try:
-            outer = torch.nn.parallel.DistributedDataParallel(model)
-            with tap.trace(model if traced == "inner" else outer, PATHS) as tracer:
-                train(outer)
-        finally:
-            distributed.destroy_process_group()
-        check(tracer)
+    def test_distributed(self, gloo):
+        (found,) = gloo(DISTRIBUTED, world=1)
+        assert found == {"inner": [3, 3, 3], "outer": [3, 3, 3], "sharded": [3, 3, 3]}
+
+
+DISTRIBUTED = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.fc(x)
+        return y
+
+def model():
+    return nn.Sequential(Block(), Block())
+
+def traced(target, trained):
+    with tap.trace(target, ["*.forward.y", "0.fc"], changed=False) as tracer:
+        for _ in range(3):
+            trained(torch.randn(2, 4)).sum().backward()
+    return [len(tracer.results[path].values) for path in ("0.forward.y", "1.forward.y", "0.fc")]
+
+result = {}
+inner = model()
+outer = nn.parallel.DistributedDataParallel(inner)
+result["inner"], result["outer"] = traced(inner, outer), traced(outer, outer)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+sharded = model()
+fully_shard(sharded[1], mesh=init_device_mesh("cpu", (1,)))
+fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+result["sharded"] = traced(sharded, sharded)
+assert not tap.receipt().errors
+"""
 
 
 # torch's own, where its compiler looks at a tensor between two graphs

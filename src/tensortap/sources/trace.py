@@ -20,7 +20,7 @@ from tensortap.sources.locals.listen import Listening
 from tensortap.sources.locals.paths import joined, parse
 from tensortap.sources.locals.records import put
 from tensortap.sources.locals.resolve import Place, Point, Resolver, items
-from tensortap.sources.locals.rewrite import NoSource
+from tensortap.sources.locals.rewrite import NoSource, forget_files
 
 log = logging.getLogger("tensortap")
 
@@ -56,6 +56,7 @@ class Tracer:
         self._filling: dict[str, Turns] = {}  # kept and not gathered yet
         self._listening: list[Listening] = []
         self._root: Any = None
+        self._replicas: Any = None
         self._resolver: Resolver | None = None
         self._digests: dict[str, bytes] = {}
         self._unmatched: set[str] = set()
@@ -123,15 +124,25 @@ class Tracer:
                     self.say(name, f"{name!r} cannot be seen: {error}")
                 continue
             self._listening.append(one)
+        forget_files()
 
     def _watch_root(self, target: Any) -> None:
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "nn") and isinstance(target, torch.nn.Module):
-            from tensortap.sources.locals.torch_models import Root, in_backward
+            from tensortap.sources.locals.torch_models import (
+                Replicas,
+                Root,
+                has_replicas,
+                in_backward,
+            )
 
             for one in self._listening:
                 mine = one.place.found.this is target
                 one.own = mine and one.place.path not in ((), ("forward",))
+            if has_replicas():
+                wanted = {id(one.place.found.this): one.place.found.this for one in self._listening}
+                modules = [one for one in wanted.values() if isinstance(one, torch.nn.Module)]
+                self._replicas = Replicas(modules)
             self.counts.model = target
             self.counts.in_backward = in_backward
             own = any(one.own for one in self._listening)
@@ -161,6 +172,9 @@ class Tracer:
         if self._root is not None:
             self._root.remove()
             self._root = None
+        if self._replicas is not None:
+            self._replicas.remove()
+            self._replicas = None
 
     def _finish(self, raised: bool) -> None:
         settings = self.settings

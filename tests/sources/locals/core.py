@@ -523,6 +523,39 @@ def check_threads():
     assert len(log.of("m")) == 400
 
 
+def check_functions_come_and_go():
+    import gc
+    import weakref
+
+    function = closure(2)
+    with heard(function, "y"):
+        function(1)
+    gone = weakref.ref(function)
+    del function
+    gc.collect()
+    assert gone() is None
+
+
+def check_many_objects_are_one_compilation():
+    from tensortap.sources.locals import rewrite
+
+    made = []
+    original = rewrite.rewritten
+    rewrite.rewritten = lambda *args: made.append(1) or original(*args)
+    try:
+        objects, log = [Kinds() for _ in range(300)], [Log() for _ in range(300)]
+        for one, mine in zip(objects, log):
+            listen(Kinds.method, one, mine, Wanted(frozenset({"y"})))
+        for number, one in enumerate(objects):
+            one.method(number)
+        for mine in log:
+            unlisten(Kinds.method, mine)
+    finally:
+        rewrite.rewritten = original
+    assert len(made) == 1
+    assert [mine.of("y") for mine in log] == [[number + 1] for number in range(300)]
+
+
 # -- without source ------------------------------------------------------------------------
 
 TEXT = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from types import CodeType, FunctionType
 from typing import Any, Protocol
@@ -51,49 +52,87 @@ Opened = list[tuple[Listener, Call]]
 class Way(Protocol):
     """A way to instrument a function: `put` it there, or `remove` it."""
 
-    def put(self, site: Site, wanted: Wanted) -> None:
+    def put(self, site: Site, wanted: Wanted, anyone: bool) -> None:
         """Instrument the function; NoSource if this way cannot."""
 
     def remove(self, site: Site) -> None:
         """Let the function be as it was."""
 
 
+class ByThis(dict[int, tuple[Listener, ...]]):
+    """Who listens to calls on which object, by its id.
+
+    It is a global name of the function, which some programs send to other processes by value with
+    all such names: there nobody listens.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[ByThis], tuple[()]]:
+        return ByThis, ()
+
+
 class Site:
-    """One function, and who listens to it."""
+    """One function, and who listens to it.
+
+    It does not keep the function: closures come and go, and may be traced each.
+    """
 
     def __init__(self, function: FunctionType, number: int) -> None:
-        self.function = function
+        self._function = weakref.ref(function)
         self.number = number
         self.original: CodeType = function.__code__
+        self.given: CodeType | None = None
         self.way: Way | None = None
-        self.everybody: list[tuple[Any, Listener, Wanted]] = []
-        self.by_this: dict[int, tuple[Listener, ...]] = {}
+        self.wanted = Wanted()  # what its code tells of
+        self.for_anyone = False  # whatever object it is called on
+        self.listeners: dict[Listener, tuple[Any, Wanted]] = {}
+        self.by_this = ByThis()
         self.anyone: tuple[Listener, ...] = ()
 
-    def sort(self) -> None:
-        """Make what `enter` looks into anew."""
-        anyone = tuple([one for this, one, _ in self.everybody if this is None])
-        by_this: dict[int, tuple[Listener, ...]] = {}
-        for this, _, _ in self.everybody:
-            if this is not None:
-                mine = [one for other, one, _ in self.everybody if other is this]
-                by_this[id(this)] = (*mine, *anyone)
-        self.anyone = anyone
-        # the same dict: the code of the function looks into it
-        self.by_this.update(by_this)
-        for key in [key for key in self.by_this if key not in by_this]:
-            del self.by_this[key]
+    def function(self) -> FunctionType:
+        """The function; whoever listens to it has it."""
+        found = self._function()
+        assert found is not None
+        return found
 
-    @property
-    def for_anyone(self) -> bool:
-        """Whether somebody wants its calls whatever object they are on."""
-        return any(this is None for this, _, _ in self.everybody)
+    def give(self, code: CodeType) -> None:
+        """Let the function run other code."""
+        self.function().__code__ = self.given = code
+
+    def give_back(self) -> None:
+        """Let it run its own again, unless somebody else has given it another meanwhile."""
+        function = self._function()
+        if function is not None and function.__code__ is self.given:
+            function.__code__ = self.original
+
+    def add(self, listener: Listener, this: Any, wanted: Wanted) -> None:
+        """One more listener."""
+        self.listeners[listener] = (this, wanted)
+        if this is None:
+            self.anyone = (*self.anyone, listener)
+            for key, group in list(self.by_this.items()):
+                self.by_this[key] = (*group, listener)
+        else:
+            self.by_this[id(this)] = (*self.by_this.get(id(this), self.anyone), listener)
+
+    def drop(self, listener: Listener) -> None:
+        """One listener less."""
+        this, _ = self.listeners.pop(listener)
+        self.anyone = tuple([one for one in self.anyone if one is not listener])
+        for key in [id(this)] if this is not None else list(self.by_this):
+            left = tuple([one for one in self.by_this.get(key, ()) if one is not listener])
+            if left == self.anyone:
+                # the same dict always: the code of the function looks into it
+                self.by_this.pop(key, None)
+            else:
+                self.by_this[key] = left
 
 
 unseen: dict[int, str] = {}  # number of a function → why its calls are not seen
 
 _sites: list[Site] = []
-_by_function: dict[int, Site] = {}
+_by_function: weakref.WeakKeyDictionary[FunctionType, Site] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
 
@@ -111,53 +150,59 @@ def listen(function: FunctionType, this: Any, listener: Listener, wanted: Wanted
     Returns the number of the function.
     """
     with _lock:
-        site = _by_function.get(id(function))
+        site = _by_function.get(function)
         if site is None:
-            site = Site(function, len(_sites))
+            site = _by_function[function] = Site(function, len(_sites))
             _sites.append(site)
-            _by_function[id(function)] = site
-        if not site.everybody:
-            site.original = function.__code__
-        before = list(site.everybody)
-        site.everybody.append((this, listener, wanted))
-        try:
-            _instrument(site)
-        except BaseException:
-            site.everybody = before
-            raise
-        site.sort()
+        _instrument(site, wanted, this is None)
+        site.add(listener, this, wanted)
         return site.number
 
 
 def unlisten(function: FunctionType, listener: Listener) -> None:
     """Tell it no more; when nobody listens any more the function has its own code again."""
     with _lock:
-        site = _by_function.get(id(function))
-        if site is None:
+        site = _by_function.get(function)
+        if site is None or listener not in site.listeners:
             return
-        site.everybody = [one for one in site.everybody if one[1] is not listener]
-        site.sort()
-        _instrument(site)
-
-
-def _instrument(site: Site) -> None:
-    wanted = union([one for _, _, one in site.everybody])
-    if not site.everybody:
-        if site.way is not None:
+        site.drop(listener)
+        # as long as others listen the code stays: compiling it anew would cost more than it saves
+        if not site.listeners and site.way is not None:
             site.way.remove(site)
             site.way = None
-        return
-    if site.way is not None:
-        site.way.put(site, wanted)
+
+
+def stands_for(other: Any, this: Any) -> None:
+    """Calls on another object are calls on `this`, until it `stands_for_itself`."""
+    for site in _sites:
+        listeners = site.by_this.get(id(this))
+        if listeners is not None:
+            site.by_this[id(other)] = listeners
+
+
+def stands_for_itself(other: Any) -> None:
+    """Calls on it are its own again."""
+    for site in _sites:
+        site.by_this.pop(id(other), None)
+
+
+def _instrument(site: Site, wanted: Wanted, for_anyone: bool) -> None:
+    """Have the code tell of this too."""
+    possible = ways() if site.way is None else [site.way]
+    if site.way is None:
+        site.original, site.wanted, site.for_anyone = site.function().__code__, Wanted(), False
+    more = union([site.wanted, wanted])
+    anyone = site.for_anyone or for_anyone
+    if site.way is not None and (more, anyone) == (site.wanted, site.for_anyone):
         return
     reasons = []
-    for way in ways():
+    for way in possible:
         try:
-            way.put(site, wanted)
+            way.put(site, more, anyone)
         except NoSource as error:
             reasons.append(str(error))
             continue
-        site.way = way
+        site.way, site.wanted, site.for_anyone = way, more, anyone
         return
     raise NoSource("; ".join(reasons))
 
@@ -165,20 +210,16 @@ def _instrument(site: Site) -> None:
 class FromSource:
     """Code that is compiled anew from the source."""
 
-    def put(self, site: Site, wanted: Wanted) -> None:
+    def put(self, site: Site, wanted: Wanted, anyone: bool) -> None:
         """Give the function code with probes in it."""
-        function = site.function
-        current, function.__code__ = function.__code__, site.original
-        try:
-            code = rewrite.rewritten(function, wanted, site.number, site.for_anyone)
-        finally:
-            function.__code__ = current
+        names = site.function().__globals__
+        code = rewrite.rewritten(site.original, names, wanted, site.number, anyone)
         give_probes(site)
-        function.__code__ = code
+        site.give(code)
 
     def remove(self, site: Site) -> None:
         """Give the function its own code back."""
-        site.function.__code__ = site.original
+        site.give_back()
 
 
 def ways() -> list[Way]:
@@ -194,6 +235,8 @@ def ways() -> list[Way]:
 
 def enter(number: int, this: object) -> Opened | None:
     """A function is entered; None when nobody wants this call."""
+    if number >= len(_sites):
+        return None  # instrumented in another process, and sent here
     site = _sites[number]
     listeners = site.by_this.get(id(this), site.anyone)
     if not listeners:
@@ -281,11 +324,11 @@ for _probe in ALL:
 
 def give_probes(site: Site) -> None:
     """Put the probes among the global names of the module of a function."""
-    names = site.function.__globals__
+    names = site.function().__globals__
     names.update(PROBES)
     names[rewrite.IDS.format(site.number)] = site.by_this
 
 
 def instrumented() -> list[Hashable]:
     """The functions that have probes in them now."""
-    return [site.function for site in _sites if site.everybody]
+    return [site.function() for site in _sites if site.listeners]

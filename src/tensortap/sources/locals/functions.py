@@ -76,10 +76,16 @@ def attribute(owner: Any, name: str) -> Any:
     return inspect.getattr_static(owner, name, None)
 
 
+def of_class(value: Any, cls: type, name: str | None = None) -> Found | None:
+    """The function that a class has, for calls on whichever object of it."""
+    return plain(value, cls if isinstance(value, classmethod) else None, name)
+
+
 def methods(owner: Any, without: tuple[type, ...] = ()) -> Iterator[tuple[str, Found]]:
     """Every method that the classes of an object define in Python, base classes `without`."""
     seen: set[str] = set()
-    for cls in type(owner).__mro__:
+    whole = isinstance(owner, type)
+    for cls in (owner if whole else type(owner)).__mro__:
         if cls is object or cls in without:
             continue
         for name, value in list(vars(cls).items()):
@@ -88,11 +94,12 @@ def methods(owner: Any, without: tuple[type, ...] = ()) -> Iterator[tuple[str, F
             seen.add(name)
             wrapped = isinstance(value, (staticmethod, classmethod, functools.partialmethod))
             if wrapped or isinstance(value, FunctionType):
-                found = plain(value, owner, name)
+                found = of_class(value, owner, name) if whole else plain(value, owner, name)
                 if found is not None:
                     yield name, found
 
 
+@functools.lru_cache(1024)
 def names_of(code: CodeType) -> tuple[str, ...]:
     """Every name that a function binds, as its author wrote it: arguments first.
 

@@ -26,7 +26,7 @@ _GENERATOR = 0x20 | 0x200
 class FromInstructions:
     """Code with probes put between the instructions."""
 
-    def put(self, site: Site, wanted: Wanted) -> None:
+    def put(self, site: Site, wanted: Wanted, anyone: bool) -> None:
         """Give the function code with probes in it."""
         if sys.version_info >= (3, 12):
             raise NoSource("on this Python there is sys.monitoring instead")
@@ -36,11 +36,11 @@ class FromInstructions:
 
         code = with_probes(site.original, wanted, site.number)
         give_probes(site)
-        site.function.__code__ = code
+        site.give(code)
 
     def remove(self, site: Site) -> None:
         """Give the function its own code back."""
-        site.function.__code__ = site.original
+        site.give_back()
 
 
 def with_probes(code: CodeType, wanted: Wanted, number: int) -> CodeType:

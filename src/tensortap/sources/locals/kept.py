@@ -15,7 +15,7 @@ from typing import Any
 from tensortap.arrays.adapter import type_name
 from tensortap.arrays.digest import digest
 from tensortap.arrays.scalars import safe_repr
-from tensortap.arrays.tree import borrow
+from tensortap.arrays.tree import adapter_of, borrow
 from tensortap.errors import CaptureError
 from tensortap.record import Blob, Fields, Items, Mapping, Opaque, Value
 from tensortap.sources.locals.paths import near
@@ -156,7 +156,8 @@ def fingerprint(value: Any) -> bytes | None:
     """
     kind = type_name(type(value)).encode()
     try:
-        node = borrow(value)
+        adapter = adapter_of(type(value))
+        node = borrow(value if adapter.local is None else adapter.local(value)[0])
     except CaptureError:
         node = Opaque("", "")
     if not has_opaque(node):

@@ -65,7 +65,7 @@ class _Frame:
 class Monitored:
     """Events of the interpreter, for the one code object alone."""
 
-    def put(self, site: Site, wanted: Wanted) -> None:
+    def put(self, site: Site, wanted: Wanted, anyone: bool) -> None:
         """Ask for the events of the function."""
         if not hasattr(sys, "monitoring"):
             raise NoSource("this Python has no sys.monitoring")

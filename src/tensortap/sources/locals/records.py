@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from tensortap import arrays, ranks
+from tensortap.arrays.tree import adapter_of
 from tensortap.record import Kind, Record, TensorData
 from tensortap.session import session
 from tensortap.sources import run
@@ -25,6 +26,9 @@ def put(name: str, value: Any, moment: Moment, order: int) -> None:
     opened = run.opened()
     call = _call(name, step, opened)
     kind, dtype, shape = arrays.describe(value)
+    adapter, shard = adapter_of(type(value)), None
+    if adapter.local is not None:  # of a tensor that is spread over ranks: this rank's part
+        value, shard = adapter.local(value)
     neutral, nbytes = arrays.snapshot(value, session.pool)
     if isinstance(neutral, TensorData):
         dtype, shape = neutral.dtype, neutral.shape
@@ -37,7 +41,7 @@ def put(name: str, value: Any, moment: Moment, order: int) -> None:
     rank, world_size = ranks.rank_and_world_size()
     record = Record(
         name, Kind.LOCAL, step, call, session.next_number(), rank, world_size, time.time_ns(),
-        kind, dtype, shape, None, None, neutral, None, tags,
+        kind, dtype, shape, shard, None, neutral, None, tags,
     )  # fmt: skip
     session.put(record, nbytes)
     session.bill(time.perf_counter_ns() - start)

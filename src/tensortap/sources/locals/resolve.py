@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
-from tensortap.sources.locals.functions import Found, attribute, methods, names_of, nested, plain
+from tensortap.sources.locals.functions import (
+    Found,
+    attribute,
+    methods,
+    names_of,
+    nested,
+    of_class,
+    plain,
+)
 from tensortap.sources.locals.paths import ANY, MANY, joined, near
 
 RETURN = "return"
@@ -147,9 +155,12 @@ class Resolver:
             self._miss(here, f"no module or method {name!r} in {where}; {near(name, there)}")
 
     def _method(self, owner: Any, name: str) -> Found | None:
+        if isinstance(owner, type):
+            found = attribute(owner, name)
+            return None if found is None else of_class(found, owner, name)
         own = getattr(owner, "__dict__", {}).get(name)
-        if own is not None:
-            return plain(own, owner, name) if callable(own) else None
+        if own is not None:  # a function that an object holds is called without it
+            return plain(own, None, name) if callable(own) else None
         found = attribute(owner, name)
         return None if found is None else plain(found, owner, name)
 

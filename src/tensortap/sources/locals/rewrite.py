@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Iterator
-from types import CodeType, FunctionType
-from typing import TypeAlias, TypeVar
+from types import CodeType
+from typing import Any, TypeAlias, TypeVar
 
 from tensortap.sources.locals.wanted import Wanted
 
@@ -31,14 +31,17 @@ class NoSource(Exception):
     """The source of a function cannot be used, and why."""
 
 
-def rewritten(function: FunctionType, wanted: Wanted, number: int, anyone: bool = True) -> CodeType:
+def rewritten(
+    code: CodeType, names: dict[str, Any], wanted: Wanted, number: int, anyone: bool = True
+) -> CodeType:
     """The code of a function with probes in it; `number` is what it says when it is entered.
+
+    `names` are the global names of its module, which may know where its source is.
 
     Unless it is wanted for `anyone`, it looks first whether the object that it is called on is
     one of those that it is wanted for.
     """
-    code = function.__code__
-    tree, compiled = _file(function)
+    tree, compiled = _file(code.co_filename, names)
     if not any(_same(one, code) for one in _codes(compiled)):
         raise NoSource(f"{code.co_filename} is not what runs: it was changed since it was loaded")
     alike = None
@@ -113,10 +116,9 @@ def _copied(node: Function) -> Function:
 _files: dict[str, tuple[str, ast.Module, CodeType]] = {}
 
 
-def _file(function: FunctionType) -> tuple[ast.Module, CodeType]:
-    name = function.__code__.co_filename
+def _file(name: str, names: dict[str, Any]) -> tuple[ast.Module, CodeType]:
     linecache.checkcache(name)
-    text = "".join(linecache.getlines(name, function.__globals__))
+    text = "".join(linecache.getlines(name, names))
     if not text:
         raise NoSource(f"there is no source of {name}")
     known = _files.get(name)
@@ -130,6 +132,11 @@ def _file(function: FunctionType) -> tuple[ast.Module, CodeType]:
             _files.clear()
         known = _files[name] = (text, tree, compiled)
     return known[1], known[2]
+
+
+def forget_files() -> None:
+    """Let go of what was read: trees take a lot of memory."""
+    _files.clear()
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

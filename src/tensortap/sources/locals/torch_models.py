@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -94,6 +94,40 @@ class Root:
         for handle in self._handles:
             handle.remove()
         forget_graphs()
+
+
+def has_replicas() -> bool:
+    """Whether DataParallel would copy a model for each call of it: there are several devices."""
+    return bool(torch.cuda.is_available() and torch.cuda.device_count() > 1)
+
+
+class Replicas:
+    """Has the copies that DataParallel makes for one call stand for the modules they are of.
+
+    A copy has the very dict of hooks that its module has, so a hook there is called on both.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._handles: list[Any] = []
+        for module in modules:
+            self._watch(module)
+
+    def _watch(self, original: torch.nn.Module) -> None:
+        def before(module: torch.nn.Module, args: Any) -> None:
+            if module is not original:
+                calls.stands_for(module, original)
+
+        def after(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if module is not original:
+                calls.stands_for_itself(module)
+
+        self._handles.append(original.register_forward_pre_hook(before))
+        self._handles.append(original.register_forward_hook(after, always_call=True))
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
 
 
 # -- probes that torch.compile can look into ---------------------------------------------
