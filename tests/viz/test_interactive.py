@@ -22,6 +22,7 @@ from tests.viz.conftest import HOSTILE, LAYERS, training
 
 def click(figure, trace, point, x=0):
     """What plotly's widget gets from the browser when somebody clicks."""
+    trace %= len(figure.data)
     figure._js2py_pointsCallback = {
         "event_type": "plotly_click",
         "points": {"trace_indexes": [trace], "point_indexes": [point], "xs": [x], "ys": [0]},
@@ -44,7 +45,7 @@ def test_a_click_on_the_loss_chooses_the_step(run_path):
     )  # fmt: skip
     before = sum(shown.figure.data[0].customdata)
     assert (shown.figure.layout.meta["step"], before) == (0, 256)
-    click(shown.loss, 0, 6, x=6.3)
+    click(shown.loss, -1, 6, x=6.3)
     assert shown.step.value == 6
     assert shown.figure.layout.meta["step"] == 6
     assert shown.loss.layout.shapes[0].x0 == 6

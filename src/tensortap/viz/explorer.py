@@ -215,8 +215,7 @@ class Explorer:
             return
         self._curves = state.table.version
         self.loss = _show(self._upper, figure)
-        for trace in self.loss.data:
-            trace.on_click(self._on_curve)
+        self.loss.data[-1].on_click(self._on_curve)  # the trace that has every step
 
     def refresh(self) -> bool:
         """Take in what is new; whether anything was."""

@@ -13,7 +13,6 @@ from tensortap.viz.figures.theme import (
     Figure,
     layout,
     message_figure,
-    template_text,
     text,
     theme_of,
     typed,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     Curves = Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 _CURVES = 4
+_CLICKED = 5000
 _WIDE = 50.0
 
 
@@ -78,7 +78,8 @@ def training_figure(
             "x": typed(steps[kept]), "y": typed(drawn[kept]), "name": text(name + of),
             "yaxis": axis, "line": {"color": colour, "width": 1.6}, "marker": {"size": 4},
             "connectgaps": False,
-            "hovertemplate": "%{y:.5~g}",
+            # beside a gap, hovering finds the next value: then it says of which step that is
+            "hovertemplate": "%{y:.5~g}" + ("" if finite.all() else " at %{x}"),
         })  # fmt: skip
         good = values[finite]
         if not finite.all():
@@ -88,7 +89,7 @@ def training_figure(
                 "type": "scatter", "mode": "markers", "x": typed(steps[at]), "yaxis": axis,
                 "y": typed(np.full(len(at), low)), "name": "not finite", "showlegend": False,
                 "marker": {"symbol": "x", "size": 8, "color": look.nan},
-                "hovertemplate": f"{template_text(name)} is not finite<extra></extra>",
+                "hoverinfo": "skip",  # the nearest of them may be far
             })  # fmt: skip
         wide = bool(len(good)) and good.min() > 0 and good.max() > _WIDE * good.min()
         key = "yaxis" if not number else f"yaxis{number + 1}"
@@ -98,7 +99,21 @@ def training_figure(
             **({"overlaying": "y", "side": "right"} if number else {}),
             **({"visible": False} if number > 1 else {}),
         }  # fmt: skip
+    data.append(_steps(shown))
+    made["yaxis9"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
     return {"data": data, "layout": made}
+
+
+def _steps(curves: Curves) -> dict[str, Any]:
+    """Every step, seen by nobody: what a click is on, also where a curve has a gap."""
+    every = np.unique(np.concatenate([steps for steps, _ in curves.values()]))
+    if len(every) > _CLICKED:
+        every = every[np.linspace(0, len(every) - 1, _CLICKED).round().astype(np.int64)]
+    return {
+        "type": "scatter", "mode": "lines", "name": "step", "yaxis": "y9", "opacity": 0,
+        "x": typed(every), "y": typed(np.full(len(every), 0.5)), "showlegend": False,
+        "line": {"width": 0}, "hovertemplate": "step %{x:,}<extra></extra>",
+    }  # fmt: skip
 
 
 def sparkline(
