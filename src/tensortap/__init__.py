@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from tensortap.sources.trace import trace
     from tensortap.sources.track import track
     from tensortap.sources.watch import watch, watcher
-    from tensortap.viz.recorder import Recorder
+    from tensortap.viz.films.recorder import Recorder
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
     "HDF5": "tensortap.formats.hdf5",
-    "Recorder": "tensortap.viz.recorder",
+    "Recorder": "tensortap.viz.films.recorder",
     "array_of": "tensortap.arrays.view",
     "close": "tensortap.console.live",
     "compare": "tensortap.compare.verb",

@@ -153,7 +153,7 @@ class Run:
         `options` are ``mode``, ``size``, ``fps``, ``rank``, ``kind``, ``steps`` and the looks of a
         `tap.Recorder`.
         """
-        from tensortap.viz.film import film
+        from tensortap.viz.films.film import film
 
         return film(self.reader, name, target, **options)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tests.viz.filming import record
+from tests.viz.films.filming import record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 PLAY = """

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap import TensortapError
-from tensortap.viz.scales import Follower, opened, ticks, whole_ticks
+from tensortap.viz.films.scales import Follower, opened, ticks, whole_ticks
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tensortap.record import Summary
-from tensortap.viz.canvas import Canvas
-from tensortap.viz.legend import plot_axes, shares
-from tensortap.viz.look import Look
+from tensortap.viz.films.canvas import Canvas
+from tensortap.viz.films.legend import plot_axes, shares
+from tensortap.viz.films.look import Look
+from tensortap.viz.films.scales import Follower, Range, ticks
+from tensortap.viz.films.shades import shares_of
+from tensortap.viz.films.style import Box, Measures, Style
 from tensortap.viz.reals import reals
-from tensortap.viz.scales import Follower, Range, ticks
-from tensortap.viz.shades import shares_of
-from tensortap.viz.style import Box, Measures, Style
 from tensortap.viz.text import number
 
 if TYPE_CHECKING:

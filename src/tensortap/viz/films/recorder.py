@@ -21,7 +21,7 @@ from tensortap.errors import TensortapError
 from tensortap.formats.folders import file_name
 from tensortap.formats.video import FORMATS, FilmError, Writer, create, film_size
 from tensortap.record import Kind, Record
-from tensortap.viz.style import Style
+from tensortap.viz.films.style import Style
 
 log = logging.getLogger("tensortap")
 
@@ -177,7 +177,7 @@ class Film:
     """The film of one name: its painter, and the file that is written at the moment."""
 
     def __init__(self, recorder: Recorder, stem: str) -> None:
-        from tensortap.viz.frames import Painter
+        from tensortap.viz.films.frames import Painter
 
         self._recorder = weakref.proxy(recorder)
         self._stem = stem

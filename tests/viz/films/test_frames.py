@@ -9,12 +9,12 @@ import pytest
 from tensortap import Kind, Summary, TensortapError
 from tensortap.record import Number, TensorData
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, THEMES, table_of
-from tensortap.viz.frames import Painter, mode_for
-from tensortap.viz.image import fit
-from tensortap.viz.look import look_at
+from tensortap.viz.films.frames import Painter, mode_for
+from tensortap.viz.films.image import fit
+from tensortap.viz.films.look import look_at
+from tensortap.viz.films.style import MODES, Style
 from tensortap.viz.reals import reals, shrink
-from tensortap.viz.style import MODES, Style
-from tests.viz.filming import draw, near, record
+from tests.viz.films.filming import draw, near, record
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((24, 32))

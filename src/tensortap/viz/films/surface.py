@@ -12,14 +12,14 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from tensortap.viz.canvas import Canvas, need_pillow
 from tensortap.viz.colors import NAN, Rgb, mixed, packed
-from tensortap.viz.legend import bar_ticks, bar_width, color_bar
-from tensortap.viz.look import Look
+from tensortap.viz.films.canvas import Canvas, need_pillow
+from tensortap.viz.films.legend import bar_ticks, bar_width, color_bar
+from tensortap.viz.films.look import Look
+from tensortap.viz.films.scales import whole_ticks
+from tensortap.viz.films.shades import Shades, indices, shares_of
+from tensortap.viz.films.style import Box, Measures, Style
 from tensortap.viz.reals import shrink
-from tensortap.viz.scales import whole_ticks
-from tensortap.viz.shades import Shades, indices, shares_of
-from tensortap.viz.style import Box, Measures, Style
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,11 +6,11 @@ import functools
 from typing import TYPE_CHECKING
 
 from tensortap.record import Kind, Summary
-from tensortap.viz.canvas import Canvas, fitted, text_width
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS
-from tensortap.viz.look import Look
-from tensortap.viz.scales import Range, ticks, whole_ticks
-from tensortap.viz.style import Box, Measures, Style
+from tensortap.viz.films.canvas import Canvas, fitted, text_width
+from tensortap.viz.films.look import Look
+from tensortap.viz.films.scales import Range, ticks, whole_ticks
+from tensortap.viz.films.style import Box, Measures, Style
 from tensortap.viz.text import number
 
 if TYPE_CHECKING:

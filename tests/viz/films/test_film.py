@@ -13,9 +13,9 @@ import pytest
 import tensortap as tap
 from tensortap import TensortapError
 from tensortap.errors import NotFound
-from tests.viz.filming import frames_of
+from tests.viz.films.filming import frames_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

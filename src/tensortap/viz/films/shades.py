@@ -15,8 +15,8 @@ from tensortap.viz.colors import (
     pixels_of,
     table_of,
 )
-from tensortap.viz.scales import Follower, Range, range_of
-from tensortap.viz.style import Style
+from tensortap.viz.films.scales import Follower, Range, range_of
+from tensortap.viz.films.style import Style
 
 if TYPE_CHECKING:
     import numpy as np

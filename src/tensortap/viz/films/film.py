@@ -16,8 +16,8 @@ from tensortap.formats.video import FORMATS, create, film_size
 from tensortap.readers.reader import Reader, find_all
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
-from tensortap.viz.frames import Painter
-from tensortap.viz.style import Style
+from tensortap.viz.films.frames import Painter
+from tensortap.viz.films.style import Style
 
 Progress = Callable[[int, int], object]
 

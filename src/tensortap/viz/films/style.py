@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tensortap.errors import TensortapError
 from tensortap.viz.colors import THEMES, Theme, mixed, parse_color, table_of
-from tensortap.viz.scales import Follower
+from tensortap.viz.films.scales import Follower
 
 MODES = ("auto", "image", "surface", "histogram", "pca", "pca_lowrank", "tsne", "grid")
 _SMALLEST, _LARGEST = 32, 8192

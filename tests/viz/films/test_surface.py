@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, pixels_of, table_of
-from tensortap.viz.shades import Shades
-from tensortap.viz.style import Box, Style
-from tensortap.viz.surface import _LIGHTS, View, drawn_over, lit_colors
-from tests.viz.filming import draw, near
+from tensortap.viz.films.shades import Shades
+from tensortap.viz.films.style import Box, Style
+from tensortap.viz.films.surface import _LIGHTS, View, drawn_over, lit_colors
+from tests.viz.films.filming import draw, near
 
 WALLS = (1, 2, 3), (4, 5, 6)
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.viz.colors import THEMES
-from tensortap.viz.frames import Painter
-from tensortap.viz.histogram import counts_of
-from tensortap.viz.look import look_at
-from tensortap.viz.style import Style
-from tests.viz.filming import draw, near, record
+from tensortap.viz.films.frames import Painter
+from tensortap.viz.films.histogram import counts_of
+from tensortap.viz.films.look import look_at
+from tensortap.viz.films.style import Style
+from tests.viz.films.filming import draw, near, record
 
 ACCENT = THEMES["dark"].accent
 

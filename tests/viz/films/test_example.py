@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from tests.viz.filming import frames_of
+from tests.viz.films.filming import frames_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_example_makes_two_films(tmp_path, monkeypatch, capsys):

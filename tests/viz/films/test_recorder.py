@@ -16,10 +16,10 @@ import tensortap as tap
 from tensortap import Kind, TensortapError
 from tensortap.formats.video import FilmError
 from tensortap.viz.colors import NAN_COLOR, table_of
-from tensortap.viz.recorder import film_name
-from tests.viz.filming import frames_of, near, record
+from tensortap.viz.films.recorder import film_name
+from tests.viz.films.filming import frames_of, near, record
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SMALL = {"size": (320, 240)}
 
 
@@ -217,7 +217,7 @@ PROGRAM = f"""
     import sys
     sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
     import numpy as np, tensortap as tap
-    from tests.viz.filming import record
+    from tests.viz.films.filming import record
     recorder = tap.Recorder("videos", size=(160, 120))
     for step in range(1000000):
         recorder(record(np.eye(8, k=step % 5), "x", step))

@@ -6,17 +6,17 @@ import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tensortap.record import Record
-from tensortap.viz.canvas import Canvas
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
-from tensortap.viz.curve import CurvePicture
-from tensortap.viz.grid import GridPicture, tile_shape
-from tensortap.viz.histogram import HistogramPicture
-from tensortap.viz.image import ImagePicture
-from tensortap.viz.legend import figures, heading, words_in_the_middle
-from tensortap.viz.look import Look, look_at
-from tensortap.viz.projections import ProjectionPicture, point_shape
-from tensortap.viz.style import Box, Measures, Style
-from tensortap.viz.surface import BRIGHTEST, DARKEST, SurfacePicture
+from tensortap.viz.films.canvas import Canvas
+from tensortap.viz.films.curve import CurvePicture
+from tensortap.viz.films.grid import GridPicture, tile_shape
+from tensortap.viz.films.histogram import HistogramPicture
+from tensortap.viz.films.image import ImagePicture
+from tensortap.viz.films.legend import figures, heading, words_in_the_middle
+from tensortap.viz.films.look import Look, look_at
+from tensortap.viz.films.projections import ProjectionPicture, point_shape
+from tensortap.viz.films.style import Box, Measures, Style
+from tensortap.viz.films.surface import BRIGHTEST, DARKEST, SurfacePicture
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,8 @@ import numpy as np
 
 from tensortap import Kind, Record, TensorData
 from tensortap.arrays.dtypes import name_of
-from tensortap.viz.frames import Painter
-from tensortap.viz.style import Style
+from tensortap.viz.films.frames import Painter
+from tensortap.viz.films.style import Style
 
 
 def record(x, name="x", step=0, kind=Kind.VALUE, rank=0, world_size=1, stats=None, **tags):

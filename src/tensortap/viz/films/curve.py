@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from tensortap.viz.canvas import Canvas
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
-from tensortap.viz.legend import plot_axes, shares
-from tensortap.viz.look import Look
+from tensortap.viz.films.canvas import Canvas
+from tensortap.viz.films.legend import plot_axes, shares
+from tensortap.viz.films.look import Look
+from tensortap.viz.films.scales import Follower, ticks
+from tensortap.viz.films.style import Box, Measures, Style
 from tensortap.viz.reals import reals
-from tensortap.viz.scales import Follower, ticks
-from tensortap.viz.style import Box, Measures, Style
 
 _MOST = 20_000  # points that are kept; then every other one is dropped
 

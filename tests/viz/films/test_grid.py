@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tensortap.viz.colors import NAN_COLOR, table_of
-from tensortap.viz.frames import Painter
-from tensortap.viz.grid import arrange, tile_shape
-from tensortap.viz.style import Box, Style
-from tests.viz.filming import near, record
+from tensortap.viz.films.frames import Painter
+from tensortap.viz.films.grid import arrange, tile_shape
+from tensortap.viz.films.style import Box, Style
+from tests.viz.films.filming import near, record
 
 
 def tiles(x, **style):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tensortap.viz.canvas import Canvas
-from tensortap.viz.image import paint
-from tensortap.viz.legend import bar_ticks, bar_width, color_bar
-from tensortap.viz.look import Look
+from tensortap.viz.films.canvas import Canvas
+from tensortap.viz.films.image import paint
+from tensortap.viz.films.legend import bar_ticks, bar_width, color_bar
+from tensortap.viz.films.look import Look
+from tensortap.viz.films.shades import Shades, indices
+from tensortap.viz.films.style import Box, Measures, Style
 from tensortap.viz.reals import reals
-from tensortap.viz.shades import Shades, indices
-from tensortap.viz.style import Box, Measures, Style
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

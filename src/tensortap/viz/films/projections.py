@@ -11,13 +11,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tensortap.errors import MissingExtra
-from tensortap.viz.canvas import Canvas
 from tensortap.viz.colors import SEQUENTIAL, table_of
-from tensortap.viz.legend import plot_axes, shares
-from tensortap.viz.look import Look
+from tensortap.viz.films.canvas import Canvas
+from tensortap.viz.films.legend import plot_axes, shares
+from tensortap.viz.films.look import Look
+from tensortap.viz.films.scales import Follower, ticks
+from tensortap.viz.films.style import Box, Measures, Style
 from tensortap.viz.reals import reals
-from tensortap.viz.scales import Follower, ticks
-from tensortap.viz.style import Box, Measures, Style
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensortap.viz.frames import Painter
-from tensortap.viz.projections import _axes_exact, _axes_low_rank, point_shape
-from tensortap.viz.style import Style
-from tests.viz.filming import record
+from tensortap.viz.films.frames import Painter
+from tensortap.viz.films.projections import _axes_exact, _axes_low_rank, point_shape
+from tensortap.viz.films.style import Style
+from tests.viz.films.filming import record
 
 
 def clouds(shift=0.0, rows=60, features=12):
