@@ -74,6 +74,7 @@ class History:
         self.written_nbytes = 0
         self.evicted: collections.Counter[str] = collections.Counter()
         self._tracks: dict[Key, collections.deque[Record]] = {}
+        self._numbers: dict[Key, collections.deque[int]] = {}  # in which order they came
         self._by_name: dict[str, list[Key]] = {}
         self._changed = threading.Condition()
 
@@ -81,13 +82,15 @@ class History:
         """Take records in; the oldest of the most repeated names make room for them."""
         tracks = self._tracks
         with self._changed:
-            for record in records:
+            for number, record in enumerate(records, self.written):
                 key = (record.name, record.kind, record.rank)
                 track = tracks.get(key)
                 if track is None:
                     track = tracks[key] = collections.deque()
+                    self._numbers[key] = collections.deque()
                     self._by_name.setdefault(record.name, []).append(key)
                 track.append(record)
+                self._numbers[key].append(number)
                 value = record.value
                 if type(value) is TensorData and type(value.data) is bytes:
                     nbytes = len(value.data)  # by far the most
@@ -117,6 +120,7 @@ class History:
             gone = 0
             while len(track) > least and self.nbytes > goal and track[0] is not newest:
                 self.nbytes -= weight(track.popleft())
+                self._numbers[key].popleft()
                 gone += 1
             self.evicted[key[0]] += gone
             if not track:
@@ -129,7 +133,7 @@ class History:
             self._forget((newest.name, newest.kind, newest.rank))
 
     def _forget(self, key: Key) -> None:
-        del self._tracks[key]
+        del self._tracks[key], self._numbers[key]
         keys = self._by_name[key[0]]
         keys.remove(key)
         if not keys:
@@ -156,6 +160,34 @@ class History:
         if len(tracks) > 1:
             found.sort(key=lambda r: (r.time_ns, r.seq))
         return found
+
+    def newer(self, mark: int, most: int = 1 << 62) -> tuple[int, list[Record]]:
+        """What came after a mark, oldest first, at most so many; and the mark to ask with next.
+
+        The first mark is 0. What made room for newer ones before it was asked for is not there.
+
+        >>> history = History(1 << 20)
+        >>> history.write([Record("loss", Kind.METRIC, n, 0, n, 0, 1, n) for n in range(3)])
+        >>> mark, records = history.newer(0, most=2)
+        >>> mark, [r.step for r in records], [r.step for r in history.newer(mark)[1]]
+        (2, [0, 1], [2])
+        """
+        found: list[tuple[int, Record]] = []
+        with self._changed:
+            end = self.written
+            for key, numbers in self._numbers.items():
+                if numbers[-1] < mark:
+                    continue
+                both = zip(reversed(numbers), reversed(self._tracks[key]), strict=True)
+                for number, record in both:
+                    if number < mark:
+                        break
+                    found.append((number, record))
+        found.sort(key=lambda each: each[0])
+        if len(found) > most:
+            found = found[:most]
+            end = found[-1][0] + 1
+        return end, [record for _, record in found]
 
     def load(self, record: Record) -> Record:
         """The record with its value: here it has it already."""

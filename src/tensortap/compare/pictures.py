@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.arrays.view import array_of
 from tensortap.compare.elements import is_number
-from tensortap.stats.values import float64, parts
+from tensortap.stats.values import real
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,30 +86,15 @@ def _edges(size: int) -> list[int]:
 def _block(x: NDArray[Any], y: NDArray[Any] | None, *at: slice) -> NDArray[np.float64]:
     import numpy as np
 
-    one = _real(x[at])
+    one = real(x[at])
     if y is None:
         return one
-    other = _real(y[at])
+    other = real(y[at])
     with np.errstate(invalid="ignore", over="ignore"):
         difference: NDArray[np.float64] = one - other
     alike = (one == other) | (np.isnan(one) & np.isnan(other))
     difference[alike] = 0.0
     return difference
-
-
-def _real(chunk: NDArray[Any]) -> NDArray[np.float64]:
-    """Real numbers; of complex ones the magnitude."""
-    import numpy as np
-
-    if parts(chunk.dtype) is None:
-        return float64(chunk)
-    if chunk.dtype.fields is not None:
-        real, imaginary = float64(chunk["real"]), float64(chunk["imag"])
-    else:
-        wide = chunk.astype(np.complex128)
-        real, imaginary = wide.real, wide.imag
-    found: NDArray[np.float64] = np.hypot(real, imaginary)
-    return found
 
 
 def _extremes(block: NDArray[np.float64], starts: list[int]) -> NDArray[np.float64]:

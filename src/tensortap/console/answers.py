@@ -12,11 +12,13 @@ from tensortap.buffers import view_of
 from tensortap.console import glance
 from tensortap.errors import NotFound
 from tensortap.formats import questions, wire
-from tensortap.record import Record
+from tensortap.formats.run import number_of
+from tensortap.record import Kind, Record
 from tensortap.server.peer import Peer
 from tensortap.server.server import Server
 
 RECENT = 12
+_NEWER = 1 << 16  # records that one answer tells of
 
 
 def overview(server: Server) -> questions.Overview:
@@ -82,6 +84,24 @@ def _heads(server: Server, arguments: dict[str, Any]) -> bytes:
     return _encode(questions.Rows(records=tuple(_head(record) for record in records)))
 
 
+def _newer(server: Server, arguments: dict[str, Any]) -> bytes:
+    mark, most = (_whole(arguments.get(key)) for key in ("mark", "most"))
+    mark, records = server.history.newer(mark, min(max(most, 1), _NEWER))
+    heads = tuple(map(_plotted, records))
+    return _encode(questions.Rows(records=heads, mark=mark))
+
+
+def _plotted(record: Record) -> Record:
+    """A record with its value where that is a number, or an alert: whoever draws needs no more."""
+    if record.kind is Kind.ALERT:
+        return record
+    return msgspec.structs.replace(record, value=number_of(record.value))
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
 def _load(server: Server, arguments: dict[str, Any]) -> bytes:
     wanted = tuple(arguments.get(key) for key in ("seq", "time_ns", "rank"))
     for record in server.history.records(str(arguments.get("name", ""))):
@@ -96,4 +116,5 @@ _ANSWERS: dict[str, Callable[[Server, dict[str, Any]], bytes]] = {
     questions.NAMES: lambda server, _: _encode(questions.Rows(names=tuple(server.history.names()))),
     questions.HEADS: _heads,
     questions.LOAD: _load,
+    questions.NEWER: _newer,
 }

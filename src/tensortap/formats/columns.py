@@ -96,3 +96,77 @@ def _pairs(items: list[tuple[Any, Any]], kind: pa.MapType) -> pa.Array:
 def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     """A value to compare a column with."""
     return column([value], kind)[0]
+
+
+def places(rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
+    """Numbers of rows, to take them from a table."""
+    import pyarrow as pa
+
+    buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
+
+
+def numbers(found: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[Any]]:
+    """A column of numbers as an array; where it may be empty, as float64 with NaN for null.
+
+    >>> import pyarrow as pa
+    >>> numbers(pa.chunked_array([column([1, None, 3], pa.int64())]))
+    array([ 1., nan,  3.])
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if found.null_count:
+        found = pc.fill_null(found.cast(pa.float64()), scalar(float("nan"), pa.float64()))
+    parts = [np.from_dlpack(chunk) for chunk in found.chunks if len(chunk)]
+    if not parts:
+        return np.empty(0, found.type.to_pandas_dtype())
+    return np.concatenate(parts)
+
+
+def coded(found: pa.ChunkedArray) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[str]]:
+    """A column of words as numbers, and the words; null is the empty word.
+
+    >>> import pyarrow as pa
+    >>> coded(pa.chunked_array([column(["b", "a", "b"], pa.string())]))
+    (array([0, 1, 0], dtype=int32), ['b', 'a'])
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words: dict[str, int] = {}
+    parts = []
+    for chunk in found.chunks:
+        if not len(chunk):
+            continue
+        if not pa.types.is_dictionary(chunk.type):
+            chunk = chunk.dictionary_encode()
+        called = [words.setdefault(word or "", len(words)) for word in chunk.dictionary.to_pylist()]
+        places = chunk.indices
+        if places.null_count:
+            called.append(words.setdefault("", len(words)))
+            places = pc.fill_null(places, scalar(len(called) - 1, places.type))
+        parts.append(np.array(called, np.int32)[np.from_dlpack(places)])
+    return (np.concatenate(parts) if parts else np.empty(0, np.int32)), list(words)
+
+
+def lists(
+    found: pa.ChunkedArray,
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """A column of lists of whole numbers: how long each is, and all their numbers.
+
+    >>> import pyarrow as pa
+    >>> lists(pa.chunked_array([column([[1, 2], None, [3]], pa.list_(pa.int64()))]))
+    (array([2, 0, 1]), array([1, 2, 3]))
+    """
+    import pyarrow.compute as pc
+
+    lengths, values = [], []
+    for chunk in found.chunks:
+        size = pc.fill_null(
+            pc.list_value_length(chunk), scalar(0, pc.list_value_length(chunk).type)
+        )
+        lengths.append(np.from_dlpack(size).astype(np.int64))
+        values.append(np.from_dlpack(chunk.flatten()))
+    empty = np.empty(0, np.int64)
+    return np.concatenate([empty, *lengths]), np.concatenate([empty, *values])

@@ -6,7 +6,7 @@ import msgspec
 
 from tensortap.record import Record
 
-OVERVIEW, NAMES, HEADS, LOAD = "overview", "names", "heads", "load"
+OVERVIEW, NAMES, HEADS, LOAD, NEWER = "overview", "names", "heads", "load", "newer"
 
 
 class ClientRow(msgspec.Struct, frozen=True):
@@ -53,7 +53,8 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Several records, or names."""
+    """Several records, or names; `mark` is what to ask with for those that came later."""
 
     names: tuple[str, ...] = ()
     records: tuple[Record, ...] = ()
+    mark: int = 0

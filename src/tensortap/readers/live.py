@@ -87,6 +87,11 @@ class LiveReader:
         heads = _rows.decode(self._ask(questions.HEADS, name=name)).records
         return [record for record in heads if fits(record, step, rank, kind)]
 
+    def newer(self, mark: int, most: int = 1 << 14) -> tuple[int, list[Record]]:
+        """Records without values that came after a mark (at first 0), and the next mark."""
+        rows = _rows.decode(self._ask(questions.NEWER, mark=mark, most=most))
+        return rows.mark, list(rows.records)
+
     def load(self, record: Record) -> Record:
         where = {"name": record.name, "seq": record.seq, "time_ns": record.time_ns}
         body = self._ask(questions.LOAD, rank=record.rank, **where)

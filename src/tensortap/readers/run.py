@@ -245,6 +245,16 @@ class RunReader:
         self._lock = threading.RLock()
         self.refresh()
 
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by whoever looks at several things that must fit together."""
+        return self._lock
+
+    @property
+    def by_rank(self) -> dict[int, RankReader]:
+        """Rank → what it has written."""
+        return self._ranks
+
     def refresh(self) -> None:
         """Take in what has been written since the last look."""
         with self._lock:
