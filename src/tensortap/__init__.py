@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tensortap.sources.dump import dump
     from tensortap.sources.run import finish, init, update_metadata
     from tensortap.sources.track import track
+    from tensortap.web.verb import view
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
@@ -67,6 +68,7 @@ _LATER = {
     "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
+    "view": "tensortap.web.verb",
 }
 
 __all__ = [
@@ -109,6 +111,7 @@ __all__ = [
     "track",
     "update_metadata",
     "validate_logframe",
+    "view",
 ]
 
 

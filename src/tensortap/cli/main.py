@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import compare, demo, doctor, export, ls, reproduce, serve, show, top
+from tensortap.cli import compare, demo, doctor, export, ls, reproduce, serve, show, top, view
 from tensortap.errors import TensortapError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("top")(top.top)
+app.command("view")(view.view)
 app.command("doctor")(doctor.doctor)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)

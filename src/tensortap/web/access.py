@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 _OPEN = ("/enter.js",)  # what the door itself needs
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; connect-src 'self' {socket}; font-src 'self'; "
+    "img-src 'self' data: blob:; connect-src 'self' {socket}; font-src 'self'; frame-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _ENTER = (
@@ -151,12 +151,13 @@ def _with_headers(send: Any, host: str) -> Any:
         if message["type"] == "http.response.start":
             said = {name.lower() for name, _ in message["headers"]}
             added = [
-                (b"content-security-policy", policy),
                 (b"x-content-type-options", b"nosniff"),
                 (b"referrer-policy", b"no-referrer"),
                 (b"cross-origin-resource-policy", b"same-origin"),
                 (b"cross-origin-opener-policy", b"same-origin"),
             ]
+            if b"content-security-policy" not in said:
+                added.append((b"content-security-policy", policy))
             if b"cache-control" not in said:
                 added.append((b"cache-control", b"no-store"))
             message = {**message, "headers": [*message["headers"], *added]}

@@ -85,7 +85,7 @@ class Push:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            with contextlib.suppress(RuntimeError):  # closed by the other side already
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it was closed there
                 await socket.close()
 
     def job(self, id: str, state: Any) -> None:  # noqa: A002  what it is called in the page

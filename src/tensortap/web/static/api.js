@@ -4,6 +4,12 @@
 const held = new Map();
 const KEPT = 120;
 
+/** @type {(run: string) => number | null} */
+let versionOf = () => null;
+
+/** Who knows the version of a run for certain, as long as the server tells of news. @param {(run: string) => number | null} know */
+export const knowing = (know) => void (versionOf = know);
+
 export class Failed extends Error {
   /** @param {string} message @param {number} status */
   constructor(message, status) {
@@ -30,6 +36,8 @@ export function address(what, about) {
 export async function ask(what, about = {}, how = {}) {
   const url = address(what, about);
   const known = how.method ? undefined : held.get(url);
+  // its version is the run's: there is nothing to ask
+  if (known && !about.other && about.run && known.tag.split("-")[1] === `${versionOf(about.run)}"`) return known.data;
   let answer;
   try {
     answer = await fetch(url, { ...how, headers: known ? { "If-None-Match": known.tag } : {}, cache: "no-store" });

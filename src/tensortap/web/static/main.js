@@ -1,5 +1,5 @@
 // The page: what is chosen (state.js) of what there is (model.js), drawn by the parts below.
-import { Failed, ask } from "./api.js";
+import { Failed, array, ask, knowing } from "./api.js";
 import { $, empty, fill, h } from "./dom.js";
 import { load, model } from "./model.js";
 import { Push } from "./push.js";
@@ -157,7 +157,7 @@ async function hear(news) {
   if (said.state === "gone") notice(run.what === "run" ? "The run was deleted while it was shown; what you see is what was read of it." : "The live session has gone; what you see is what it had sent.");
   if (said.reset || said.version < run.version) return update(["*run"]);
   const grown = said.names !== run.total;
-  run.steps.push(.../** @type {number[]} */ (said.steps.bdata ? (await import("./api.js")).array(said.steps) : said.steps));
+  run.steps.push(.../** @type {number[]} */ array(said.steps));
   Object.assign(run, { version: said.version, state: said.state, records: said.records, total: said.names });
   if (grown) {
     const fresh = await load(run.id);
@@ -222,6 +222,7 @@ function turn(e) {
 
 async function start() {
   applyTheme();
+  knowing((id) => (model.run?.id === id && document.body.dataset.push === "open" ? model.run.version : null));
   for (const tab of TABS) {
     const panel = h("section", { class: "panel", id: `panel-${tab.id}`, role: "tabpanel", "aria-labelledby": `tab-${tab.id}`, hidden: true });
     panels.set(tab.id, panel);

@@ -74,7 +74,7 @@ function arrange() {
   const all = run.name_kinds.filter((k) => k.includes(kind)).length;
   const invalid = $("search").getAttribute("aria-invalid") === "true";
   $("found").textContent = invalid ? "not a regular expression yet"
-    : wanted ? `${count(names.length)} of ${count(all)} names` : `${count(all)} names`;
+    : wanted ? `${count(names.length)} of ${count(all)} names` : `${count(all)} ${all === 1 ? "name" : "names"}`;
   return wanted ? names.map((name) => leaf(name, name, 0)) : flatten(grow(names), "", 0);
 }
 

@@ -25,8 +25,8 @@ export const lines = {
     by = segments("A panel for each", [["stat", "By statistic"], ["name", "By name"]], (v) => set({ by: v }));
     plot = h("div", {});
     panel.append(
-      h("div", { class: "tools" }, stats, h("span", { class: "grow" }), by, scale),
-      h("div", { class: "tools" }, names),
+      h("div", { class: "tools" }, stats),
+      h("div", { class: "tools" }, names, h("span", { class: "grow" }), by, scale),
       h("div", { class: "card figure" }, plot));
   },
 
@@ -53,7 +53,9 @@ export const lines = {
       run: run.id, kind: now.kind, name: now.names, stat: now.stats, rank: now.rank, scale: state.scale, by: panels,
       theme: now.theme, width: Math.ceil(width / 100) * 100,
     });
-    await draw(plot, figure, { step: now.step, keep: JSON.stringify([run.id, now.kind, now.names, now.stats, state.scale]) });
+    // two or three panels fit the window; of more one scrolls
+    const room = plot.parentElement.parentElement.clientHeight - 120, tall = figure.layout.height ?? 0;
+    await draw(plot, figure, { height: tall > room ? Math.max(room, 0.72 * tall) : Math.min(room, 1.3 * tall), step: now.step, keep: JSON.stringify([run.id, now.kind, now.names, now.stats, state.scale]) });
     drawn = key;
     onStep(plot, (step) => go(step));
   },

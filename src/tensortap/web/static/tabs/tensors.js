@@ -9,6 +9,7 @@ import { get, set } from "../state.js";
 /** @type {any} */ let bars;
 /** @type {any} */ let card;
 /** @type {any} */ let head;
+/** @type {any} */ let line;
 /** @type {any} */ let axes;
 /** @type {any} */ let stats;
 /** @type {any} */ let minus;
@@ -31,9 +32,9 @@ export const tensors = {
     kept = h("select", { "aria-label": "Tensor that was kept", onchange: pick });
     minus = segments("Minus", [["", "As it is"], ["step", "− step"], ["rank", "− rank"], ["run", "− run"]], (v) => set({ minus: v, zoom: "" }));
     other = h("span", { class: "tools" });
-    head = h("div", { class: "tools" });
+    head = h("div", { class: "tools", style: "flex: 1" });
     save = h("a", { class: "button", download: "" }, h("button", { type: "button", tabindex: "-1" }, "Download .npy"));
-    tools = h("div", { class: "tools" }, h("label", {}, h("span", {}, "Kept"), kept), minus, other, h("span", { class: "grow" }), save, copyButton(() => python, "Copy as Python"));
+    tools = h("div", { class: "tools" }, h("label", {}, h("span", {}, "Kept"), kept), minus, other);
     plot = h("div", { class: "tensor" });
     bars = h("div", {});
     axes = h("div", { class: "axes" });
@@ -44,7 +45,8 @@ export const tensors = {
         h("div", { class: "card", "aria-label": "Axes" }, axes), h("div", { class: "card" }, stats),
         h("div", { class: "card figure", "aria-label": "Histogram" }, bars)));
     none = h("div", { class: "card" });
-    panel.append(tools, head, split, none);
+    line = h("div", { class: "tools" }, head, save, copyButton(() => python, "Copy as Python"));
+    panel.append(tools, line, split, none);
   },
 
   async show(state) {
@@ -54,7 +56,7 @@ export const tensors = {
     const name = choosable(held, now, state);
     drawTools(held, name, state);
     if (!name) {
-      split.hidden = head.hidden = true;
+      split.hidden = line.hidden = true;
       none.hidden = false;
       fill(none, empty("No tensor was kept whole", "Statistics are there; to see tensors themselves, keep some of them:", "tap.track(model, tensors=r\"^head$\")   or   tap.catch(x, \"x\")"));
       return;
@@ -72,12 +74,12 @@ export const tensors = {
       found = await ask("tensor", about);
     } catch (error) {
       drawn = "";
-      split.hidden = head.hidden = true;
+      split.hidden = line.hidden = true;
       none.hidden = false;
       return fill(none, empty("Nothing to draw", /** @type {Error} */ (error).message));
     }
     none.hidden = true;
-    split.hidden = head.hidden = false;
+    split.hidden = line.hidden = false;
     python = found.python;
     drawHead(found, now.step);
     drawAxes(found);
