@@ -25,7 +25,7 @@ def test_the_public_names():
         "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all", "help",
         "ingest_all", "init", "integrations", "open", "read_logframe", "receipt",
         "register_format", "serve", "status", "step", "summarize", "summary", "testing", "track",
-        "update_metadata", "validate_logframe",
+        "update_metadata", "validate_logframe", "viz",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))
@@ -34,7 +34,7 @@ def test_the_public_names():
 def test_every_public_name_is_there_and_says_what_it_is():
     for name in tap.__all__:
         found = getattr(tap, name)
-        if name not in ("__version__", "alerts", "errors", "integrations", "testing"):
+        if name not in ("__version__", "alerts", "errors", "integrations", "testing", "viz"):
             assert found.__doc__, name
             assert found.__module__.startswith("tensortap"), name
 

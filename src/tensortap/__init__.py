@@ -23,7 +23,7 @@ from tensortap.sources.catch import catch
 from tensortap.sources.switches import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
-    from tensortap import integrations, testing
+    from tensortap import integrations, testing, viz
     from tensortap.compare.verb import compare
     from tensortap.console.live import (
         close,
@@ -69,6 +69,7 @@ _LATER = {
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
     "view": "tensortap.web.verb",
+    "viz": "",
 }
 
 __all__ = [
@@ -112,6 +113,7 @@ __all__ = [
     "update_metadata",
     "validate_logframe",
     "view",
+    "viz",
 ]
 
 

@@ -7,7 +7,19 @@ import sys
 import typer
 
 from tensortap._version import __version__
-from tensortap.cli import compare, demo, doctor, export, ls, reproduce, serve, show, top, view
+from tensortap.cli import (
+    compare,
+    demo,
+    doctor,
+    export,
+    ls,
+    report,
+    reproduce,
+    serve,
+    show,
+    top,
+    view,
+)
 from tensortap.errors import TensortapError
 
 app = typer.Typer(
@@ -26,6 +38,7 @@ app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("export")(export.export)
+app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
 app.command("demo")(demo.demo)
 

@@ -7,10 +7,7 @@ and the details are those of the first differences. What is left out is said on 
 from __future__ import annotations
 
 import base64
-import importlib.resources
-import json
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +21,7 @@ from tensortap.compare.report import Difference, Report, gaps
 from tensortap.compare.sides import Disagreement
 from tensortap.compare.text import lacks
 from tensortap.errors import TensortapError
+from tensortap.viz.page import as_data, static, write_page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,16 +48,7 @@ def write_html(
     progress: Callable[[int, int], object] | None = None,
 ) -> Path:
     """Write a report; `pictures` is of how many differences the tensors are drawn."""
-    path = Path(path)
-    page = render(report, pictures=pictures, progress=progress)
-    # whole or not at all: whoever looks while it is written sees the old one
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+    return write_page(path, render(report, pictures=pictures, progress=progress))
 
 
 def render(
@@ -69,16 +58,12 @@ def render(
     progress: Callable[[int, int], object] | None = None,
 ) -> str:
     """The page."""
-    folder = importlib.resources.files("tensortap.compare") / "static"
     style, script, page = (
-        (folder / name).read_text(encoding="utf-8")
-        for name in ("report.css", "report.js", "report.html")
+        static("tensortap.compare", name) for name in ("report.css", "report.js", "report.html")
     )
-    data = json.dumps(_data(report, pictures, progress), allow_nan=False, separators=(",", ":"))
-    # nothing that a name says ends the element it lies in
-    for mark in "<>&\u2028\u2029":
-        data = data.replace(mark, f"\\u{ord(mark):04x}")
-    for name, text in (("style", style), ("script", script), ("data", data)):
+    data = as_data(_data(report, pictures, progress))
+    look = static("tensortap.viz", "look.css")
+    for name, text in (("style", look + style), ("script", script), ("data", data)):
         page = page.replace(f"/*{name}*/", text, 1)
     return page
 

@@ -158,7 +158,7 @@ class Table:
             if held is None:
                 there = self.statistics()
                 if statistic not in there:
-                    raise NotFound(_no("statistic", statistic, there))
+                    raise NotFound(no_such("statistic", statistic, there))
                 held = self._figures[statistic] = Column(np.float64)
             if held.size < len(self):
                 held.extend(self._feed.column(statistic, held.size)[: len(self) - held.size])
@@ -286,10 +286,10 @@ def table_of(source: Any) -> Table:
     return Table(feed_of(source))
 
 
-def _no(what: str, wanted: str, there: Sequence[str]) -> str:
+def no_such(what: str, wanted: str, there: Sequence[str]) -> str:
     """What is not there, what may be meant, and what there is.
 
-    >>> _no("statistic", "rm3", ["rm2", "std"])
+    >>> no_such("statistic", "rm3", ["rm2", "std"])
     "no statistic is called 'rm3'; did you mean 'rm2'?"
     """
     if not there:

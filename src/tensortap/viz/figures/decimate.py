@@ -21,8 +21,8 @@ def decimate(x: NDArray[np.generic], y: Reals, width: int) -> Whole:
 
     >>> import numpy as np
     >>> y = np.zeros(100_000)
-    ... y[31_415] = 7.0
-    ... y[27_182] = np.nan
+    >>> y[31_415] = 7.0
+    >>> y[27_182] = np.nan
     >>> kept = decimate(np.arange(100_000), y, 500)
     >>> 31_415 in kept, 27_182 in kept, len(kept) < 2500
     (True, True, True)

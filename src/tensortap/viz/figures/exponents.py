@@ -192,7 +192,7 @@ def _said(
     """The shares that are lost, and what has no exponent, below a panel's title."""
     words = []
     if target is not None:
-        words = shares_words(one.exponents, target, look)
+        words = shares_words(one.exponents, target, look, short=several)
     extra = [(one.zeros, "zero"), (one.nans, "NaN"), (one.infs, "Inf")]
     words += [
         f'<span style="color:{look.nan if word != "zero" else look.dim}">{count:,} {word}</span>'
@@ -209,7 +209,9 @@ def _said(
     }
 
 
-def shares_words(found: Exponents, target: Limits, look: Theme) -> list[str]:
+def shares_words(
+    found: Exponents, target: Limits, look: Theme, *, short: bool = False
+) -> list[str]:
     """What is lost in a format, in words; a range where the exponents leave it open."""
     loss = losses(found, target)
     values = int(loss.values[0])
@@ -225,8 +227,9 @@ def shares_words(found: Exponents, target: Limits, look: Theme) -> list[str]:
         one, other = (share(int(count[0]) / values) for count in (least, most))
         said = one if one == other else f"{one.removesuffix(' %')} to {other}"
         shown = colour if most[0] else look.dim
-        words.append(f'<span style="color:{shown}">{said} {called}</span>')
-    return words
+        if most[0] or not short:
+            words.append(f'<span style="color:{shown}">{said} {called}</span>')
+    return words or ["nothing is lost"]
 
 
 def _range(target: Limits, x: str, y: str, look: Theme) -> list[dict[str, Any]]:

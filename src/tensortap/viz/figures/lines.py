@@ -166,7 +166,7 @@ def _traces(
         "line": style,
         "connectgaps": False,
         "showlegend": first,
-        "hovertemplate": "%{y:.5~g}",
+        "hovertemplate": f"%{{y:.5~g}}  {text(line.metric)}<extra>{label}</extra>",
         **shared,
     }
     if off.any():

@@ -187,13 +187,17 @@ def _heatmap(
         "colorbar": {"exponentformat": "power", "nticks": 7, "len": 1, "y": 0.5},
     }  # fmt: skip
     if reduced:
-        custom = np.stack([found.low, found.high], -1).astype(z.dtype)
-        base["customdata"] = typed(custom)
-        digits = ".6~g"
+        down, across = np.meshgrid(
+            origin[0] + np.arange(far.shape[0]) * found.height,
+            origin[1] + np.arange(far.shape[1]) * found.width,
+            indexing="ij",
+        )
+        custom = np.stack([found.low, found.high, down, across], -1)
+        base["customdata"] = typed(custom.astype(z.dtype))
         base["hovertemplate"] = (
-            f"{found.height} × {found.width} elements around {where}<br>"
-            f"from <b>%{{customdata[0]:{digits}}}</b> to <b>%{{customdata[1]:{digits}}}</b>"
-            "<extra></extra>"
+            f"{found.height} × {found.width} elements from "
+            "[%{customdata[2]:d}, %{customdata[3]:d}] on:<br><b>%{customdata[0]:.6~g}</b> to "
+            "<b>%{customdata[1]:.6~g}</b><extra></extra>"
         )
     elif array.dtype.kind in "iu" and high > _EXACT:
         base["text"] = [[str(cell) for cell in row] for row in array.tolist()]

@@ -49,7 +49,7 @@ class Theme(NamedTuple):
 
 LIGHT = Theme(
     page="#ffffff", ink="#1b1f27", dim="#667085", grid="#eceff4", line="#c9cfd9",
-    hover="#ffffff",
+    hover="#fefefe",
     lines=("#0072b2", "#d55e00", "#009e73", "#b8548f", "#c98500", "#3ba3dd", "#7a5fc4", "#6b7280"),
     good="#3b7fc4", fair="#e0a22e", bad="#d1495b",
     nan="#e6007e", posinf="#ffc400", neginf="#00b8a0", inf="#ff6d00", alert="#f59f00",
@@ -68,6 +68,15 @@ DARK = Theme(
     sign=("#a9dbff", "#4f9fe0", "#245a8c", "#232831", "#8a4d17", "#e08a3a", "#ffd9a8"),
 )  # fmt: skip
 _THEMES = {"light": LIGHT, "dark": DARK}
+
+
+def recoloured() -> dict[str, str]:
+    """Light colour → dark colour: what a page replaces when it is looked at in the dark."""
+    pairs: dict[str, str] = {}
+    for light, dark in zip(LIGHT, DARK, strict=True):
+        ones, others = ((c,) if isinstance(c, str) else c for c in (light, dark))
+        pairs.update(zip(ones, others, strict=True))
+    return pairs
 
 
 def theme_of(name: str) -> Theme:

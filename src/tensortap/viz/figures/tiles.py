@@ -38,8 +38,8 @@ def tiles(matrix: NDArray[Any], rows: int, columns: int) -> Tiles:
 
     >>> import numpy as np
     >>> whole = np.zeros((4, 4), "float32")
-    ... whole[1, 2] = np.nan
-    ... whole[3, 0] = -5
+    >>> whole[1, 2] = np.nan
+    >>> whole[3, 0] = -5
     >>> found = tiles(whole, 2, 2)
     >>> found.low.tolist(), found.flags.tolist()
     ([[0.0, 0.0], [-5.0, 0.0]], [[0, 1], [0, 0]])
@@ -77,7 +77,7 @@ def beacons(mask: NDArray[np.bool_], side: int = 48) -> tuple[Any, Any]:
 
     >>> import numpy as np
     >>> mask = np.zeros((1000, 1000), bool)
-    ... mask[7, 900] = mask[500:600, :100] = True
+    >>> mask[7, 900] = mask[500:600, :100] = True
     >>> rows, columns = beacons(mask)
     >>> list(zip(rows.tolist(), columns.tolist()))[0], len(rows) < 20
     ((7, 900), True)
