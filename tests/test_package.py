@@ -25,7 +25,7 @@ def test_the_public_names():
         "disable", "dump", "enable", "errors", "finish", "flush", "get", "get_all", "help",
         "ingest_all", "init", "integrations", "open", "read_logframe", "receipt",
         "register_format", "serve", "status", "step", "summarize", "summary", "testing", "track",
-        "update_metadata", "validate_logframe", "viz",
+        "update_metadata", "validate_logframe", "view", "viz",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))

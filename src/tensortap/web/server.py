@@ -119,6 +119,7 @@ def listen(host: str, port: int | None) -> socket.socket:
                 continue
             raise TensortapError(f"cannot listen on {host}:{number}: {error.strerror}") from None
         except OverflowError:
+            found.close()
             raise TensortapError(f"not a port: {number}; it is a number up to 65535") from None
     if port is not None:
         raise TensortapError(f"port {port} is in use: leave --port out, and the next free is taken")

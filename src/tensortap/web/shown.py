@@ -128,7 +128,8 @@ class ShownRun:
                 self.version += not was_gone
                 return not was_gone
             try:
-                if was_gone or _shrunk(before, now):
+                another = layout.read_info(self.path).id != self._reader.info.id
+                if was_gone or another or _shrunk(before, now):
                     # another run took its place, or files of it went: nothing held is true
                     self._reader, self._table = RunReader(self.path), None
                 elif self._table is not None:
