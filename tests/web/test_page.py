@@ -128,7 +128,7 @@ def test_the_heatmap_leads_to_the_histogram(chromium, page):
           const all = plot.data.find((t) => t.type === "heatmap");
           window.cell = plot.layout.meta.layers.indexOf("blocks.0.mlp");
         }""")
-        box = q.locator("#panel-overview .plot .heatmaplayer image").first.bounding_box()
+        box = q.locator("#panel-overview .heat .heatmaplayer image").first.bounding_box()
         row = q.evaluate("window.cell")
         q.mouse.click(
             box["x"] + box["width"] * (7 + 0.5) / STEPS,
@@ -138,7 +138,7 @@ def test_the_heatmap_leads_to_the_histogram(chromium, page):
         tab.shown("exponents")
         state = tab.state()
         assert (state["name"], state["step"], state["kind"]) == ("blocks.0.mlp", "7", "Gradient")
-        assert "blocks.0.mlp" in q.locator("#panel-exponents .infolayer").inner_text()
+        assert "blocks.0.mlp" in q.locator("#panel-exponents .js-plotly-plot").text_content()
         q.go_back()
         q.wait_for_selector("#tab-overview[aria-selected=true]")
 
@@ -175,9 +175,9 @@ def test_a_nan_in_sixteen_million_is_seen_and_found(chromium, page):
         box = images.first.bounding_box()
         x = box["x"] + box["width"] * 3210 / 4096
         y = box["y"] + box["height"] * 1234 / 4096
-        q.mouse.move(x - 14, y - 14)
+        q.mouse.move(x - 9, y - 9)
         q.mouse.down()
-        q.mouse.move(x + 14, y + 14, steps=5)
+        q.mouse.move(x + 9, y + 9, steps=5)
         with q.expect_response(lambda r: "zoom=" in r.url):
             q.mouse.up()
         q.wait_for_function(
@@ -244,11 +244,12 @@ def test_the_keyboard_and_the_curve_set_the_step(chromium, page):
         assert q.input_value("#step") == str(STEPS - 1)
         q.keyboard.press("/")
         q.keyboard.type("attn")
-        assert q.locator("#found").inner_text() == "2 of 7 names"
+        q.wait_for_function("() => document.getElementById('found').innerText === '2 of 7 names'")
         q.keyboard.press("Escape")
         q.keyboard.press("?")
         assert q.locator("#helping").is_visible()
         q.keyboard.press("Escape")
+        q.wait_for_selector("#helping", state="hidden")
         q.keyboard.press("3")
         tab.shown("exponents")
         q.keyboard.press("Home")
@@ -272,7 +273,7 @@ def test_names_are_text_whatever_they_contain(chromium, page):
             tab.open(name)
             assert q.locator("main img").count() == 0
             assert q.locator("main b").filter(has_text="'\"&").count() == 0
-        assert "onerror" in q.locator("#panel-overview .yaxislayer-above").inner_text()
+        assert "onerror" in q.locator("#panel-overview .heat").text_content()
 
 
 def test_two_runs_side_by_side(chromium, page):
@@ -395,7 +396,9 @@ def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
                 assert "deleted while it was shown" in one.page.locator("#notice").inner_text()
     finally:
         training.kill()
-        training.communicate()
+        training.wait(60)
+        training.stdin.close()
+        training.stdout.close()
 
 
 def test_the_server_ends_while_it_is_looked_at(chromium, runs):

@@ -64,7 +64,7 @@ async function showTab(changed) {
     if (!model.run && tab.id !== "compare") return nothing();
     $("nothing").hidden = true;
     await tab.show(get(), changed);
-    notice("");
+    notice(standing());
   } catch (error) {
     said(error);
   } finally {
@@ -84,6 +84,13 @@ function said(error) {
   if (error?.name === "AbortError") return;
   if (!(error instanceof Failed)) console.error(error);
   notice(error instanceof Failed ? error.message : `Something went wrong in the page: ${error?.message ?? error}`);
+}
+
+/** What stays true, whatever is drawn. */
+function standing() {
+  if (document.body.dataset.push === "closed") return "The server does not answer: it was ended, or is busy. This page tries again by itself.";
+  if (model.run?.state !== "gone") return "";
+  return model.run.what === "run" ? "The run was deleted while it was shown; what you see is what was read of it." : "The live session has gone; what you see is what it had sent.";
 }
 
 /** @param {string} words */
@@ -135,7 +142,16 @@ async function update(changed) {
     busy = false;
   }
 }
-listen((_, changed) => void update(changed));
+listen((_, changed) => {
+  // what needs no answer of the server follows at once, however long a figure takes
+  if (!changed.has("run")) {
+    applyTheme();
+    drawStep();
+    drawTabs();
+    drawNames();
+  }
+  void update(changed);
+});
 
 // -- news ----------------------------------------------------------------------------------------
 
@@ -154,7 +170,6 @@ async function hear(news) {
   if (said.error) return notice(said.error);
   const known = model.shown.find((s) => s.id === said.id);
   if (known) Object.assign(known, { state: said.state, version: said.version });
-  if (said.state === "gone") notice(run.what === "run" ? "The run was deleted while it was shown; what you see is what was read of it." : "The live session has gone; what you see is what it had sent.");
   if (said.reset || said.version < run.version) return update(["*run"]);
   const grown = said.names !== run.total;
   run.steps.push(.../** @type {number[]} */ array(said.steps));
@@ -250,7 +265,7 @@ async function start() {
     document.body.dataset.push = open ? "open" : "closed";
     if (open && push?.lost) void loadLibrary().then(() => update(["*run"])).catch(said);
     if (push) push.lost = !open;
-    if (!open && push) notice("The server does not answer: it was ended, or is busy. This page tries again by itself.");
+    notice(standing());
   });
   tellPush();
   document.body.dataset.ready = "yes";

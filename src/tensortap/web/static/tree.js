@@ -147,7 +147,6 @@ function rowOf(row, number, names, focused) {
     "aria-expanded": row.children ? String(row.open) : null, "aria-label": row.path, title: row.path,
     "aria-setsize": String(rows.length), "aria-posinset": String(number + 1),
     class: `row${row.name === null ? " group" : ""}${is ? " chosen" : ""}${focused && number === at ? " at" : ""}`,
-    onclick: (/** @type {MouseEvent} */ e) => click(row, number, e),
   },
     h("span", { class: "turn" }, row.children ? "▶" : ""), h("span", { class: "label" }, row.label),
     row.name === null && h("span", { class: "count" }, count(row.children)));
@@ -170,10 +169,13 @@ function line(d) {
   return svg;
 }
 
-/** @param {Row} row @param {number} number @param {MouseEvent} event */
-function click(row, number, event) {
+/** @param {MouseEvent} event */
+function click(event) {
+  const room = $("room").getBoundingClientRect();
+  const number = Math.floor((event.clientY - room.top) / HEIGHT), row = rows[number];
+  if (!row) return;
   at = number;
-  const turned = /** @type {Element} */ (event.target).classList.contains("turn");
+  const turned = event.clientX - room.left < 24 + row.depth * 13;
   if (row.name === null || (row.children && turned)) return toggle(row);
   choosing(row.name, event.ctrlKey || event.metaKey || event.shiftKey);
 }
@@ -224,6 +226,8 @@ export function refreshSparks() {
 /** Listens to the user. */
 export function startTree() {
   const tree = $("tree");
+  // when pressed, not when released: rows may be drawn anew between the two
+  tree.addEventListener("mousedown", (/** @type {MouseEvent} */ e) => e.button === 0 && click(e));
   tree.addEventListener("scroll", () => requestAnimationFrame(renderRows), { passive: true });
   new ResizeObserver(renderRows).observe(tree);
   tree.addEventListener("focus", renderRows);
