@@ -3,7 +3,8 @@
     python examples/view_training.py            train, and show the page until Ctrl-C
     python examples/view_training.py --no-view  only leave the run behind
 
-Half of the way the learning rate is, by mistake, thirty times too high for a few steps: look for it.
+Half of the way the learning rate is, by mistake, thirty times too high for a few steps: look for
+it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import math
 import time
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 import tensortap as tap
 
@@ -70,7 +71,9 @@ def train(steps: int, mistake: bool = True, pause: float = 0.0) -> None:
     data = torch.tensor([letters.index(letter) for letter in TEXT])
     model = GPT(len(letters))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with tap.track(model, optimizer=optimizer, tensors=r"^(head|blocks\.0\.qkv\.weight)", alerts=True) as tracker:
+    with tap.track(
+        model, optimizer=optimizer, tensors=r"^(head|blocks\.0\.qkv\.weight)", alerts=True
+    ) as tracker:
         for step in range(steps):
             wrong = mistake and steps // 2 <= step < steps // 2 + 4
             rate = 3e-3 * min(1, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
@@ -78,7 +81,7 @@ def train(steps: int, mistake: bool = True, pause: float = 0.0) -> None:
             starts = torch.randint(len(data) - 65, (16,))
             batch = torch.stack([data[start : start + 65] for start in starts])
             scores = model(batch[:, :-1])
-            loss = F.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+            loss = functional.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

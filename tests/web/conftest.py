@@ -22,7 +22,15 @@ from tensortap.web.library import Library
 from tensortap.web.server import Page
 
 HOSTILE = "<img src=x onerror=alert(1)><b>'\"&😀"
-LAYERS = ["embed", "blocks.0.attn", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp", "head", HOSTILE]
+LAYERS = [
+    "embed",
+    "blocks.0.attn",
+    "blocks.0.mlp",
+    "blocks.1.attn",
+    "blocks.1.mlp",
+    "head",
+    HOSTILE,
+]
 STEPS = 30
 
 

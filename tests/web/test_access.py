@@ -47,7 +47,9 @@ def test_from_another_site_the_page_itself_goes_on(page):
     assert httpx.get(f"{page.address}enter.js").status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", ""]
+)
 def test_another_name_for_this_machine_is_refused(page, host):
     headers = {"host": host.format(port=page.port), "cookie": cookie_of(page)}
     answer = httpx.get(f"{page.address}api/library", headers=headers)

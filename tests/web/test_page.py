@@ -230,7 +230,10 @@ def test_a_reload_restores_what_was_seen(chromium, page):
             "blocks.1.attn",
             "blocks.0.attn",
         ]
-        assert q.evaluate("document.querySelector('#panel-lines .js-plotly-plot').layout.yaxis.type") == "log"
+        assert (
+            q.evaluate("document.querySelector('#panel-lines .js-plotly-plot').layout.yaxis.type")
+            == "log"
+        )
 
 
 def test_the_keyboard_and_the_curve_set_the_step(chromium, page):
@@ -289,7 +292,15 @@ def test_two_runs_side_by_side(chromium, page):
         q.get_by_role("button", name="Show its lines").click()
         tab.shown("lines")
         assert tab.state()["step"] == "12"
-        tab.go(run="a", tab="tensors", name="head", kind="Activation", step="13", minus="run", other="b")
+        tab.go(
+            run="a",
+            tab="tensors",
+            name="head",
+            kind="Activation",
+            step="13",
+            minus="run",
+            other="b",
+        )
         assert "minus step 13" in q.locator("#panel-tensors").inner_text()
 
 
@@ -306,7 +317,9 @@ def test_an_empty_run_and_a_run_of_values_only(chromium, page):
 def test_light_and_dark_follow_the_system_until_one_is_chosen(chromium, page):
     with Tab(chromium, page, "#run=a", color_scheme="dark") as tab:
         assert tab.page.locator("html").get_attribute("data-theme") == "dark"
-        back = "document.querySelector('#panel-overview .js-plotly-plot').layout.template.layout.paper_bgcolor"
+        back = (
+            "document.querySelector('#panel-overview .heat').layout.template.layout.paper_bgcolor"
+        )
         dark = tab.page.evaluate(back)
         tab.page.click("#theme")
         tab.page.wait_for_function(f"was => {back} !== was", arg=dark)
@@ -320,7 +333,9 @@ def test_five_thousand_layers_stay_few_elements(chromium, tmp_path):
     stats = summarize_array(np.ones(4, "f4"))
     for step in range(2):
         for number in range(5000):
-            run.put(f"stack.{number // 100}.layer{number}", "Weight", step, None, stats, "float32", (4,))
+            run.put(
+                f"stack.{number // 100}.layer{number}", "Weight", step, None, stats, "float32", (4,)
+            )
     run.close()
     with serving(tmp_path) as page, Tab(chromium, page) as tab:
         q = tab.page
@@ -331,7 +346,9 @@ def test_five_thousand_layers_stay_few_elements(chromium, tmp_path):
         q.fill("#search", "layer4[0-9]{3}$")
         q.wait_for_function("() => document.getElementById('found').innerText.startsWith('1,000')")
         q.fill("#search", "layer(")
-        q.wait_for_function("() => document.getElementById('found').innerText.includes('not a reg')")
+        q.wait_for_function(
+            "() => document.getElementById('found').innerText.includes('not a reg')"
+        )
 
 
 TRAINING = """
@@ -368,32 +385,35 @@ def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
     try:
         name = Path(training.stdout.readline().strip()).name
         steps(3)
-        with serving(tmp_path) as page, Tab(chromium, page, f"#run={name}&follow=1") as one:
-            with Tab(chromium, page, f"#run={name}&step=1") as two:
-                at = "() => Number(document.getElementById('step').value) === {}"
-                one.page.wait_for_function(at.format(2))
-                steps(4)
-                one.page.wait_for_function(at.format(6))
-                # its curve has grown by the points that are new, the other's too, whose step stays
-                for each in (one, two):
-                    each.page.wait_for_function(
-                        "() => { const x = document.getElementById('training').data[0].x;"
-                        " return x[x.length - 1] === 6 }"
-                    )
-                    assert "open" in each.page.locator("#here").inner_text()
-                    each.page.wait_for_function(
-                        "() => document.querySelector('#panel-overview .js-plotly-plot').data[0]"
-                        ".x.length === 7"
-                    )
-                assert two.page.input_value("#step") == "1"
-                two.open("tensors")
-                assert "2" in two.page.locator("#panel-tensors h3").inner_text()
-                training.stdin.close()
-                one.page.wait_for_selector("#here .pill.ended")
-                assert training.wait(60) == 0
-                shutil.rmtree(tmp_path / name)
-                one.page.wait_for_selector("#here .pill.gone")
-                assert "deleted while it was shown" in one.page.locator("#notice").inner_text()
+        with (
+            serving(tmp_path) as page,
+            Tab(chromium, page, f"#run={name}&follow=1") as one,
+            Tab(chromium, page, f"#run={name}&step=1") as two,
+        ):
+            at = "() => Number(document.getElementById('step').value) === {}"
+            one.page.wait_for_function(at.format(2))
+            steps(4)
+            one.page.wait_for_function(at.format(6))
+            # its curve has grown by the points that are new, the other's too, whose step stays
+            for each in (one, two):
+                each.page.wait_for_function(
+                    "() => { const x = document.getElementById('training').data[0].x;"
+                    " return x[x.length - 1] === 6 }"
+                )
+                assert "open" in each.page.locator("#here").inner_text()
+                each.page.wait_for_function(
+                    "() => document.querySelector('#panel-overview .js-plotly-plot').data[0]"
+                    ".x.length === 7"
+                )
+            assert two.page.input_value("#step") == "1"
+            two.open("tensors")
+            assert "2" in two.page.locator("#panel-tensors h3").inner_text()
+            training.stdin.close()
+            one.page.wait_for_selector("#here .pill.ended")
+            assert training.wait(60) == 0
+            shutil.rmtree(tmp_path / name)
+            one.page.wait_for_selector("#here .pill.gone")
+            assert "deleted while it was shown" in one.page.locator("#notice").inner_text()
     finally:
         training.kill()
         training.wait(60)
@@ -412,15 +432,24 @@ def test_the_server_ends_while_it_is_looked_at(chromium, runs):
 def test_what_assistive_tools_are_told(chromium, page):
     with Tab(chromium, page, "#run=a") as tab:
         q = tab.page
-        for name in ("Overview", "Lines", "Exponents", "Tensors", "Compare", "Provenance", "Receipt"):
+        for name in (
+            "Overview",
+            "Lines",
+            "Exponents",
+            "Tensors",
+            "Compare",
+            "Provenance",
+            "Receipt",
+        ):
             assert q.get_by_role("tab", name=name).count() == 1
         for role, name in (
-            ("tree", "Names"), ("slider", "Step"), ("switch", "Follow live"), ("searchbox", "Search"),
+            ("tree", "Names"), ("slider", "Step"), ("switch", "Follow live"),
+            ("searchbox", "Search"),
             ("listbox", "Runs"), ("combobox", "Kind"), ("button", "Play the steps"),
             ("button", "Light or dark"), ("tabpanel", "Overview"),
         ):  # fmt: skip
             assert q.get_by_role(role, name=name).count() >= 1, (role, name)
         unnamed = q.evaluate("""() => [...document.querySelectorAll("button, select, input, a")]
-          .filter((e) => !(e.getAttribute("aria-label") || e.textContent.trim() || e.labels?.length))
+          .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length))
           .map((e) => e.outerHTML)""")
         assert unnamed == []

@@ -134,7 +134,9 @@ def test_how_far_a_comparison_is_comes_by_itself(page, client):
             await until(socket, lambda n: "run" in n)
             start = "/api/compare/start?run=b&other=a&rtol=0.1"
             job = (await asyncio.to_thread(client.post, start)).json()["job"]
-            news = await until(socket, lambda n: n.get("jobs", {}).get(job, {}).get("state") == "done")
+            news = await until(
+                socket, lambda n: n.get("jobs", {}).get(job, {}).get("state") == "done"
+            )
             assert news["jobs"][job] == {"state": "done"}
 
     asyncio.run(talk())

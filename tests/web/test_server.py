@@ -60,7 +60,9 @@ def test_figures_are_the_ones_of_viz(client, runs):
     wanted = lines_figure(table, names=["head"], kind="Gradient", metrics=["std"], panels="metric")
     asked = {"run": "a", "kind": "Gradient", "name": "head", "stat": "std", "by": "stat"}
     assert good(client.get("/api/lines", params=asked))["data"][0]["y"] == wanted["data"][0]["y"]
-    lines = good(client.get("/api/sparklines", params={"run": "a", "kind": "Gradient", "name": LAYERS}))
+    lines = good(
+        client.get("/api/sparklines", params={"run": "a", "kind": "Gradient", "name": LAYERS})
+    )
     assert lines["lines"]["blocks.1.mlp"]["bad"] is True
     assert lines["lines"][HOSTILE]["d"].startswith("M")
 
@@ -119,8 +121,12 @@ def test_the_difference_to_another_step_and_run(client):
     found = good(tensor(client, name="cube", step=2, minus="step", otherstep=0))
     assert found["statistics"]["min"] == found["statistics"]["max"] == 200
     asked = {"run": "a", "name": "head", "kind": "Activation", "minus": "run", "other": "b"}
-    assert good(client.get("/api/tensor", params={**asked, "step": 3}))["statistics"]["max_abs"] == 0
-    assert good(client.get("/api/tensor", params={**asked, "step": 13}))["statistics"]["max_abs"] > 0
+    assert (
+        good(client.get("/api/tensor", params={**asked, "step": 3}))["statistics"]["max_abs"] == 0
+    )
+    assert (
+        good(client.get("/api/tensor", params={**asked, "step": 13}))["statistics"]["max_abs"] > 0
+    )
     answer = tensor(client, name="cube", minus="rank", otherrank=5)
     assert answer.status_code == 404
     assert "rank 5" in answer.json()["error"]
@@ -175,7 +181,9 @@ def test_a_download_is_the_tensor(client, tmp_path):
 
 def test_which_tensors_are_there_whole(client):
     found = good(client.get("/api/held?run=a"))["held"]
-    assert [(t["name"], t["kind"], len(t["steps"])) for t in found] == [("head", "Activation", STEPS)]
+    assert [(t["name"], t["kind"], len(t["steps"])) for t in found] == [
+        ("head", "Activation", STEPS)
+    ]
     assert good(client.get("/api/held?run=empty"))["held"] == []
 
 
@@ -206,7 +214,11 @@ def test_two_runs_are_compared(client):
 
 @pytest.mark.parametrize(
     ("query", "said"),
-    [("rtol=much", "a tolerance"), ("steps=x", "steps are like"), ("names=(", "regular expression")],
+    [
+        ("rtol=much", "a tolerance"),
+        ("steps=x", "steps are like"),
+        ("names=(", "regular expression"),
+    ],
 )
 def test_a_mistake_in_a_comparison_is_said(client, query, said):
     answer = client.post(f"/api/compare/start?run=a&other=b&{query}")
@@ -224,7 +236,7 @@ def test_work_can_be_cancelled():
             started.set()
             progress(1, 2)
 
-    jobs = Jobs(lambda id, state: said.append(state))
+    jobs = Jobs(lambda _, state: said.append(state))
     job = jobs.start("endless", work)
     assert started.wait(30)
     assert jobs.start("endless", work) is job
@@ -240,8 +252,10 @@ def test_work_can_be_cancelled():
     "path",
     [
         "run?run=nobody", "overview?run=a&kind=Nonsense", "lines?run=a&stat=nonsense",
-        "exponents?run=a", "exponents?run=a&name=head&dtype=float3", "tensor?run=raw&name=cube&step=x",
-        "tensor?run=raw&name=cube&axes=1,2,x", "run?run=../../etc", "compare?job=job999", "tensor?run=a",
+        "exponents?run=a", "exponents?run=a&name=head&dtype=float3",
+        "tensor?run=raw&name=cube&step=x",
+        "tensor?run=raw&name=cube&axes=1,2,x", "run?run=../../etc", "compare?job=job999",
+        "tensor?run=a",
         "overview?run=a&metric=nonsense&kind=Gradient",
     ],
 )  # fmt: skip

@@ -29,7 +29,7 @@ _POINTS = 2000  # new points of a curve that are sent; of more the browser asks 
 
 
 class Showing(msgspec.Struct):
-    """What a browser says: which run it shows, up to which step it knows it; or what it has seen."""
+    """What a browser says: which run it shows and how much it knows of it; what it has seen."""
 
     show: str | None = None
     version: int = 0

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -29,7 +29,12 @@ log = logging.getLogger("tensortap")
 
 PORT = 2876
 _TRIED = 20  # ports after it, if it is in use
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 _STATIC = Path(str(importlib.resources.files("tensortap.web") / "static"))
 
 
@@ -66,11 +71,17 @@ def application(library: Library, door: Door) -> Any:
     return Guarded(app, door)
 
 
-async def _index(request: Request) -> Response:
-    return FileResponse(_STATIC / "index.html", media_type="text/html; charset=utf-8")
+def _index(request: Request) -> Response:
+    stat = plotly_script().stat()
+    page = (_STATIC / "index.html").read_text(encoding="utf-8")
+    # an address that is another one after an upgrade of plotly: it may be kept for ever
+    address = f"/plotly.js?v={stat.st_size:x}-{int(stat.st_mtime):x}"
+    return HTMLResponse(
+        page.replace("/plotly.js", address, 1), headers={"cache-control": "no-cache"}
+    )
 
 
-async def _static(request: Request) -> Response:
+def _static(request: Request) -> Response:
     wanted = request.path_params.get("path", "enter.js")
     path = (_STATIC / wanted).resolve()
     media = _TYPES.get(path.suffix)
@@ -81,11 +92,10 @@ async def _static(request: Request) -> Response:
     return FileResponse(path, media_type=f"{media}; charset=utf-8", headers=headers)
 
 
-async def _plotly(request: Request) -> Response:
-    """The JavaScript of the installed plotly; its address names the version, so it never changes."""
-    path = plotly_script()
+def _plotly(request: Request) -> Response:
     headers = {"cache-control": "private, max-age=31536000, immutable"}
-    return FileResponse(path, media_type="text/javascript; charset=utf-8", headers=headers)
+    media = "text/javascript; charset=utf-8"
+    return FileResponse(plotly_script(), media_type=media, headers=headers)
 
 
 def plotly_script() -> Path:
@@ -167,7 +177,7 @@ class Page:
     def address(self) -> str:
         """Where it is, without the token."""
         host = self.host
-        if host in ("0.0.0.0", "::"):  # noqa: S104  asked for by the user
+        if host in ("0.0.0.0", "::"):
             host = socket.gethostname()
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.arrays.view import array_of
@@ -11,6 +10,7 @@ from tensortap.formats.files import load_file
 from tensortap.readers.reader import find_all, value_of
 from tensortap.readers.run import RunReader
 from tensortap.record import Fields, Items, Kind, Mapping, Record
+from tensortap.stats.values import real
 from tensortap.web.library import inside
 from tensortap.web.shown import Shown, ShownRun
 
@@ -51,7 +51,7 @@ def find_tensor(shown: Shown, place: Place) -> Found:
     leaves: dict[str, NDArray[Any]] = {}
     _gather(value, "", leaves)
     if not leaves:
-        if record.stats is not None and record.value is None:
+        if record.stats is not None and loaded.value is None:
             raise NotFound(_only_statistics(record))
         raise NotFound(f"{record.name!r} at step {record.step} holds no tensor of numbers")
     return Found(loaded, back, leaves)
@@ -70,9 +70,7 @@ def _nearest(reader: Any, place: Place) -> tuple[Record, int]:
     rank = place.rank if place.rank in ranks else ranks[0]
     found = [record for record in found if record.rank == rank]
     if place.kind is None:
-        # what was kept whole, before what there are only statistics of
-        whole = [r for r in found if r.stats is None or r.value is not None]
-        found = [r for r in found if r.kind is (whole or found)[-1].kind]
+        found = [record for record in found if record.kind is found[-1].kind]
     steps = sorted({record.step for record in found})
     wanted = steps[-1] if place.step is None else place.step
     step = max((s for s in steps if s <= wanted), default=steps[0])
@@ -158,17 +156,9 @@ def difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """``a - b`` in float64; equal infinities and NaN on both sides are no difference."""
     import numpy as np
 
-    from tensortap.stats.values import float64
-
-    if a.shape != b.shape:
-        raise TensortapError(f"shapes {list(a.shape)} and {list(b.shape)} have no difference")
-    if a.dtype.kind == "c" or b.dtype.kind == "c":
-        x, y = a.astype(np.complex128), b.astype(np.complex128)
-        gap: NDArray[Any] = np.abs(x - y)
-        return gap
-    x, y = (each.astype(np.float64) if each.dtype == bool else float64(each) for each in (a, b))
+    x, y = real(a), real(b)
     with np.errstate(invalid="ignore", over="ignore"):
-        found: NDArray[Any] = x - y
+        found: NDArray[Any] = np.asarray(x - y)
     found[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
     return found
 
@@ -191,7 +181,3 @@ def as_python(shown: Shown, found: Found, leaf: str, part: Slice, variable: str 
     elif part.rows > part.columns >= 0:
         lines.append(f"{variable}.T")
     return "\n".join(lines)
-
-
-def elements(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ def view(
     """Open the page on runs and live sessions: ``tap.view("runs")``, ``tap.view(run)``.
 
     Any number of runs, folders of runs and live sessions (``"host:port"``, or what `tap.serve` and
-    `tap.open` gave); without one it is what this process has: its live session, its open run. Called again, it adds to the page that is there. Returns the page; `close` ends it.
+    `tap.open` gave); without one it is what this process has: its live session, its open run.
+    Called again, it adds to the page that is there. Returns the page; `close` ends it.
     """
     global _page
     page_of, library_of = _server()
@@ -55,10 +57,8 @@ def _of_this_process() -> list[Any]:
     from tensortap.sources.run import opened
 
     found: list[Any] = []
-    try:
+    with contextlib.suppress(NotFound):  # a program that only writes has none
         found.append(live.current())
-    except NotFound:
-        pass  # a program that only writes has none
     run = opened()
     if run is not None:
         found.append(run)
