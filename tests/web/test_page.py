@@ -413,7 +413,7 @@ def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
             assert training.wait(60) == 0
             shutil.rmtree(tmp_path / name)
             one.page.wait_for_selector("#here .pill.gone")
-            assert "deleted while it was shown" in one.page.locator("#notice").inner_text()
+            one.page.get_by_text("deleted while it was shown").wait_for()
     finally:
         training.kill()
         training.wait(60)
@@ -425,7 +425,7 @@ def test_the_server_ends_while_it_is_looked_at(chromium, runs):
     with serving(runs) as page:
         tab = Tab(chromium, page, "#run=a")
     tab.page.wait_for_selector("body[data-push=closed]")
-    assert "does not answer" in tab.page.locator("#notice").inner_text()
+    tab.page.get_by_text("does not answer").wait_for()
     tab.context.close()
 
 

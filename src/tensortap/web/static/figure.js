@@ -29,7 +29,8 @@ export async function draw(into, figure, how = {}) {
   // zoom survives new data as long as this stays the same
   layout.uirevision = how.keep ?? "same";
   layout.shapes = [...(layout.shapes ?? []).filter((/** @type {any} */ s) => s.name !== "step"), ...lines(layout, how.step ?? null)];
-  await plotly().react(into, figure.data, layout, { ...CONFIG, ...how.config });
+  // of a figure that is hidden while it is drawn plotly may never say that it is done
+  await Promise.race([plotly().react(into, figure.data, layout, { ...CONFIG, ...how.config }), new Promise((done) => setTimeout(done, 2000))]);
 }
 
 /** @param {any} into */
