@@ -184,3 +184,29 @@ def test_reading_while_it_is_written():
         thread.join()
     assert not wrong
     assert number > 100
+
+
+def test_what_came_after_a_mark_in_pieces_and_with_gaps():
+    records = [record(f"name{n % 7}", number=n) for n in range(300)]
+    history = History(1 << 30)
+    history.write(records[:200])
+    mark, first = history.newer(0)
+    assert (mark, first) == (200, records[:200])
+    assert history.newer(mark) == (200, [])
+    history.write(records[200:])
+    found, mark = [], 0
+    while True:
+        before = mark
+        mark, some = history.newer(mark, most=13)
+        assert len(some) <= 13
+        found += some
+        if mark == before:
+            break
+    assert found == records
+    small = History(50 * 600)
+    for each in records:
+        small.write([each])
+    held = [r for name in small.names() for r in small.records(name)]
+    mark, left = small.newer(0)
+    assert mark == 300
+    assert left == sorted(held, key=lambda r: r.seq)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import heapq
+import itertools
 import threading
 import time
 from collections.abc import Collection
@@ -174,20 +175,14 @@ class History:
         """
         found: list[tuple[int, Record]] = []
         with self._changed:
-            end = self.written
+            oldest = min((numbers[0] for numbers in self._numbers.values()), default=self.written)
+            mark = max(mark, oldest)
+            end = min(self.written, mark + most)
             for key, numbers in self._numbers.items():
-                if numbers[-1] < mark:
-                    continue
-                both = zip(reversed(numbers), reversed(self._tracks[key]), strict=True)
-                for number, record in both:
-                    if number < mark:
-                        break
-                    found.append((number, record))
+                if numbers[0] < end and numbers[-1] >= mark:
+                    found += _between(numbers, self._tracks[key], mark, end)
         found.sort(key=lambda each: each[0])
-        if len(found) > most:
-            found = found[:most]
-            end = found[-1][0] + 1
-        return end, [record for _, record in found]
+        return max(mark, end), [record for _, record in found]
 
     def load(self, record: Record) -> Record:
         """The record with its value: here it has it already."""
@@ -218,3 +213,16 @@ class History:
                     return False
                 self._changed.wait(left)
             return True
+
+
+def _between(
+    numbers: collections.deque[int], track: collections.deque[Record], mark: int, end: int
+) -> list[tuple[int, Record]]:
+    """Those from a mark on and before an end, looked for from the nearer side."""
+    both = zip(numbers, track, strict=True)
+    if mark - numbers[0] > numbers[-1] - end:
+        newest = zip(reversed(numbers), reversed(track), strict=True)
+        wanted = itertools.takewhile(lambda each: each[0] >= mark, newest)
+        return [each for each in wanted if each[0] < end]
+    wanted = itertools.takewhile(lambda each: each[0] < end, both)
+    return [each for each in wanted if each[0] >= mark]

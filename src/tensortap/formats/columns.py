@@ -106,7 +106,7 @@ def places(rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
 
 
-def numbers(found: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[Any]]:
+def numbers(found: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
     """A column of numbers as an array; where it may be empty, as float64 with NaN for null.
 
     >>> import pyarrow as pa
@@ -118,7 +118,8 @@ def numbers(found: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[Any]]:
 
     if found.null_count:
         found = pc.fill_null(found.cast(pa.float64()), scalar(float("nan"), pa.float64()))
-    parts = [np.from_dlpack(chunk) for chunk in found.chunks if len(chunk)]
+    chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
+    parts = [np.from_dlpack(chunk) for chunk in chunks if len(chunk)]
     if not parts:
         return np.empty(0, found.type.to_pandas_dtype())
     return np.concatenate(parts)

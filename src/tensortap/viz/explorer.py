@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from tensortap.errors import NotFound
 from tensortap.viz.figures import training_figure
-from tensortap.viz.figures.theme import Figure, untyped
+from tensortap.viz.figures.theme import Figure, untyped, with_arrays
 from tensortap.viz.widgets import FEW, FORMATS, State, curves_of
 
 _NONE = "no format"
@@ -250,7 +250,7 @@ def _show(widget: Any, figure: Figure) -> None:
         widget.data = ()
         widget.layout = figure["layout"]
         if figure["data"]:
-            widget.add_traces(figure["data"])
+            widget.add_traces(with_arrays(figure)["data"])
 
 
 def _said(words: str) -> str:

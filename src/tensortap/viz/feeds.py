@@ -7,14 +7,14 @@ they are asked for. Its rows are numbered in the order in which it handed them o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tensortap.alerts import Alert, alert_of
 from tensortap.formats.columns import coded, lists, numbers
-from tensortap.formats.run import STATISTICS, number_of
+from tensortap.formats.run import STATISTICS, decode_value, number_of
 from tensortap.readers.columns import RunColumns, Stretch
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, Summary
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 VALUE = "value"  # the column of records that are single numbers
 _HEADS = ["name", "kind", "dtype", "step", "rank", "call", "seq", "missing"]
+_ALERT = ["name", "step", "call", "seq", "rank", "value"]
 
 
 class Words(NamedTuple):
@@ -75,6 +76,10 @@ class Feed(Protocol):
         """The exponent counts of some rows; the rows rise."""
         ...
 
+    def recomputed(self, rows: Whole) -> NDArray[np.bool_]:
+        """Which of some rows are of values that were computed a second time; the rows rise."""
+        ...
+
     def alerts(self) -> list[Alert]:
         """The alerts so far."""
         ...
@@ -90,6 +95,8 @@ class RunFeed:
         self._kept: list[Whole | None] = []  # rows of each that are there; None: all
         self._ends = np.zeros(1, np.int64)
         self._looked = False
+        self._alert_rows = np.empty(0, np.int64)  # that have not been read
+        self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
 
     def statistics(self) -> list[str]:
         return [*STATISTICS, VALUE]
@@ -117,9 +124,13 @@ class RunFeed:
             stretch.size if kept is None else len(kept)
             for stretch, kept in zip(self._stretches, self._kept, strict=True)
         ]
+        before = int(self._ends[-1])
         self._ends = np.concatenate([[0], np.cumsum(sizes)])
         texts = [Words(np.concatenate(parts), list(known)) for known, parts in words.values()]
         whole = [np.concatenate(found).astype(np.int64) for found in columns.values()]
+        code = words["kind"][0].get(Kind.ALERT.value, -1)
+        said = before + np.flatnonzero(texts[1].codes == code)
+        self._alert_rows = np.concatenate([self._alert_rows, said])
         return Heads(texts[0], texts[1], texts[2], *whole)
 
     def column(self, name: str, start: int) -> Reals:
@@ -135,15 +146,7 @@ class RunFeed:
         return np.concatenate(found).astype(np.float64)[start - self._ends[first] :]
 
     def bins(self, rows: Whole) -> Bins:
-        places = np.searchsorted(self._ends, rows, side="right") - 1
-        parts: list[Any] = []
-        for place in np.unique(places).tolist():
-            stretch, kept = self._stretches[place], self._kept[place]
-            mine = rows[places == place] - self._ends[place]
-            mine = stretch.start + (mine if kept is None else kept[mine])
-            parts.append(
-                self._columns.pick(stretch.rank, stretch.part, mine, ["first_bin", "bins"])
-            )
+        parts = list(self._picked(rows, ["first_bin", "bins"]))
         empty = np.empty(0, np.int64)
         both = [lists(table.column("bins")) for table in parts]
         first = [np.nan_to_num(numbers(table.column("first_bin"))) for table in parts]
@@ -153,15 +156,37 @@ class RunFeed:
             np.concatenate([empty, *(counts for _, counts in both)]),
         )
 
+    def recomputed(self, rows: Whole) -> NDArray[np.bool_]:
+        import pyarrow.compute as pc
+
+        found = []
+        for table in self._picked(rows, ["tags"]):
+            tag = pc.map_lookup(table.column("tags"), "recompute", "first")
+            mine = np.zeros(table.num_rows, np.bool_)
+            mine[numbers(pc.indices_nonzero(pc.is_valid(tag)).cast("int64"))] = True
+            found.append(mine)
+        return np.concatenate([np.empty(0, np.bool_), *found])
+
     def alerts(self) -> list[Alert]:
-        with self.reader.lock:
-            heads = [
-                head
-                for name in self.reader.names(Kind.ALERT)
-                for head in self.reader.records(name, kind=Kind.ALERT)
-            ]
-        heads.sort(key=lambda r: (r.step, r.seq, r.rank))
-        return [alert_of(self.reader.load(head)) for head in heads]
+        if len(self._alert_rows):
+            rows, self._alert_rows = self._alert_rows, np.empty(0, np.int64)
+            for table in self._picked(rows, _ALERT):
+                columns = [table.column(name).to_pylist() for name in _ALERT]
+                for name, step, call, seq, rank, data in zip(*columns, strict=True):
+                    value = decode_value(data)
+                    record = Record(name, Kind.ALERT, step, call, seq, rank, 1, 0, value=value)
+                    self._alerts.append(((step, seq, rank), alert_of(record)))
+            self._alerts.sort(key=lambda each: each[0])
+        return [alert for _, alert in self._alerts]
+
+    def _picked(self, rows: Whole, columns: list[str]) -> Iterator[Any]:
+        """Some columns of some rows, which rise, as many at a time as lie together."""
+        places = np.searchsorted(self._ends, rows, side="right") - 1
+        for place in np.unique(places).tolist():
+            stretch, kept = self._stretches[place], self._kept[place]
+            mine = rows[places == place] - self._ends[place]
+            mine = stretch.start + (mine if kept is None else kept[mine])
+            yield self._columns.pick(stretch.rank, stretch.part, mine, columns)
 
 
 def _here(missing: Any) -> Whole | None:
@@ -179,11 +204,13 @@ def _taken(column: NDArray[Any], rows: Whole | None) -> NDArray[Any]:
 class RecordFeed:
     """Records that are asked for as they come: of a live session, of a tracker, of a list."""
 
-    def __init__(self, ask: Callable[[], Iterable[Record]]) -> None:
+    def __init__(self, ask: Callable[[], Iterable[Record]], *, forgets: bool = False) -> None:
         self._ask = ask
+        self.forgets = forgets  # a live session makes room for what is new
         self._stats: list[Summary | None] = []
         self._numbers: list[float | None] = []
         self._alerts: list[Alert] = []
+        self._again: set[int] = set()  # rows of what was computed a second time
         self._codes: dict[str, dict[str, int]] = {"name": {}, "kind": {}, "dtype": {}}
 
     def statistics(self) -> list[str]:
@@ -198,6 +225,8 @@ class RecordFeed:
                 records.append(record)
         if not records:
             return None
+        start = len(self._stats)
+        self._again.update(n for n, r in enumerate(records, start) if "recompute" in r.tags)
         self._stats += [record.stats for record in records]
         self._numbers += [number_of(record.value) for record in records]
         return Heads(
@@ -231,6 +260,9 @@ class RecordFeed:
         first = [0 if each is None else each.first_bin for each in stats]
         flat = np.fromiter(itertools.chain.from_iterable(counts), np.int64)
         return Bins(np.array(first, np.int64), np.array([len(c) for c in counts], np.int64), flat)
+
+    def recomputed(self, rows: Whole) -> NDArray[np.bool_]:
+        return np.array([row in self._again for row in rows.tolist()], np.bool_)
 
     def alerts(self) -> list[Alert]:
         return sorted(self._alerts, key=lambda alert: (alert.step, alert.rank))
@@ -289,6 +321,9 @@ class FrameFeed:
         size = dense.shape[1]
         return Bins(np.full(len(rows), low), np.full(len(rows), size), dense.ravel())
 
+    def recomputed(self, rows: Whole) -> NDArray[np.bool_]:
+        return np.zeros(len(rows), np.bool_)
+
     def alerts(self) -> list[Alert]:
         return []
 
@@ -311,7 +346,7 @@ def feed_of(source: Any) -> Feed:
         return RunFeed(source)
     newer = getattr(source, "newer", None)
     if newer is not None:
-        return RecordFeed(_Following(newer))
+        return RecordFeed(_Following(newer), forgets=True)
     if hasattr(source, "columns") and hasattr(source, "attrs"):
         return FrameFeed(source)
     records = getattr(source, "records", source)
@@ -335,7 +370,7 @@ class _Following:
             before = self._mark
             self._mark, records = self._newer(before)
             yield from records
-            if not records or self._mark == before:
+            if self._mark == before:
                 return
 
 

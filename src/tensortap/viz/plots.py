@@ -32,6 +32,7 @@ from tensortap.viz.figures import (
     tensor_figure,
     training_figure,
 )
+from tensortap.viz.figures.theme import with_arrays
 from tensortap.viz.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def need_plotly() -> Any:
 
 def wrap(figure: Figure) -> go.Figure:
     """A figure dict as a plotly figure."""
-    return need_plotly().Figure(figure)
+    return need_plotly().Figure(with_arrays(figure))
 
 
 def source_table(source: Any, df: Any) -> Table:

@@ -10,18 +10,20 @@ A column is read when it is first asked for; `refresh` takes in what is new and 
 from __future__ import annotations
 
 import difflib
+import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from tensortap.errors import NotFound
+from tensortap.formats.logframe import KINDS
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.stats.formats import Exponents
-from tensortap.viz.feeds import VALUE, Feed, Heads, feed_of
+from tensortap.viz.feeds import VALUE, Feed, Heads, RecordFeed, feed_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
     from tensortap.alerts import Alert
     from tensortap.viz.feeds import Reals, Whole
 
+Rest = ParamSpec("Rest")
+Drawn = TypeVar("Drawn")
 NONFINITE = "nonfinite"
 _NOT_FINITE = ("nans", "posinfs", "neginfs")
 _ASIDE = (Kind.METRIC.value, Kind.ALERT.value)
+_KINDS = tuple(kind.value for kind in KINDS)  # what a model is made of comes first
+_MOST = 1_000_000  # rows of a live session, which forgets: a table does so, too
 
 
 class Column:
@@ -58,9 +64,16 @@ class Column:
 class Table:
     """Statistics by rows (a record each) and columns; see `table_of`."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed, again: Callable[[], Feed] | None = None) -> None:
         self.version = 0  # rises when rows have come
+        self.lock = threading.RLock()  # held while a figure is drawn: rows are what they were
+        self._again = again
+        self._limit = _MOST
+        self._begin(feed)
+        self.refresh()
+
+    def _begin(self, feed: Feed) -> None:
+        self._feed = feed
         self.names: list[str] = []  # what the numbers of `name` mean, in the order of their coming
         self.kinds: list[str] = []
         self.dtypes: list[str] = []
@@ -70,8 +83,6 @@ class Table:
         self._call, self._seq = Column(np.int64), Column(np.int64)
         self._figures: dict[str, Column] = {}
         self._series: dict[tuple[int, int], list[Whole]] = {}  # kind and name → their rows
-        self._lock = threading.RLock()
-        self.refresh()
 
     def __len__(self) -> int:
         return self._step.size
@@ -81,13 +92,23 @@ class Table:
 
     def refresh(self) -> bool:
         """Take in what has come since; whether anything has."""
-        with self._lock:
+        with self.lock:
             heads = self._feed.fresh()
             if heads is None:
                 return False
             self._take(heads)
+            if self._again is not None and len(self) > self._limit:
+                self._start_afresh(self._again())
             self.version += 1
             return True
+
+    def _start_afresh(self, feed: Feed) -> None:
+        """Forget what the source has forgotten: what it holds is taken in again."""
+        self._begin(feed)
+        heads = feed.fresh()
+        if heads is not None:
+            self._take(heads)
+        self._limit = max(_MOST, 2 * len(self))
 
     def _take(self, heads: Heads) -> None:
         start = len(self)
@@ -153,7 +174,7 @@ class Table:
         if statistic == NONFINITE:
             counts = [np.nan_to_num(self.column(name)) for name in _NOT_FINITE]
             return sum(counts[1:], counts[0])
-        with self._lock:
+        with self.lock:
             held = self._figures.get(statistic)
             if held is None:
                 there = self.statistics()
@@ -192,7 +213,7 @@ class Table:
 
     def series(self, kind: str, name: str, rank: int | None = None) -> Whole:
         """The rows of one name and kind by step, then the order of capture."""
-        with self._lock:
+        with self.lock:
             key = self._codes["kind"].get(kind, -1), self._codes["name"].get(name, -1)
             parts = self._series.get(key)
             if parts is None:
@@ -210,7 +231,7 @@ class Table:
 
     def layers(self, kind: str | None = None) -> list[str]:
         """The names of a kind, or all but metrics, in the order in which they first came."""
-        with self._lock:
+        with self.lock:
             if kind is None:
                 aside = {self._codes["kind"].get(each) for each in _ASIDE}
                 codes = sorted({name for which, name in self._series if which not in aside})
@@ -221,8 +242,7 @@ class Table:
 
     def tensor_kinds(self) -> list[str]:
         """The kinds that have statistics of tensors, in a fixed order."""
-        order = [kind.value for kind in Kind if kind.value not in _ASIDE]
-        return [kind for kind in order if kind in self._codes["kind"]]
+        return [kind for kind in _KINDS if kind in self._codes["kind"]]
 
     def ranks(self) -> list[int]:
         """The ranks that there are."""
@@ -249,6 +269,16 @@ class Table:
         """The alerts so far, by their steps."""
         return self._feed.alerts()
 
+    def once(self, rows: Whole) -> Whole:
+        """Rows without those of activation checkpointing, which computes the same a second time."""
+        places = np.stack([self.step[rows], self.rank[rows]])
+        if len(rows) < 2 or np.unique(places, axis=1).shape[1] == len(rows):
+            return rows
+        order = np.argsort(rows, kind="stable")
+        again = np.empty(len(rows), np.bool_)
+        again[order] = self._feed.recomputed(rows[order])
+        return rows[~again]
+
     def exponents(self, rows: Whole) -> Exponents:
         """The exponent counts of some rows: a column of ``counts`` for each."""
         order = np.argsort(rows, kind="stable")
@@ -264,11 +294,27 @@ class Table:
         bins = np.arange(len(found.counts)) - np.repeat(ends - found.lengths, found.lengths)
         bins += np.repeat(found.first - low, found.lengths)
         counts[bins, np.repeat(np.arange(len(rows)), found.lengths)] = found.counts
-        extremes = [
-            self.column(name)[rows] if self.has(name) else np.full(len(rows), unknown)
-            for name, unknown in (("min_abs", 0.0), ("max_abs", np.inf))
-        ]
-        return Exponents(low, counts[:, back], *extremes)
+        counts = counts[:, back]
+        least = self.column("min_abs")[rows] if self.has("min_abs") else np.zeros(len(rows))
+        if self.has("max_abs"):
+            most = self.column("max_abs")[rows]
+        else:  # the last bin that is filled tells it to a factor of two
+            last = len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)
+            most = np.ldexp(1.0, low + last)
+        return Exponents(low, counts, least, most)
+
+
+def steady(
+    draw: Callable[Concatenate[Table, Rest], Drawn],
+) -> Callable[Concatenate[Table, Rest], Drawn]:
+    """A function of a table during which no other thread refreshes it."""
+
+    @functools.wraps(draw)
+    def drawn(table: Table, /, *args: Rest.args, **options: Rest.kwargs) -> Drawn:
+        with table.lock:
+            return draw(table, *args, **options)
+
+    return drawn
 
 
 def table_of(source: Any) -> Table:
@@ -283,7 +329,9 @@ def table_of(source: Any) -> Table:
         return source
     if isinstance(source, (str, Path)):
         source = RunReader(source)
-    return Table(feed_of(source))
+    feed = feed_of(source)
+    forgets = isinstance(feed, RecordFeed) and feed.forgets
+    return Table(feed, (lambda: feed_of(source)) if forgets else None)
 
 
 def no_such(what: str, wanted: str, there: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def interactive(
     view = _VIEWS.get(getattr(f, "__name__", ""))
     if view is None:
         raise TypeError(f"interactive takes viz.{', viz.'.join(_VIEWS)}, not {f!r}")
-    _prepare_colab()
+    prepare_colab()
     table = plots.source_table(source, df)
     state = State(
         table, view, tt, layer, scalar_metric, step, rank, dtype_annotation, inc, log, col_wrap,
@@ -96,7 +96,7 @@ _VIEWS = {
 }
 
 
-def _prepare_colab() -> None:
+def prepare_colab() -> None:
     """Colab shows widgets of others only when it is told to."""
     if "google.colab" in sys.modules:
         importlib.import_module("google.colab.output").enable_custom_widget_manager()

@@ -22,7 +22,7 @@ from tensortap.viz.figures.theme import (
     theme_of,
     typed,
 )
-from tensortap.viz.table import Table
+from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +44,7 @@ class Found(NamedTuple):
     dtype: str
 
 
+@steady
 def exponents_figure(
     table: Table,
     *,
@@ -107,7 +108,7 @@ def exponents_figure(
         }  # fmt: skip
         made[axis_name("y", place)] = {
             "domain": domain[1], "anchor": x, "ticksuffix": " %", "nticks": 5,
-            "rangemode": "tozero", "type": "log" if log else "linear",
+            **({"type": "log"} if log else {"range": [0, _room(data[-1])]}),
         }  # fmt: skip
         title = heading(each if several else f"{each} · {kind} · step {step:,}", where, place, look)
         title["yshift"] = 18
@@ -115,7 +116,8 @@ def exponents_figure(
         if target is not None:
             made["shapes"] += _range(target, x, y, look)
             if not place:
-                made["annotations"] += _range_words(target, x, y, look, high - low)
+                span = (high - low) * (3 if several else 1)
+                made["annotations"] += _range_words(target, x, y, look, span)
     if left_out > 0:
         made["meta"]["left_out"] = left_out
     return {"data": data, "layout": made}
@@ -123,7 +125,7 @@ def exponents_figure(
 
 def _at(table: Table, name: str, kind: str, step: int, rank: int | None) -> Found | None:
     rows = table.series(kind, name, rank)
-    rows = rows[table.step[rows] == step]
+    rows = table.once(rows[table.step[rows] == step])
     if not len(rows):
         return None
     each = table.exponents(rows)
@@ -176,6 +178,11 @@ def _bars(one: Found, target: Limits | None, x: str, y: str, look: Theme) -> dic
         "hovertemplate": "2<sup>%{x}</sup> ≤ |x| &lt; twice that<br>%{customdata:,} values, "
         "%{y:.4~g} %<extra></extra>",
     }
+
+
+def _room(bars: dict[str, Any]) -> float:
+    """The height of a panel: the bars, and the words above them."""
+    return 1.16 * max(bars["y"], default=0.0) or 1.0
 
 
 def _fate(exponent: int, target: Limits | None, look: Theme) -> str:
@@ -281,6 +288,7 @@ def _history(
     rows = table.series(kind, name, rank)
     if chosen is not None:
         rows = rows[np.isin(table.step[rows], chosen)]
+    rows = table.once(rows)
     if not len(rows):
         return None
     steps = np.unique(table.step[rows])
@@ -321,7 +329,7 @@ def _over_steps(
         "zmin": low, "zmax": 0, "colorscale": scale(look.size), "hoverongaps": False,
         "hovertemplate": "step %{x}<br>2<sup>%{y:.0f}</sup>: %{customdata:.3~g} %<extra></extra>",
         "colorbar": {
-            "title": {"text": "share of values", "side": "right"}, "tickvals": ticks,
+            "title": {"text": "share", "side": "top"}, "tickvals": ticks,
             "ticktext": [f"{number(100 * 10.0**n)} %" for n in ticks],
         },
     }]  # fmt: skip

@@ -16,12 +16,13 @@ from tensortap.viz.figures.theme import (
     message_figure,
     number,
     scale,
+    template_text,
     text,
     theme_of,
     typed,
 )
 from tensortap.viz.figures.tiles import beacons
-from tensortap.viz.table import Table
+from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +50,7 @@ class Cells(NamedTuple):
     bad: NDArray[np.uint8]  # whether the tensor holds NaN, or infinities
 
 
+@steady
 def heatmap_figure(
     table: Table,
     *,
@@ -74,7 +76,7 @@ def heatmap_figure(
     if found is None:
         return message_figure(f"no {metric} of {kind} here", theme=theme)
     look = theme_of(theme)
-    logarithmic, z, limits = _colours(found.value, metric, log)
+    logarithmic, z, limits = _colours(found.value, log)
     tiles = [found.layers[i : i + found.tile] for i in range(0, len(found.layers), found.tile)]
     rows_called = labels([t[0] if len(t) == 1 else f"{t[0]} … {t[-1]}" for t in tiles])
     signed = not logarithmic and limits[0] < 0 < limits[1]
@@ -92,7 +94,7 @@ def heatmap_figure(
         "zmax": limits[1],
         "hoverongaps": False,
         "hovertemplate": "%{y}<br>step %{customdata[1]}<br>"
-        f"{text(metric)} %{{customdata[2]:.5~g}}<extra></extra>",
+        f"{template_text(metric)} %{{customdata[2]:.5~g}}<extra></extra>",
         "colorbar": _bar(metric, limits, logarithmic),
     }
     if found.tile > 1:
@@ -194,9 +196,7 @@ def _telling(value: Reals, bad: NDArray[np.uint8], metric: str) -> Reals:
     return np.where(bad == NAN, np.inf, np.where(bad == INF, 1.1e308, telling))
 
 
-def _colours(
-    value: Reals, metric: str, log: bool | None
-) -> tuple[bool, Reals, tuple[float, float]]:
+def _colours(value: Reals, log: bool | None) -> tuple[bool, Reals, tuple[float, float]]:
     """Whether colours are by decades, the numbers that are coloured, and their range."""
     good = value[np.isfinite(value)]
     above = good[good > 0]
@@ -205,7 +205,8 @@ def _colours(
     if log and len(above):
         with np.errstate(divide="ignore", invalid="ignore"):
             z = np.log10(value)
-        low, high = float(np.log10(above.min())), float(np.log10(above.max()))
+        # a few that are next to nothing do not take the colours from all others
+        low, high = (float(np.log10(np.quantile(above, part))) for part in (0.01, 1.0))
         low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
         z = np.where(value <= 0, low, z)
         return True, np.where(np.isinf(value), high, z), (low, high)
@@ -233,7 +234,7 @@ def _custom(table: Table, found: Cells, layer_of: dict[str, int]) -> NDArray[Any
 
 
 def _bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> dict[str, Any]:
-    bar: dict[str, Any] = {"title": {"text": text(metric), "side": "right"}, "len": 1, "y": 0.5}
+    bar: dict[str, Any] = {"title": {"text": text(metric), "side": "top"}, "len": 1, "y": 0.5}
     if not logarithmic:
         return {**bar, "exponentformat": "power", "nticks": 6}
     low, high = limits

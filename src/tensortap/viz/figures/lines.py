@@ -22,11 +22,12 @@ from tensortap.viz.figures.theme import (
     Theme,
     layout,
     message_figure,
+    template_text,
     text,
     theme_of,
     typed,
 )
-from tensortap.viz.table import Table
+from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +52,7 @@ class Line(NamedTuple):
     bad: Whole  # how many values of the tensor were not finite
 
 
+@steady
 def lines_figure(
     table: Table,
     *,
@@ -154,7 +156,7 @@ def _traces(
     off = log & (value <= 0)
     drawn = np.where(off, np.nan, value)
     kept = decimate(line.step, drawn, max(100, width))
-    label = text(said)
+    label, safe = text(group), template_text(said)
     shared = {**place, "legendgroup": text(group), "hoverlabel": {"namelength": -1}}
     yield {
         "type": "scatter",
@@ -166,7 +168,7 @@ def _traces(
         "line": style,
         "connectgaps": False,
         "showlegend": first,
-        "hovertemplate": f"%{{y:.5~g}}  {text(line.metric)}<extra>{label}</extra>",
+        "hovertemplate": f"%{{y:.5~g}}  {template_text(line.metric)}<extra>{safe}</extra>",
         **shared,
     }
     if off.any():
@@ -201,7 +203,7 @@ def _traces(
                 "line": {"width": 1, "color": look.page},
             },
             "showlegend": False,
-            "hovertemplate": f"{label}: %{{customdata}} not finite<extra></extra>",
+            "hovertemplate": f"{safe}: %{{customdata}} not finite<extra></extra>",
             **shared,
         }
 

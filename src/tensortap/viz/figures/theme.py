@@ -54,7 +54,7 @@ LIGHT = Theme(
     good="#3b7fc4", fair="#e0a22e", bad="#d1495b",
     nan="#e6007e", posinf="#ffc400", neginf="#00b8a0", inf="#ff6d00", alert="#f59f00",
     marked="#1b1f27",
-    size=("#edf4f9", "#d0e5f1", "#a3cfe4", "#62aed0", "#2f87b7", "#175d93", "#0b3763"),
+    size=("#eef3d2", "#c9e6c0", "#86cdbb", "#46abc1", "#2577b0", "#244a9b", "#141f57"),
     sign=("#08407e", "#3f8ac2", "#a6cde3", "#f7f8fa", "#fbc98e", "#e0802b", "#8c3a04"),
 )  # fmt: skip
 DARK = Theme(
@@ -64,7 +64,7 @@ DARK = Theme(
     good="#5b9fe3", fair="#e8b34b", bad="#f0697a",
     nan="#ff3da5", posinf="#ffd633", neginf="#2ee6cc", inf="#ff8a3d", alert="#ffc53d",
     marked="#e6e9ef",
-    size=("#1d2836", "#17344f", "#185179", "#1f74a6", "#3f9bc9", "#85c5e0", "#e2f4fb"),
+    size=("#1d2a3d", "#1f426f", "#1f6699", "#2b93ad", "#63bfae", "#b3deac", "#f3f4c8"),
     sign=("#a9dbff", "#4f9fe0", "#245a8c", "#232831", "#8a4d17", "#e08a3a", "#ffd9a8"),
 )  # fmt: skip
 _THEMES = {"light": LIGHT, "dark": DARK}
@@ -113,7 +113,12 @@ def template(name: str) -> Figure:
         "spikethickness": 1,
         "spikedash": "solid",
     }
-    bar = {"outlinewidth": 0, "ticks": "", "thickness": 10, "tickfont": {"color": theme.dim}}
+    bar = {
+        "outlinewidth": 0,
+        "ticks": "",
+        "thickness": 10,
+        "tickfont": {"size": 11, "color": theme.dim},
+    }
     return {
         "layout": {
             "paper_bgcolor": theme.page,
@@ -178,6 +183,15 @@ def text(words: str, most: int = 200) -> str:
     return html.escape(plain, quote=False)
 
 
+def template_text(words: str, most: int = 200) -> str:
+    """Words for a template of hover texts, in which ``%{…}`` stands for a value.
+
+    >>> "%{" in template_text("100%{x}")
+    False
+    """
+    return text(words, most).replace("%{", "%\u200b{")
+
+
 def labels(names: Sequence[str], most: int = 44) -> list[str]:
     """Names to stand on an axis: short, and no two alike."""
     seen: dict[str, int] = {}
@@ -216,6 +230,18 @@ def untyped(values: Any) -> NDArray[Any]:
     found = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
     shape = values.get("shape")
     return found.reshape([int(n) for n in str(shape).split(",")]) if shape else found
+
+
+def with_arrays(figure: Figure) -> Figure:
+    """The same figure with NumPy arrays where it has bytes: for plotly's own classes."""
+    traces = [
+        {
+            key: untyped(value) if isinstance(value, dict) and "bdata" in value else value
+            for key, value in trace.items()
+        }
+        for trace in figure["data"]
+    ]
+    return {**figure, "data": traces}
 
 
 def message_figure(words: str, *, theme: str = "light", height: int = 220) -> Figure:

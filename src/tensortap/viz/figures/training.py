@@ -13,6 +13,7 @@ from tensortap.viz.figures.theme import (
     Figure,
     layout,
     message_figure,
+    template_text,
     text,
     theme_of,
     typed,
@@ -83,7 +84,7 @@ def training_figure(
                 "type": "scatter", "mode": "markers", "x": typed(steps[at]), "yaxis": axis,
                 "y": typed(np.full(len(at), low)), "name": "not finite", "showlegend": False,
                 "marker": {"symbol": "x", "size": 8, "color": look.nan},
-                "hovertemplate": f"{text(name)} is not finite<extra></extra>",
+                "hovertemplate": f"{template_text(name)} is not finite<extra></extra>",
             })  # fmt: skip
         wide = bool(len(good)) and good.min() > 0 and good.max() > _WIDE * good.min()
         key = "yaxis" if not number else f"yaxis{number + 1}"

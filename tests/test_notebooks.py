@@ -1,0 +1,87 @@
+"""The notebooks of examples/: executed as they are, and what their widgets do when used."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples" / "notebooks"
+NAMES = ["torch", "jax", "interactive"]
+
+CLICK = """
+def click(figure, trace, point, x=0):
+    figure._js2py_pointsCallback = {
+        "event_type": "plotly_click",
+        "points": {"trace_indexes": [trace], "point_indexes": [point], "xs": [x], "ys": [0]},
+        "device_state": dict.fromkeys(["alt", "ctrl", "meta", "shift"], False)
+        | {"button": 0, "buttons": 1},
+        "selector": None,
+    }
+
+click(overview.figure, 0, [2, 40])
+layer = overview.figure.layout.meta["layers"][2]
+assert overview.detail.layout.meta["names"] == [layer], overview.detail.layout.meta
+assert overview.detail.layout.meta["step"] == 40
+click(histograms.loss, 0, 25, x=25)
+assert histograms.figure.layout.meta["step"] == 25
+click(lines.loss, 0, 30, x=30)
+assert [shape.x0 for shape in lines.figure.layout.shapes] == [30]
+lines.kinds.value = "Activation"
+assert lines.figure.layout.meta["kind"] == "Activation"
+"""
+
+
+def execute(name, folder, monkeypatch, *more):
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    notebook.cells += [nbformat.v4.new_code_cell(code) for code in more]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    client = NotebookClient(
+        notebook, timeout=110, kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )  # fmt: skip
+    client.execute()
+    return notebook
+
+
+def shown(notebook, kind):
+    """How many outputs of a kind there are."""
+    outputs = [o for cell in notebook.cells for o in cell.get("outputs", ())]
+    return sum(kind in output.get("data", {}) for output in outputs)
+
+
+FIGURE = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.mark.parametrize(("name", "figures"), [("torch", 6), ("jax", 4)])
+def test_a_notebook_shows_its_figures(name, figures, tmp_path, monkeypatch):
+    notebook = execute(name, tmp_path, monkeypatch)
+    assert shown(notebook, FIGURE) == figures
+    if name == "torch":
+        assert {"loss.html", "report.html", "runs"} <= set(os.listdir(tmp_path))
+
+
+def test_the_widgets_of_a_notebook_do_what_they_say(tmp_path, monkeypatch):
+    notebook = execute("interactive", tmp_path, monkeypatch, CLICK)
+    assert shown(notebook, WIDGET) == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_kept_without_outputs(name):
+    content = json.loads((FOLDER / f"{name}.ipynb").read_text())
+    for cell in content["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+    said = "".join("".join(cell["source"]) for cell in content["cells"])
+    assert "VS Code" in said
+    assert "Colab" in said

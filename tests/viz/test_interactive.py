@@ -1,0 +1,175 @@
+"""`viz.interactive`: what clicks and choices do, as the browser tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import tensortap as tap
+from tensortap import viz
+from tensortap.errors import MissingExtra, NotFound
+from tensortap.history import History
+from tensortap.viz.widgets import curves_of, prepare_colab
+from tests.viz.conftest import HOSTILE, LAYERS, training
+
+
+def click(figure, trace, point, x=0):
+    """What plotly's widget gets from the browser when somebody clicks."""
+    figure._js2py_pointsCallback = {
+        "event_type": "plotly_click",
+        "points": {"trace_indexes": [trace], "point_indexes": [point], "xs": [x], "ys": [0]},
+        "device_state": {
+            "alt": False, "ctrl": False, "meta": False, "shift": False, "button": 0, "buttons": 1
+        },
+        "selector": None,
+    }  # fmt: skip
+
+
+def heading(figure):
+    return figure.layout.annotations[0].text
+
+
+def test_a_click_on_the_loss_chooses_the_step(run_path):
+    run = tap.open(run_path)
+    shown = viz.interactive(
+        f=viz.exp_hist, df=run.logframe(), layer=["embed", "output"], tt="Activation", step=0,
+        train_stats=run.metrics(), col_wrap=3, dtype_annotation="float8_e4m3fn",
+    )  # fmt: skip
+    before = sum(shown.figure.data[0].customdata)
+    assert (shown.figure.layout.meta["step"], before) == (0, 256)
+    click(shown.loss, 0, 6, x=6.3)
+    assert shown.step.value == 6
+    assert shown.figure.layout.meta["step"] == 6
+    assert shown.loss.layout.shapes[0].x0 == 6
+    direct = viz.exp_hist(run, layer=["embed", "output"], tt="Activation", step=6)
+    assert shown.figure.data[1].customdata == direct.data[1].customdata
+
+
+def test_a_click_on_the_heatmap_opens_the_histogram(run_path):
+    shown = viz.interactive(viz.scalar_global_heatmap, run_path, tt="Activation", inc=2)
+    assert shown._lower.children == ()
+    click(shown.figure, 0, [3, 4])
+    step = shown.figure.data[0].customdata[3][4][1]
+    assert step in (8, 9)
+    assert heading(shown.detail) == (
+        f"{heading(viz.exp_hist(run_path, layer=HOSTILE, tt='Activation', step=int(step)))}"
+    )
+    assert shown.detail.data[0].type == "bar"
+    assert shown.step.value == step
+    assert shown.detail in shown._lower.children
+    flags = next(i for i, t in enumerate(shown.figure.data) if t.name == "NaN")
+    click(shown.figure, flags, [2, 3])  # a cell that is not finite opens as well
+    assert "blocks.0.down · Activation · step 7" in heading(shown.detail)
+    marks = next(i for i, t in enumerate(shown.figure.data) if t.name == "alert")
+    click(shown.figure, marks, 0)
+    assert shown.step.value == 7
+
+
+def test_other_choices(run_path):
+    shown = viz.interactive(viz.scalar_line, run_path, layer=["embed"], scalar_metric=["rm2"])
+    assert len(shown.figure.data) == 1
+    shown.metrics.value = ("rm2", "std")
+    assert {trace.yaxis for trace in shown.figure.data} == {"y", "y2"}
+    shown.kinds.value = "Gradient"
+    assert shown.figure.layout.meta["kind"] == "Gradient"
+    shown.layers.value = ("embed", "output")
+    assert list(shown.figure.layout.meta["names"]) == ["embed", "output"]
+    shown.axis.value = True
+    assert shown.figure.layout.yaxis.type == "log"
+    shown.search.value = r"^blocks"
+    assert shown.layers.options == ("blocks.0.up", "blocks.0.down")
+    assert list(shown.figure.layout.meta["names"]) == ["blocks.0.up", "blocks.0.down"]
+    shown.search.value = "("
+    assert "no regular expression" in shown._say.value
+    click(shown.figure, 0, 0, x=4)
+    assert [shape.x0 for shape in shown.figure.layout.shapes] == [4]
+    shown.layers.value = ()
+    assert "no layer of Gradient is chosen" in heading(shown.figure)
+
+
+def test_a_format_is_drawn_when_it_is_chosen(run_path):
+    shown = viz.interactive(viz.exp_hist, run_path, layer="embed", tt="Activation")
+    assert len(shown.figure.layout.shapes) == 0
+    shown.dtype.value = "float8_e5m2"
+    assert len(shown.figure.layout.shapes) == 5
+    shown.dtype.value = "no format"
+    assert len(shown.figure.layout.shapes) == 0
+
+
+def test_a_session_that_goes_on():
+    history = History(1 << 30)
+    history.write(training(range(3)))
+    shown = viz.interactive(viz.exp_hist, history, layer="embed", tt="Activation")
+    assert shown.figure.layout.meta["step"] == 2
+    assert not shown.refresh()
+    history.write(training(range(3, 5)))
+    shown.again.click()
+    assert shown.step.options == (0, 1, 2, 3, 4)
+    assert shown.figure.layout.meta["step"] == 4  # who looked at the newest does so again
+    shown.step.value = 1
+    history.write(training(range(5, 6)))
+    assert shown.refresh()
+    assert (shown.step.value, shown.figure.layout.meta["step"]) == (1, 1)
+    assert np.asarray(shown.loss.data[0].x).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_following_looks_again_by_itself():
+    async def session():
+        history = History(1 << 30)
+        history.write(training(range(3)))
+        shown = viz.interactive(viz.scalar_line, history, layer="embed", follow=0.01)
+        history.write(training(range(3, 4)))
+        seen = asyncio.Event()
+        shown.step.observe(lambda _: seen.set(), "options")
+        await asyncio.wait_for(seen.wait(), 60)
+        assert 3 in shown.step.options
+        shown.follow(0)
+        assert shown._task is None
+
+    asyncio.run(session())
+
+
+def test_it_shows_itself_in_a_notebook(run_path):
+    shown = viz.interactive(viz.exp_hist, run_path, layer=LAYERS[:2])
+    bundle = shown._repr_mimebundle_()
+    bundle = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert shown.loss in shown.box.children
+    bare = viz.interactive(viz.exp_hist, [r for r in training() if r.kind is not tap.Kind.METRIC])
+    assert bare.loss not in bare.box.children
+
+
+def test_training_statistics_of_any_kind(run_path, table):
+    frame = tap.open(run_path).metrics()
+    for stats in (None, frame, frame.set_index("step"), {"step": range(12), "loss": frame["loss"]}):
+        steps, values = curves_of(stats, table)["loss"]
+        assert steps.tolist() == list(range(12))
+        assert values.tolist() == [1 / (1 + s) for s in range(12)]
+    assert list(curves_of(tap.open(run_path), None)) == ["loss"]
+
+
+def test_colab_is_told_to_show_widgets(run_path, monkeypatch):
+    told = []
+    output = types.ModuleType("google.colab.output")
+    output.enable_custom_widget_manager = lambda: told.append(True)
+    colab = types.ModuleType("google.colab")
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    monkeypatch.setitem(sys.modules, "google.colab.output", output)
+    prepare_colab()
+    assert told == [True]
+    viz.interactive(viz.exp_hist, run_path, layer="embed")
+    assert len(told) > 1
+
+
+def test_what_cannot_be(run_path, monkeypatch):
+    with pytest.raises(TypeError, match=r"viz\.scalar_line, viz\.scalar_global_heatmap"):
+        viz.interactive(print, run_path)
+    with pytest.raises(NotFound, match="no Activation layer is called 'embde'"):
+        viz.interactive(viz.exp_hist, run_path, layer="embde")
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    with pytest.raises(MissingExtra, match=r"tensortap\[notebook\]"):
+        viz.interactive(viz.exp_hist, run_path)

@@ -1,0 +1,186 @@
+"""`tensortap.viz`: what people write, on whatever they have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+import tensortap as tap
+from tensortap import viz
+from tensortap.console import live
+from tensortap.errors import MissingExtra, NotFound
+from tests.viz.conftest import HOSTILE, LAYERS, training
+
+
+@pytest.fixture(scope="module", params=["run", "path", "live", "records", "logframe"])
+def source(request, run_path):
+    if request.param == "live":
+        server = live.start("127.0.0.1", 0)
+        server.history.write(training())
+        yield server
+        server.close()
+        return
+    run = tap.open(run_path)
+    yield {
+        "run": run,
+        "path": str(run_path),
+        "records": training(),
+        "logframe": run.logframe() if request.param == "logframe" else None,
+    }[request.param]
+
+
+def test_every_figure_on_every_source(source):
+    lines = viz.scalar_line(
+        source, tt="Activation", layer="output", scalar_metric=["rm2", "min_abs"]
+    )
+    heat = viz.scalar_global_heatmap(source, tt="Gradient", scalar_metric="rm2", inc=5)
+    bars = viz.exp_hist(
+        source, layer="output", tt="Activation", step=3, dtype_annotation="float8_e4m3fn"
+    )
+    assert [trace.name for trace in lines.data[:2]] == ["output", "not finite"]
+    assert np.asarray(heat.data[0].z).shape == (5, 3)
+    assert sum(bars.data[0].customdata) == 256
+    assert all(isinstance(figure, go.Figure) for figure in (lines, heat, bars))
+    by_keyword = viz.exp_hist(df=source, layer="output", tt="Activation", step=3)
+    assert by_keyword.data[0].customdata == bars.data[0].customdata
+
+
+def test_kinds_and_layers_as_people_write_them(run_path):
+    run = tap.open(run_path)
+    for tt in ("Activation", "activations", "Act", tap.Kind.ACTIVATION, None):
+        figure = viz.scalar_line(run, tt=tt, layer=re.compile("blocks"))
+        assert figure.layout.meta["kind"] == "Activation"
+        assert list(figure.layout.meta["names"]) == ["blocks.0.up", "blocks.0.down"]
+    assert viz.exp_hist(run, tt="Gradient", layer="embed").layout.meta["step"] == 11
+    assert "loss" in viz.training(run).data[0].name
+
+
+def test_parameters_by_their_module():
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    with tap.track(model, optimizer=optimizer) as tracker:
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        tracker.step(loss=1.0)
+    weight = viz.scalar_line(tracker, tt="Weight", layer="0")
+    assert list(weight.layout.meta["names"]) == ["0.weight"]
+    state = viz.scalar_line(tracker, tt="Optimizer_State.exp_avg", layer="0")
+    assert list(state.layout.meta["names"]) == ["0.weight.exp_avg"]
+    everything = viz.scalar_line(tracker, tt="Optimiser_State", layer="0")
+    assert "0.weight.exp_avg_sq" in everything.layout.meta["names"]
+    with pytest.raises(NotFound, match="no state is called 'exp'"):
+        viz.scalar_line(tracker, tt="Optimizer_State.exp", layer="0")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tt": "Activatoin"}, "no kind is called 'Activatoin'; did you mean 'Activation'"),
+        ({"tt": "Weight"}, "no Weight here; there is Activation and Gradient"),
+        ({"layer": "outputs"}, "no Activation layer is called 'outputs'; did you mean 'output'"),
+        ({"layer": re.compile("zzz")}, "no Activation has a name that 'zzz' finds"),
+        ({"scalar_metric": "rms"}, "no statistic is called 'rms'; did you mean"),
+        ({"rank": 3}, "no rank 3; there is 0"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(run_path, options, words):
+    with pytest.raises(NotFound, match=re.escape(words)):
+        viz.scalar_line(str(run_path), **{"tt": "Activation", **options})
+
+
+def test_a_step_that_was_not_captured(run_path):
+    records = [r for r in training() if r.step % 5 == 0]
+    with pytest.raises(NotFound, match="nearest captured steps are 5 and 10"):
+        viz.exp_hist(records, tt="Activation", layer="embed", step=7)
+    with pytest.raises(NotFound, match="nearest captured step is 10"):
+        viz.exp_hist(records, tt="Activation", layer="embed", step=70)
+
+
+def test_nothing_to_draw(writer):
+    with pytest.raises(NotFound, match=r"nothing here has statistics: tap.track\(\) takes them"):
+        viz.scalar_line(writer.path)
+    with pytest.raises(TypeError, match="say what to draw"):
+        viz.scalar_line()
+    with pytest.raises(TypeError, match="not of a int"):
+        viz.scalar_line(3)
+
+
+def test_a_tensor_of_any_kind():
+    torch = pytest.importorskip("torch")
+    seven = torch.arange(2**7).reshape((2,) * 7).float()
+    figure = viz.tensor(seven, index=(0, 0, 0, 0, 1))
+    assert np.asarray(figure.data[0].z).ravel().tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert "[0, 0, 0, 0, 1, :, :]" in figure.layout.title.text
+    assert viz.tensor(torch.ones(3, dtype=torch.bfloat16)).data[0].y == (1.0,) * 3
+    assert "no elements" in viz.tensor(torch.zeros(0, 2, 3)).layout.annotations[0].text
+    assert "= 2.5" in viz.tensor(2.5, title="x").layout.annotations[0].text
+    with pytest.raises(ValueError, match="index has 5 numbers"):
+        viz.tensor(seven, index=(0,))
+    with pytest.raises(ValueError, match="no \\[9, 0, 0, 0, 0\\]"):
+        viz.tensor(seven, index=(9, 0, 0, 0, 0))
+
+
+def test_saved_as_one_file_that_fetches_nothing(run_path, tmp_path):
+    figure = viz.scalar_line(run_path, tt="Activation", layer=HOSTILE)
+    path = viz.save(figure, tmp_path / "x.html")
+    page = path.read_text()
+    assert len(page) > 1_000_000  # the JavaScript of plotly is in it
+    assert 'src="http' not in page
+    assert "<img src=x onerror" not in page
+    with pytest.raises(ValueError, match=r"saved as \.html, \.png, \.svg or \.pdf"):
+        viz.save(figure, tmp_path / "x.txt")
+
+
+def test_saved_as_images(run_path, tmp_path):
+    figure = viz.exp_hist(run_path, tt="Activation", layer=LAYERS, step=3)
+    png = viz.save(figure, tmp_path / "x.png", width=600, scale=1).read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert int.from_bytes(png[16:20], "big") == 600
+    assert viz.save(figure, tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_no_browser_is_said(run_path, tmp_path, monkeypatch):
+    import kaleido
+    from choreographer.errors import ChromeNotFoundError
+
+    def nowhere(*args, **options):
+        raise ChromeNotFoundError("nowhere")
+
+    monkeypatch.setattr(kaleido, "calc_fig_sync", nowhere)
+    figure = viz.training(run_path)
+    with pytest.raises(tap.TensortapError, match="install chromium"):
+        viz.save(figure, tmp_path / "x.png")
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    with pytest.raises(MissingExtra, match=r"tensortap\[view\]"):
+        viz.save(figure, tmp_path / "x.png")
+
+
+def test_without_plotly(run_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(MissingExtra, match=r"figures need plotly: pip install 'tensortap\[view\]'"):
+        viz.training(run_path)
+
+
+def test_the_names_of_viz():
+    assert viz.__all__ == sorted(viz.__all__)
+    for name in viz.__all__:
+        assert getattr(viz, name).__doc__
+        assert callable(getattr(tap.viz, name))
+    assert not hasattr(viz, "nothing")
+    assert set(viz.__all__) <= set(dir(viz))
+
+
+def test_importing_viz_imports_no_plotly():
+    code = """
+import sys; sys.path.insert(0, 'src')
+from tensortap import viz
+print('plotly' in sys.modules, 'numpy' in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
