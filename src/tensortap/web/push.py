@@ -17,6 +17,8 @@ import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from tensortap.errors import TensortapError
+from tensortap.viz.table import Table
 from tensortap.web.asked import as_json
 from tensortap.web.library import Library
 from tensortap.web.shown import Shown, described
@@ -181,11 +183,16 @@ def _news_of(library: Library, listener: Listener) -> dict[str, Any] | None:
         table = shown.table()
         if shown.version == listener.known:
             return None
-        steps = table.steps()
-    except Exception as error:
+        with table.lock:
+            return _news(shown, table, listener)
+    except (TensortapError, OSError) as error:
         return {"id": listener.shows, "error": str(error)}
+
+
+def _news(shown: Shown, table: Table, listener: Listener) -> dict[str, Any]:
+    steps = table.steps()
     fresh = steps[steps > listener.step]
-    # fewer than it knows: the run has been replaced
+    # the step that it knows is not there, or too much is new: it has to ask for all of it
     reset = len(fresh) > _POINTS or (listener.step >= 0 and not (steps == listener.step).any())
     training = {}
     if not reset:

@@ -41,19 +41,19 @@ def sparklines(asked: Asked) -> dict[str, Any]:
     """Lines of a few pixels for some names: what goes into an SVG path."""
     table, kind = asked.shown.table(), _kind(asked)
     metric = asked.text("metric", _METRIC)
-    names, rank = table.names, asked.number("rank")
-    column = table.column(metric if table.has(metric) else _METRIC)
-    found = {}
-    for name in asked.texts("name")[:_SPARKLINES]:
-        rows = table.series(kind, name, rank)
-        values = column[rows]
-        if np.isnan(values).all() and table.has("value"):
-            values = table.column("value")[rows]  # single numbers that were caught
-        found[name] = {
-            "d": sparkline(values, width=74, height=18, steps=table.step[rows]),
-            "bad": bool(table.nonfinite(rows).any()),
-        }
-    return {"lines": found, "names": len(names)}
+    rank, found = asked.number("rank"), {}
+    with table.lock:
+        column = table.column(metric if table.has(metric) else _METRIC)
+        for name in asked.texts("name")[:_SPARKLINES]:
+            rows = table.series(kind, name, rank)
+            values = column[rows]
+            if np.isnan(values).all() and table.has("value"):
+                values = table.column("value")[rows]  # single numbers that were caught
+            found[name] = {
+                "d": sparkline(values, width=37, height=18, steps=table.step[rows]),
+                "bad": bool(table.nonfinite(rows).any()),
+            }
+    return {"lines": found}
 
 
 def overview(asked: Asked) -> dict[str, Any]:

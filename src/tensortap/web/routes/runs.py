@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensortap.readers.live import LiveReader
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
 from tensortap.web.asked import Asked
-from tensortap.web.shown import described
+from tensortap.web.shown import Shown, described
+
+if TYPE_CHECKING:
+    from tensortap.viz.table import Table
 
 _HELD = 5000  # names with tensors that are told
 
@@ -23,6 +26,11 @@ def run(asked: Asked) -> dict[str, Any]:
     """What a run is made of: names with their kinds, ranks, steps, statistics."""
     shown = asked.shown
     table = shown.table()
+    with table.lock:
+        return _run(shown, table)
+
+
+def _run(shown: Shown, table: Table) -> dict[str, Any]:
     kinds = table.tensor_kinds()
     of_name: dict[str, list[int]] = {}
     for number, kind in enumerate(kinds):

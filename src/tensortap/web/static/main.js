@@ -112,6 +112,7 @@ async function openRun() {
     model.error = error instanceof Failed ? error.message : String(error);
     clearTop();
   }
+  for (const tab of TABS) tab.hear?.({});
   tellPush();
 }
 

@@ -162,7 +162,8 @@ const SVG = "http://www.w3.org/2000/svg";
 /** @param {string} d */
 function line(d) {
   const svg = document.createElementNS(SVG, "svg"), path = document.createElementNS(SVG, "path");
-  svg.setAttribute("viewBox", "0 0 74 18");
+  svg.setAttribute("viewBox", "0 0 37 18");
+  svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("aria-hidden", "true");
   path.setAttribute("d", d);
   svg.append(path);

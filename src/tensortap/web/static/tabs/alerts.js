@@ -36,7 +36,7 @@ export const alerts = {
     const rules = [...new Set(found.alerts.map((/** @type {any} */ a) => a.rule))].sort();
     choose(rule, [["", "all"], ...rules.map((r) => /** @type {[string, string]} */ ([r, r]))], rules.includes(state.rule) ? state.rule : "");
     const shown = found.alerts.filter((/** @type {any} */ a) => !state.rule || a.rule === state.rule);
-    said.textContent = found.total > found.alerts.length ? `the first and the last ${count(found.alerts.length / 2)} of ${count(found.total)}` : `${count(shown.length)} alerts`;
+    said.textContent = found.total > found.alerts.length ? `the first and the last ${count(found.alerts.length / 2)} of ${count(found.total)}` : `${count(shown.length)} ${shown.length === 1 ? "alert" : "alerts"}`;
     rule.parentElement.parentElement.hidden = !found.total;
     if (!found.total) return fill(body, empty("No alerts", "Nothing was wrong, or nobody watched: alerts are for runs that were tracked with", "tap.track(model, alerts=True)"));
     fill(body, h("table", {}, h("thead", {}, h("tr", {}, ...["Step", "Rule", "Name", "What"].map((w, i) => h("th", { scope: "col", class: i ? "" : "num" }, w)))),

@@ -52,7 +52,7 @@ function bill(f) {
   return h("div", { class: "card" }, h("h3", {}, "What it cost the training thread"), figures([
     ["in all", seconds(b.seconds)], ["a step", b.steps ? seconds(b.seconds_per_step) : "–"], ["captured", count(b.captured)], ["tracked", count(b.tracked)],
     ["skipped", count(b.skipped)], ["dropped", count(b.dropped), b.dropped ? "bad" : ""], ["unheard", count(b.unheard)], ["lost", count(b.failed), b.failed ? "bad" : ""], ["errors", count(b.errors), b.errors ? "bad" : ""],
-  ]), h("table", { style: "margin-top: 10px; width: auto" }, h("tbody", {}, ...where.map(([k, s]) => h("tr", {}, h("td", {}, k), h("td", { class: "num" }, seconds(Number(s))))))));
+  ]), h("table", { style: "margin-top: 10px; width: auto" }, h("tbody", {}, ...where.map(([k, s]) => h("tr", {}, h("td", {}, k), h("td", { class: "num", style: "width: auto" }, seconds(Number(s))))))));
 }
 
 /** @param {any} f */
