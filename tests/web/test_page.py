@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from playwright import sync_api as playwright
 
 import tensortap as tap
 from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, serving
@@ -28,12 +29,16 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def chromium():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
+
+
+# what a page looks like that is not as it should be
+WHERE = """() => [location.hash, document.activeElement.outerHTML.slice(0, 60), document.body.dataset,
+  document.getElementById("notice").innerText, document.querySelector("dialog").open,
+  [...document.querySelectorAll(".panel")].map((p) => `${p.id} ${p.hidden} ${p.dataset.ready}`)]"""
 
 
 class Tab:
@@ -50,6 +55,9 @@ class Tab:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("dialog", lambda dialog: self.errors.append(f"dialog {dialog.message}"))
         self.page.on("request", self._request)
+        self.open_ = set()  # requests without an answer
+        for event in ("requestfinished", "requestfailed"):
+            self.page.on(event, lambda request: self.open_.discard(request.url))
         self.page.goto(f"{page.url}{fragment}")
         self.ready()
 
@@ -59,6 +67,7 @@ class Tab:
             self.errors.append(message.text)
 
     def _request(self, request):
+        self.open_.add(request.url)
         own = (self.server.address, "data:", "blob:", self.server.address.replace("http", "ws"))
         if not request.url.startswith(own):
             self.strangers.append(request.url)
@@ -72,7 +81,12 @@ class Tab:
         self.shown(tab)
 
     def shown(self, tab):
-        self.page.wait_for_selector(f"#panel-{tab}[data-ready=yes]:not([hidden])")
+        try:
+            self.page.wait_for_selector(f"#panel-{tab}[data-ready=yes]:not([hidden])")
+        except playwright.TimeoutError as error:
+            raise AssertionError(
+                f"{tab} was not shown: {self.page.evaluate(WHERE)}, {self.open_}"
+            ) from error
 
     def go(self, **state):
         """As if the address were opened."""
@@ -311,7 +325,11 @@ def test_an_empty_run_and_a_run_of_values_only(chromium, page):
             assert tab.page.locator(f"#panel-{name}").inner_text().strip()
         tab.page.get_by_role("option", name="raw").click()
         tab.open("overview")
-        assert "no rm2 of Value" in tab.page.locator("#panel-overview").inner_text()
+        assert tab.page.locator(
+            "#panel-overview .heatmaplayer"
+        ).count()  # single numbers have values
+        tab.page.get_by_label("Statistic", exact=True).select_option("rm2")
+        tab.page.get_by_text("no rm2 of Value").wait_for()
 
 
 def test_light_and_dark_follow_the_system_until_one_is_chosen(chromium, page):
@@ -339,7 +357,7 @@ def test_five_thousand_layers_stay_few_elements(chromium, tmp_path):
     run.close()
     with serving(tmp_path) as page, Tab(chromium, page) as tab:
         q = tab.page
-        assert q.locator("#found").inner_text() == "5,000 names"
+        q.wait_for_function("() => document.getElementById('found').innerText === '5,000 names'")
         assert q.get_by_role("treeitem").count() < 80
         q.locator("#tree").evaluate("tree => { tree.scrollTop = tree.scrollHeight }")
         q.get_by_role("treeitem", name="stack.49.layer4999").wait_for()

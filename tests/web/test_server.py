@@ -179,6 +179,21 @@ def test_a_download_is_the_tensor(client, tmp_path):
     assert (load_file(tmp_path / "x.npy") == values).all()
 
 
+def test_what_was_caught_and_dumped_is_there_too(tmp_path):
+    run = tap.init(tmp_path)
+    tap.dump(np.arange(6.0).reshape(2, 3), "dumped")
+    for step in range(3):
+        tap.catch(1.0 / (step + 1), "my_loss")
+    tap.finish()
+    with serving(run) as page, entered(page) as client:
+        (held,) = good(client.get("/api/held", params={"run": run.name}))["held"]
+        assert held["name"] == "dumped"
+        asked = {"run": run.name, "name": "dumped", "kind": "Value"}
+        assert good(client.get("/api/tensor", params=asked))["statistics"]["max"] == 5
+        curve = good(client.get("/api/training", params={"run": run.name}))["data"][0]
+        assert (curve["name"], curve["y"]) == ("my_loss", [1.0, 0.5, 1 / 3])
+
+
 def test_which_tensors_are_there_whole(client):
     found = good(client.get("/api/held?run=a"))["held"]
     assert [(t["name"], t["kind"], len(t["steps"])) for t in found] == [

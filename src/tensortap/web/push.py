@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from tensortap.errors import TensortapError
 from tensortap.viz.table import Table
 from tensortap.web.asked import as_json
+from tensortap.web.curves import curves
 from tensortap.web.library import Library
 from tensortap.web.shown import Shown, described
 
@@ -196,7 +197,7 @@ def _news(shown: Shown, table: Table, listener: Listener) -> dict[str, Any]:
     reset = len(fresh) > _POINTS or (listener.step >= 0 and not (steps == listener.step).any())
     training = {}
     if not reset:
-        for name, (at, values) in table.training().items():
+        for name, (at, values) in curves(table).items():
             new = at > listener.step
             if new.any():
                 training[name] = [at[new], _plain(values[new])]

@@ -17,6 +17,7 @@ from tensortap.viz.figures import (
 )
 from tensortap.viz.figures.theme import message_figure
 from tensortap.web.asked import Asked
+from tensortap.web.curves import curves
 
 if TYPE_CHECKING:
     from tensortap.viz.table import Table
@@ -33,8 +34,8 @@ def theme_of(asked: Asked) -> str:
 
 def training(asked: Asked) -> dict[str, Any]:
     """The curve that is always in sight."""
-    table, rank = asked.shown.table(), asked.number("rank")
-    return training_figure(table, rank=rank, height=104, width_px=1000, theme=theme_of(asked))
+    found = curves(asked.shown.table(), asked.number("rank"))
+    return training_figure(found, height=104, width_px=1000, theme=theme_of(asked))
 
 
 def sparklines(asked: Asked) -> dict[str, Any]:

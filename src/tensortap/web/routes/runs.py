@@ -45,7 +45,7 @@ def _run(shown: Shown, table: Table) -> dict[str, Any]:
         "names": names,
         "name_kinds": [of_name[name] for name in names],
         "ranks": table.ranks(),
-        "statistics": [name for name in table.statistics() if name != "value"],
+        "statistics": table.statistics(),
         "dtypes": [dtype for dtype in table.dtypes if dtype],
         "metrics": table.layers(Kind.METRIC.value),
         "steps": table.steps(),
@@ -66,14 +66,16 @@ def held(asked: Asked) -> dict[str, Any]:
 def _held_in_run(reader: RunReader) -> dict[tuple[str, str], set[int]]:
     import pyarrow.compute as pc
 
-    columns = ["name", "kind", "step", "dtype", "value", "payloads", "missing"]
+    columns = ["name", "kind", "step", "dtype", "value", "payloads", "tags", "missing"]
     found: dict[tuple[str, str], set[int]] = {}
     for table in reader.tables(columns):
         # a value of one byte is None: only statistics. A tensor has a dtype, or lies in a file
         inline = pc.greater(pc.fill_null(pc.binary_length(table.column("value")), 0), 1)
         apart = pc.greater(pc.fill_null(pc.list_value_length(table.column("payloads")), 0), 0)
         tensor = pc.and_(pc.not_equal(table.column("dtype"), ""), inline)
-        here = pc.and_(pc.or_(apart, tensor), pc.invert(table.column("missing")))
+        dumped = pc.is_valid(pc.map_lookup(table.column("tags"), "file", "first"))
+        whole = pc.or_(pc.or_(apart, tensor), dumped)
+        here = pc.and_(whole, pc.invert(table.column("missing")))
         rows = table.filter(here)
         words = (rows.column(name).to_pylist() for name in ("name", "kind", "step"))
         for name, kind, step in zip(*words, strict=True):

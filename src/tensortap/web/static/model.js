@@ -51,9 +51,9 @@ export function chosen(state) {
   const statistics = run?.statistics ?? [];
   return {
     kind,
-    metric: statistics.includes(state.metric) ? state.metric : "rm2",
+    metric: statistics.includes(state.metric) ? state.metric : kind === "Value" ? "value" : "rm2",
     names: names.length ? names : first === undefined ? [] : [first],
-    stats: state.stat.length ? state.stat : ["rm2", "max_abs"],
+    stats: state.stat.length ? state.stat : kind === "Value" ? ["value"] : ["rm2", "max_abs"],
     rank: run?.ranks.includes(Number(state.rank)) && state.rank !== "" ? state.rank : "",
     step: nearest(run?.steps ?? [], state.step),
     theme: document.documentElement.dataset.theme ?? "light",

@@ -63,7 +63,7 @@ export function drawStep() {
   scrubber.setAttribute("aria-valuetext", step === null ? "no step" : `step ${step}`);
   if (document.activeElement !== $("step")) $("step").value = step === null ? "" : String(step);
   $("range").textContent = steps.length ? `${count(steps[0])} – ${count(steps[steps.length - 1])}` : "no steps";
-  $("follow").checked = get().follow;
+  $("follow").checked = following();
 }
 
 /** Goes to a step; whoever does so does not follow any more. @param {number | null} step */
@@ -99,8 +99,14 @@ function stop() {
   $("play").setAttribute("aria-pressed", "false");
 }
 
+/** Whether the newest step is shown, whichever it is: asked for, or while a training runs. */
+function following() {
+  const state = get(), moves = ["open", "live"].includes(model.run?.state ?? "");
+  return state.step === null && (state.follow || moves);
+}
+
 export function toggleFollow() {
-  const follow = !get().follow;
+  const follow = !following();
   set({ follow, ...(follow ? { step: null } : { step: chosen(get()).step }) });
 }
 

@@ -201,7 +201,9 @@ async function askSparks(names) {
   const key = `${run.id} ${now.kind} ${now.metric} ${now.rank}`;
   if (key !== sparkKey) sparks = new Map();
   sparkKey = key;
-  const lacking = names.filter((name) => !sparks.has(name)).slice(0, 100);
+  // an address may have 64 KiB
+  let room = 16_000;
+  const lacking = names.filter((name) => !sparks.has(name) && (room -= encodeURIComponent(name).length) > 0).slice(0, 100);
   if (!lacking.length || asking) return;
   asking = true;
   try {

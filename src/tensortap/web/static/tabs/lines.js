@@ -61,7 +61,7 @@ export const lines = {
   },
 };
 
-const SHOWN = ["rm2", "max_abs", "mean", "std", "min", "max", "mean_abs", "min_abs", "rm4", "rm8", "zeros", "nonfinite"];
+const SHOWN = ["value", "rm2", "max_abs", "mean", "std", "min", "max", "mean_abs", "min_abs", "rm4", "rm8", "zeros", "nonfinite"];
 
 /** @param {string} stat */
 function toggle(stat) {
