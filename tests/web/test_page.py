@@ -36,8 +36,9 @@ def chromium():
 
 
 # what a page looks like that is not as it should be
-WHERE = """() => [location.hash, document.activeElement.outerHTML.slice(0, 60), document.body.dataset,
-  document.getElementById("notice").innerText, document.querySelector("dialog").open,
+WHERE = """() => [location.hash, document.activeElement.outerHTML.slice(0, 60),
+  document.body.dataset, document.getElementById("notice").innerText,
+  document.querySelector("dialog").open,
   [...document.querySelectorAll(".panel")].map((p) => `${p.id} ${p.hidden} ${p.dataset.ready}`)]"""
 
 

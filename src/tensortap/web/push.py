@@ -71,6 +71,7 @@ class Push:
         self._library = library
         self._listeners: set[Listener] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def talk(self, socket: WebSocket) -> None:
         """Serve one browser for as long as it listens."""
@@ -79,8 +80,9 @@ class Push:
         self._loop = asyncio.get_running_loop()
         self._listeners.add(listener)
         tasks = [asyncio.create_task(part(listener)) for part in (self._hear, self._tell)]
-        if len(self._listeners) == 1:
-            asyncio.create_task(self._watch()).add_done_callback(_report)
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+            self._watching.add_done_callback(_report)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -206,7 +206,7 @@ system.addEventListener("change", () => void update(["theme"]));
 /** @param {KeyboardEvent} e */
 function key(e) {
   const inside = /** @type {HTMLElement} */ (e.target);
-  const typing = inside.closest("input:not([type=range]):not([type=checkbox]), select, textarea, dialog");
+  const typing = inside.closest("input:not([type=range]):not([type=checkbox]), select, textarea, dialog[open]");
   if (typing || e.ctrlKey || e.metaKey || e.altKey) return;
   const many = e.shiftKey ? 10 : 1;
   const scrubbing = inside.id === "scrubber";
