@@ -304,6 +304,12 @@ def test_two_runs_side_by_side(chromium, page):
         assert "embed" in frame.locator("#first").inner_text()
         assert frame.locator("#cells").count() == 1
         assert tab.state()["other"] == "b"
+        back = "getComputedStyle(document.body).backgroundColor"
+        light = frame.locator("body").evaluate(f"() => {back}")
+        q.click("#theme")
+        dark = q.frame_locator("#panel-compare iframe[data-theme=dark]")
+        dark.locator("#verdict").wait_for()
+        assert dark.locator("body").evaluate(f"() => {back}") != light
         q.get_by_role("button", name="Show its lines").click()
         tab.shown("lines")
         assert tab.state()["step"] == "12"

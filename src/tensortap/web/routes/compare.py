@@ -95,7 +95,7 @@ async def report_page(request: Request) -> Response:
         job = asked.place.jobs.get(asked.text("job"))
         if job.state["state"] != "done":
             raise TensortapError("the comparison is not done yet")
-        page: str = job.result[1]
+        page = _in_theme(job.result[1], asked.text("theme"))
         # the page allows its own script by itself; here it is allowed by its digest alone
         script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -107,6 +107,19 @@ async def report_page(request: Request) -> Response:
         return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
     return await run_in_threadpool(guarded, work)
+
+
+def _in_theme(page: str, theme: str) -> str:
+    """A report that is light or dark as it is told to be, not as the system is."""
+    if theme not in ("light", "dark"):
+        return page
+    head, data, rest = re.split(
+        r'(<script type="application/json".*?</script>)', page, maxsplit=1, flags=re.DOTALL
+    )
+    asks, always = "(prefers-color-scheme: dark)", "all" if theme == "dark" else "not all"
+    scheme = '<meta name="color-scheme" content="light dark">'
+    head = head.replace(scheme, scheme.replace("light dark", theme))
+    return head.replace(asks, always) + data + rest.replace(asks, always)
 
 
 def _check_pattern(pattern: str) -> None:

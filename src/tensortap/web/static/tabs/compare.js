@@ -38,7 +38,8 @@ export const compare = {
     choose(b, [["", "choose a run"], ...others], state.other);
     for (const [key, input] of Object.entries(fields)) if (document.activeElement !== input) input.value = /** @type {any} */ (state)[key];
     const key = JSON.stringify([state.run, state.other, state.rtol, state.atol, state.names, state.steps]);
-    if (key === drawn) return;
+    const frame = body.querySelector("iframe");
+    if (key === drawn && (!frame || frame.dataset.theme === document.documentElement.dataset.theme)) return;
     drawn = key;
     if (!others.length) return fill(body, h("div", { class: "card" }, empty("Only one run is shown", "Open the folder that both are in, or both of them:", "tensortap view runs/a runs/b")));
     if (!state.other || state.other === state.run) return fill(body, h("div", { class: "card" }, empty("Two runs, side by side", "Choose the other run: you get the first tensor that differs, when, and by how much.")));
@@ -84,10 +85,14 @@ function running(said) {
 /** @param {any} found */
 function result(found) {
   const first = found.first;
-  const where = first && h("div", { class: "tools" },
+  const theme = document.documentElement.dataset.theme ?? "light";
+  const metric = first?.kind === "Metric";
+  const where = first && metric ? h("div", { class: "tools" },
+    h("button", { type: "button", class: "first", onclick: () => set({ step: first.step, follow: false }) }, `Go to step ${count(first.step)}`),
+    h("span", { class: "dim" }, `first: ${first.name} at step ${count(first.step)}`)) : first && h("div", { class: "tools" },
     h("button", { type: "button", class: "first", onclick: () => set({ tab: "tensors", name: [first.name], kind: first.kind, step: first.step, rank: first.rank < 0 ? "" : String(first.rank), minus: "run", follow: false, at: "", axes: "", zoom: "", leaf: "" }, true) }, "Show the difference"),
     h("button", { type: "button", onclick: () => set({ tab: "lines", name: [first.name], kind: first.kind, step: first.step, follow: false }, true) }, "Show its lines"),
     h("span", { class: "dim" }, `first: ${first.name} (${first.kind.replaceAll("_", " ")}) at step ${count(first.step)}`));
-  const frame = h("iframe", { class: "report", title: "What the comparison found", src: `/api/compare/report?job=${encodeURIComponent(found.job)}`, sandbox: "allow-scripts" });
+  const frame = h("iframe", { class: "report", title: "What the comparison found", src: `/api/compare/report?theme=${theme}&job=${encodeURIComponent(found.job)}`, "data-theme": theme, sandbox: "allow-scripts" });
   fill(body, where, frame);
 }
