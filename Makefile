@@ -11,10 +11,12 @@ TORCH := torch==2.13.0
 # What an installation depends on: the metadata, and the sources of compiled extensions.
 BUILD := pyproject.toml $(wildcard setup.py) $(shell find src -name '*.c' -o -name '*.h')
 
+CHROMIUM := { command -v chromium || command -v chromium-browser || command -v chrome; }
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two pips in one environment
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench clean chromium
 
 help:
 	@echo "make demo    see tensortap at work"
@@ -26,8 +28,17 @@ help:
 demo: $(VENV)/.ready-base
 	$(BIN)/tensortap demo $(ARGS)
 
-test: $(VENV)/.ready-test
+test: $(VENV)/.ready-test chromium
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Pages are tested in a real browser; without one those tests are skipped, which is said.
+chromium:
+	@$(CHROMIUM) >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; \
+	fi || true
+	@$(CHROMIUM) >/dev/null || \
+	    echo "no Chromium: tests of pages are skipped (Debian, Ubuntu: sudo apt-get install chromium)"
 
 lint: $(VENV)/.ready-lint
 	$(BIN)/ruff check .

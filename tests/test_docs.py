@@ -15,7 +15,18 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(
     "page",
-    ["compare", "figures", "films", "hdf5", "notebook", "numerics", "trace", "track", "watch"],
+    [
+        "compare",
+        "figures",
+        "films",
+        "hdf5",
+        "notebook",
+        "numerics",
+        "page",
+        "trace",
+        "track",
+        "watch",
+    ],
 )
 def test_the_examples_of_a_page_are_one_program(tmp_path, page):
     text = (ROOT / "docs" / f"{page}.md").read_text()

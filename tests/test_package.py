@@ -26,7 +26,7 @@ def test_the_public_names():
         "get_all", "help", "ingest_all", "init", "integrations", "list_probes", "open", "read_hdf5",
         "read_logframe", "receipt", "register_format", "serve", "stack_padded_tensors", "status",
         "step", "summarize", "summary", "testing", "trace", "track", "update_metadata",
-        "validate_logframe", "viz", "watch", "watcher",
+        "validate_logframe", "view", "viz", "watch", "watcher",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)
     assert set(tap.__all__) <= set(dir(tap))

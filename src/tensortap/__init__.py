@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from tensortap.sources.track import track
     from tensortap.sources.watch import watch, watcher
     from tensortap.viz.films.recorder import Recorder
+    from tensortap.web.verb import view
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
@@ -82,6 +83,7 @@ _LATER = {
     "track": "tensortap.sources.track",
     "update_metadata": "tensortap.sources.run",
     "validate_logframe": "tensortap.formats.logframe",
+    "view": "tensortap.web.verb",
     "viz": "",
     "watch": "tensortap.sources.watch",
     "watcher": "tensortap.sources.watch",
@@ -134,6 +136,7 @@ __all__ = [
     "track",
     "update_metadata",
     "validate_logframe",
+    "view",
     "viz",
     "watch",
     "watcher",

@@ -52,7 +52,7 @@ def demo(
     if view:
         from tensortap.cli.view import view as show
 
-        show([str(place / "runs")])
+        show([str(place / "runs")], host="127.0.0.1", port=None, browser=True)
 
 
 @contextlib.contextmanager

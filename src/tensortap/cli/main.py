@@ -19,6 +19,7 @@ from tensortap.cli import (
     serve,
     show,
     top,
+    view,
 )
 from tensortap.errors import TensortapError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("top")(top.top)
+app.command("view")(view.view)
 app.command("doctor")(doctor.doctor)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)

@@ -1,0 +1,1 @@
+"""The page: a web server over runs and live sessions."""

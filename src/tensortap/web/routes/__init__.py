@@ -1,0 +1,1 @@
+"""What the page asks the server for, a module a part of the page."""

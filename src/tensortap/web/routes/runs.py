@@ -1,0 +1,102 @@
+"""The left of the page: what is shown, the names in it, and which tensors are there whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tensortap.readers.live import LiveReader
+from tensortap.readers.run import RunReader
+from tensortap.record import Kind, Record
+from tensortap.web.asked import Asked
+from tensortap.web.shown import Shown, described
+
+if TYPE_CHECKING:
+    from tensortap.viz.table import Table
+
+_HELD = 5000  # names with tensors that are told
+
+
+def library(asked: Asked) -> dict[str, Any]:
+    """Everything that can be looked at."""
+    asked.place.library.scan()
+    return {"shown": [described(shown) for shown in asked.place.library.all()]}
+
+
+def run(asked: Asked) -> dict[str, Any]:
+    """What a run is made of: names with their kinds, ranks, steps, statistics."""
+    shown = asked.shown
+    table = shown.table()
+    with table.lock:
+        return _run(shown, table)
+
+
+def _run(shown: Shown, table: Table) -> dict[str, Any]:
+    kinds = table.tensor_kinds()
+    of_name: dict[str, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        for name in table.layers(kind):
+            of_name.setdefault(name, []).append(number)
+    order = {name: number for number, name in enumerate(table.names)}
+    names = sorted(of_name, key=order.__getitem__)
+    return {
+        **described(shown),
+        "records": len(table),
+        "kinds": kinds,
+        "names": names,
+        "name_kinds": [of_name[name] for name in names],
+        "ranks": table.ranks(),
+        "statistics": table.statistics(),
+        "dtypes": [dtype for dtype in table.dtypes if dtype],
+        "metrics": table.layers(Kind.METRIC.value),
+        "steps": table.steps(),
+    }
+
+
+def held(asked: Asked) -> dict[str, Any]:
+    """Which tensors were kept whole, not only their statistics: by name and kind, their steps."""
+    reader: Any = asked.shown.reader()
+    found = _held_in_run(reader) if isinstance(reader, RunReader) else _held_live(reader)
+    rows = [
+        {"name": name, "kind": kind, "steps": sorted(steps)}
+        for (name, kind), steps in list(found.items())[:_HELD]
+    ]
+    return {"total": len(found), "held": rows}
+
+
+def _held_in_run(reader: RunReader) -> dict[tuple[str, str], set[int]]:
+    import pyarrow.compute as pc
+
+    columns = ["name", "kind", "step", "dtype", "value", "payloads", "tags", "missing"]
+    found: dict[tuple[str, str], set[int]] = {}
+    for table in reader.tables(columns):
+        # a value of one byte is None: only statistics. A tensor has a dtype, or lies in a file
+        inline = pc.greater(pc.fill_null(pc.binary_length(table.column("value")), 0), 1)
+        apart = pc.greater(pc.fill_null(pc.list_value_length(table.column("payloads")), 0), 0)
+        tensor = pc.and_(pc.not_equal(table.column("dtype"), ""), inline)
+        dumped = pc.is_valid(pc.map_lookup(table.column("tags"), "file", "first"))
+        whole = pc.or_(pc.or_(apart, tensor), dumped)
+        here = pc.and_(whole, pc.invert(table.column("missing")))
+        rows = table.filter(here)
+        words = (rows.column(name).to_pylist() for name in ("name", "kind", "step"))
+        for name, kind, step in zip(*words, strict=True):
+            if kind != Kind.ALERT.value:
+                found.setdefault((name, kind), set()).add(step)
+    return found
+
+
+def _held_live(reader: Any) -> dict[tuple[str, str], set[int]]:
+    far = isinstance(reader, LiveReader)  # its records come without values
+    found: dict[tuple[str, str], set[int]] = {}
+    for name in reader.names():
+        for record in reader.records(name):
+            if _has_tensor(record, far):
+                found.setdefault((name, record.kind.value), set()).add(record.step)
+    return found
+
+
+def _has_tensor(record: Record, far: bool) -> bool:
+    if record.kind in (Kind.ALERT, Kind.METRIC):
+        return False
+    if far:
+        return bool(record.dtype) and record.stats is None
+    return record.value is not None and not isinstance(record.value, (bool, int, float, str))

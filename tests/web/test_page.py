@@ -1,0 +1,480 @@
+"""The page in a real browser: every tab, live, by mouse and keyboard, and with nothing fetched."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright import sync_api as playwright
+
+import tensortap as tap
+from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, serving
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+ROOT = Path(__file__).parents[2]
+TABS = ["overview", "lines", "exponents", "tensors", "compare", "alerts", "provenance", "receipt"]
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+    "--disable-component-update",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+# what a page looks like that is not as it should be
+WHERE = """() => [location.hash, document.activeElement.outerHTML.slice(0, 60),
+  document.body.dataset, document.getElementById("notice").innerText,
+  document.querySelector("dialog").open,
+  [...document.querySelectorAll(".panel")].map((p) => `${p.id} ${p.hidden} ${p.dataset.ready}`)]"""
+
+
+class Tab:
+    """A browser on the page; it notes every error, and every request that leaves the machine."""
+
+    def __init__(self, browser, page, fragment="", **options):
+        self.server = page
+        options.setdefault("viewport", {"width": 1280, "height": 800})
+        self.context = browser.new_context(**options)
+        self.context.set_default_timeout(60_000)
+        self.page = self.context.new_page()
+        self.errors, self.strangers = [], []
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.errors.append(f"dialog {dialog.message}"))
+        self.page.on("request", self._request)
+        self.open_ = set()  # requests without an answer
+        for event in ("requestfinished", "requestfailed"):
+            self.page.on(event, lambda request: self.open_.discard(request.url))
+        self.page.goto(f"{page.url}{fragment}")
+        self.ready()
+
+    def _console(self, message):
+        # an answer that is an error is the page's to show; the browser notes it as well
+        if message.type in ("error", "warning") and "the server responded" not in message.text:
+            self.errors.append(message.text)
+
+    def _request(self, request):
+        self.open_.add(request.url)
+        own = (self.server.address, "data:", "blob:", self.server.address.replace("http", "ws"))
+        if not request.url.startswith(own):
+            self.strangers.append(request.url)
+
+    def ready(self):
+        self.page.wait_for_selector("body[data-ready=yes]")
+        self.page.wait_for_selector("body[data-push=open]")
+
+    def open(self, tab):
+        self.page.click(f"#tab-{tab}")
+        self.shown(tab)
+
+    def shown(self, tab):
+        try:
+            self.page.wait_for_selector(f"#panel-{tab}[data-ready=yes]:not([hidden])")
+        except playwright.TimeoutError as error:
+            raise AssertionError(
+                f"{tab} was not shown: {self.page.evaluate(WHERE)}, {self.open_}"
+            ) from error
+
+    def go(self, **state):
+        """As if the address were opened."""
+        said = "&".join(f"{key}={value}" for key, value in state.items())
+        self.page.evaluate("said => { location.hash = said }", said)
+        self.page.wait_for_function("said => location.hash === '#' + said", arg=said)
+        self.page.evaluate("() => new Promise((r) => setTimeout(r, 50))")
+        self.shown(state.get("tab", "overview"))
+
+    def state(self):
+        self.page.wait_for_timeout(200)  # the address is written a little later
+        return dict(re.findall(r"[#&](\w+)=([^&]*)", self.page.evaluate("location.hash")))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.context.close()
+        if kind is None:
+            assert self.errors == []
+            assert self.strangers == []
+
+
+def test_every_tab_has_its_content(chromium, page):
+    with Tab(chromium, page, "#run=a") as tab:
+        q = tab.page
+        assert "token" not in q.url
+        for name in TABS:
+            tab.open(name)
+            assert q.locator(f"#tab-{name}").get_attribute("aria-selected") == "true"
+            assert q.locator("#notice").is_hidden()
+        tab.open("overview")
+        assert q.locator("#panel-overview .heatmaplayer").count()
+        tab.open("lines")
+        assert q.locator("#panel-lines .scatterlayer .trace").count() >= 2
+        tab.open("exponents")
+        assert q.locator("#panel-exponents .barlayer").count()
+        tab.open("tensors")
+        assert q.locator("#panel-tensors .heatmaplayer").count()
+        assert "[16, 24] float32" in q.locator("#panel-tensors").inner_text()
+        tab.open("alerts")
+        assert "blocks.1.mlp" in q.locator("#panel-alerts tbody").inner_text()
+        assert q.locator("#tab-alerts .badge").inner_text() == "1"
+        tab.open("receipt")
+        assert "Nothing was dropped" in q.locator("#panel-receipt").inner_text()
+
+
+def test_the_heatmap_leads_to_the_histogram(chromium, page):
+    with Tab(chromium, page, "#run=a&kind=Gradient") as tab:
+        q = tab.page
+        q.evaluate("""() => {
+          const plot = document.querySelector("#panel-overview .js-plotly-plot");
+          const all = plot.data.find((t) => t.type === "heatmap");
+          window.cell = plot.layout.meta.layers.indexOf("blocks.0.mlp");
+        }""")
+        box = q.locator("#panel-overview .heat .heatmaplayer image").first.bounding_box()
+        row = q.evaluate("window.cell")
+        q.mouse.click(
+            box["x"] + box["width"] * (7 + 0.5) / STEPS,
+            box["y"] + box["height"] * (row + 0.5) / len(LAYERS),
+        )
+        q.wait_for_selector("#tab-exponents[aria-selected=true]")
+        tab.shown("exponents")
+        state = tab.state()
+        assert (state["name"], state["step"], state["kind"]) == ("blocks.0.mlp", "7", "Gradient")
+        assert "blocks.0.mlp" in q.locator("#panel-exponents .js-plotly-plot").text_content()
+        q.go_back()
+        q.wait_for_selector("#tab-overview[aria-selected=true]")
+
+
+def test_the_value_under_the_mouse_is_the_value(chromium, page, runs):
+    wanted = tap.open(runs / "a").get("head", step=11, kind="Activation")
+    with Tab(chromium, page, "#run=a&tab=tensors&name=head&kind=Activation&step=11") as tab:
+        q = tab.page
+        box = q.locator("#panel-tensors .tensor .heatmaplayer image").first.bounding_box()
+        row, column = 5, 17
+        q.mouse.move(
+            box["x"] + box["width"] * (column + 0.5) / 24,
+            box["y"] + box["height"] * (row + 0.5) / 16,
+        )
+        said = q.locator(".tensor .hoverlayer text").first.text_content()
+        place, _, value = said.partition("=")
+        assert place.strip() == f"[{row}, {column}]"
+        assert np.float32(value.strip().replace("−", "-")) == wanted[row, column]
+
+
+def test_a_nan_in_sixteen_million_is_seen_and_found(chromium, page):
+    with Tab(chromium, page, "#run=raw&tab=tensors&name=big&kind=Value") as tab:
+        q = tab.page
+        drawn = q.evaluate("""() => {
+          const plot = document.querySelector("#panel-tensors .tensor");
+          return plot.data.map((t) => t.name).filter(Boolean);
+        }""")
+        assert "NaN" in drawn
+        assert "+Inf" in drawn
+        # its tile has a colour that no scale has, really on the screen
+        images = q.locator("#panel-tensors .tensor .heatmaplayer image")
+        assert images.count() == 3
+        assert "NaN" in q.locator("#panel-tensors .stats").inner_text()
+        box = images.first.bounding_box()
+        x = box["x"] + box["width"] * 3210 / 4096
+        y = box["y"] + box["height"] * 1234 / 4096
+        q.mouse.move(x - 9, y - 9)
+        q.mouse.down()
+        q.mouse.move(x + 9, y + 9, steps=5)
+        with q.expect_response(lambda r: "zoom=" in r.url):
+            q.mouse.up()
+        q.wait_for_function(
+            "() => !document.querySelector('#panel-tensors .tensor').layout.meta.reduced"
+        )
+        top, bottom, left, right = (int(n) for n in tab.state()["zoom"].split(","))
+        assert top < 1234 < bottom < top + 400
+        assert left < 3210 < right < left + 400
+
+
+def test_slices_of_many_axes(chromium, page):
+    with Tab(chromium, page, "#run=raw&tab=tensors&name=seven&kind=Value") as tab:
+        q = tab.page
+        assert q.locator("#panel-tensors .axes input[type=range]").count() == 5
+        slider = q.get_by_label("Index on axis 0")
+        slider.focus()
+        slider.press("ArrowRight")
+        q.wait_for_function("() => document.querySelector('.stats').innerText.includes('67')")
+        assert tab.state()["at"].startswith("1,0")
+        tab.go(run="raw", tab="tensors", name="nothing", kind="Value")
+        assert "no elements" in q.locator("#panel-tensors").inner_text()
+        tab.go(run="raw", tab="tensors", name="words", kind="Value")
+        assert "holds no tensor" in q.locator("#panel-tensors").inner_text()
+
+
+def test_a_reload_restores_what_was_seen(chromium, page):
+    with Tab(chromium, page, "#run=a") as tab:
+        q = tab.page
+        q.select_option("#kind", "Gradient")
+        q.fill("#search", "blocks")
+        tab.open("lines")
+        q.get_by_role("treeitem", name="blocks.1.attn").click()
+        q.get_by_role("treeitem", name="blocks.0.attn").click(modifiers=["Control"])
+        q.get_by_role("button", name="std", exact=True).click()
+        q.get_by_role("button", name="Log", exact=True).first.click()
+        q.fill("#step", "13")
+        q.press("#step", "Enter")
+        q.click("#theme")
+        tab.shown("lines")
+        before, address = tab.state(), q.url
+        q.reload()
+        tab.ready()
+        tab.shown("lines")
+        assert q.url == address
+        assert tab.state() == before
+        assert q.locator("html").get_attribute("data-theme") == "dark"
+        assert q.input_value("#search") == "blocks"
+        assert q.input_value("#step") == "13"
+        assert q.locator("#panel-lines .chip [title]").all_inner_texts() == [
+            "blocks.1.attn",
+            "blocks.0.attn",
+        ]
+        assert (
+            q.evaluate("document.querySelector('#panel-lines .js-plotly-plot').layout.yaxis.type")
+            == "log"
+        )
+
+
+def test_the_keyboard_and_the_curve_set_the_step(chromium, page):
+    with Tab(chromium, page, "#run=a&step=10") as tab:
+        q = tab.page
+        q.keyboard.press("ArrowRight")
+        assert q.input_value("#step") == "11"
+        q.keyboard.press("Shift+ArrowLeft")
+        assert q.input_value("#step") == "1"
+        q.keyboard.press("End")
+        assert q.input_value("#step") == str(STEPS - 1)
+        q.keyboard.press("/")
+        q.keyboard.type("attn")
+        q.wait_for_function("() => document.getElementById('found').innerText === '2 of 7 names'")
+        q.keyboard.press("Escape")
+        q.keyboard.press("?")
+        assert q.locator("#helping").is_visible()
+        q.keyboard.press("Escape")
+        q.wait_for_selector("#helping", state="hidden")
+        q.keyboard.press("3")
+        tab.shown("exponents")
+        q.keyboard.press("Home")
+        assert q.input_value("#step") == "0"
+        q.keyboard.press(" ")
+        q.wait_for_function("() => Number(document.getElementById('step').value) >= 3")
+        q.keyboard.press(" ")
+        box = q.locator("#training .nsewdrag").first.bounding_box()
+        q.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+        q.mouse.click(box["x"] + box["width"] / 2, box["y"] + 20)
+        q.wait_for_function("() => ['14', '15'].includes(document.getElementById('step').value)")
+
+
+def test_names_are_text_whatever_they_contain(chromium, page):
+    with Tab(chromium, page, "#run=a&kind=Gradient") as tab:
+        q = tab.page
+        row = q.get_by_role("treeitem").filter(has_text="onerror")
+        assert row.inner_text().strip() == HOSTILE
+        row.click()
+        for name in ("lines", "exponents", "tensors", "alerts", "overview"):
+            tab.open(name)
+            assert q.locator("main img").count() == 0
+            assert q.locator("main b").filter(has_text="'\"&").count() == 0
+        assert "onerror" in q.locator("#panel-overview .heat").text_content()
+
+
+def test_two_runs_side_by_side(chromium, page):
+    with Tab(chromium, page, "#run=a&tab=compare") as tab:
+        q = tab.page
+        q.get_by_label("The other run").first.select_option("b")
+        frame = q.frame_locator("#panel-compare iframe")
+        frame.locator("#verdict").wait_for()
+        assert frame.locator("#verdict").inner_text() == "✗ The runs differ"
+        assert "embed" in frame.locator("#first").inner_text()
+        assert frame.locator("#cells").count() == 1
+        assert tab.state()["other"] == "b"
+        back = "getComputedStyle(document.body).backgroundColor"
+        light = frame.locator("body").evaluate(f"() => {back}")
+        q.click("#theme")
+        dark = q.frame_locator("#panel-compare iframe[data-theme=dark]")
+        dark.locator("#verdict").wait_for()
+        assert dark.locator("body").evaluate(f"() => {back}") != light
+        q.get_by_role("button", name="Show its lines").click()
+        tab.shown("lines")
+        assert tab.state()["step"] == "12"
+        tab.go(
+            run="a",
+            tab="tensors",
+            name="head",
+            kind="Activation",
+            step="13",
+            minus="run",
+            other="b",
+        )
+        assert "minus step 13" in q.locator("#panel-tensors").inner_text()
+
+
+def test_an_empty_run_and_a_run_of_values_only(chromium, page):
+    with Tab(chromium, page, "#run=empty") as tab:
+        for name in TABS:
+            tab.open(name)
+            assert tab.page.locator(f"#panel-{name}").inner_text().strip()
+        tab.page.get_by_role("option", name="raw").click()
+        tab.open("overview")
+        assert tab.page.locator(
+            "#panel-overview .heatmaplayer"
+        ).count()  # single numbers have values
+        tab.page.get_by_label("Statistic", exact=True).select_option("rm2")
+        tab.page.get_by_text("no rm2 of Value").wait_for()
+
+
+def test_light_and_dark_follow_the_system_until_one_is_chosen(chromium, page):
+    with Tab(chromium, page, "#run=a", color_scheme="dark") as tab:
+        assert tab.page.locator("html").get_attribute("data-theme") == "dark"
+        back = (
+            "document.querySelector('#panel-overview .heat').layout.template.layout.paper_bgcolor"
+        )
+        dark = tab.page.evaluate(back)
+        tab.page.click("#theme")
+        tab.page.wait_for_function(f"was => {back} !== was", arg=dark)
+        assert tab.state()["theme"] == "light"
+
+
+def test_five_thousand_layers_stay_few_elements(chromium, tmp_path):
+    from tensortap.stats import summarize_array
+
+    run = Writer(tmp_path, "wide")
+    stats = summarize_array(np.ones(4, "f4"))
+    for step in range(2):
+        for number in range(5000):
+            run.put(
+                f"stack.{number // 100}.layer{number}", "Weight", step, None, stats, "float32", (4,)
+            )
+    run.close()
+    with serving(tmp_path) as page, Tab(chromium, page) as tab:
+        q = tab.page
+        q.wait_for_function("() => document.getElementById('found').innerText === '5,000 names'")
+        assert q.get_by_role("treeitem").count() < 80
+        q.locator("#tree").evaluate("tree => { tree.scrollTop = tree.scrollHeight }")
+        q.get_by_role("treeitem", name="stack.49.layer4999").wait_for()
+        q.fill("#search", "layer4[0-9]{3}$")
+        q.wait_for_function("() => document.getElementById('found').innerText.startsWith('1,000')")
+        q.fill("#search", "layer(")
+        q.wait_for_function(
+            "() => document.getElementById('found').innerText.includes('not a reg')"
+        )
+
+
+TRAINING = """
+    import sys
+    import torch
+    import tensortap as tap
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    print(tap.init(sys.argv[1]), flush=True)
+    with tap.track(model, optimizer=opt, tensors="^2$") as tracker:
+        for line in sys.stdin:  # a step a line
+            loss = model(torch.ones(3, 4)).square().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            tracker.step(loss=loss.item())
+            tap.flush()
+    tap.finish()
+"""
+
+
+def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
+    training = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(TRAINING), str(tmp_path)], env=env, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+    def steps(count):
+        training.stdin.write("\n" * count)
+        training.stdin.flush()
+
+    try:
+        name = Path(training.stdout.readline().strip()).name
+        steps(3)
+        with (
+            serving(tmp_path) as page,
+            Tab(chromium, page, f"#run={name}&follow=1") as one,
+            Tab(chromium, page, f"#run={name}&step=1") as two,
+        ):
+            at = "() => Number(document.getElementById('step').value) === {}"
+            one.page.wait_for_function(at.format(2))
+            steps(4)
+            one.page.wait_for_function(at.format(6))
+            # its curve has grown by the points that are new, the other's too, whose step stays
+            for each in (one, two):
+                each.page.wait_for_function(
+                    "() => { const x = document.getElementById('training').data[0].x;"
+                    " return x[x.length - 1] === 6 }"
+                )
+                assert "open" in each.page.locator("#here").inner_text()
+                each.page.wait_for_function(
+                    "() => document.querySelector('#panel-overview .js-plotly-plot').data[0]"
+                    ".x.length === 7"
+                )
+            assert two.page.input_value("#step") == "1"
+            two.open("tensors")
+            assert "2" in two.page.locator("#panel-tensors h3").inner_text()
+            training.stdin.close()
+            one.page.wait_for_selector("#here .pill.ended")
+            assert training.wait(60) == 0
+            shutil.rmtree(tmp_path / name)
+            one.page.wait_for_selector("#here .pill.gone")
+            one.page.get_by_text("deleted while it was shown").wait_for()
+    finally:
+        training.kill()
+        training.wait(60)
+        training.stdin.close()
+        training.stdout.close()
+
+
+def test_the_server_ends_while_it_is_looked_at(chromium, runs):
+    with serving(runs) as page:
+        tab = Tab(chromium, page, "#run=a")
+    tab.page.wait_for_selector("body[data-push=closed]")
+    tab.page.get_by_text("does not answer").wait_for()
+    tab.context.close()
+
+
+def test_what_assistive_tools_are_told(chromium, page):
+    with Tab(chromium, page, "#run=a") as tab:
+        q = tab.page
+        for name in (
+            "Overview",
+            "Lines",
+            "Exponents",
+            "Tensors",
+            "Compare",
+            "Provenance",
+            "Receipt",
+        ):
+            assert q.get_by_role("tab", name=name).count() == 1
+        for role, name in (
+            ("tree", "Names"), ("slider", "Step"), ("switch", "Follow live"),
+            ("searchbox", "Search"),
+            ("listbox", "Runs"), ("combobox", "Kind"), ("button", "Play the steps"),
+            ("button", "Light or dark"), ("tabpanel", "Overview"),
+        ):  # fmt: skip
+            assert q.get_by_role(role, name=name).count() >= 1, (role, name)
+        unnamed = q.evaluate("""() => [...document.querySelectorAll("button, select, input, a")]
+          .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length))
+          .map((e) => e.outerHTML)""")
+        assert unnamed == []

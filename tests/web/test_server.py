@@ -1,0 +1,468 @@
+"""The server over real runs: what it answers, how fast it refuses, and how it starts and ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tensortap as tap
+from tensortap.console import live
+from tensortap.errors import NotFound, TensortapError
+from tensortap.formats.files import load_file
+from tensortap.web import verb
+from tensortap.web.library import Library, inside
+from tensortap.web.server import PORT, Page, listen
+from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, entered, serving
+
+ROOT = Path(__file__).parents[2]
+
+
+def good(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# -- what it answers -----------------------------------------------------------------------
+
+
+def test_the_library_and_a_run(client):
+    shown = good(client.get("/api/library"))["shown"]
+    assert [s["id"] for s in shown] == ["raw", "empty", "b", "a"]
+    assert {s["state"] for s in shown} == {"ended"}
+    run = good(client.get("/api/run?run=a"))
+    assert run["names"] == LAYERS
+    assert run["kinds"] == ["Activation", "Gradient"]
+    assert run["metrics"] == ["loss"]
+
+
+def test_figures_are_the_ones_of_viz(client, runs):
+    from tensortap.viz.figures import heatmap_figure, lines_figure
+    from tensortap.viz.table import table_of
+
+    table = table_of(tap.open(runs / "a"))
+    wanted = heatmap_figure(table, kind="Gradient", metric="rm2", theme="dark")
+    found = good(client.get("/api/overview?run=a&kind=Gradient&metric=rm2&theme=dark"))
+    assert found["data"][0]["z"] == wanted["data"][0]["z"]
+    assert found["layout"]["meta"]["layers"] == LAYERS
+    wanted = lines_figure(table, names=["head"], kind="Gradient", metrics=["std"], panels="metric")
+    asked = {"run": "a", "kind": "Gradient", "name": "head", "stat": "std", "by": "stat"}
+    assert good(client.get("/api/lines", params=asked))["data"][0]["y"] == wanted["data"][0]["y"]
+    lines = good(
+        client.get("/api/sparklines", params={"run": "a", "kind": "Gradient", "name": LAYERS})
+    )
+    assert lines["lines"]["blocks.1.mlp"]["bad"] is True
+    assert lines["lines"][HOSTILE]["d"].startswith("M")
+
+
+def test_exponents_at_the_nearest_step(client):
+    asked = {"run": "a", "kind": "Gradient", "name": "head", "step": 999, "dtype": "float8_e4m3fn"}
+    assert good(client.get("/api/exponents", params=asked))["step"] == STEPS - 1
+    for over in ("steps", "ridge"):
+        assert good(client.get("/api/exponents", params={**asked, "over": over}))["data"]
+
+
+def test_an_answer_is_given_once_for_a_version(client):
+    first = client.get("/api/run?run=a")
+    again = client.get("/api/run?run=a", headers={"if-none-match": first.headers["etag"]})
+    assert again.status_code == 304
+    assert again.content == b""
+
+
+def test_alerts_provenance_receipt(client):
+    (alert,) = good(client.get("/api/alerts?run=a"))["alerts"]
+    assert (alert["name"], alert["step"], alert["rule"]) == ("blocks.1.mlp", 20, "nan")
+    assert "tensortap reproduce" in good(client.get("/api/provenance?run=a"))["reproduce"]
+    bill = good(client.get("/api/receipt?run=a"))
+    assert (bill["records"], bill["dropped"]) == (STEPS * (2 * len(LAYERS) + 1) + 1, 0)
+
+
+# -- tensors -------------------------------------------------------------------------------
+
+
+def tensor(client, **asked):
+    return client.get("/api/tensor", params={"run": "raw", "kind": "Value", **asked})
+
+
+def test_a_slice_is_the_slice(client):
+    from tensortap.viz.figures.theme import untyped
+
+    found = good(tensor(client, name="cube", step=1, axes="0,2", at="0,2,0"))
+    wanted = (np.arange(24).reshape(2, 3, 4) + 100)[:, 2, :]
+    z = found["figure"]["data"][0]["z"]
+    assert (untyped(z) if isinstance(z, dict) else np.array(z)).tolist() == wanted.tolist()
+    assert found["axes"] == [0, 2]
+    assert "x[:, 2, :]" in found["python"]
+
+
+def test_the_python_of_a_slice_runs(client):
+    found = good(tensor(client, name="cube", step=1, axes="2,1", at="1,0,0", minus="step"))
+    *lines, last = found["python"].splitlines()
+    space = {}
+    exec("\n".join(lines), space)
+    assert found["minus"] == "step 0, rank 0"
+    assert (eval(last, space) == 100).all()
+    assert (space["x"][1, :, :].T == np.arange(12, 24).reshape(3, 4).T + 100).all()
+
+
+def test_the_difference_to_another_step_and_run(client):
+    found = good(tensor(client, name="cube", step=2, minus="step", otherstep=0))
+    assert found["statistics"]["min"] == found["statistics"]["max"] == 200
+    asked = {"run": "a", "name": "head", "kind": "Activation", "minus": "run", "other": "b"}
+    assert (
+        good(client.get("/api/tensor", params={**asked, "step": 3}))["statistics"]["max_abs"] == 0
+    )
+    assert (
+        good(client.get("/api/tensor", params={**asked, "step": 13}))["statistics"]["max_abs"] > 0
+    )
+    answer = tensor(client, name="cube", minus="rank", otherrank=5)
+    assert answer.status_code == 404
+    assert "rank 5" in answer.json()["error"]
+
+
+def test_a_large_slice_loses_nothing_that_is_not_finite(client):
+    found = good(tensor(client, name="big"))
+    names = [trace.get("name") for trace in found["figure"]["data"]]
+    assert "NaN" in names
+    assert "+Inf" in names
+    assert found["statistics"]["nans"] == 1
+    near = good(tensor(client, name="big", zoom="1200,1260,3200,3240"))
+    assert near["figure"]["layout"]["meta"]["reduced"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("nothing", "no elements"), ("words", "holds no tensor"), ("gone", "no 'gone'")],
+)
+def test_what_cannot_be_drawn_is_a_sentence(client, name, said):
+    answer = tensor(client, name=name)
+    body = answer.json()
+    assert said in body.get("empty", body.get("error", ""))
+
+
+def test_seven_axes_a_number_and_parts_of_a_value(client):
+    found = good(tensor(client, name="seven", at="1,1,1,1,1,1,1"))
+    assert found["shape"] == [2] * 7
+    assert found["statistics"]["max"] == 127
+    assert good(tensor(client, name="number"))["statistics"]["max"] == 2.5
+    assert good(tensor(client, name="pair", leaf="['k']"))["shape"] == [3]
+
+
+def test_a_layer_with_statistics_only_says_how_to_keep_it(client):
+    answer = client.get("/api/tensor?run=a&name=embed&kind=Activation")
+    assert answer.status_code == 404
+    assert "tap.track(model, tensors=" in answer.json()["error"]
+
+
+def test_a_download_is_the_tensor(client, tmp_path):
+    answer = client.get("/api/tensor.npy?run=raw&name=cube&kind=Value&step=2")
+    assert "cube_step2_rank0.npy" in answer.headers["content-disposition"]
+    assert (np.load(io.BytesIO(answer.content)) == np.arange(24).reshape(2, 3, 4) + 200).all()
+    run = Writer(tmp_path, "half")
+    values = np.arange(6, dtype=ml_dtypes.bfloat16)
+    run.put("x", "Value", 0, values)
+    run.close()
+    with serving(run.run) as page, entered(page) as own:
+        (tmp_path / "x.npy").write_bytes(own.get("/api/tensor.npy?run=half&name=x").content)
+    assert (load_file(tmp_path / "x.npy") == values).all()
+
+
+def test_what_was_caught_and_dumped_is_there_too(tmp_path):
+    run = tap.init(tmp_path)
+    tap.dump(np.arange(6.0).reshape(2, 3), "dumped")
+    for step in range(3):
+        tap.catch(1.0 / (step + 1), "my_loss")
+    tap.finish()
+    with serving(run) as page, entered(page) as client:
+        (held,) = good(client.get("/api/held", params={"run": run.name}))["held"]
+        assert held["name"] == "dumped"
+        asked = {"run": run.name, "name": "dumped", "kind": "Value"}
+        assert good(client.get("/api/tensor", params=asked))["statistics"]["max"] == 5
+        curve = good(client.get("/api/training", params={"run": run.name}))["data"][0]
+        assert (curve["name"], curve["y"]) == ("my_loss", [1.0, 0.5, 1 / 3])
+
+
+def test_which_tensors_are_there_whole(client):
+    found = good(client.get("/api/held?run=a"))["held"]
+    assert [(t["name"], t["kind"], len(t["steps"])) for t in found] == [
+        ("head", "Activation", STEPS)
+    ]
+    assert good(client.get("/api/held?run=empty"))["held"] == []
+
+
+# -- comparing -----------------------------------------------------------------------------
+
+
+def finish(client, job):
+    end = time.monotonic() + 100
+    while time.monotonic() < end:
+        said = good(client.get(f"/api/compare?job={job}"))
+        if said["state"] != "running":
+            return said
+        time.sleep(0.05)
+    raise AssertionError("the comparison did not end")
+
+
+def test_two_runs_are_compared(client):
+    job = good(client.post("/api/compare/start?run=a&other=b"))["job"]
+    said = finish(client, job)
+    assert said["agree"] is False
+    assert (said["first"]["name"], said["first"]["step"]) == ("embed", 12)
+    report = client.get(f"/api/compare/report?job={job}")
+    assert "The runs differ" in report.text or "sha256" in report.headers["content-security-policy"]
+    assert "unsafe-inline" not in report.headers["content-security-policy"].split("style-src")[0]
+    again = good(client.post("/api/compare/start?run=a&other=b"))
+    assert (again["job"], again["state"]) == (job, "done")
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("rtol=much", "a tolerance"),
+        ("steps=x", "steps are like"),
+        ("names=(", "regular expression"),
+    ],
+)
+def test_a_mistake_in_a_comparison_is_said(client, query, said):
+    answer = client.post(f"/api/compare/start?run=a&other=b&{query}")
+    assert answer.status_code == 422
+    assert said in answer.json()["error"]
+
+
+def test_work_can_be_cancelled():
+    from tensortap.web.jobs import Jobs
+
+    said, started = [], threading.Event()
+
+    def work(progress):
+        while True:
+            started.set()
+            progress(1, 2)
+
+    jobs = Jobs(lambda _, state: said.append(state))
+    job = jobs.start("endless", work)
+    assert started.wait(30)
+    assert jobs.start("endless", work) is job
+    job.cancelled.set()
+    assert job.done.wait(30)
+    assert said[-1] == {"state": "cancelled"}
+
+
+# -- bad input -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "run?run=nobody", "overview?run=a&kind=Nonsense", "lines?run=a&stat=nonsense",
+        "exponents?run=a", "exponents?run=a&name=head&dtype=float3",
+        "tensor?run=raw&name=cube&step=x",
+        "tensor?run=raw&name=cube&axes=1,2,x", "run?run=../../etc", "compare?job=job999",
+        "tensor?run=a",
+        "overview?run=a&metric=nonsense&kind=Gradient",
+    ],
+)  # fmt: skip
+def test_every_mistake_is_a_sentence(client, path):
+    answer = client.get(f"/api/{path}")
+    assert answer.status_code < 500
+    assert "Traceback" not in answer.text
+    assert answer.status_code == 200 or answer.json()["error"]
+
+
+def test_an_empty_run_answers_everything(client):
+    for what in ("run", "held", "training", "overview", "alerts", "provenance", "receipt"):
+        good(client.get(f"/api/{what}?run=empty"))
+    figure = good(client.get("/api/lines?run=empty&name=x"))
+    assert figure["layout"]["meta"]["empty"] is True
+
+
+def test_nothing_outside_the_folder_is_given(tmp_path, runs):
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    shutil.copytree(runs / "empty", folder / "mine")
+    (folder / "theirs").symlink_to(runs / "a")
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    (folder / "mine" / "project.patch").symlink_to(secret)
+    with serving(folder) as page, entered(page) as client:
+        assert [s["id"] for s in good(client.get("/api/library"))["shown"]] == ["mine"]
+        assert client.get("/api/run?run=theirs").status_code == 404
+        answer = client.get("/api/provenance?run=mine")
+        assert answer.status_code == 422
+        assert "points outside" in answer.json()["error"]
+        assert "secret" not in answer.text.replace("secret.txt", "")
+        for path in ("/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd"):
+            assert client.get(path).status_code == 404
+    with pytest.raises(TensortapError, match="points outside"):
+        inside(folder / "theirs", folder)
+
+
+def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, runs):
+    shutil.copytree(runs / "raw", tmp_path / "raw")
+    with serving(tmp_path / "raw") as page, entered(page) as client:
+        assert good(client.get("/api/run?run=raw"))["state"] == "ended"
+        shutil.rmtree(tmp_path / "raw")
+        (shown,) = page.library.in_use()
+        assert shown.look() is True
+        assert good(client.get("/api/run?run=raw"))["state"] == "gone"
+        for what in ("held", "provenance", "receipt", "tensor?name=cube", "overview"):
+            mark = "&" if "?" in what else "?"
+            answer = client.get(f"/api/{what}{mark}run=raw")
+            assert answer.status_code < 500, answer.text
+            assert "Traceback" not in answer.text
+
+
+def test_a_run_that_grows_and_one_that_shrinks(tmp_path):
+    run = Writer(tmp_path, "grows")
+    run.step(0)
+    run.flush()
+    with serving(tmp_path) as page, entered(page) as client:
+        assert good(client.get("/api/run?run=grows"))["steps"] == [0]
+        (shown,) = page.library.in_use()
+        run.step(1)
+        run.flush()
+        assert shown.look() is True
+        assert shown.look() is False
+        assert good(client.get("/api/run?run=grows"))["steps"] == [0, 1]
+        run.close()
+        shutil.rmtree(tmp_path / "grows")
+        other = Writer(tmp_path, "grows")
+        other.step(7)
+        other.close()
+        shown.look()
+        found = good(client.get("/api/run?run=grows"))
+        assert (found["steps"], found["state"]) == ([7], "ended")
+
+
+# -- live sessions -------------------------------------------------------------------------
+
+
+def test_live_sessions_here_and_elsewhere(tmp_path):
+    server = live.start("127.0.0.1", 0, "64MB")
+    try:
+        from tensortap.record import Kind, Record
+        from tensortap.stats import summarize_array
+
+        x = np.ones((3, 4), "f4")
+        records = [
+            Record("h", Kind.ACTIVATION, s, 0, s, 0, 1, s, "", "float32", (3, 4), None, None, None,
+                   summarize_array(x * s)) for s in range(5)
+        ]  # fmt: skip
+        records.append(Record("loss", Kind.METRIC, 4, 0, 9, 0, 1, 9, value=0.5))
+        server.history.write(records)
+        with serving(server, str(server.address)) as page, entered(page) as client:
+            shown = good(client.get("/api/library"))["shown"]
+            assert [s["what"] for s in shown] == ["live", "live"]
+            for each in shown:
+                run = good(client.get("/api/run", params={"run": each["id"]}))
+                assert (run["names"], run["state"]) == (["h"], "live")
+                asked = {"run": each["id"], "name": "h", "kind": "Activation", "stat": "max"}
+                assert good(client.get("/api/lines", params=asked))["data"]
+                for what in ("alerts", "provenance", "receipt", "held"):
+                    good(client.get(f"/api/{what}", params={"run": each["id"]}))
+    finally:
+        server.close()
+
+
+# -- starting and ending -------------------------------------------------------------------
+
+
+def test_the_next_port_that_is_free(runs, capsys):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", PORT))
+            taken.listen()
+        except OSError:
+            pass  # somebody else has it: just as good
+        library = Library()
+        library.add(runs)
+        page = Page(library)
+        try:
+            assert page.port > PORT
+            verb.say(page)
+            assert f"port {PORT} is in use" in capsys.readouterr().out
+            with pytest.raises(TensortapError, match=f"port {page.port} is in use"):
+                listen("127.0.0.1", page.port)
+        finally:
+            page.close()
+
+
+def test_beyond_this_machine_it_says_so(runs, capsys):
+    library = Library()
+    library.add(runs)
+    page = Page(library, host="0.0.0.0", port=0)
+    try:
+        verb.say(page, 0)
+        said = capsys.readouterr().out
+        assert "other machines can reach it" in said
+        assert "token=" in said
+        assert httpx.get(f"http://127.0.0.1:{page.port}/").status_code == 401
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize("port", [70000, -1])
+def test_a_port_that_is_none(port):
+    with pytest.raises(TensortapError, match="not a port"):
+        listen("127.0.0.1", port)
+
+
+def test_view_shows_what_this_process_has(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verb, "_page", None)
+    with pytest.raises(NotFound, match="nothing to show"):
+        tap.view(browser=False, port=0)
+    run = tap.init("runs")
+    page = tap.view(browser=False, port=0)
+    try:
+        assert [s.where for s in page.library.all()] == [str(run.resolve())]
+        server = live.start("127.0.0.1", 0, "64MB")
+        assert tap.view(server, browser=False) is page
+        assert len(page.library.all()) == 2
+        with entered(page) as client:
+            bill = good(client.get("/api/receipt", params={"run": run.name}))["bill"]
+            assert bill["errors"] == 0
+        server.close()
+    finally:
+        page.close()
+        tap.finish()
+    assert "closed" in repr(page)
+    assert capsys.readouterr().out.count("the page is on") == 2
+
+
+def test_the_command(runs, tmp_path):
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), PYTHONUNBUFFERED="1")
+    command = [sys.executable, "-m", "tensortap", "view"]
+    wrong = subprocess.run(
+        [*command, str(tmp_path / "none"), "--no-browser"], env=env, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert wrong.returncode == 2
+    assert "no folder" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    served = subprocess.Popen(
+        [*command, str(runs), "--no-browser", "--port", "0"], env=env, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        url = served.stdout.readline().split()[-1]
+        assert httpx.get(url, follow_redirects=True).status_code == 200 or "token" in url
+        served.send_signal(signal.SIGINT)
+        assert served.wait(60) == 0
+        assert "Traceback" not in served.stderr.read()
+    finally:
+        served.kill()
+        served.communicate()
