@@ -7,7 +7,8 @@ import pytest
 
 from tensortap.formats import run as layout
 from tensortap.formats.folders import make_run
-from tensortap.readers.run import RankReader, RunReader
+from tensortap.readers.rank import RankReader
+from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.sinks.background import Background
 from tensortap.sinks.store import Store

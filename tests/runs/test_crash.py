@@ -20,7 +20,8 @@ from tensortap.arrays import rebuild
 from tensortap.buffers import Pool
 from tensortap.formats.folders import make_run
 from tensortap.formats.tensors import CorruptFile
-from tensortap.readers.run import Corrupt, RunReader
+from tensortap.readers.rank import Corrupt
+from tensortap.readers.run import RunReader
 from tensortap.sinks.ticket import Ticket
 from tests.readers.test_run import write
 from tests.sinks.test_store import large

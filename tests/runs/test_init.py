@@ -280,7 +280,7 @@ def test_any_name_is_stored_and_found_again_and_never_outside(program, tmp_path)
 
 
 def test_a_payload_place_outside_the_run_is_refused(run, monkeypatch):
-    from tensortap.readers.run import Corrupt
+    from tensortap.readers.rank import Corrupt
 
     place = {"file": "../../../../etc/passwd", "key": "x"}
     with pytest.raises(Corrupt, match="outside"):

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tensortap.formats.columns import places
-from tensortap.readers.run import Corrupt, RankReader, RunReader
+from tensortap.readers.rank import Corrupt, RankReader
+from tensortap.readers.run import RunReader
 
 if TYPE_CHECKING:
     import numpy as np
