@@ -63,6 +63,15 @@ def test_what_only_one_has_does_not_pass(write):
     assert compare_runs(one, two, allow_missing=True)
 
 
+def test_alerts_are_not_what_the_training_did(write):
+    looked_out = [*training(), ("b", "Alert", 1, {"rule": "nan", "message": "1 NaN of 3"})]
+    one, two = write(training()), write(looked_out)
+    assert compare_runs(one, two)
+    assert compare_runs(one, two, names="b")
+    asked = compare_runs(one, two, kinds=["Alert", "Activation"])
+    assert [m.key.kind for m in asked.missing] == ["Alert"]
+
+
 def test_selection(write):
     bad = write(training(lambda n, s, x: x + 1 if (n, s) == ("b", 1) else x))
     good = write(training())

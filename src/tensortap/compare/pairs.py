@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensortap.compare.heads import KEY
 from tensortap.errors import TensortapError
 from tensortap.formats import run as layout
+from tensortap.record import Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,6 +68,10 @@ def chosen(table: pa.Table, choice: Choice, *, rename: bool) -> pa.Table:
         places = pc.index_in(names, column(unique, pa.string()))
         names = column(renamed, pa.string()).take(places.combine_chunks())
         table = table.set_column(table.column_names.index("name"), "name", names)
+    if not choice.kinds:
+        # what one of them was asked to look out for is nothing that the training did
+        alerts = pc.is_in(table.column("kind"), column([Kind.ALERT.value], pa.string()))
+        table = table.filter(pc.invert(alerts))
     if choice._replace(renames=()) == Choice():
         return table
     keep = pc.is_valid(table.column("name"))
