@@ -125,6 +125,39 @@ def test_an_infinity_before_a_nan_is_named():
     assert "Inf was in scores (Activation) before it" in found[1].message
 
 
+MASKED = np.array([0.5, -math.inf, 2.0, -math.inf], "float32")
+
+
+def test_a_mask_is_no_alert_and_no_culprit():
+    watcher = Watcher()
+    step = [tensor("scores", FINE), tensor("mask", MASKED), tensor("softmax", FINE)]
+    assert not shown(watcher, *step, tensor("head", FINE), metric(1.0, 0))
+    (alert,) = shown(watcher, *step, tensor("head", BAD), metric(math.nan, 0))
+    assert (alert.rule, alert.name, alert.origin) == ("nan", "head", "head")
+    assert "outputs before it were finite; 2 more had -Inf, as masks have" in alert.message
+    both = np.array([math.nan, -math.inf], "float32")  # a mask on what was NaN before
+    assert not shown(watcher, tensor("mask", both))
+
+
+def test_what_follows_from_a_mask_names_it():
+    (alert,) = shown(Watcher(), tensor("a", FINE), tensor("log", MASKED), tensor("wrap", MASKED),
+                     tensor("times", BAD), tensor("head", BAD))  # fmt: skip
+    assert (alert.rule, alert.name, alert.origin) == ("nan", "times", "log")
+    (alert,) = shown(Watcher(), tensor("a", FINE), tensor("log", MASKED), metric(math.inf, 0))
+    assert (alert.rule, alert.name, alert.origin) == ("inf", "loss", "log")
+    # the rows of a softmax that are masked as a whole
+    (alert,) = shown(Watcher(), tensor("mask", MASKED), tensor("softmax", BAD))
+    assert (alert.name, alert.origin) == ("softmax", "mask")
+
+
+def test_minus_infinity_elsewhere_is_no_mask():
+    for kind in (Kind.GRADIENT, Kind.WEIGHT, Kind.OPTIMISER_STATE):
+        (alert,) = shown(Watcher([alerts.inf()]), tensor("w", MASKED, kind=kind))
+        assert alert.rule == "inf"
+    both = np.array([math.inf, -math.inf], "float32")
+    assert len(shown(Watcher([alerts.inf()]), tensor("a", both))) == 1
+
+
 def test_ranks_are_watched_each_on_its_own():
     found = shown(Watcher(), tensor("a", BAD, rank=0), tensor("b", BAD, rank=1))
     assert [(a.name, a.rank) for a in found] == [("a", 0), ("b", 1)]

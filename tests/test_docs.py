@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["compare", "figures", "notebook", "numerics", "page", "track"])
+PAGES = ("compare figures films hdf5 notebook numerics page trace track watch").split()
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_are_one_program(tmp_path, page):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     program = tmp_path / "program.py"

@@ -28,9 +28,9 @@ click(overview.figure, 0, [2, 40])
 layer = overview.figure.layout.meta["layers"][2]
 assert overview.detail.layout.meta["names"] == [layer], overview.detail.layout.meta
 assert overview.detail.layout.meta["step"] == 40
-click(histograms.loss, 0, 25, x=25)
+click(histograms.loss, len(histograms.loss.data) - 1, 25, x=25)
 assert histograms.figure.layout.meta["step"] == 25
-click(lines.loss, 0, 30, x=30)
+click(lines.loss, len(lines.loss.data) - 1, 30, x=30)
 assert [shape.x0 for shape in lines.figure.layout.shapes] == [30]
 lines.kinds.value = "Activation"
 assert lines.figure.layout.meta["kind"] == "Activation"

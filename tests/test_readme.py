@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import tensortap as tap
 
@@ -72,7 +73,6 @@ assert run.names() == ["hidden", "layer1_output"]
 
 
 def test_the_snippet_about_tracking_works_as_written(tmp_path, monkeypatch):
-    import torch
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     model = torch.nn.Linear(4, 2)
@@ -86,7 +86,6 @@ def test_the_snippet_about_tracking_works_as_written(tmp_path, monkeypatch):
 
 def test_the_snippet_about_comparing_works_as_written(tmp_path, monkeypatch):
     import numpy as np
-    import torch
 
     monkeypatch.chdir(tmp_path)
     t1, t2 = torch.ones(3), torch.ones(3) + 1e-7
@@ -100,6 +99,65 @@ def test_the_snippet_about_comparing_works_as_written(tmp_path, monkeypatch):
     names = {"tap": tap, "t1": t1, "t2": t2, "run_a": runs[0], "run_b": tap.open(runs[1])}
     exec(snippets()[5], names)
     assert names["report"].first.key.name == "x"
+
+
+class Net(torch.nn.Module):
+    """What the README calls `model`."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(), Block()])
+        self.fc = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        out = {"logits": self.fc(x)}
+        return out["logits"]
+
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        scores = x @ x.mT
+        return scores.softmax(-1) @ x
+
+
+def trained(model, steps=3):
+    def train():
+        for _ in range(steps):
+            model(torch.randn(3, 4)).square().mean().backward()
+
+    return train
+
+
+def test_the_snippet_about_tracing_works_as_written():
+    model = Net()
+    names = {"tap": tap, "model": model, "train": trained(model)}
+    exec(snippets()[6], names)
+    assert names["scores"].iterations == [0, 1, 2]
+    assert [v.shape for v in names["scores"].values] == [(3, 3)] * 3
+    assert set(names["tracer"].results) >= {"forward", "forward.x", "forward.out.logits"}
+
+
+def test_the_snippet_about_watching_works_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = Net()
+    exec(snippets()[7], {"tap": tap, "model": model, "train": trained(model)})
+    films = {path.name.partition("-")[0] for path in (tmp_path / "videos").glob("*.mp4")}
+    assert {"fc", "model"} <= films
+
+
+def test_the_snippet_about_figures_works_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = Net()
+    path = tap.init(tmp_path)
+    with tap.track(model) as tracker:
+        for _ in range(3):
+            trained(model, 1)()
+            tracker.step()
+    tap.finish()
+    exec(snippets()[8], {"run": tap.open(path)})
+    assert "float8_e4m3fn" in (tmp_path / "exponents.html").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`tap\.(\w+)", README))))

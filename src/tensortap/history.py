@@ -190,8 +190,13 @@ class History:
 
     def latest(self) -> list[tuple[int, Record]]:
         """How many are held and the newest, for each name, kind and rank."""
+        return [(held, tail[-1]) for held, tail in self.tails(1)]
+
+    def tails(self, count: int) -> list[tuple[int, list[Record]]]:
+        """How many are held and the newest so many, for each name, kind and rank."""
         with self._changed:
-            return [(len(track), track[-1]) for track in self._tracks.values()]
+            tracks = self._tracks.values()
+            return [(len(t), [t[i] for i in range(max(0, len(t) - count), len(t))]) for t in tracks]
 
     def recent(self, count: int) -> list[Record]:
         """The last records to be captured, whatever their names, oldest to newest."""

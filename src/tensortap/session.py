@@ -92,9 +92,9 @@ class Session:
             ("select", "queue", "copy", "small values", "connecting", "tracking"), 0
         )
         self._faults: set[tuple[str, str]] = set()
-        self._first_step: int | None = None
+        self._steps = 0
         self._misses = {name: itertools.count() for name in ("unheard", "disabled")}
-        self._warned_owner = False
+        self._warned_owner = self._warned_server = False
         self._refresh()
 
     def _after_fork(self) -> None:
@@ -182,6 +182,7 @@ class Session:
     def advance(self, owner: str, step: int | None = None) -> int | None:
         """Advance the step, if `owner` owns it; the step that holds now."""
         self._settle()
+        before = self.clock.step
         if not self.clock.advance(owner, step):
             if not self._warned_owner:
                 self._warned_owner = True
@@ -190,14 +191,15 @@ class Session:
                     self.clock.owner,
                     owner,
                 )
-        elif self._first_step is None and self.clock.step is not None:
-            self._first_step = self.clock.step - (1 if step is None else 0)
+        elif step is None:
+            self._steps += 1
+        elif before is not None:
+            self._steps += max(0, step - before)
         return self.clock.step
 
     def restart(self) -> None:
         """Count steps and calls from zero again: the next run is not the last one's rest."""
         self.clock.restart()
-        self._first_step = None
         for gate in list(self.gates.values()):
             gate.restart()
 
@@ -369,7 +371,7 @@ class Session:
         """The next number in the order of capture."""
         return self._next()
 
-    def fault(self, name: object, error: Exception) -> Ticket:
+    def fault(self, name: object, error: Exception, what: str = "was not caught") -> Ticket:
         """Something went wrong under a name: counted, logged once, raised only if asked for."""
         if self.strict:
             raise error
@@ -381,8 +383,8 @@ class Session:
         if isinstance(error, OutOfMemory):
             self._refresh()
         if not known:
-            what = f"{type(error).__name__}: {error}" if str(error) else repr(error)
-            log.warning("tensortap: %r was not caught: %s", name, what)
+            why = f"{type(error).__name__}: {error}" if str(error) else repr(error)
+            log.warning("tensortap: %r %s: %s", name, what, why)
         return SKIPPED
 
     # -- live sessions -------------------------------------------------------------------
@@ -391,7 +393,16 @@ class Session:
         """The sinks of a value that is to go to another server than the usual one."""
         address = self._addresses.get(server)
         if address is None:
-            address = self._addresses[server] = parse_address(server)
+            try:
+                address = self._addresses[server] = parse_address(server)
+            except ValueError as error:
+                if server is not None or not self._sinks or self.strict:
+                    raise
+                # a mistake in the environment must not cost the run a value
+                if not self._warned_server:
+                    self._warned_server = True
+                    log.warning("tensortap: TENSORTAP_SERVER: %s; nothing goes there", error)
+                return tuple(sink for sink in self._sinks if sink.accepting)
         live = self._lives.get(address) or self._connect(address)
         if server is None:
             self._default = address
@@ -413,6 +424,8 @@ class Session:
 
             def forget_or_refresh(forget: bool) -> None:
                 if forget:
+                    with self._lock:  # its thread may get here before its maker has gone on
+                        live = self._lives[address]
                     # what another sink took as well was heard: it is in the run
                     lost = [entry for entry in live.forget(unheard=True) if not entry[1].shared]
                     with self._lock:
@@ -428,6 +441,8 @@ class Session:
             def tally() -> wire.Tally:
                 self._add_up()
                 counts = self._counts()
+                with self._lock:
+                    live = self._lives[address]
                 return wire.Tally(counts["unheard"], live.dropped, counts["failed"])
 
             def probes(start: int) -> list[wire.Probe]:
@@ -436,7 +451,7 @@ class Session:
             drain = Live(
                 address,
                 self.pool,
-                client=self._introduce,
+                client=self.introduce,
                 probes=probes,
                 tally=tally,
                 on_state=forget_or_refresh,
@@ -452,7 +467,8 @@ class Session:
             self._lives[address] = live
             return live
 
-    def _introduce(self) -> Any:
+    def introduce(self) -> Any:
+        """What a server is told about this process."""
         from tensortap.formats import wire
 
         rank, world_size = ranks.rank_and_world_size()
@@ -524,10 +540,8 @@ class Session:
         skipped = max(0, calls - kept - dropped - counts["unheard"] - errors)
         spent["skipping"] = skipped * _cost_of_skipping()
         seconds = sum(spent.values())
-        steps = 0
-        if self.clock.step is not None and self._first_step is not None:
-            steps = self.clock.step - self._first_step
-        elif self.gates:
+        steps = self._steps
+        if not steps and self.clock.step is None and self.gates:
             steps = max(gate.calls for gate in list(self.gates.values()))
         return Receipt(
             captured=kept,

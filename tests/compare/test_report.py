@@ -11,6 +11,7 @@ from rich.console import Console
 
 import tensortap as tap
 from tensortap.compare.as_json import as_json, comparison_as_json
+from tensortap.compare.provenance import provenance_diff
 from tensortap.compare.report import Difference, Key, Missing, Report, gaps
 from tensortap.compare.result import Comparison
 from tensortap.compare.runs import compare_runs
@@ -159,3 +160,27 @@ def test_a_worker_may_be_sent_a_report(report):
     again = pickle.loads(pickle.dumps(report))
     assert again == report
     assert np.array_equal(again.values(again.first)[1], report.values(report.first)[1])
+
+
+def test_what_is_another_in_every_job_is_not_said_to_differ(tmp_path):
+    for side, number in (("a", "1"), ("b", "2")):
+        (tmp_path / side).mkdir()
+        variables = {
+            "TORCHELASTIC_ERROR_FILE": f"/tmp/{number}", "MASTER_PORT": number, "_": number,
+            "SSH_CONNECTION": number, "OMP_NUM_THREADS": number,
+        }  # fmt: skip
+        found = json.dumps({"environment_variables": variables})
+        (tmp_path / side / "runtime_info.json").write_text(found)
+    found = provenance_diff(tmp_path / "a", tmp_path / "b")
+    assert found == {"environment": ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"})}
+
+
+def test_as_text_it_names_what_only_one_side_has(write):
+    a = write([(f"old.{i}", "Activation", 0, np.ones(2)) for i in range(7)])
+    b = write([("new.0", "Activation", 0, np.ones(2))])
+    text = str(tap.compare(a, b))
+    assert "only in the first: old.0, old.1, old.2, old.3, old.4 and 2 more" in text
+    assert "only in the second: new.0\nmapping=" in text
+    text = str(tap.compare(b, a, mapping=["new=old"]))
+    assert "only in the second: old.1" in text
+    assert "mapping=" not in text

@@ -48,13 +48,35 @@ def test_npz(run, tmp_path):
 def test_hdf5(run, tmp_path):
     assert run.export(tmp_path / "out.h5") == COUNT
     with h5py.File(tmp_path / "out.h5") as file:
-        data = file["blocks%2F0"]["blocks%2F0@1"]
-        assert (data[:] == BIG.numpy() + 1).all()
-        assert (data.attrs["name"], data.attrs["step"]) == ("blocks/0", 1)
-        half = file["half"]["half@2"]
-        assert half.attrs["dtype"] == "bfloat16"
-        assert half[:].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
-        assert sorted(file) == ["again", "blocks%2F0", "dumped", "half", "tree"]
+        group = file["blocks%2F0"]
+        assert group["values"].shape == (3, len(BIG))
+        assert (group["values"][1] == BIG.numpy() + 1).all()
+        assert group["iterations"][:].tolist() == [0, 1, 2]
+        assert group["ranks"][:].tolist() == [0, 0, 0]
+        half = file["half"]["values"]
+        assert half.attrs["tensortap_dtype"] == "bfloat16"
+        assert half[2].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
+        assert file["again"]["calls"][:].tolist() == [0, 1]
+        assert sorted(file) == [
+            "again", "blocks%2F0", "dumped", "half", "tree[a]", "tree[b][0]", "tree[b][1]",
+        ]  # fmt: skip
+    found = tap.read_hdf5(tmp_path / "out.h5")
+    assert torch.equal(found["half"].values[2], torch.full((4,), 2, dtype=torch.bfloat16))
+    assert found["tree[b][0]"].values == [1.5] * 3
+    assert found["again"].beside == {"calls": [0, 1]}
+
+
+def test_hdf5_of_a_name_that_changes_its_nature(tmp_path):
+    path = tap.init(tmp_path / "runs")
+    values = [torch.ones(2), torch.ones(3), torch.ones(2, 2), 1, torch.zeros(3), 2]
+    for value in values:
+        tap.catch(value, "x")
+    tap.finish()
+    assert tap.open(path).export(tmp_path / "out.h5") == len(values)
+    found = tap.read_hdf5(tmp_path / "out.h5")
+    shapes = {name: [getattr(v, "shape", v) for v in s.values] for name, s in found.items()}
+    assert shapes == {"x": [(2,), (3,), (3,)], "x%~1": [(2, 2)], "x%~2": [1, 2]}
+    assert found["x"].iterations == [0, 1, 4]
 
 
 def test_a_folder(run, tmp_path):
@@ -108,3 +130,49 @@ def test_nothing_is_overwritten(run, tmp_path):
     with pytest.raises(TensortapError, match="there already"):
         run.export(tmp_path / "out.npz")
     assert (tmp_path / "out.npz").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5", "out"])
+def test_a_step_that_was_done_again_is_there_twice(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    for value in (1.0, 2.0, 3.0):  # as after an interrupted cell
+        tap.step(5)
+        tap.catch(np.zeros(1), "x")
+        tap.step(6)
+        tap.catch(np.full(2, value), "x")
+    tap.finish()
+    target = tmp_path / name
+    assert tap.open(path).export(target) == 6
+    keys = ("x@6", "x@6~1", "x@6~2")
+    if name == "out.npz":
+        with np.load(target) as file:
+            found = [file[key] for key in keys]
+    elif name == "out.h5":
+        kept = tap.read_hdf5(target)["x"]
+        assert kept.iterations == [5, 6, 5, 6, 5, 6]
+        found = kept.values[1::2]
+    else:
+        found = [np.load(target / f"{key}.npy") for key in keys]
+    assert [array.tolist() for array in found] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5"])
+def test_an_export_that_fails_leaves_nothing(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(np.zeros(100_000), "x")
+    tap.finish()
+    (tensors,) = (path / "tensors").rglob("*.safetensors")
+    tensors.unlink()
+    with pytest.raises((TensortapError, OSError), match="safetensors"):
+        tap.open(path).export(tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5"])
+def test_a_name_with_a_zero_byte(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(1.0, "nul\0")
+    tap.finish()
+    assert tap.open(path).export(tmp_path / name) == 1
+    if name == "out.h5":
+        assert list(tap.read_hdf5(tmp_path / name)) == ["nul\0"]

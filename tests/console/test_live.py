@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import keyword
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,18 @@ def test_ingesting_everything(server, capsys):
     exec("found = tap.ingest_all(overwrite=True)", space)
     assert space["weights"].tolist() == [[1, 2], [3, 4]]
     assert space["print"] == 1
+
+
+def test_statistics_are_no_variables(server):
+    tracked = msgspec.structs.replace(
+        record(30, "fc1", None), kind=Kind.ACTIVATION, stats=tap.summarize(np.ones(3))
+    )
+    server.history.write([tracked, record(31, "nothing", None)])
+    space = {"__name__": "notebook"}
+    exec("import tensortap as tap; found = tap.ingest_all()", space)
+    assert space["found"] == {"nothing": "nothing"}
+    assert space["nothing"] is None
+    assert "fc1" not in space
 
 
 def test_a_value_that_cannot_be_rebuilt_keeps_the_others_from_nothing(server, capsys):
@@ -170,7 +184,8 @@ def test_an_alert_is_shown_and_does_not_hide_its_value(server, capsys):
     )
     tap.summary()
     printed = " ".join(capsys.readouterr().out.split())
-    assert "loss Alert 0 1 2 NaN of 4" in printed
+    assert "loss step 0 2 NaN of 4" in printed  # among the alerts
+    assert "loss 0 1 1.5" in printed
     assert tap.get("loss") == 1.5
     assert tap.get_all("loss") == [1.5]
     assert tap.get("loss", kind="Alert")["rule"] == "nan"

@@ -63,6 +63,18 @@ def test_what_is_missing_is_said():
     assert "3 (+9 gone)" in printed(overview(names=(row(evicted=9),)))
 
 
+def test_trends_rates_and_alerts():
+    alert = row("fc", "3 NaN of 12, the first of the step")
+    trend = (1.0, 0.5, float("nan"), 0.0)
+    text = printed(overview(names=(row(trend=trend, rate=20.0), row("b")), alerts=(alert,)))
+    assert "█▅!▁" in text
+    assert "a second" in text
+    assert "fc step 1 3 NaN of 12, the first of the step" in " ".join(text.split())
+    plain = printed(overview())
+    for word in ("trend", "a second", "alerts"):
+        assert word not in plain
+
+
 def test_many_clients_and_names_are_cut():
     text = printed(
         overview(clients=(client(),) * 50, names=tuple(row(f"n{i}") for i in range(300)))
@@ -77,6 +89,7 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\x00\x9b1m\u202e[red]x[/] [/] [link=x]:smi
 def test_hostile_names_everywhere():
     bad = row(HOSTILE, HOSTILE)
     view = overview(
+        alerts=(bad,),
         names=(bad,),
         recent=(bad,),
         clients=(client(program=HOSTILE, host=HOSTILE),),

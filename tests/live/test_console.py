@@ -151,6 +151,7 @@ print("HELD", server.history.written, tap.get("x"), flush=True)
     env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), TERM="xterm", COLUMNS="100")
     pid, terminal = pty.fork()
     if not pid:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, where the tests run in background
         os.execve(sys.executable, [sys.executable, "-c", code], env)
     try:
         shown = _read_until(terminal, r"PORT (\d+)")

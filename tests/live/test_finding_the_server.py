@@ -185,3 +185,41 @@ def test_flush_says_no_while_the_server_is_away(serving, run, wait_for):
     assert again.written() >= 200
     r = talk("receipt()")
     assert (r["captured"], r["unheard"], r["sent"]) == (201, 0, 201)
+
+
+def test_nobody_answers_before_the_sink_is_ready(run):
+    """On a loaded machine the thread may be done with looking before its maker goes on."""
+    program = run(
+        """
+        import logging, threading, time, tensortap as tap
+        from tensortap.sinks import background
+
+        class Slow(background.Background):
+            def __init__(self, drain, **options):
+                told, tell = threading.Event(), drain._on_state
+
+                def on_state(forget):
+                    try:
+                        tell(forget)
+                    finally:
+                        told.set()
+
+                drain._on_state = on_state
+                super().__init__(drain, **options)
+                told.wait(0.5)  # it may have to wait for us
+
+        background.Background = Slow
+        said = []
+        logging.getLogger("tensortap").addHandler(type("H", (logging.Handler,), {
+            "emit": lambda self, record: said.append(record.getMessage())})())
+        tap.catch(1.0, "x")
+        end = time.monotonic() + 30
+        while tap.receipt().unheard < 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not said, said
+        assert tap.receipt().unheard == 1, tap.receipt()
+        print("done")
+        """,
+        to=f"127.0.0.1:{free_port()}",
+    )
+    assert program.line() == "done"

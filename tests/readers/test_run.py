@@ -7,7 +7,8 @@ import pytest
 
 from tensortap.formats import run as layout
 from tensortap.formats.folders import make_run
-from tensortap.readers.run import RunReader
+from tensortap.readers.run import RankReader, RunReader
+from tensortap.record import Kind
 from tensortap.sinks.background import Background
 from tensortap.sinks.store import Store
 from tensortap.sinks.ticket import Ticket
@@ -92,3 +93,36 @@ def test_many_row_groups_and_parts(tmp_path, monkeypatch):
     sink.close(10)
     reader.refresh()
     assert [r.seq for r in reader.fresh()] == [333]
+
+
+def test_many_names_are_found_without_a_look_at_the_tables_for_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "GROUP", 50)
+    monkeypatch.setattr("tensortap.sinks.store._TAIL_ROWS", 200)
+    monkeypatch.setattr("tensortap.readers.run._BATCH", 150)
+    run = make_run(tmp_path, 2)
+    kinds = (Kind.VALUE, Kind.WEIGHT)
+    records = [
+        msgspec.structs.replace(
+            RECORDS[0], name=f"n{i % 100}", kind=kinds[i % 3 == 0], step=i // 100, seq=i,
+            rank=i % 2, time_ns=i, value=float(i),
+        )
+        for i in range(500)
+    ]  # fmt: skip
+    for sink in write(run, records).values():
+        sink.close(10)
+    reader = RunReader(run)
+    want = {name: reader.records(name) for name in reader.names()}
+    newest = {(r.name, r.kind, r.rank): r for held in want.values() for r in held}
+    looks = []
+    read = RankReader.read
+    monkeypatch.setattr(RankReader, "read", lambda *a, **k: looks.append(1) or read(*a, **k))
+    assert dict(reader.by_name(want)) == want
+    assert list(reader.by_name([])) == []
+    latest = reader.latest()
+    assert len(looks) < 100
+    assert {(r.name, r.kind, r.rank): r for r, _ in latest} == newest
+    assert list(dict.fromkeys(r.name for r, _ in latest)) == list(want)
+    for record, held in latest:
+        same = [r for r in want[record.name] if (r.kind, r.rank) == (record.kind, record.rank)]
+        assert held == len(same)
+        assert reader.load(record).value == float(record.seq)

@@ -9,7 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
+import tensortap as tap
 from tests.runs.conftest import ROOT, run_program
 
 TRAIN = """
@@ -56,12 +58,35 @@ def test_ls(folder, run):
     assert (found["records"], found["names"], found["ranks"]) == (9, 3, 1)
 
 
+def test_show_of_a_name_with_several_kinds(tmp_path):
+    path = tap.init(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    with tap.track(model, tensors=True) as tracker:
+        model(torch.ones(4, 3)).sum().backward()
+        tracker.step()
+    tap.finish()
+    _, said = tensortap(tmp_path, "show", path, "0.weight", code=2)
+    assert "is there as Weight and Weight_Gradient: say kind='Weight'" in said
+    out, _ = tensortap(tmp_path, "show", path, "0.weight", "--kind", "Weight_Gradient", "--values")
+    assert "0.weight  Weight_Gradient  step 0" in out
+    assert "[4., 4., 4.]" in out
+
+
 def test_show(folder, run):
     out, _ = tensortap(folder, "show", run)
     assert all(name in out for name in ("hidden", "loss", "out"))
     out, _ = tensortap(folder, "show", run, "hidden", "--step", 2, "--rank", 0, "--values")
     assert "step 2" in out
     assert "[[2. 2. 2.]" in out
+    assert "2 to 2" in out  # below the picture
+    out, _ = tensortap(folder, "show", run, "hidden", "--step", 2, "--no-picture")
+    assert "2 to 2" not in out
+    _, said = tensortap(folder, "show", run, "hidden", "--at", "0,0", code=2)
+    assert "shape [2, 3] is shown at 0 indices, not at [0, 0]" in said
+    _, said = tensortap(folder, "show", run, "loss", "--at", "0", code=2)
+    assert "'loss' is no tensor" in said
+    _, said = tensortap(folder, "show", run, "hidden", "--at", "x", code=2)
+    assert "--at is like 0,3, not 'x'" in said
     _, said = tensortap(folder, "show", run, "hidden", "--step", 9, code=2)
     assert "nearest captured step is 3" in said
     _, said = tensortap(folder, "show", run, "hidden", "--rank", 7, code=2)

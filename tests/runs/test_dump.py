@@ -159,3 +159,17 @@ def test_strict_raises(run, monkeypatch):
     monkeypatch.setattr(session, "strict", True)
     with pytest.raises((pickle.PicklingError, AttributeError)):
         tap.dump(lambda: 1, "f")
+
+
+def test_what_was_dumped_is_described_by_what_is_in_the_file(run, capsys):
+    tap.dump(torch.arange(6.0).reshape(2, 3), "output")
+    tap.dump({"w": np.ones(4)}, "tree")
+    tap.dump(Point(1), "own")
+    tap.flush(10)
+    opened = tap.open(run)
+    opened.describe("output")
+    assert "[2, 3] f32" in capsys.readouterr().out
+    opened.describe("tree")
+    assert "[4] f64" in capsys.readouterr().out
+    opened.describe("own")  # only its owner may say that it is to be trusted
+    assert "trust=True" in capsys.readouterr().out.replace("\n", " ")

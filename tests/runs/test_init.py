@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -285,3 +286,40 @@ def test_a_payload_place_outside_the_run_is_refused(run, monkeypatch):
     with pytest.raises(Corrupt, match="outside"):
         run.reader._payload(place)
     assert Path("/etc/passwd").exists()
+
+
+def test_a_mistake_in_the_address_of_a_session_costs_the_run_nothing(program):
+    code = """
+        import logging, numpy as np, tensortap as tap
+        logging.basicConfig(format="%(message)s", stream=__import__("sys").stdout)
+        path = tap.init("runs")
+        for i in range(3):
+            tap.catch(float(i), "loss")
+            tap.catch(np.full(100_000, i), "x")
+        tap.finish()
+        run = tap.open(path)
+        print(run.get_all("loss"), len(run.get_all("x")), tap.receipt().errors)
+    """
+    said = program(code, env={"TENSORTAP_SERVER": "here:there"}).splitlines()
+    assert said[0].startswith("tensortap: TENSORTAP_SERVER: not a port: 'there'")
+    assert said[1:] == ["[0.0, 1.0, 2.0] 3 0"]
+
+
+def test_a_run_that_was_removed_harms_neither_the_training_nor_the_next_run(tmp_path):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(1.0, "x")
+    tap.flush(10)
+    shutil.rmtree(path)
+    tap.catch(2.0, "x")
+    tap.finish()
+    second = tap.init(tmp_path / "runs")
+    tap.catch(3.0, "x")
+    tap.finish()
+    assert tap.open(second).get_all("x") == [3.0]
+
+
+def test_a_folder_of_runs_is_no_run_and_says_which_there_are(tmp_path, run):
+    with pytest.raises(NotARun, match=f"the latest of 1 runs in it is .*{run.path.name}"):
+        tap.open(run.path.parent)
+    with pytest.raises(NotARun, match=r"is no run: it has no run\.json$"):
+        tap.open(tmp_path)

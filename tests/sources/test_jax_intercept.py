@@ -13,6 +13,8 @@ import pytest
 from flax import nnx
 
 import tensortap as tap
+from tensortap.arrays import rebuild
+from tensortap.readers.reader import value_of
 from tensortap.record import Kind
 from tensortap.sources.jax_intercept import Intercept
 
@@ -641,3 +643,27 @@ def test_plain_numbers_and_nothing():
     assert {(o.name, o.dtype, o.resolve().max) for o in seen} == {
         ("w", "float32", 2.0), ("n", "int32", 2.0),
     }  # fmt: skip
+
+
+def test_states_are_kept_whole_and_stashed_where_that_is_wanted():
+    optimizer = optax.adam(1e-3)
+    params, state, update = training(MLP(), optimizer, x := batch())
+    options = {"tensors": "Dense_0.kernel", "stash": lambda a: {"first": float(a.ravel()[0])}}
+    with tap.track(model_state=params, optimizer_state=state, **options) as tracker:
+        params, state, grads = tracker.intercept(jax.jit(update), params, state, x)
+        with jax.transfer_guard("disallow"):
+            tracker.step(params, state, grads)
+    records = {(r.kind, r.name): r for r in tracker.records}
+    for kind, name, tree in (
+        (Kind.WEIGHT, "Dense_0.kernel", params),
+        (Kind.WEIGHT_GRADIENT, "Dense_0.kernel", grads),
+        (Kind.OPTIMISER_STATE, "Dense_0.kernel.mu", state[0].mu),
+    ):
+        kernel = tree["params"]["Dense_0"]["kernel"]
+        kept = rebuild(value_of(records[kind, name]))
+        assert isinstance(kept, jax.Array)
+        assert_same(kept, kernel)
+        assert dict(records[kind, name].value.items)["first"] == kernel.ravel()[0]
+    bias = records[Kind.WEIGHT, "Dense_1.bias"]
+    assert dict(bias.value.items) == {"first": params["params"]["Dense_1"]["bias"][0]}
+    assert "states only" in tracker.unseen["inside compiled functions"]

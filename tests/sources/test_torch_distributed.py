@@ -38,7 +38,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def ranks():
+def ranks(tmp_path):
     """Run a program in two ranks; what each has found."""
     started = []
 
@@ -50,7 +50,7 @@ def ranks():
             env = {
                 **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                "PYTHONPATH": str(ROOT / "src"),
+                "PYTHONPATH": str(ROOT / "src"), "FILMS": str(tmp_path / "films"),
             }  # fmt: skip
             program = _HEAD + textwrap.dedent(code) + _TAIL
             started.append(
@@ -174,3 +174,25 @@ def test_a_distributed_tensor_as_an_output(ranks):
         assert outputs[0]["shape"] == [[3, 2], [2, 2]][rank]
         assert outputs[0]["shard"][:2] == [[5, 2], [3 * rank, 0]]
         assert outputs[0]["mean"] == [5.0, 15.0][rank]
+
+
+def test_one_rank_films_and_all_do_if_asked(ranks):
+    found = ranks("""
+        import threading
+        torch.manual_seed(rank)
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+        result = {}
+        for which in (0, "all"):
+            path = f"{os.environ['FILMS']}-{which}-{rank}"
+            def film(record):
+                with open(path, "a") as file:
+                    file.write(f"{record.name} {record.rank}\\n")
+            with tap.watch(model, film, rate=None, start_method="fork", ranks=which) as watcher:
+                model(torch.randn(2, 4)).sum().backward()
+                processes = len(watcher.pids)
+            films = sorted(open(path).read().split("\\n")[:-1]) if os.path.exists(path) else []
+            result[str(which)] = [processes, films]
+    """)
+    one = ["0 0", "1 0", "Sequential 0"]
+    assert [r["0"] for r in found] == [[1, one], [0, []]]
+    assert [r["all"] for r in found] == [[1, one], [1, ["0 1", "1 1", "Sequential 1"]]]

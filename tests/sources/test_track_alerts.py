@@ -194,3 +194,39 @@ def test_a_loss_spike_between_every_nth_step():
         for n in range(30):
             tracker.step(loss=50.0 if n == 25 else 1.0)
     assert [a.step for a in tracker.alerts] == [25]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_grad_scaler_that_looks_for_its_scale_is_not_stopped(fused):
+    model = Net()
+    opt = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, backoff_factor=2.0**-10)
+    scales = []
+    with tap.track(model, optimizer=opt, alerts=[alerts.inf(), alerts.nan()],
+                   on_alert="stop") as tracker:  # fmt: skip
+        for n in range(6):
+            loss = model(torch.full((3, 4), 0.5)).square().mean() * 2.0**20
+            scales.append(scaler.get_scale())
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+            if n < 5:
+                tracker.step(loss=loss)
+        assert len(set(scales)) > 2  # it overflowed, and went on
+        assert {a.kind for a in tracker.alerts} <= {Kind.GRADIENT, Kind.WEIGHT_GRADIENT}
+        assert tracker.alerts
+        with torch.no_grad():
+            model.blocks[0].fc.weight.fill_(torch.nan)
+        with pytest.raises(tap.StopTraining, match=r"fc\.weight \(Weight\)"):
+            tracker.step(loss=loss)
+
+
+def test_a_gradient_that_was_used_stops():
+    model = Net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tap.track(model, optimizer=opt, alerts=[alerts.inf()], on_alert="stop") as tracker:
+        (model(torch.ones(3, 4)).sum() * torch.inf).backward()
+        opt.step()
+        with pytest.raises(tap.StopTraining):
+            tracker.step()

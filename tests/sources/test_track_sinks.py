@@ -129,3 +129,48 @@ def test_a_tensor_with_what_a_stash_said_of_it_has_both(open_run):
     assert glance.line(record).endswith("; l1=2.5")
     assert "['tensor']  [5, 8] f32" in glance.details(record)
     assert run.get("0", kind="Activation").shape == (5, 8)  # the tensor that it is about
+
+
+def test_the_receipt_counts_every_step_of_every_training(tmp_path):
+    before = tap.receipt().steps
+    train(steps=3)
+    assert tap.receipt().steps - before == 3
+    train(steps=2)  # a second training, as a cell that is run again
+    for _ in range(2):
+        tap.init(tmp_path)
+        train(steps=4, init_step=100)
+        tap.finish()
+    after = tap.receipt()
+    assert after.steps - before == 13
+    assert after.seconds_per_step == after.seconds / after.steps
+
+
+def test_a_tracker_that_was_not_entered_says_so_once(caplog):
+    model, opt = model_and_optimizer()
+    tracker = tap.track(model, optimizer=opt)
+    for _ in range(3):
+        tracker.step(loss=1.0)
+    (message,) = caplog.messages
+    assert "has not begun: with tap.track(...) as tracker" in message
+    caplog.clear()
+    with tracker:
+        tracker.step(loss=1.0)
+    assert not caplog.messages
+    ended = train(steps=1)
+    ended.step(loss=1.0)
+    assert "has ended" in caplog.text
+
+
+def test_what_has_only_statistics_is_no_none(open_run):
+    train(2, tensors="^2$")
+    tap.catch(None, "nothing")
+    tap.flush()
+    run = tap.open(open_run)
+    assert run.get("nothing") is None
+    assert run.get("2", kind="Activation").shape == (5, 2)
+    with pytest.raises(
+        tap.TensortapError, match=r"of '0' \(Activation, step 1\) only statistics were"
+    ):
+        run.get("0", kind="Activation")
+    with pytest.raises(tap.TensortapError, match="only statistics"):
+        run.get_all("0", kind="Activation")

@@ -380,15 +380,18 @@ def test_the_curve_of_the_loss(table):
 def test_a_loss_that_is_nan_is_marked():
     steps = np.arange(4)
     figure = training_figure({"loss": (steps, np.array([1.0, np.nan, np.inf, 2.0]))})
-    assert figure["data"][1]["x"] == [1, 2]
-    assert figure["data"][0]["y"] == [1.0, None, None, 2.0]
+    line, marks, steps = figure["data"]
+    assert line["y"] == [1.0, None, None, 2.0]
+    assert "at %{x}" in line["hovertemplate"]  # hovering the gap finds a neighbour: it says so
+    assert marks["x"] == [1, 2]
+    assert (steps["name"], steps["x"]) == ("step", [0, 1, 2, 3])
 
 
 def test_two_metrics_have_two_axes():
     steps = np.arange(3)
     curves = {"loss": (steps, np.ones(3)), "lr": (steps, np.full(3, 1e-4))}
     figure = training_figure(curves)
-    assert [trace["yaxis"] for trace in figure["data"]] == ["y", "y2"]
+    assert [trace["yaxis"] for trace in figure["data"]] == ["y", "y2", "y9"]
     assert figure["layout"]["yaxis2"]["side"] == "right"
 
 

@@ -111,6 +111,24 @@ def test_nothing_to_draw(writer):
         viz.scalar_line(3)
 
 
+def test_what_was_caught_without_statistics(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
+    path = tap.init(tmp_path)
+    for step in range(3):
+        tap.catch(np.full(4, step, "f4"), "x")
+        tap.catch(0.5 * step, "loss")
+        tap.step()
+    tap.finish()
+    run = tap.open(path)
+    for draw in (viz.scalar_line, viz.exp_hist, viz.scalar_global_heatmap):
+        with pytest.raises(NotFound, match=r"run\.logframe\(\) works them out"):
+            draw(run, tt="Value", layer="x")
+    figure = viz.scalar_line(run.logframe(), tt="Value", layer="x", scalar_metric="max")
+    assert figure.data[0].y == (0.0, 1.0, 2.0)
+    numbers = viz.scalar_line(run, tt="Value", layer="loss", scalar_metric="value")
+    assert numbers.data[0].y == (0.0, 0.5, 1.0)
+
+
 def test_a_tensor_of_any_kind():
     torch = pytest.importorskip("torch")
     seven = torch.arange(2**7).reshape((2,) * 7).float()

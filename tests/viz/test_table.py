@@ -160,6 +160,30 @@ def test_a_logframe(run_path):
     assert not table.refresh()
 
 
+def test_what_a_logframe_did_not_count_is_said(run_path):
+    from tensortap.viz.figures import exponents_figure
+
+    narrow = table_of(tap.open(run_path).logframe(exponents=(-3, 2)))
+    whole = table_of(run_path)
+    for layer, step in (("embed", 11), ("output", 0), ("output", 8)):
+        rows = narrow.rows(kind="Activation", names=[layer], step=step)
+        below, above = narrow.beyond(rows)
+        counts = whole.exponents(whole.rows(kind="Activation", names=[layer], step=step)).counts
+        assert narrow.exponents(rows).counts.sum() + below + above == counts.sum()
+        figure = exponents_figure(narrow, name=layer, kind="Activation", step=step)
+        said = figure["layout"]["annotations"][1]["text"]
+        assert ("below the range" in said) == bool(below[0])
+        assert ("above it" in said) == bool(above[0])
+
+
+def test_training_statistics_of_several_ranks_are_their_mean():
+    records = training(range(3), ranks=2)
+    again = msgspec.structs.replace(records[-1], value=5.0, seq=900)  # the later one stands
+    steps, values = table_of([*records, again]).training()["loss"]
+    assert steps.tolist() == [0, 1, 2]
+    assert values.tolist() == [1.5, 1.0, (1 / 3 + 5.0) / 2]
+
+
 def test_a_tracker():
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 2)

@@ -62,6 +62,14 @@ def module_of(record: Record) -> str:
     return "" if record.kind is Kind.METRIC else record.name
 
 
+def may_be_mask(record: Record) -> bool:
+    """Whether the infinities of an output are all -Inf, as those of scores before a softmax."""
+    stats = record.stats
+    if record.kind is not Kind.ACTIVATION or stats is None:
+        return False
+    return stats.neginfs > 0 and not stats.posinfs
+
+
 def record_of(alert: Alert, *, seq: int, time_ns: int, world_size: int = 1) -> Record:
     """The alert as a record: under the name of its tensor, of the kind Alert."""
     facts: tuple[tuple[Value, Value], ...] = tuple(alert.facts.items())

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from tensortap.alerts.alert import Finding, module_of
+from tensortap.alerts.alert import Finding, may_be_mask, module_of
 from tensortap.errors import NotFound
 from tensortap.record import Kind, Record, Summary
 
@@ -53,12 +53,15 @@ def nan() -> Rule:
 
 
 def inf() -> Rule:
-    """An infinity: where the first one of a step is; what follows from it is not said again."""
+    """An infinity: where the first one of a step is; what follows from it is not said again.
+
+    -Inf in an output is what masks are made of: it is said of what else is not finite after it.
+    """
 
     def rule(record: Record, memory: Memory) -> Finding | str | None:
         stats, value = record.stats, record.value
         if stats is not None:
-            if not stats.posinfs and not stats.neginfs:
+            if (not stats.posinfs and not stats.neginfs) or may_be_mask(record):
                 return None
             return _first(record, memory, "Inf", stats.posinfs + stats.neginfs)
         if type(value) is float and math.isinf(value):
@@ -87,6 +90,8 @@ def _first(record: Record, memory: Memory, what: str, count: int) -> Finding | N
     if earlier is not None and earlier != (record.name, record.kind):
         other = "Inf" if what == "NaN" else "NaN"
         why, origin = f"{other} was in {earlier[0]} ({earlier[1].value}) before it", earlier[0]
+    elif moment.mask and moment.mask != record.name:
+        why, origin = f"-Inf was in {moment.mask} (Activation) before it", moment.mask
     else:
         why, origin = _cause(record, memory, module)
     return Finding(f"{count:,} {what}{share}, the first of the step; {why}", origin, facts)
@@ -98,7 +103,8 @@ def _cause(record: Record, memory: Memory, module: str) -> tuple[str, str]:
     if record.kind is Kind.ACTIVATION:
         weights = "" if moment.weights_seen else " (its weights have not been seen before)"
         if moment.outputs:
-            return f"all {moment.outputs:,} outputs before it were finite{weights}", module
+            masks = f"; {moment.masks:,} more had -Inf, as masks have" if moment.masks else ""
+            return f"all {moment.outputs:,} outputs before it were finite{masks}{weights}", module
         return f"no output came before it: look at the batch as well{weights}", module
     if record.kind is Kind.GRADIENT:
         before = moment.gradient_before(record.name)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tensortap.alerts.alert import Alert, Finding, module_of
+from tensortap.alerts.alert import Alert, Finding, may_be_mask, module_of
 from tensortap.alerts.rules import DEFAULT, Rule
 from tensortap.errors import StopTraining
 from tensortap.record import Kind, Record
@@ -25,17 +25,22 @@ Action = str | Callable[[Alert], object]
 class Moment:
     """What one rank has shown of the step that is under way, for rules that look around.
 
-    `first` says, for ``"NaN"`` and ``"Inf"``, under which name and kind it came first.
+    `first` says, for ``"NaN"`` and ``"Inf"``, under which name and kind it came first. An output
+    whose infinities are all -Inf may be a mask: `masks` counts those, `mask` is the first of them
+    since the last output that was finite, which what comes next may follow from.
     """
 
     __slots__ = (
-        "_gradients", "bad_weights", "first", "followed", "outputs", "step", "weights_seen",
+        "_gradients", "bad_weights", "first", "followed", "mask", "masks", "outputs", "step",
+        "weights_seen",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.first: dict[str, tuple[str, Kind]] = {}
         self.outputs = 0  # finite ones
+        self.mask = ""
+        self.masks = 0
         self.followed = 0  # what was not finite because something before it was not
         self.weights_seen = False
         self.bad_weights: dict[str, int] = {}  # name → since which step
@@ -45,7 +50,8 @@ class Moment:
         """Another step: what was seen of the last one counts no more, but for the weights."""
         self.step = step
         self.first.clear()
-        self.outputs = 0
+        self.outputs = self.masks = 0
+        self.mask = ""
         self._gradients.clear()
 
     def gradient_before(self, name: str) -> str:
@@ -60,6 +66,11 @@ class Moment:
         kind = record.kind
         if kind is Kind.ACTIVATION:
             self.outputs += finite
+            if finite:
+                self.mask = ""  # whatever was masked has been taken for what it is
+            elif may_be_mask(record):
+                self.masks += 1
+                self.mask = self.mask or record.name
         elif kind is Kind.GRADIENT:
             if finite:
                 self._gradients.append(record.name)
@@ -206,10 +217,14 @@ class Watcher:
             self._act(alert)
         return found
 
-    def check(self) -> None:
-        """Raise `StopTraining` if an alert came and alerts stop training; only once."""
+    def check(self, skipped: Callable[[], bool] = lambda: False) -> None:
+        """Raise `StopTraining` if an alert came and alerts stop training; only once.
+
+        `skipped` says whether the optimizer has left this step out, as a GradScaler makes it do
+        when a gradient is not finite: that is its way to find its scale, and no harm is done.
+        """
         alert, self._stop = self._stop, None
-        if alert is not None:
+        if alert is not None and not (_overflow(alert) and skipped()):
             raise StopTraining(str(alert), alert)
 
     def keep(self, step: int, rank: int = 0) -> bool:
@@ -261,7 +276,8 @@ class Watcher:
     def _act(self, alert: Alert) -> None:
         for action in self._actions:
             if action == "stop":
-                self._stop = self._stop or alert
+                if self._stop is None or (_overflow(self._stop) and not _overflow(alert)):
+                    self._stop = alert
             elif action == "keep":
                 self._keep[alert.rank] = alert.step
             elif callable(action):
@@ -278,6 +294,12 @@ class Watcher:
         if name not in self._logged:
             self._logged.add(name)
             log.warning("tensortap: the rule %r failed: %r", name, error)
+
+
+def _overflow(alert: Alert) -> bool:
+    """Whether it is a gradient that is not finite: of no consequence if nobody uses it."""
+    gradient = alert.kind is Kind.GRADIENT or alert.kind is Kind.WEIGHT_GRADIENT
+    return gradient and alert.rule in ("nan", "inf")
 
 
 def _name(rule: Rule) -> str:

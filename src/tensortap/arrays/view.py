@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.arrays.dtypes import numpy_dtype
 from tensortap.buffers import view_of
-from tensortap.record import TensorData
+from tensortap.record import Record, TensorData
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,8 @@ def as_numpy(tensor: TensorData) -> NDArray[Any]:
 def array_of(value: Any) -> NDArray[Any] | None:
     """A tensor of any framework as a NumPy array, without a copy where that can be; None of others.
 
+    Of a record it is its value: ``tap.array_of(record)``.
+
     >>> import numpy
     >>> array_of(numpy.float32(2)), array_of("text")
     (array(2., dtype=float32), None)
@@ -37,6 +39,8 @@ def array_of(value: Any) -> NDArray[Any] | None:
 
     from tensortap.arrays.tree import borrow
 
+    if isinstance(value, Record):
+        value = value.value
     if isinstance(value, numpy.ndarray):
         return value.view(numpy.ndarray)
     if isinstance(value, TensorData):

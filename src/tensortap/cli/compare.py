@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tensortap.cli.options import parse_steps, progress_bar
 from tensortap.errors import NotFound, TensortapError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def compare(
     from tensortap.compare.verb import compare as look
 
     options = _for_runs(
-        rules=rules, mapping=mapping, steps=_steps(steps), names=names, kinds=_kinds(kinds),
+        rules=rules, mapping=mapping, steps=parse_steps(steps), names=names, kinds=_kinds(kinds),
         ranks=_ranks(ranks), allow_missing=allow_missing, noise=_noise(*noise),
     )  # fmt: skip
     of_runs = _is_run(a) or _is_run(b)
@@ -84,13 +85,13 @@ def compare(
         _check_writable(html)
     with contextlib.ExitStack() as stack:
         if of_runs:
-            options["progress"] = stack.enter_context(_progress("comparing"))
+            options["progress"] = stack.enter_context(progress_bar("comparing"))
             options["executor"] = stack.enter_context(_executor(processes))
         found = look(_place(a), _place(b), atol=atol, rtol=rtol, trust=trust, **options)
     if html is not None:
         from tensortap.compare.html import write_html
 
-        with _progress("drawing") as progress:
+        with progress_bar("drawing") as progress:
             write_html(found, html, progress=progress)
         print(f"tensortap: the report is in {html}", file=sys.stderr)
     _print(found, a, b, rows, as_json)
@@ -167,20 +168,6 @@ def _noise(*runs: str) -> tuple[Any, ...] | None:
     return tuple(map(_place, runs))
 
 
-def _steps(text: str | None) -> tuple[int | None, int | None] | None:
-    if text is None:
-        return None
-    first, colon, last = text.partition(":")
-    try:
-        low = int(first) if first else None
-        high = (int(last) if last else None) if colon else low
-    except ValueError:
-        raise TensortapError(f"--steps is like 10:20, not {text!r}") from None
-    if low is not None and high is not None and low > high:
-        raise TensortapError(f"--steps {text}: there is no step between them")
-    return low, high
-
-
 def _kinds(text: str | None) -> tuple[str, ...]:
     from tensortap.record import Kind
 
@@ -199,26 +186,6 @@ def _ranks(text: str | None) -> tuple[int, ...]:
         return tuple(int(word) for word in filter(None, (text or "").split(",")))
     except ValueError:
         raise TensortapError(f"--ranks is like 0,1, not {text!r}") from None
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], object]]:
-    """A bar on stderr, gone when it is done."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    hidden = not console.is_terminal  # a log would get an empty line
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager

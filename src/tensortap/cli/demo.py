@@ -1,60 +1,119 @@
-"""`tensortap demo`: a real training in one process, a live session in another, in a minute."""
+"""`tensortap demo`: train, track, keep, watch live, report and compare, in half a minute."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import typer
+
+from tensortap.errors import TensortapError
+from tensortap.record import Kind
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tensortap.formats.questions import Overview
     from tensortap.server.server import Server
 
 STEPS = 200
-_LIMIT = 60.0
+_LIMIT = 120.0
 
 
 def demo(
-    steps: int = typer.Option(STEPS, min=1, max=5000, help="Training steps."),
+    steps: int = typer.Option(STEPS, min=20, max=5000, help="Training steps."),
+    folder: Path | None = typer.Option(None, help="Where it is kept; else in a new one."),
+    view: bool = typer.Option(False, "--view", help="Stay up with the page of the two runs."),
 ) -> None:
-    """Train a small network in one process and watch its tensors from this one."""
+    """Train a small network twice, once with a bug, and see what tensortap has to say of it."""
     from rich.console import Console
 
+    console = Console(highlight=False)
+    place = folder or Path(tempfile.mkdtemp(prefix="tensortap-demo-"))
+    place.mkdir(parents=True, exist_ok=True)
+    bug = steps // 2 // 5 * 5  # a step that is tracked
+    with _own_key():
+        good, cost = _watched(console, steps, place / "runs")
+        console.rule(f"the same training again, with a bug from step {bug} on")
+        bad, _ = _end(_train(steps, place / "runs", bug, "127.0.0.1:9"))  # where nobody listens
+    _compare(console, good, bad, place / "compare.html")
+    shown = [place / "compare.html", *_report(console, good, place / "report.html")]
+    console.rule("tap.receipt(): what it cost the first training")
+    console.print(cost, soft_wrap=True)
+    _say_what_to_open(console, good, bad, shown)
+    if view:
+        from tensortap.cli.view import view as show
+
+        show([str(place / "runs")], host="127.0.0.1", port=None, browser=True)
+
+
+@contextlib.contextmanager
+def _own_key() -> Iterator[None]:
+    """A demo does not touch the user's key."""
+    before = {name: os.environ.pop(name, None) for name in ("TENSORTAP_KEY", "XDG_CONFIG_HOME")}
+    with tempfile.TemporaryDirectory(prefix="tensortap-demo-key-") as own:
+        os.environ["XDG_CONFIG_HOME"] = own
+        try:
+            yield
+        finally:
+            del os.environ["XDG_CONFIG_HOME"]
+            os.environ.update({name: text for name, text in before.items() if text is not None})
+
+
+def _train(steps: int, runs: Path, bug: int, server: str) -> subprocess.Popen[str]:
+    script = Path(__file__).with_name("demo_train.py")
+    # one thread: a sum that two of them share may come out otherwise the next time
+    env = dict(os.environ, TENSORTAP_SERVER=server, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    env.pop("TENSORTAP_DISABLE", None)
+    command = [sys.executable, str(script), str(steps), str(runs), str(bug)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def _end(trainer: subprocess.Popen[str]) -> tuple[Path, str]:
+    """The run that it kept, and its receipt."""
+    try:
+        output, _ = trainer.communicate(timeout=_LIMIT)
+    finally:
+        trainer.kill()
+    if trainer.returncode:
+        raise TensortapError(f"the training program failed with {trainer.returncode}")
+    path, _, receipt = output.partition("\n")
+    return Path(path), receipt.strip()
+
+
+def _watched(console: Console, steps: int, runs: Path) -> tuple[Path, str]:
+    """A live session in this process, a training program in another."""
     from tensortap.console import answers, live, tables
 
-    console = Console()
-    with tempfile.TemporaryDirectory(prefix="tensortap-demo-") as folder:
-        # a key of its own: a demo must not touch the user's
-        os.environ.pop("TENSORTAP_KEY", None)
-        os.environ["XDG_CONFIG_HOME"] = folder
-        server = live.start("127.0.0.1", 0, "512MB")
+    server = live.start("127.0.0.1", 0, "512MB")
+    try:
         console.rule("a live session in this process, a training program in another")
-        script = Path(__file__).with_name("demo_train.py")
-        command = [sys.executable, str(script), str(steps)]
-        env = dict(os.environ, TENSORTAP_SERVER=str(server.address))
-        env.pop("TENSORTAP_DISABLE", None)
-        trainer = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-        try:
-            _follow(console, server, trainer)
-            output, _ = trainer.communicate(timeout=_LIMIT)
-        finally:
-            trainer.kill()
-        if trainer.returncode:
-            console.print(f"the training program failed with {trainer.returncode}", style="red")
-            raise typer.Exit(1)
-        console.rule("tap.summary(): what was caught")
-        console.print(tables.summary(answers.overview(server)))
+        trainer = _train(steps, runs, -1, str(server.address))
+        _follow(console, server, trainer)
+        run, receipt = _end(trainer)
+        console.rule("tap.summary(): some of what has come")
+        console.print(tables.summary(_part(answers.overview(server))))
         _use(console, server)
-        console.rule("tap.receipt(): what it cost the training program")
-        console.print(output.strip(), highlight=False, soft_wrap=True)
+    finally:
         server.close()
+    return run, receipt
+
+
+_SHOWN = (Kind.VALUE, Kind.ACTIVATION, Kind.GRADIENT, Kind.METRIC)
+
+
+def _part(whole: Overview) -> Overview:
+    """Few enough names for a first look."""
+    names = tuple(row for row in whole.names if row.head.kind in _SHOWN)
+    return msgspec.structs.replace(whole, names=names, recent=())
 
 
 def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) -> None:
@@ -68,10 +127,10 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
     while time.monotonic() < end:
         losses = history.records("loss")
         for record in losses[seen:]:
-            value = float(verbs.get(history, "loss", step=record.step))
-            bar = "█" * int(min(value, 3.0) * 16)
-            line = f"step {record.step:4d}  loss {text.number(value):>7}  {bar}"
-            console.print(line, highlight=False)
+            if record.step % 10 == 0:
+                value = float(verbs.get(history, "loss", step=record.step))
+                bar = "█" * int(min(value, 3.0) * 32)
+                console.print(f"step {record.step:4d}  loss {text.number(value):>7}  {bar}")
         seen = len(losses)
         if trainer.poll() is not None:
             break
@@ -82,10 +141,43 @@ def _use(console: Console, server: Server) -> None:
     """What one would type next."""
     from tensortap.console import verbs
 
-    console.rule('tap.get("layers.0.weight"): in this process, as it was in the other')
-    weight = verbs.get(server.history, "layers.0.weight")
-    before = verbs.get(server.history, "layers.0.weight", -1)
+    console.rule('tap.get("caught"): a weight in this process, as it was in the other')
+    weight = verbs.get(server.history, "caught")
+    before = verbs.get(server.history, "caught", -1)
     moved = float(abs(weight - before).max())
     kind = f"{type(weight).__module__}.{type(weight).__name__}"
     console.print(f"a {kind} of shape {list(weight.shape)}; since the first capture its")
     console.print(f"largest change is {moved:.4f}")
+
+
+def _compare(console: Console, good: Path, bad: Path, page: Path) -> None:
+    from tensortap.compare.html import write_html
+    from tensortap.compare.runs import compare_runs
+    from tensortap.compare.text import report_text
+
+    console.rule("tap.compare(): where the two part")
+    found = compare_runs(good, bad)
+    console.print(report_text(found, 3))
+    write_html(found, page)
+
+
+def _report(console: Console, run: Path, page: Path) -> list[Path]:
+    """The report, where the packages for it are installed."""
+    try:
+        from tensortap.viz.reports import report
+
+        report(run, page)
+    except TensortapError as error:
+        console.print(f"no report: {error}", style="yellow")
+        return []
+    return [page]
+
+
+def _say_what_to_open(console: Console, good: Path, bad: Path, pages: list[Path]) -> None:
+    console.rule("what to open now")
+    for page in pages:
+        console.print(f"in a browser   {page}", soft_wrap=True)
+    console.print(f"the page       tensortap view {good.parent}", soft_wrap=True)
+    console.print(f"in a terminal  tensortap show {good}", soft_wrap=True)
+    console.print(f"               tensortap compare {good} {bad}", soft_wrap=True)
+    console.print(f'in Python      run = tap.open("{good}"); run.stats()', soft_wrap=True)

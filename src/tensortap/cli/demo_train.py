@@ -1,4 +1,8 @@
-"""The training program of the demo: run by `tensortap demo`, in a process of its own."""
+"""The training program of the demo: run by `tensortap demo`, in a process of its own.
+
+``python demo_train.py steps runs bug``: how long, where its run is kept, and the step from which
+a layer computes with the precision of bfloat16, as if somebody had forgotten a cast (-1: never).
+"""
 
 from __future__ import annotations
 
@@ -14,63 +18,78 @@ import tensortap as tap
 def data() -> tuple[Any, Any]:
     """Two spirals, to be told apart."""
     random = np.random.default_rng(0)
-    turn = np.linspace(0.2, 3 * np.pi, 256)
+    turn = np.linspace(0.2, 3 * np.pi, 128)
     arm = np.stack([turn * np.cos(turn), turn * np.sin(turn)], 1) / 8
-    points = np.concatenate([arm, -arm]) + random.normal(0, 0.02, (512, 2))
-    return points.astype(np.float32), np.repeat([0, 1], 256)
+    points = np.concatenate([arm, -arm]) + random.normal(0, 0.02, (256, 2))
+    return points.astype(np.float32), np.repeat([0, 1], 128)
 
 
-def train_torch(steps: int) -> None:
-    """A small network in torch."""
+def train_torch(steps: int, bug: int) -> None:
+    """A small network in torch, all of it tracked."""
     import torch
+
+    class Spirals(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(2, 64)
+            self.middle = torch.nn.Linear(64, 64)
+            self.outer = torch.nn.Linear(64, 2)
+
+        def forward(self, points: Any) -> Any:
+            hidden = torch.tanh(self.inner(points))
+            return self.outer(torch.tanh(self.middle(hidden)))
 
     torch.manual_seed(0)
     points, labels = (torch.from_numpy(part) for part in data())
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(2, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(),
-        torch.nn.Linear(64, 2),
-    )  # fmt: skip
-    optimizer = torch.optim.Adam(layers.parameters(), lr=0.01)
-    for _ in range(steps):
-        hidden = layers[:4](points)
-        loss = torch.nn.functional.cross_entropy(layers[4](hidden), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        tap.catch(loss, "loss", every=10)
-        tap.catch(hidden, every=10)
-        tap.catch(layers[0].weight, "layers.0.weight", every=10)
-        tap.catch(layers[0].weight.grad, "layers.0.weight.grad", every=10)
+    model = Spirals()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    right = model.middle.forward
+    # of the small tensors between the layers not only the statistics, but all values
+    whole = r"^(inner|middle|outer)$"
+    with tap.track(model, optimizer, every=5, tensors=whole, alerts=True) as tracker:
+        for step in range(steps):
+            if step == bug:
+                model.middle.forward = lambda hidden: right(hidden).bfloat16().float()
+            loss = torch.nn.functional.cross_entropy(model(points), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            tap.catch(model.middle.weight, "caught", every=20)
+            tracker.step(loss=loss)
 
 
-def train_numpy(steps: int) -> None:
+def train_numpy(steps: int, bug: int) -> None:
     """The same in NumPy, by hand, where torch is not installed."""
     random = np.random.default_rng(0)
     points, labels = data()
-    first = random.normal(0, 0.7, (2, 64)).astype(np.float32)
-    second = random.normal(0, 0.12, (64, 2)).astype(np.float32)
-    moments = [np.zeros_like(first), np.zeros_like(second)]
+    inner = random.normal(0, 0.7, (2, 64)).astype(np.float32)
+    outer = random.normal(0, 0.12, (64, 2)).astype(np.float32)
+    moments = [np.zeros_like(inner), np.zeros_like(outer)]
     target = np.eye(2, dtype=np.float32)[labels]
-    for _ in range(steps):
-        hidden = np.tanh(points @ first)
-        scores = hidden @ second
+    for step in range(steps):
+        hidden = np.tanh(points @ inner)
+        if 0 <= bug <= step:
+            hidden = (hidden.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        scores = hidden @ outer
         scores -= scores.max(1, keepdims=True)
         share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
         loss = -np.log((share * target).sum(1)).mean()
         slope = (share - target) / len(points)
-        gradients = [points.T @ ((slope @ second.T) * (1 - hidden**2)), hidden.T @ slope]
-        for weight, moment, gradient in zip((first, second), moments, gradients, strict=True):
+        gradients = [points.T @ ((slope @ outer.T) * (1 - hidden**2)), hidden.T @ slope]
+        for weight, moment, gradient in zip((inner, outer), moments, gradients, strict=True):
             moment *= 0.9
             moment += gradient
             weight -= 0.5 * moment
-        tap.catch(loss, "loss", every=10)
-        tap.catch(hidden, every=10)
-        tap.catch(first, "layers.0.weight", every=10)
-        tap.catch(gradients[0], "layers.0.weight.grad", every=10)
+        tap.catch(float(loss), "loss")
+        tap.catch(hidden, "hidden", every=5)
+        tap.catch(inner, "caught", every=20)
+        tap.catch(gradients[0], "inner.weight.grad", every=5)
+        tap.step()
 
 
 if __name__ == "__main__":
+    print(tap.init(sys.argv[2]), flush=True)
     train = train_torch if importlib.util.find_spec("torch") else train_numpy
-    train(int(sys.argv[1]))
-    tap.flush(5)
+    train(int(sys.argv[1]), int(sys.argv[3]))
     print(tap.receipt())
+    tap.finish()

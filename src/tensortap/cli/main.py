@@ -12,6 +12,7 @@ from tensortap.cli import (
     demo,
     doctor,
     export,
+    film,
     ls,
     report,
     reproduce,
@@ -38,6 +39,7 @@ app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("compare")(compare.compare)
 app.command("export")(export.export)
+app.command("film")(film.film)
 app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
 app.command("demo")(demo.demo)

@@ -40,7 +40,8 @@ def top(
             import msgspec
 
             # in ASCII: names are anybody's, and a terminal obeys more than the old control codes
-            print(json.dumps(msgspec.to_builtins(view.overview())))
+            # through msgspec first: NaN is no JSON
+            print(json.dumps(json.loads(msgspec.json.encode(view.overview()))))
         elif once:
             view.summary()
         else:

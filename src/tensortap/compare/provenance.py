@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-_IGNORED = ("_", "PWD", "OLDPWD", "SHLVL", "TENSORTAP_")
+# another value in every shell, login or job, and never the reason
+_IGNORED = (
+    "PWD", "OLDPWD", "SHLVL", "TENSORTAP_", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID",
+    "MASTER_PORT", "SSH_", "XDG_SESSION_ID", "TMUX", "WINDOWID", "TERM_SESSION_ID",
+)  # fmt: skip
 
 
 def provenance_diff(a: Path | None, b: Path | None) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def _at(content: Any, *keys: str) -> Any:
 def _relevant(variables: Any) -> dict[str, Any]:
     if not isinstance(variables, dict):
         return {}
-    return {k: v for k, v in variables.items() if k != "_" and not k.startswith(_IGNORED[1:])}
+    return {k: v for k, v in variables.items() if k != "_" and not k.startswith(_IGNORED)}
 
 
 def _changed(a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -197,7 +197,16 @@ class Report:
             lines.append(f"first: {self.first}")
         if self.culprit:
             lines.append(self.culprit)
+        sides = [(word, self._only(side)) for side, word in (("a", "first"), ("b", "second"))]
+        lines += [f"only in the {word}: {names}" for word, names in sides if names]
+        if all(names for _, names in sides):
+            lines.append("mapping=['pattern=replacement'] spells names of the first as the second")
         return "\n".join(lines)
+
+    def _only(self, side: str) -> str:
+        """A few of the names that only one side has records of."""
+        names = list(dict.fromkeys(m.key.name for m in self.missing if m.side == side))
+        return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
     @property
     def counts(self) -> str:

@@ -16,7 +16,8 @@ from tensortap.compare.result import Comparison
 from tensortap.compare.rules import Book, load_rules
 from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
 from tensortap.compare.statistics import compare_statistics
-from tensortap.compare.values import check_tolerance, compare_values
+from tensortap.compare.tensors import check_tolerance
+from tensortap.compare.values import compare_values
 from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:

@@ -23,22 +23,15 @@ import math
 import types
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tensortap.arrays.rebuild import rebuild
 from tensortap.arrays.scalars import safe_repr
 from tensortap.arrays.tree import DEPTH
 from tensortap.arrays.view import array_of
-from tensortap.compare.elements import (
-    AUTO,
-    Figures,
-    coarser,
-    compare_arrays,
-    is_number,
-    is_whole,
-    nudged,
-)
+from tensortap.compare.elements import AUTO, is_number, nudged
 from tensortap.compare.result import Comparison
+from tensortap.compare.tensors import Rules, check_tolerance, compare_tensors
 from tensortap.errors import TensortapError
 from tensortap.formats.files import own_comparison
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
@@ -49,15 +42,6 @@ if TYPE_CHECKING:
 
 PARTS = 1000
 """So many differing parts of a container are kept; all are counted."""
-
-
-class Rules(NamedTuple):
-    """How close is close enough."""
-
-    atol: float = 1e-8
-    rtol: float = 1e-5
-    equal_nan: bool = True
-    threads: int = AUTO
 
 
 def compare_values(
@@ -84,163 +68,6 @@ def compare_values(
     return _Walk(rules).compare(a, b, "")
 
 
-def check_tolerance(atol: float, rtol: float) -> None:
-    """Raise ValueError for what is no tolerance."""
-    for name, tolerance in (("atol", atol), ("rtol", rtol)):
-        if not 0 <= tolerance < math.inf:
-            raise ValueError(f"{name}={tolerance!r}: a tolerance is a number from 0 on")
-
-
-# ---- arrays ----
-
-
-def compare_tensors(a: NDArray[Any], b: NDArray[Any], rules: Rules, path: str = "") -> Comparison:
-    """Two arrays, by their elements."""
-    dtypes = str(a.dtype), str(b.dtype)
-    shapes = a.shape, b.shape
-    notes = (f"{dtypes[0]} and {dtypes[1]}",) if dtypes[0] != dtypes[1] else ()
-    known: dict[str, Any] = {"path": path, "notes": notes, "shapes": shapes, "dtypes": dtypes}
-    if a.shape != b.shape:
-        reason = f"shapes {list(a.shape)} and {list(b.shape)}"
-        return Comparison(False, reason, differing=1, **known)
-    if not is_number(a.dtype) or not is_number(b.dtype):
-        return _other_elements(a, b, rules, known)
-    exact = is_whole(a.dtype) and is_whole(b.dtype)
-    axes = _memory_order(a, b)
-    found = compare_arrays(
-        a.transpose(axes),
-        b.transpose(axes),
-        atol=0.0 if exact else rules.atol,
-        rtol=0.0 if exact else rules.rtol,
-        equal_nan=rules.equal_nan,
-        threads=rules.threads,
-    )
-    return _comparison(a, b, found, axes, exact, rules, known)
-
-
-def _memory_order(a: NDArray[Any], b: NDArray[Any]) -> list[int]:
-    """The axes from the one with the longest strides to that with the shortest."""
-    if a.flags.c_contiguous and b.flags.c_contiguous:
-        return list(range(a.ndim))
-    reach = [(-abs(s), -abs(t)) for s, t in zip(a.strides, b.strides, strict=True)]
-    return sorted(range(a.ndim), key=lambda axis: reach[axis])
-
-
-def _comparison(
-    a: NDArray[Any],
-    b: NDArray[Any],
-    found: Figures,
-    axes: list[int],
-    exact: bool,
-    rules: Rules,
-    known: dict[str, Any],
-) -> Comparison:
-    at = found.first_nonfinite if found.first_nonfinite >= 0 else found.worst
-    worst = values = None
-    if at >= 0:
-        worst = _index(at, a.shape, axes)
-        values = _item(a, worst), _item(b, worst)
-    atol: float | None = max(found.excess, 0.0)
-    rtol: float | None = found.factor
-    if atol and rules.rtol and not exact:
-        atol = nudged(atol)
-    rtol = nudged(rtol) if rtol else 0.0
-    if found.nonfinite or (exact and found.mismatches):
-        atol = rtol = None
-    reason = ""
-    if found.mismatches:
-        reason = f"{found.mismatches:,} of {found.pairs:,} elements"
-        if a.ndim == 0:
-            reason = "numbers"
-        if found.nonfinite:
-            reason += f", {found.nonfinite:,} not finite"
-    return Comparison(
-        not found.mismatches,
-        reason,
-        count=found.pairs,
-        finite=found.finite,
-        mismatches=found.mismatches,
-        nonfinite=found.nonfinite,
-        max_abs=found.max_abs,
-        mean_abs=found.mean_abs,
-        max_rel=found.max_rel,
-        mean_rel=found.mean_rel,
-        rel_l2=found.rel_l2,
-        cosine=found.cosine,
-        ulps=found.ulps if coarser(a.dtype, b.dtype).digits else None,
-        worst=worst,
-        values=values,
-        passing_atol=atol if atol is not None and math.isfinite(atol) else None,
-        passing_rtol=rtol if rtol is not None and math.isfinite(rtol) else None,
-        differing=int(found.mismatches > 0),
-        **known,
-    )
-
-
-def _index(at: int, shape: tuple[int, ...], axes: list[int]) -> tuple[int, ...]:
-    """The index of an element by its place in the order of `axes`."""
-    index = [0] * len(shape)
-    for axis in reversed(axes):
-        at, index[axis] = divmod(at, shape[axis])
-    return tuple(index)
-
-
-def _item(array: NDArray[Any], index: tuple[int, ...]) -> Any:
-    """An element as a number of Python's, where that holds it."""
-    item = array[index]
-    if is_whole(array.dtype):
-        return bool(item) if array.dtype.kind == "b" else int(item)
-    if array.dtype.kind == "c":
-        return item.item()
-    if is_number(array.dtype) and array.dtype.fields is None and array.dtype.itemsize <= 8:
-        try:
-            return float(item)
-        except TypeError:  # complex numbers of 16 bits
-            return complex(item)
-    return item.item() if array.dtype.kind in "US" else item
-
-
-def _other_elements(
-    a: NDArray[Any], b: NDArray[Any], rules: Rules, known: dict[str, Any]
-) -> Comparison:
-    """Arrays of text, dates, objects or records."""
-    import numpy as np
-
-    path = known["path"]
-    if a.dtype.kind == "O" or b.dtype.kind == "O":
-        return _Walk(rules).compare(a.tolist(), b.tolist(), path)
-    if a.dtype.names and a.dtype.names == b.dtype.names:
-        fields, others = ({name: each[name] for name in a.dtype.names} for each in (a, b))
-        return _Walk(rules).compare(fields, others, path)
-    unequal = 0
-    first: int | None = None
-    try:
-        for start in range(0, a.size, 1 << 16):
-            part = np.asarray(
-                a.flat[start : start + (1 << 16)] != b.flat[start : start + (1 << 16)]
-            )
-            if rules.equal_nan and a.dtype.kind in "mM" and b.dtype.kind in "mM":
-                stop = start + (1 << 16)
-                part &= ~(np.isnat(a.flat[start:stop]) & np.isnat(b.flat[start:stop]))
-            if first is None and part.any():
-                first = start + int(np.flatnonzero(part)[0])
-            unequal += int(np.count_nonzero(part))
-    except TypeError:  # text against dates, numbers against text
-        return Comparison(False, "nothing to compare with each other", differing=1, **known)
-    worst = values = None
-    if first is not None:
-        worst = tuple(int(i) for i in np.unravel_index(first, a.shape))
-        values = _item(a, worst), _item(b, worst)
-    reason = f"{unequal:,} of {a.size:,} elements" if unequal else ""
-    return Comparison(
-        not unequal, reason, count=a.size, mismatches=unequal, worst=worst, values=values,
-        differing=int(unequal > 0), **known,
-    )  # fmt: skip
-
-
-# ---- everything else ----
-
-
 class _Walk:
     """Two trees, side by side."""
 
@@ -257,7 +84,7 @@ class _Walk:
             return self._numbers(a, b, path)
         arrays = self._arrays(a, b)
         if arrays is not None:
-            return compare_tensors(*arrays, self.rules, path)
+            return self._elements(*arrays, path)
         pair = id(a), id(b)
         if pair in self.open:  # a cycle, and so far both go round it alike
             return Comparison(True, path=path, leaves=0)
@@ -289,6 +116,16 @@ class _Walk:
         if other is None:
             return None
         return (first, other) if first is not None else (other, second)  # type: ignore[return-value]
+
+    def _elements(self, a: NDArray[Any], b: NDArray[Any], path: str) -> Comparison:
+        """Two arrays; those of objects or of records like the lists and dicts that they are."""
+        if a.shape == b.shape and not (is_number(a.dtype) and is_number(b.dtype)):
+            if a.dtype.kind == "O" or b.dtype.kind == "O":
+                return _Walk(self.rules).compare(a.tolist(), b.tolist(), path)
+            if a.dtype.names and a.dtype.names == b.dtype.names:
+                fields, others = ({name: each[name] for name in a.dtype.names} for each in (a, b))
+                return _Walk(self.rules).compare(fields, others, path)
+        return compare_tensors(a, b, self.rules, path)
 
     def _numbers(self, a: Any, b: Any, path: str) -> Comparison:
         import numpy as np

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from tensortap.buffers import view_of
-from tensortap.console import glance
+from tensortap.console import glance, trends
 from tensortap.errors import NotFound
 from tensortap.formats import questions, wire
 from tensortap.formats.run import number_of
@@ -18,6 +19,8 @@ from tensortap.server.peer import Peer
 from tensortap.server.server import Server
 
 RECENT = 12
+_trends = trends.Trends()
+_looking = threading.Lock()  # the session's thread answers viewers, another one its own user
 _NEWER = 1 << 16  # records that one answer tells of
 
 
@@ -25,8 +28,13 @@ def overview(server: Server) -> questions.Overview:
     """Clients, names with their latest capture, recent captures, and all counts."""
     history = server.history
     evicted = dict(history.evicted)
-    names = [_row(record, held, evicted) for held, record in history.latest()]
-    recent = [_row(record, 1, evicted) for record in history.recent(RECENT)]
+    tails = history.tails(trends.LAST)
+    with _looking:
+        _trends.look()
+        names = [_row(t, held, evicted) for held, t in tails if t[-1].kind is not Kind.ALERT]
+    recent = [_row([record], 1, evicted) for record in history.recent(RECENT)]
+    alarms = [r for _, tail in tails for r in tail[-RECENT:] if r.kind is Kind.ALERT]
+    alarms.sort(key=lambda r: (r.time_ns, r.seq))
     peers = [peer for peer in list(server.peers.values()) if peer.role == "source"]
     return questions.Overview(
         address=str(server.address),
@@ -41,12 +49,16 @@ def overview(server: Server) -> questions.Overview:
         clients=tuple(_client(peer) for peer in peers),
         names=tuple(names),
         recent=tuple(recent),
+        alerts=tuple(_row([record], 1, evicted) for record in alarms[-RECENT:]),
     )
 
 
-def _row(record: Record, held: int, evicted: dict[str, int]) -> questions.NameRow:
+def _row(tail: list[Record], held: int, evicted: dict[str, int]) -> questions.NameRow:
+    record = tail[-1]
     gone = evicted.get(record.name, 0)
-    return questions.NameRow(_head(record), held, gone, glance.line(record))
+    trend = _trends.of(tail) if len(tail) > 1 else ()
+    rate = trends.rate_of(tail)
+    return questions.NameRow(_head(record), held, gone, glance.line(record), trend, rate)
 
 
 def _client(peer: Peer) -> questions.ClientRow:

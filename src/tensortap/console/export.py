@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tensortap.arrays.tree import borrow
 from tensortap.arrays.view import as_numpy
-from tensortap.errors import MissingExtra, TensortapError
+from tensortap.buffers import view_of
+from tensortap.errors import TensortapError
 from tensortap.formats.columns import column
 from tensortap.formats.files import load_file
 from tensortap.formats.folders import file_name
@@ -44,23 +48,43 @@ def export(
         wanted = [n for n in run.names() if names is None or re.search(names, n)]
     except re.error as error:
         raise TensortapError(f"not a regular expression: {names!r} ({error})") from None
-    heads = [record for name in wanted for record in run.reader.records(name)]
+    heads = [record for _, held in run.reader.by_name(wanted) for record in held]
     shown = progress(heads, len(heads)) if progress is not None else heads
-    return write(run, path, (run.reader.load(head) for head in shown), set(wanted))
+    seen: collections.Counter[tuple[object, ...]] = collections.Counter()
+    try:
+        return write(run, path, (_load(run, head, seen) for head in shown), set(wanted))
+    except BaseException:
+        path.with_name(path.name + ".part").unlink(missing_ok=True)
+        raise
+
+
+def _load(run: Run, head: Record, seen: collections.Counter[tuple[object, ...]]) -> Record:
+    """A record with its value, and how often one like it came before: a step that was redone."""
+    key = (head.name, head.kind, head.step, head.call, head.rank)
+    again, seen[key] = seen[key], seen[key] + 1
+    record = run.reader.load(head)
+    if not again:
+        return record
+    return msgspec.structs.replace(record, tags={**record.tags, _AGAIN: str(again)})
+
+
+_AGAIN = "~again"  # a tag of nobody else
+
+
+def _title(record: Record) -> str:
+    return record.name if record.kind is Kind.VALUE else f"{record.name}.{record.kind.value}"
 
 
 def _key(record: Record, ranked: bool) -> str:
-    kind = "" if record.kind is Kind.VALUE else f".{record.kind.value}"
     rank = f"_rank{record.rank}" if ranked else ""
     call = f".{record.call}" if record.call else ""
-    return f"{record.name}{kind}@{record.step}{call}{rank}"
+    again = f"~{record.tags[_AGAIN]}" if _AGAIN in record.tags else ""
+    return f"{_title(record)}@{record.step}{call}{again}{rank}"
 
 
-def _arrays(value: Value, path: str = "") -> list[tuple[str, Any]]:
-    """The arrays and numbers of a value, each with its place in it."""
-    if isinstance(value, TensorData):
-        return [(path, as_numpy(value))]
-    if isinstance(value, (bool, int, float)):
+def _parts(value: Value, path: str = "") -> list[tuple[str, TensorData | float]]:
+    """The tensors and numbers of a value, each with its place in it."""
+    if isinstance(value, (TensorData, bool, int, float)):
         return [(path, value)]
     if isinstance(value, Items):
         parts = [(f"[{i}]", item) for i, item in enumerate(value.items)]
@@ -70,30 +94,38 @@ def _arrays(value: Value, path: str = "") -> list[tuple[str, Any]]:
         parts = [(f".{n}", item) for n, item in zip(value.names, value.values, strict=True)]
     else:
         return []
-    return [leaf for step, part in parts for leaf in _arrays(part, path + step)]
+    return [leaf for step, part in parts for leaf in _parts(part, path + step)]
+
+
+def _places(run: Run, record: Record) -> list[tuple[str, TensorData | float]]:
+    """The tensors and numbers of a record, each with its place in it."""
+    file = record.tags.get("file")
+    return _parts(record.value) if file is None else _dumped(run.path / Path(file).name)
 
 
 def _leaves(run: Run, record: Record) -> list[tuple[str, Any]]:
     """The arrays and numbers of a record, each under a name that no other one has."""
-    ranked = len(run.reader.ranks) > 1
-    file = record.tags.get("file")
-    if file is None:
-        found = _arrays(record.value)
-    else:
-        found = _dumped(run.path / Path(file).name)
-    return [(file_name(_key(record, ranked) + place), array) for place, array in found]
+    key = _key(record, len(run.reader.ranks) > 1)
+    return [
+        (file_name(key + place), as_numpy(part) if isinstance(part, TensorData) else part)
+        for place, part in _places(run, record)
+    ]
 
 
-def _dumped(path: Path) -> list[tuple[str, Any]]:
-    """The arrays of a dumped file, if it holds nothing else and reading it runs no code."""
-    import numpy
-
+def _dumped(path: Path) -> list[tuple[str, TensorData | float]]:
+    """The tensors of a dumped file, if it holds nothing else and reading it runs no code."""
     try:
         found = load_file(path)
-        # copies: what is borrowed lives no longer than what was found
-        return [(place, numpy.array(array)) for place, array in _arrays(borrow(found))]
     except TensortapError:
         return []
+    # copies: what is borrowed lives no longer than what was found
+    return [(place, _copied(part)) for place, part in _parts(borrow(found))]
+
+
+def _copied(part: TensorData | float) -> TensorData | float:
+    if isinstance(part, TensorData):
+        return msgspec.structs.replace(part, data=bytes(view_of(part.data)))
+    return part
 
 
 def _npz(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
@@ -160,22 +192,18 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
 
 
 def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
-    try:
-        import h5py
-    except ImportError:
-        raise MissingExtra("HDF5 needs h5py: pip install 'tensortap[hdf5]'") from None
+    from tensortap.formats.hdf5_writer import Options, Writer
+
     count = 0
-    draft = path.with_name(path.name + ".part")
-    with h5py.File(draft, "w") as file:
+    writer = Writer(path, "refuse", Options())
+    try:
         for record in records:
-            leaves = _leaves(run, record)
-            for name, array in leaves:
-                group = file.require_group(file_name(record.name))
-                data = group.create_dataset(name, data=_plain(array))
-                data.attrs.update(
-                    name=record.name, step=record.step, call=record.call, rank=record.rank,
-                    kind=record.kind.value, dtype=record.dtype,
-                )  # fmt: skip
-            count += bool(leaves)
-    draft.replace(path)
+            beside = {"iterations": record.step, "ranks": record.rank, "calls": record.call}
+            parts = _places(run, record)
+            for place, part in parts:
+                writer.append(_title(record) + place, part, beside)
+            count += bool(parts)
+        writer.close()
+    finally:
+        writer.abandon()
     return count

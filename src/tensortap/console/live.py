@@ -22,9 +22,10 @@ from tensortap import arrays
 from tensortap.console import answers, tables, verbs
 from tensortap.errors import NotFound, TensortapError, WireError
 from tensortap.formats import keys
-from tensortap.formats.address import Address, default_port, parse_address
+from tensortap.formats.address import Address, default_port, parse_address, parse_port
 from tensortap.history import History
 from tensortap.limits import format_size, parse_size
+from tensortap.readers.reader import value_of
 from tensortap.record import Kind, Record
 from tensortap.server.server import Server
 
@@ -52,7 +53,7 @@ def start(
     if address is None:
         address = Address("127.0.0.1" if host == "localhost" else host, default_port())
     if port is not None:
-        address = Address(address.host, port)
+        address = Address(address.host, parse_port(port))
     try:
         history, key = History(parse_size(memory)), keys.make_key()
         return Server(address, history, key, answer=answers.answer, keep=keep)
@@ -198,6 +199,8 @@ def ingest_all(overwrite: bool = False) -> dict[str, str]:
     for _, record in current().history.latest():
         if record.kind is Kind.ALERT:
             continue  # about the value of that name, which is what is wanted
+        if record.value is None and record.stats is not None:
+            continue  # of a tracked tensor only statistics are there
         name = record.name if not record.rank else f"{record.name}_rank{record.rank}"
         variable = _free_name(identifier(name), taken)
         exists = variable in target or hasattr(builtins, variable)
@@ -205,7 +208,7 @@ def ingest_all(overwrite: bool = False) -> dict[str, str]:
             kept.append(variable)
             continue
         try:
-            target[variable] = arrays.rebuild(record.value)
+            target[variable] = arrays.rebuild(value_of(record))
         except WireError as error:  # of one client; the values of the others are good
             _say(f"no {variable}: {error}")
             continue

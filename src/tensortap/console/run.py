@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tensortap import arrays
+from tensortap.arrays.tree import borrow
 from tensortap.console import glance, tables, verbs
+from tensortap.errors import TensortapError
 from tensortap.formats import run as layout
 from tensortap.formats.files import load_file
 from tensortap.formats.logframe import need_pandas
 from tensortap.formats.questions import NameRow
-from tensortap.readers.reader import find, find_all, value_of
+from tensortap.readers.reader import find, find_all, kept_value
 from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Record, Summary, TensorData
+from tensortap.record import Kind, Opaque, Record, Summary, TensorData
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,8 +49,8 @@ class Run:
 
     def records(self, name: str | None = None) -> Iterator[Record]:
         """The records of a name, or all, with their values, one at a time."""
-        for each in [name] if name is not None else self.names():
-            for record in self.reader.records(each):
+        for _, records in self.reader.by_name([name] if name is not None else self.names()):
+            for record in records:
                 yield self.reader.load(record)
 
     def get(
@@ -92,7 +94,7 @@ class Run:
         file = record.tags.get("file")
         if file is not None:
             return load_file(self.reader.file(file), trust=trust)
-        return arrays.rebuild(value_of(record))
+        return arrays.rebuild(kept_value(record))
 
     def describe(
         self,
@@ -104,7 +106,21 @@ class Run:
         kind: Kind | str | None = None,
     ) -> None:
         """Print what is held under a name, and the latest in a line a tensor."""
-        verbs.describe(self.reader, name, index, step=step, rank=rank, kind=kind)
+        verbs.describe(
+            self.reader, name, index, step=step, rank=rank, kind=kind, load=self._with_file
+        )
+
+    def _with_file(self, head: Record) -> Record:
+        """A record with its value, which may be in a file that was dumped."""
+        record = self.reader.load(head)
+        file = record.tags.get("file")
+        if file is None:
+            return record
+        try:
+            value = borrow(load_file(self.reader.file(file), mapped=True))
+        except TensortapError as error:
+            value = Opaque(file, str(error))
+        return msgspec.structs.replace(record, value=value)
 
     def missing(self) -> list[tuple[str, int, int]]:
         """(name, step, rank) of the values that found no room when they were captured."""
@@ -119,14 +135,10 @@ class Run:
     def rows(self) -> list[NameRow]:
         """Every name with its latest record in a line."""
         rows = []
-        for name in self.names():
-            records = self.reader.records(name)
-            latest: dict[tuple[Kind, int], Record] = {(r.kind, r.rank): r for r in records}
-            for key, head in latest.items():
-                held = sum((r.kind, r.rank) == key for r in records)
-                file = self.reader.load(head)
-                line = file.tags.get("file") or glance.line(file)
-                rows.append(NameRow(head, held, 0, line))
+        for head, held in self.reader.latest():
+            file = self.reader.load(head)
+            line = file.tags.get("file") or glance.line(file)
+            rows.append(NameRow(head, held, 0, line))
         return rows
 
     def export(self, target: str | Path, *, names: str | None = None) -> int:
@@ -134,6 +146,16 @@ class Run:
         from tensortap.console.export import export
 
         return export(self, target, names=names)
+
+    def film(self, name: str, target: str | Path, **options: Any) -> int:
+        """Make a film of a name: ``.mp4``, ``.gif``, or a folder of frames; how many there are.
+
+        `options` are ``mode``, ``size``, ``fps``, ``rank``, ``kind``, ``steps`` and the looks of a
+        `tap.Recorder`.
+        """
+        from tensortap.viz.films.film import film
+
+        return film(self.reader, name, target, **options)
 
     def to_tensorboard(self, folder: str | Path, **options: Any) -> int:
         """Write its statistics for TensorBoard; see `tap.integrations.tensorboard.export`."""
@@ -188,11 +210,11 @@ class Run:
 
     def summarized(self, heads: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
         """Records by name, rank and seq, with the statistics of their tensors, without values."""
-        found: dict[str, dict[tuple[int, int], Record]] = {}
-        for name, rank, seq in heads:
-            if name not in found:
-                found[name] = {(r.rank, r.seq): r for r in self.reader.records(name)}
-            head = found[name][rank, seq]
+        wanted = list(heads)
+        names = dict.fromkeys(name for name, _, _ in wanted)
+        found = {(r.rank, r.seq): r for _, held in self.reader.by_name(names) for r in held}
+        for _, rank, seq in wanted:
+            head = found[rank, seq]
             stats = _summary(self.reader.load(head).value)
             yield msgspec.structs.replace(head, stats=stats)
 

@@ -77,6 +77,12 @@ def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
     if ranked:
         table.add_column("rank", justify="right")
     table.add_column("step", justify="right", style="cyan")
+    trends = any(row.trend for row in rows)
+    if trends:
+        table.add_column("trend", no_wrap=True, min_width=8)
+    rates = any(row.rate for row in rows)
+    if rates:
+        table.add_column("a second", justify="right", no_wrap=True)
     table.add_column("held", justify="right")
     table.add_column("latest", overflow="fold")
     table.add_column("when", justify="right", style="dim", no_wrap=True)
@@ -87,7 +93,12 @@ def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
             cells.append(_kind(head.kind))
         if ranked:
             cells.append(str(head.rank))
-        cells.extend((str(head.step), _held(row), text.styled(plain(row.line)), ago(head.time_ns)))
+        cells.append(str(head.step))
+        if trends:
+            cells.append(_trend(row.trend))
+        if rates:
+            cells.append(text.number(row.rate) if row.rate else "")
+        cells.extend((_held(row), text.styled(plain(row.line)), ago(head.time_ns)))
         table.add_row(*cells)
     if len(rows) > most:
         table.add_row(Text(f"… and {len(rows) - most} more", style="dim"))
@@ -98,6 +109,14 @@ def _kind(kind: Kind) -> Text:
     from rich.text import Text
 
     return Text(kind.value, style="bold red" if kind is Kind.ALERT else "dim")
+
+
+def _trend(numbers: Sequence[float]) -> Text:
+    from rich.text import Text
+
+    shown = Text(text.sparkline(numbers), style="blue")
+    shown.highlight_regex("!", style="bold red")
+    return shown
 
 
 def _held(row: NameRow) -> str:
@@ -121,6 +140,23 @@ def recent_table(view: Overview) -> Table:
             where = Text.assemble(where, " ", _kind(head.kind))
         line = text.styled(plain(row.line))
         table.add_row(moment, Text(plain(head.name), style="bold"), where, line)
+    return table
+
+
+def alerts_table(view: Overview) -> Table:
+    """The last alerts: since when, of what, and what is wrong with it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for column in ("when", "where", "message"):
+        table.add_column(column, overflow="fold")
+    for row in view.alerts:
+        head = row.head
+        rank = f" rank {head.rank}" if head.world_size > 1 else ""
+        where = Text.assemble((plain(head.name), "bold"), (f"  step {head.step}{rank}", "cyan"))
+        when = Text(ago(head.time_ns), style="dim")
+        table.add_row(when, where, Text(plain(row.line), style="red"))
     return table
 
 
@@ -182,10 +218,12 @@ def summary(view: Overview, rates: Rates | None = None) -> Group:
     from rich.text import Text
 
     parts: list[RenderableType] = [header(view, rates)]
-    if not view.names:
+    if not view.names and not view.alerts:
         hint = 'nothing caught yet: put tap.catch(value, "name") into the training program'
         parts.extend((Text(), Text(hint, style="dim")))
         return Group(*parts)
+    if view.alerts:
+        parts.extend((Text(), Text("alerts", style="bold red"), alerts_table(view)))
     parts.extend((Text(), names_table(view)))
     if view.recent:
         parts.extend((Text(), Text("recent", style="bold dim"), recent_table(view)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tensortap import arrays
 from tensortap.console import glance, tables
 from tensortap.errors import NotFound
-from tensortap.readers.reader import Reader, find, find_all, value_of
-from tensortap.record import Kind
+from tensortap.readers.reader import Reader, find, find_all, kept_value
+from tensortap.record import Kind, Record
 from tensortap.viz import text
 
 
@@ -26,7 +27,7 @@ def get(
         ranks = sorted({r.rank for r in find_all(reader, name, step=step, kind=kind)})
         return {r: get(reader, name, index, step=step, rank=r, kind=kind) for r in ranks}
     record = find(reader, name, index, step=step, rank=rank_number(rank), kind=kind)
-    return arrays.rebuild(value_of(reader.load(record)))
+    return arrays.rebuild(kept_value(reader.load(record)))
 
 
 def rank_number(rank: int | str | None) -> int | None:
@@ -41,7 +42,7 @@ def get_all(
 ) -> list[Any]:
     """All values that are held under a name, oldest to newest."""
     found = find_all(reader, name, rank=rank, kind=kind)
-    return [arrays.rebuild(value_of(reader.load(record))) for record in found]
+    return [arrays.rebuild(kept_value(reader.load(record))) for record in found]
 
 
 def describe(
@@ -53,12 +54,13 @@ def describe(
     rank: int | None = None,
     kind: Kind | str | None = None,
     evicted: int = 0,
+    load: Callable[[Record], Record] | None = None,
 ) -> None:
     """Print what is held under a name, and one capture in a line a tensor."""
     from rich.console import Console
     from rich.text import Text
 
-    record = reader.load(find(reader, name, index, step=step, rank=rank, kind=kind))
+    record = (load or reader.load)(find(reader, name, index, step=step, rank=rank, kind=kind))
     head, *lines = glance.details(record).split("\n")
     console = Console()
     console.print(Text(tables.plain(head), style="bold"))

@@ -35,7 +35,7 @@ class Address(NamedTuple):
 
 def default_port() -> int:
     """The port of ``TENSORTAP_PORT``, else 2875."""
-    return _port(os.environ.get("TENSORTAP_PORT") or DEFAULT_PORT)
+    return parse_port(os.environ.get("TENSORTAP_PORT") or DEFAULT_PORT)
 
 
 def parse_address(text: str | None = None) -> Address:
@@ -56,10 +56,11 @@ def parse_address(text: str | None = None) -> Address:
         raise ValueError(f"no host in {text!r}; write it like 'host' or 'host:port'")
     if host == "localhost":
         host = "127.0.0.1"
-    return Address(host, _port(port) if port else default_port())
+    return Address(host, parse_port(port) if port else default_port())
 
 
-def _port(text: str | int) -> int:
+def parse_port(text: str | int) -> int:
+    """The number of a port."""
     try:
         port = int(text)
     except ValueError:

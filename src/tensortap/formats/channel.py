@@ -47,8 +47,11 @@ class State(enum.Enum):
 class Channel:
     """One connection, used by one thread."""
 
-    def __init__(self, address: Address, role: str, context: zmq.Context[Any]) -> None:
+    def __init__(
+        self, address: Address, role: str, context: zmq.Context[Any], key: bytes | None = None
+    ) -> None:
         self.address = address
+        self._own_key = key  # instead of the user's: between a program and its own worker
         self.role = role
         self.state = State.SEEKING
         self.welcome: wire.Welcome | None = None
@@ -117,7 +120,7 @@ class Channel:
 
     def _open(self) -> None:
         try:
-            self._key = keys.find_key()
+            self._key = self._own_key or keys.find_key()
         except keys.KeyFileError as error:
             self._fail(str(error))
             return

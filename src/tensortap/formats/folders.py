@@ -79,7 +79,8 @@ def make_run(base: Path, world_size: int) -> Path:
 
 def end_run(run: Path, world_size: int | None = None) -> None:
     """Say in run.json that the run has ended."""
-    with contextlib.suppress(OSError):  # a disk that is full: the records count, not this
+    # a disk that is full, or the user has removed the run: no reason to stop a training
+    with contextlib.suppress(OSError, layout.NotARun):
         info = layout.read_info(run)
         ended = datetime.now().astimezone().isoformat()
         done = msgspec.structs.replace(info, ended=ended, world_size=world_size or info.world_size)

@@ -27,12 +27,18 @@ class ClientRow(msgspec.Struct, frozen=True):
 
 
 class NameRow(msgspec.Struct, frozen=True):
-    """A name with its latest capture; `head` is the record without its value."""
+    """A name with its latest capture; `head` is the record without its value.
+
+    `trend` is one number for each of the last captures (a number itself, a tensor's root mean
+    square; NaN where something in it is not finite), `rate` how many come a second.
+    """
 
     head: Record
     held: int
     evicted: int
     line: str
+    trend: tuple[float, ...] = ()
+    rate: float = 0.0
 
 
 class Overview(msgspec.Struct, frozen=True):
@@ -50,6 +56,7 @@ class Overview(msgspec.Struct, frozen=True):
     clients: tuple[ClientRow, ...]
     names: tuple[NameRow, ...]
     recent: tuple[NameRow, ...]
+    alerts: tuple[NameRow, ...] = ()  # the last of them
 
 
 class Rows(msgspec.Struct, frozen=True):

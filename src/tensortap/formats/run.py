@@ -83,7 +83,9 @@ def read_info(run: Path) -> RunInfo:
     try:
         text = (run / RUN_FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise NotARun(f"{run} is no run: it has no {RUN_FILE}") from None
+        held = sorted(path.parent.name for path in run.glob(f"*/{RUN_FILE}"))
+        inside = f"; the latest of {len(held):,} runs in it is {run / held[-1]}" if held else ""
+        raise NotARun(f"{run} is no run: it has no {RUN_FILE}{inside}") from None
     try:
         version = json.loads(text)["format"]
     except (ValueError, KeyError, TypeError):

@@ -101,6 +101,19 @@ def value_of(record: Record) -> Value:
     return value
 
 
+def kept_value(record: Record) -> Value:
+    """What a record is of; NotFound where nothing but its statistics was kept.
+
+    None is a value that may have been caught: it does not stand for a tensor that is not there.
+    """
+    if record.value is None and record.stats is not None:
+        raise NotFound(
+            f"of {record.name!r} ({record.kind.value}, step {record.step}) only statistics were "
+            f"kept: describe({record.name!r}) shows them, track(..., tensors=...) keeps values"
+        )
+    return value_of(record)
+
+
 def _why_not(
     reader: Reader, name: str, step: int | None, rank: int | None, kind: Kind | None
 ) -> str:

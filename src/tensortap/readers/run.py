@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,7 @@ _OPEN_FILES = 64
 _KEPT_TABLES = 16
 _OFTEN = 3  # a name that is asked for so often gets an index
 _INDEXED = 500_000  # records in all indices
+_BATCH = 100_000  # records of several names that are read together
 
 
 class Corrupt(TensortapError):
@@ -354,9 +355,10 @@ class RunReader:
         for number, reader in self._ranks.items():
             if rank is not None and number != rank:
                 continue
-            kinds = len(reader.names().get(name, ()))
             # with several kinds the newest of each is wanted, wherever it lies
-            enough = last if last is not None and (kinds == 1 or kind is not None) else None
+            enough = last
+            if last is not None and kind is None and len(reader.names().get(name, ())) != 1:
+                enough = None
             here: list[Record] = []
             for unit in reversed(reader.units(name, step)):
                 here = self._heads(reader, unit, wanted) + here
@@ -365,6 +367,38 @@ class RunReader:
             found += here
         if len(self._ranks) > 1:
             found.sort(key=lambda r: (r.time_ns, r.seq))
+        return found
+
+    def by_name(self, names: Iterable[str]) -> Iterator[tuple[str, list[Record]]]:
+        """Names with all their records, as `records` gives them: of many, in a look at the tables.
+
+        So many at a time that their records fit into memory, whatever the size of the run.
+        """
+        counts, batch, size = self.counts(), list[str](), 0
+        for name in names:
+            batch.append(name)
+            size += counts.get(name, 0)
+            if size >= _BATCH:
+                yield from self._of_names(batch).items()
+                batch, size = [], 0
+        yield from self._of_names(batch).items()
+
+    def _of_names(self, names: list[str]) -> dict[str, list[Record]]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: dict[str, list[Record]] = {name: [] for name in names}
+        chosen = pa.array(names, pa.string())
+        with self._lock:
+            for reader in self._ranks.values() if names else ():
+                for unit in reader.units():
+                    for head in self._heads(
+                        reader, unit, lambda t: pc.is_in(t.column("name"), value_set=chosen)
+                    ):
+                        found[head.name].append(head)
+        if len(self._ranks) > 1:
+            for records in found.values():
+                records.sort(key=lambda r: (r.time_ns, r.seq))
         return found
 
     def fresh(self) -> list[Record]:
@@ -377,6 +411,41 @@ class RunReader:
                     found += self._heads(reader, unit, lambda t: _newer(t, seen))  # noqa: B023
                 self._seen[rank] = max((r.seq for r in found if r.rank == rank), default=seen)
         return sorted(found, key=lambda r: (r.time_ns, r.seq))
+
+    def latest(self) -> list[tuple[Record, int]]:
+        """The newest record of every name, kind and rank, and how many it has; by name."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: list[tuple[Record, int]] = []
+        with self._lock:
+            for reader in self._ranks.values():
+                newest: dict[tuple[str, str], tuple[int, Unit]] = {}
+                held: collections.Counter[tuple[str, str]] = collections.Counter()
+                for unit in reader.units():
+                    keys = reader.read(unit, ["name", "kind", "seq", "missing"])
+                    keys = keys.filter(pc.invert(keys.column("missing")))
+                    groups = keys.group_by(["name", "kind"]).aggregate(
+                        [("seq", "max"), ("seq", "count")]
+                    )
+                    columns = ("name", "kind", "seq_max", "seq_count")
+                    rows = zip(*(groups.column(c).to_pylist() for c in columns), strict=True)
+                    for name, kind, last, count in rows:
+                        held[name, kind] += count
+                        newest[name, kind] = max(newest.get((name, kind), (-1, unit)), (last, unit))
+                by_unit: dict[Unit, list[int]] = {}
+                for seq, unit in newest.values():
+                    by_unit.setdefault(unit, []).append(seq)
+                for unit, numbers in by_unit.items():
+                    chosen = pa.array(numbers)
+                    heads = self._heads(
+                        reader,
+                        unit,
+                        lambda t: pc.is_in(t.column("seq"), chosen),  # noqa: B023 - used at once
+                    )
+                    found += [(r, held[r.name, r.kind.value]) for r in heads]
+        place = {name: i for i, name in enumerate(self.names())}
+        return sorted(found, key=lambda each: (place[each[0].name], each[0].seq, each[0].rank))
 
     def _heads(
         self, reader: RankReader, unit: Unit, wanted: Callable[[pa.Table], Any]

@@ -53,8 +53,10 @@ class Live:
         on_state: Callable[[bool], None] = lambda forget: None,
         on_refused: Callable[[int], None] = lambda count: None,
         arena: bool = True,
+        key: bytes | None = None,
     ) -> None:
-        self.address = address
+        self.address = address  # port 0: not known yet, it is set when it is
+        self._key = key
         self.accepting = True  # until it is known that nobody listens
         self.controls: list[wire.Control] = []
         self._pool = pool
@@ -123,6 +125,9 @@ class Live:
         settle([entry], False)
 
     def wait(self, wake: Wake, timeout: float) -> None:
+        if not self.address.port:
+            wake.wait(timeout)
+            return
         channel = self._channel or self._start()
         messages = channel.poll(timeout, wake.fileno())
         wake.clear()
@@ -171,7 +176,7 @@ class Live:
 
     def _start(self) -> Channel:
         self._context = zmq.Context()
-        self._channel = Channel(self.address, "source", self._context)
+        self._channel = Channel(self.address, "source", self._context, self._key)
         self._introduce(self._channel)
         return self._channel
 

@@ -41,7 +41,7 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     step = number if gate.step is None else gate.step
     call = 0 if gate.step is None else number - gate.base
     try:
-        path = _write(obj, name, run)
+        path = write_file(obj, name, run)
     except Exception as error:
         run.sink.missed(name, Kind.VALUE, step, run.rank)
         session.fault(name, error)
@@ -57,7 +57,7 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     return path
 
 
-def _write(obj: Any, name: str, run: OpenRun) -> Path:
+def write_file(obj: Any, name: str, run: OpenRun) -> Path:
     """Write the file under a draft's name, then give it the first name that is free."""
     form = format_of(obj)
     rank = f"_rank{ranks.rank_and_world_size()[0]}" if run.world_size > 1 else ""

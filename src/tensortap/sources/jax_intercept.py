@@ -81,6 +81,7 @@ class Observation:
     call: int
     vector: Vector
     start: int = 0
+    array: Any = None  # itself, where it is a leaf of a tree: what is inside a function is gone
 
     def resolve(self) -> Summary | None:
         """The summary; None where the program did not come by (a branch that was not taken)."""
@@ -433,7 +434,9 @@ class Intercept:
         for i, array in zip(wanted, chosen, strict=True):
             kind, name, part = names[i]
             dtype, shape = _describe(array)
-            observations.append(Observation(kind, name, part, "", dtype, shape, 0, vector, start))
+            observations.append(
+                Observation(kind, name, part, "", dtype, shape, 0, vector, start, array)
+            )
             start += layout(dtype).words
         return observations
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import jax
+
 from tensortap.arrays.summary import Later
 from tensortap.record import Kind
 from tensortap.session import session
@@ -76,7 +78,7 @@ class JaxStates:
         self._calls = calls
 
     def _add(self, seen: Seen, one: Observation) -> None:
-        self.observer.add(seen, None, Later(one.vector.ready, one.resolve))
+        self.observer.add(seen, None, Later(one.vector.ready, one.resolve), one.array)
 
     def _say_unseen(self) -> None:
         for reason in self._intercept.unseen[self._said :]:
@@ -100,9 +102,10 @@ class JaxStates:
             states.get("model_state"), states.get("optimizer_state"), states.get("grads"),
             like=self._like,
         )  # fmt: skip
-        for one in found:
-            name, tags = one.name, {}
-            if one.kind is Kind.OPTIMISER_STATE:
-                tags = {"state": one.part, "parameter": one.name}
-                name = f"{one.name}.{one.part}" if one.name else one.part
-            self._add(Seen(name, one.kind, 0, "", one.dtype, one.shape, None, tags), one)
+        with jax.transfer_guard("allow"):  # the user's guard is meant for his own transfers
+            for one in found:
+                name, tags = one.name, {}
+                if one.kind is Kind.OPTIMISER_STATE:
+                    tags = {"state": one.part, "parameter": one.name}
+                    name = f"{one.name}.{one.part}" if one.name else one.part
+                self._add(Seen(name, one.kind, 0, "", one.dtype, one.shape, None, tags), one)

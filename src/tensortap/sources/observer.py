@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -62,6 +62,31 @@ class Seen(NamedTuple):
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
 
 
+class Observing(Protocol):
+    """What hooks need of whoever they observe for."""
+
+    settings: Settings
+    patterns: Patterns
+    active: bool
+    unseen: dict[str, str]
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is wanted now."""
+        ...
+
+    @property
+    def step_number(self) -> int:
+        """The training step that is under way."""
+        ...
+
+    def observe(
+        self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
+    ) -> Summary | None:
+        """A tensor; its statistics, if they are known."""
+        ...
+
+
 class Pending(NamedTuple):
     """A record whose statistics a device is still working on."""
 
@@ -84,6 +109,7 @@ class Observer:
         self._begun = 0
         self.active = False
         self.on = False  # whether this step is one of every n
+        self.skipped: Callable[[], bool] = lambda: False  # whether no optimizer took this step
         self.unseen: dict[str, str] = {}  # what could not be observed, and why
         self._said: set[str] = set()  # those of which the user has been told
         self._alerts: collections.deque[Alert] = collections.deque(maxlen=_ALERTS)
@@ -280,7 +306,7 @@ class Observer:
         self._current = self._own if session.clock.owner == _OWNER else None
         self.on = self.active and (self._own - self._begun) % self.settings.every == 0
         if self.watcher is not None:
-            self.watcher.check()
+            self.watcher.check(self.skipped)
 
     # -- what was observed ---------------------------------------------------------------
 

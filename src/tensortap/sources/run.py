@@ -11,6 +11,7 @@ from typing import Any
 from tensortap import ranks
 from tensortap.errors import NotFound
 from tensortap.formats.folders import end_run, job_name, shared_run
+from tensortap.formats.worker import leave_main
 from tensortap.limits import parse_size
 from tensortap.session import session, setting
 from tensortap.sinks.background import Background
@@ -46,12 +47,14 @@ class OpenRun:
     def finish(self) -> None:
         """Write what is under way and say in the run that it has ended."""
         session.remove_sink(self.sink)
-        self.sink.close(_END)
-        if self.keeper is not None:
-            self.keeper.close()
-        if self.rank == 0:
-            end_run(self.path)
-        session.restart()
+        try:
+            self.sink.close(_END)
+            if self.keeper is not None:
+                self.keeper.close()
+            if self.rank == 0:
+                end_run(self.path)
+        finally:
+            session.restart()
 
 
 _open: OpenRun | None = None
@@ -65,10 +68,9 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
     power cut as well. A run that was open is ended first. Returns the folder of the run.
     """
     global _open
+    leave_main()
     with _lock:
-        if _open is not None:
-            _open.finish()
-            _open = None
+        _finish()
         rank, world_size = ranks.rank_and_world_size()
         path = shared_run(Path(folder), rank, world_size, job_name())
         _open = OpenRun(path, rank, world_size, durable)
@@ -78,11 +80,20 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
 
 def finish() -> None:
     """End the run: it is complete when this returns. Steps begin anew."""
-    global _open
     with _lock:
-        if _open is not None:
-            _open.finish()
-            _open = None
+        _finish()
+
+
+def _finish() -> None:
+    global _open
+    if _open is None:
+        return
+    try:
+        _open.finish()
+    except Exception:
+        _open = None  # a run that cannot end does not bar the next one
+        raise
+    _open = None
 
 
 def opened() -> OpenRun | None:

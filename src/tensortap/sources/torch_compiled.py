@@ -28,10 +28,10 @@ def outside(
         hook(*args)
 
     def must_stay() -> bool:
-        if _in_whole_graph():
+        if in_whole_graph():
             on_unseen(name)
             return True
-        _leave_alone(on_call.__code__)
+        leave_alone(on_call.__code__)
         return False
 
     # what torch.compiler.disable and torch._dynamo.assume_constant_result set, without the
@@ -45,11 +45,11 @@ def outside(
         leave(*args)
 
     if "torch._dynamo" in sys.modules:
-        _leave_alone(on_call.__code__)
+        leave_alone(on_call.__code__)
     return on_call
 
 
-def _leave_alone(code: CodeType) -> None:
+def leave_alone(code: CodeType) -> None:
     """Run this, and all that it calls, as it is; it is still looked into from within a graph.
 
     Where a graph breaks, what is called there would be compiled on its own: for every module anew.
@@ -64,7 +64,7 @@ def _leave_alone(code: CodeType) -> None:
         return
 
 
-def _in_whole_graph() -> bool:
+def in_whole_graph() -> bool:
     """Whether the graph that is being compiled must not break; called while it is."""
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tensortap.record import Kind, Summary
 from tensortap.session import session
-from tensortap.sources.observer import Observer
+from tensortap.sources.observer import Observing
 from tensortap.sources.outputs import leaves
 from tensortap.sources.torch_compiled import WHOLE, forget_graphs, is_whole, outside
 from tensortap.sources.torch_names import Names, type_name, unwrapped
@@ -24,12 +24,22 @@ def _nothing() -> None:
     return None
 
 
-class Outputs:
-    """Hooks on every module of a model."""
+class Turn(NamedTuple):
+    """Which call of a module this is, and what of it is wanted."""
 
-    def __init__(self, root: torch.nn.Module, observer: Observer) -> None:
+    step: int
+    call: int
+    activation: bool
+    gradient: bool
+
+
+class Outputs:
+    """Hooks on every module of a model; `title` goes before their names."""
+
+    def __init__(self, root: torch.nn.Module, observer: Observing, title: str = "") -> None:
         self.root = root
         self.observer = observer
+        self.title = title
         self._handles: list[Any] = []
         self._leaves: list[Any] = []  # hooks on tensors that outlive their step
         self._calls: dict[str, int] = {}
@@ -42,7 +52,9 @@ class Outputs:
         if not (settings.activations or settings.gradients):
             return
         forget_graphs()
-        for name, module in Names(self.root).modules(whole=is_whole):
+        for i, (name, module) in enumerate(Names(self.root).modules(whole=is_whole)):
+            if self.title:  # the model itself comes first
+                name = f"{self.title}.{name}" if i else self.title
             self._attach_module(module, name)
 
     def _attach_module(self, module: torch.nn.Module, name: str) -> None:
@@ -83,27 +95,44 @@ class Outputs:
         args: Any,
         output: Any,
     ) -> None:
-        observer = self.observer
-        if not observer.on or not session.enabled:
+        if not self._on:
             return
+        observer = self.observer
         try:
             training = self.root.training
             if observer.settings.only_training and not training:
                 return
             again = _current_graph_task() != -1  # a checkpoint, in the backward pass
-            call = self._call_again(name) if again else self._next_call(name)
+            turn = self._turn(Turn(0, 0, activation, gradient), name, again, module, output)
+            if turn is None:
+                return
+            step, call, activation, gradient = turn
             tags = {} if training else {"mode": "eval"}
             for path, tensor in leaves(output, torch.Tensor):
                 told = {**tags, "module": name} if path else tags
                 if activation:
                     marked = {**told, "recompute": "1"} if again else told
                     observer.observe(
-                        *seen_of(name + path, Kind.ACTIVATION, tensor, call, kind, marked)
+                        *seen_of(name + path, Kind.ACTIVATION, tensor, call, kind, marked), step
                     )
                 if gradient and tensor.requires_grad and tensor.is_floating_point():
-                    self._watch_gradient(name + path, tensor, call, kind, told)
+                    self._watch_gradient(name + path, tensor, step, call, kind, told)
         except Exception as error:
             session.fault(name, error)
+
+    def _turn(
+        self, wanted: Turn, name: str, again: bool, module: torch.nn.Module, output: Any
+    ) -> Turn | None:
+        """Which call this is, and what of it is wanted; None of those that are passed over."""
+        call = self._call_again(name) if again else self._next_call(name)
+        return wanted._replace(step=self.observer.step_number, call=call)
+
+    @property
+    def _on(self) -> bool:
+        return self.observer.on and session.enabled
+
+    def _hold(self, name: str, handle: Any) -> None:
+        self._leaves.append(handle)
 
     def _next_call(self, name: str) -> int:
         """Which call of the module within the step this is."""
@@ -126,11 +155,10 @@ class Outputs:
         return stats if last() is gradient and version == gradient._version else None
 
     def _watch_gradient(
-        self, name: str, tensor: torch.Tensor, call: int, kind: str, tags: dict[str, str]
+        self, name: str, tensor: torch.Tensor, step: int, call: int, kind: str, tags: dict[str, str]
     ) -> None:
         tasks: list[int] = []
         shape = tensor.shape
-        step = self.observer.step_number
 
         def on_gradient(gradient: torch.Tensor | None) -> None:
             observer = self.observer
@@ -150,7 +178,7 @@ class Outputs:
         on_gradient._torchdynamo_disable = True  # type: ignore[attr-defined]
         handle = tensor.register_hook(on_gradient)
         if tensor.is_leaf:
-            self._leaves.append(handle)  # a parameter that is put out as it is: it stays
+            self._hold(name, handle)  # a parameter that is put out as it is: it stays
         base = tensor._base if tensor._is_view() else None
         if base is not None and base.grad_fn is not None and base.numel() == tensor.numel():
             # an in-place operation that follows takes the view's own node out of the graph

@@ -35,6 +35,8 @@ class Parameters:
         self._early: dict[str, torch.Tensor] = {}
         self._early_needed = True
         self._stepping = False
+        self._taken: list[Any] = []  # a step of an optimizer: None, or whether it was left out
+        self._over: list[Any] = [None]  # those of the step that is over
 
     def attach(self) -> None:
         """Put the hooks in place."""
@@ -51,6 +53,7 @@ class Parameters:
                 hook = functools.partial(self._on_optimizer_step, over)
                 self._undo.append(register(hook).remove)
             self._undo.append(_before_zeroing(optimizer, self._on_zeroing))
+            self.observer.skipped = self._skipped
         if self.optimizers:
             return
         for name, parameter in self._parameters.items():
@@ -95,6 +98,9 @@ class Parameters:
 
     def _on_optimizer_step(self, over: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
         """All gradients are there, and nothing has used them up yet."""
+        if not over:
+            # a GradScaler leaves the step out, or has those that know of it do so themselves
+            self._taken.append(getattr(optimizer, "found_inf", None))
         if not self.observer.on or not session.enabled:
             return
         self._stepping = not over
@@ -106,6 +112,10 @@ class Parameters:
             if parameter.grad is not None:
                 name = self._name_of(parameter, optimizer, place)
                 self._observe_gradient(name, parameter.grad)
+
+    def _skipped(self) -> bool:
+        """Whether no optimizer has changed anything in the step that is over."""
+        return all(left_out is not None and bool(left_out) for left_out in self._over)
 
     def _on_zeroing(self, optimizer: Any) -> None:
         """They are about to go: those that no optimizer has used, as when a step is skipped."""
@@ -163,6 +173,7 @@ class Parameters:
 
     def end_step(self) -> None:
         """Observe what is there once the optimizer has done its work."""
+        self._over, self._taken = self._taken, []
         settings = self.observer.settings
         if self.observer.on and session.enabled:
             self._name_parameters()

@@ -27,6 +27,7 @@ class Tracker:
     def __init__(self, source: Any, observer: Observer) -> None:
         self._source = source  # None when it has ended: a tracker that is kept keeps no model
         self._observer = observer
+        self._warned = False
 
     def __enter__(self) -> Tracker:
         if self._source is None:
@@ -69,6 +70,7 @@ class Tracker:
 
         observer = self._observer
         if not observer.active or self._source is None:
+            self._say_idle()
             return
         named = {name: metrics.pop(name) for name in _STATES if name in metrics}
         for name, value in metrics.items() if session.enabled else ():
@@ -81,6 +83,17 @@ class Tracker:
         except Exception as error:
             session.fault("tracker.step", error)
         observer.advance()
+
+    def _say_idle(self) -> None:
+        """Whoever calls step() believes that something is tracked."""
+        if not self._warned:
+            self._warned = True
+            why = "has not begun" if self._source is not None else "has ended"
+            log.warning(
+                "tensortap: nothing is tracked, this tracker %s: "
+                "with tap.track(...) as tracker: ... tracker.step()",
+                why,
+            )
 
     def log(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """Keep numbers as training statistics: of the step under way, or of an earlier one.

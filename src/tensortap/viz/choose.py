@@ -103,6 +103,18 @@ def choose_metrics(table: Table, metric: str | Iterable[str]) -> list[str]:
     return wanted
 
 
+def check_statistics(table: Table, kind: str, names: Sequence[str]) -> None:
+    """NotFound where tensors were caught without their statistics, with how to get them."""
+    if not table.has("count"):
+        return  # a frame has what it has
+    rows = table.rows(kind=kind, names=names)
+    if len(rows) and np.isnan(table.column("count")[rows]).all():
+        raise NotFound(
+            f"{names[0]!r} ({kind}) was captured without statistics: tap.track() takes them, and "
+            "run.logframe() works them out of the tensors, for viz to draw from"
+        )
+
+
 def choose_step(table: Table, kind: str, names: Sequence[str], step: int | None) -> int:
     """The step that is asked for, or the last; its neighbours are said if it is not there."""
     steps = np.unique(table.step[table.rows(kind=kind, names=names)])

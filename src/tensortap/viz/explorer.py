@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from tensortap.errors import NotFound
 from tensortap.viz.figures import training_figure
-from tensortap.viz.figures.theme import Figure, untyped, with_arrays
+from tensortap.viz.figures.theme import Figure, untyped
 from tensortap.viz.widgets import FEW, FORMATS, State, curves_of
 
 _NONE = "no format"
@@ -33,14 +33,17 @@ class Explorer:
         self._task: Any = None
         self._shown: Figure = {"data": [], "layout": {}}
         self.figure, self.detail, self.loss = (go.FigureWidget() for _ in range(3))
+        self._upper, self._middle, self._lower = (ipywidgets.VBox([]) for _ in range(3))
+        self._curves = -1  # the version of the table that the loss is of
         self._say = ipywidgets.HTML()
         self._controls()
-        self._lower = ipywidgets.VBox([])
         self.box = ipywidgets.VBox([])
         self._arrange()
         self.draw()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
+        for widget in (self.figure, self.detail, self.loss):
+            widget._repr_mimebundle_()  # what has changed since it was made becomes its state
         return self.box._repr_mimebundle_(**options)
 
     # -- controls --------------------------------------------------------------------
@@ -100,8 +103,8 @@ class Explorer:
         )
         parts = [ipywidgets.HBox([left, right]), self.step]
         if curves_of(self._given, self.state.table):
-            parts.append(self.loss)
-        self.box.children = (*parts, self._say, self.figure, self._lower)
+            parts.append(self._upper)
+        self.box.children = (*parts, self._say, self._middle, self._lower)
 
     # -- what happens ----------------------------------------------------------------
 
@@ -174,8 +177,7 @@ class Explorer:
 
     def open(self, layer: str, step: int) -> None:
         """Show the exponent histogram of a layer at a step, below the heatmap."""
-        _show(self.detail, self.state.exponents([layer], step))
-        self._lower.children = (self.detail,)
+        self.detail = _show(self._lower, self.state.exponents([layer], step))
         self._busy = True
         try:
             self.step.value = self.state.nearest(step)
@@ -194,7 +196,7 @@ class Explorer:
         except (NotFound, ValueError) as error:
             self._say.value = _said(str(error))
             return
-        _show(self.figure, self._shown)
+        self.figure = _show(self._middle, self._shown)
         for number, trace in enumerate(self._shown["data"]):
             if self.state.view == "heatmap" and "customdata" in trace:
                 self.figure.data[number].on_click(self._on_cell)
@@ -206,11 +208,14 @@ class Explorer:
         curves = curves_of(self._given, self.state.table)
         if not curves:
             return
-        step = self.state.step
-        figure = training_figure(curves, step=step, height=170, theme=self.state.theme)
-        _show(self.loss, figure)
-        for trace in self.loss.data:
-            trace.on_click(self._on_curve)
+        state = self.state
+        figure = training_figure(curves, step=state.step, height=170, theme=state.theme)
+        if self._curves == state.table.version:
+            self.loss.layout.shapes = figure["layout"]["shapes"]
+            return
+        self._curves = state.table.version
+        self.loss = _show(self._upper, figure)
+        self.loss.data[-1].on_click(self._on_curve)  # the trace that has every step
 
     def refresh(self) -> bool:
         """Take in what is new; whether anything was."""
@@ -244,13 +249,19 @@ class Explorer:
         self._task = asyncio.get_running_loop().create_task(again())
 
 
-def _show(widget: Any, figure: Figure) -> None:
-    """Put another figure into a widget that is shown already."""
-    with widget.batch_update():
-        widget.data = ()
-        widget.layout = figure["layout"]
-        if figure["data"]:
-            widget.add_traces(with_arrays(figure)["data"])
+def _show(place: Any, figure: Figure) -> Any:
+    """A widget of a figure, in the place of the one that was there.
+
+    A new one each time: inside a box a widget shows what it was made with, and a page that is
+    loaded again shows that, too. Arrays stay bytes: of a matrix JSON would be made, which has no
+    NaN.
+    """
+    made = go.FigureWidget(figure)
+    gone = place.children
+    place.children = (made,)
+    for widget in gone:
+        widget.close()
+    return made
 
 
 def _said(words: str) -> str:

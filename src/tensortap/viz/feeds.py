@@ -76,6 +76,10 @@ class Feed(Protocol):
         """The exponent counts of some rows; the rows rise."""
         ...
 
+    def beyond(self, rows: Whole) -> tuple[Whole, Whole]:
+        """How many values of rows lie below, and above, the exponents that were counted."""
+        ...
+
     def recomputed(self, rows: Whole) -> NDArray[np.bool_]:
         """Which of some rows are of values that were computed a second time; the rows rise."""
         ...
@@ -155,6 +159,9 @@ class RunFeed:
             np.concatenate([empty, *(lengths for lengths, _ in both)]),
             np.concatenate([empty, *(counts for _, counts in both)]),
         )
+
+    def beyond(self, rows: Whole) -> tuple[Whole, Whole]:
+        return _none(rows)
 
     def recomputed(self, rows: Whole) -> NDArray[np.bool_]:
         import pyarrow.compute as pc
@@ -261,6 +268,9 @@ class RecordFeed:
         flat = np.fromiter(itertools.chain.from_iterable(counts), np.int64)
         return Bins(np.array(first, np.int64), np.array([len(c) for c in counts], np.int64), flat)
 
+    def beyond(self, rows: Whole) -> tuple[Whole, Whole]:
+        return _none(rows)
+
     def recomputed(self, rows: Whole) -> NDArray[np.bool_]:
         return np.array([row in self._again for row in rows.tolist()], np.bool_)
 
@@ -321,11 +331,23 @@ class FrameFeed:
         size = dense.shape[1]
         return Bins(np.full(len(rows), low), np.full(len(rows), size), dense.ravel())
 
+    def beyond(self, rows: Whole) -> tuple[Whole, Whole]:
+        found, figures = self._frame["exponent_counts"], self._frame["scalar_stats"]
+        below, above = (found[end].to_numpy(np.int64)[rows] for end in (-np.inf, np.inf))
+        # infinities are counted above the range, and also as what they are
+        known = [figures[c].to_numpy()[rows] for c in ("posinfs", "neginfs") if c in figures]
+        return below, above - np.asarray(sum(known, np.zeros(len(rows)))).astype(np.int64)
+
     def recomputed(self, rows: Whole) -> NDArray[np.bool_]:
         return np.zeros(len(rows), np.bool_)
 
     def alerts(self) -> list[Alert]:
         return []
+
+
+def _none(rows: Whole) -> tuple[Whole, Whole]:
+    """All exponents were counted."""
+    return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
 
 
 def _words(column: Iterable[str]) -> Words:

@@ -19,12 +19,14 @@ from tensortap.errors import MissingExtra, TensortapError
 from tensortap.record import Kind
 from tensortap.viz.choose import (
     Layers,
+    check_statistics,
     choose_kind,
     choose_layers,
     choose_metrics,
     choose_rank,
     choose_step,
 )
+from tensortap.viz.feeds import VALUE
 from tensortap.viz.figures import (
     exponents_figure,
     heatmap_figure,
@@ -84,11 +86,14 @@ def scalar_line(
     """
     table = source_table(source, df)
     kind, key = choose_kind(table, tt)
+    names, metrics = choose_layers(table, kind, layer, key), choose_metrics(table, scalar_metric)
+    if metrics != [VALUE]:
+        check_statistics(table, kind, names)
     figure = lines_figure(
         table,
-        names=choose_layers(table, kind, layer, key),
+        names=names,
         kind=kind,
-        metrics=choose_metrics(table, scalar_metric),
+        metrics=metrics,
         rank=choose_rank(table, rank),
         log=log,
         step=step,
@@ -118,12 +123,15 @@ def scalar_global_heatmap(
     """
     table = source_table(source, df)
     kind, key = choose_kind(table, tt)
+    names, metrics = choose_layers(table, kind, layer, key), choose_metrics(table, scalar_metric)
+    if metrics != [VALUE]:
+        check_statistics(table, kind, names)
     figure = heatmap_figure(
         table,
         kind=kind,
-        metric=choose_metrics(table, scalar_metric)[0],
+        metric=metrics[0],
         inc=inc,
-        names=choose_layers(table, kind, layer, key),
+        names=names,
         rank=choose_rank(table, rank),
         step=step,
         log=log,
@@ -154,6 +162,7 @@ def exp_hist(
     table = source_table(source, df)
     kind, key = choose_kind(table, tt)
     names = choose_layers(table, kind, layer, key)
+    check_statistics(table, kind, names)
     figure = exponents_figure(
         table,
         name=names,

@@ -257,12 +257,22 @@ class Table:
         return np.unique(self.step[self.kind == self._codes["kind"].get(kind, -1)])
 
     def training(self, rank: int | None = None) -> dict[str, tuple[Whole, Reals]]:
-        """Training statistics: name → steps and values, those of ``tracker.step(loss=…)``."""
+        """Training statistics: name → steps and values, those of ``tracker.step(loss=…)``.
+
+        A value a step: that of the rank, or the mean of all ranks that have said one.
+        """
         found = {}
         for name in self.layers(Kind.METRIC.value):
             rows = self.series(Kind.METRIC.value, name, rank)
-            if len(rows):
-                found[name] = self.step[rows], self.column(VALUE)[rows]
+            if not len(rows):
+                continue
+            step, of = self.step[rows], self.rank[rows]
+            last = np.append((np.diff(step) != 0) | (np.diff(of) != 0), True)  # said twice: later
+            rows, step = rows[last], step[last]
+            starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+            counts = np.diff(np.append(starts, len(step)))
+            values = np.add.reduceat(self.column(VALUE)[rows], starts) / counts
+            found[name] = step[starts], values
         return found
 
     def alerts(self) -> list[Alert]:
@@ -278,6 +288,13 @@ class Table:
         again = np.empty(len(rows), np.bool_)
         again[order] = self._feed.recomputed(rows[order])
         return rows[~again]
+
+    def beyond(self, rows: Whole) -> tuple[Whole, Whole]:
+        """How many values of rows lie below, and above, the exponents that were counted.
+
+        None of a run or a session, which count all; a LogFrame may have a range.
+        """
+        return self._feed.beyond(rows)
 
     def exponents(self, rows: Whole) -> Exponents:
         """The exponent counts of some rows: a column of ``counts`` for each."""

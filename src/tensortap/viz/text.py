@@ -13,6 +13,8 @@ from tensortap.record import Summary
 from tensortap.stats import summarize_array, values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
     from rich.text import Text
 
@@ -135,6 +137,25 @@ def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:
     counts[[0, -1]] = counts[[0, -1]].clip(1)  # minimum and maximum exist, sampled or not
     levels = -(-counts * len(_BLOCKS) // counts.max())
     return "".join(_BLOCKS[level - 1] if level else _GAP for level in levels.tolist())
+
+
+def sparkline(numbers: Sequence[float]) -> str:
+    """Numbers in the order of time, a block character each; `!` is one that is not finite.
+
+    >>> sparkline([3.0, 2.0, 1.0, float("nan"), 0.0]), sparkline([5.0, 5.0]), sparkline([])
+    ('█▆▃!▁', '▄▄', '')
+    """
+    finite = [x for x in numbers if math.isfinite(x)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    # halves: the range of float64 itself is wider than float64
+    span = high / 2 - low / 2
+    top = len(_BLOCKS) - 1
+    return "".join(
+        "!"
+        if not math.isfinite(x)
+        else _BLOCKS[round((x / 2 - low / 2) / span * top) if span else top // 2]
+        for x in numbers
+    )
 
 
 def _sample(array: NDArray[Any]) -> NDArray[Any]:

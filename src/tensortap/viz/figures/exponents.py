@@ -42,6 +42,8 @@ class Found(NamedTuple):
     nans: int
     infs: int
     dtype: str
+    below: int  # values of which the exponent was not counted: too small, too large
+    above: int
 
 
 @steady
@@ -139,7 +141,9 @@ def _at(table: Table, name: str, kind: str, step: int, rank: int | None) -> Foun
     )
     infs = _sum(table, "posinfs", rows) + _sum(table, "neginfs", rows)
     dtype = table.dtypes[table.dtype[rows[0]]]
-    return Found(whole, _sum(table, "zeros", rows), _sum(table, "nans", rows), infs, dtype)
+    below, above = (int(each.sum()) for each in table.beyond(rows))
+    zeros, nans = _sum(table, "zeros", rows), _sum(table, "nans", rows)
+    return Found(whole, zeros, nans, infs, dtype, below, above)
 
 
 def _sum(table: Table, statistic: str, rows: Whole) -> int:
@@ -200,10 +204,16 @@ def _said(
     words = []
     if target is not None:
         words = shares_words(one.exponents, target, look, short=several)
-    extra = [(one.zeros, "zero"), (one.nans, "NaN"), (one.infs, "Inf")]
+    extra = (
+        (one.below, "below the range that was counted", look.bad),
+        (one.above, "above it", look.bad),
+        (one.zeros, "zero", look.dim),
+        (one.nans, "NaN", look.nan),
+        (one.infs, "Inf", look.nan),
+    )
     words += [
-        f'<span style="color:{look.nan if word != "zero" else look.dim}">{count:,} {word}</span>'
-        for count, word in extra
+        f'<span style="color:{colour}">{count:,} {word}</span>'
+        for count, word, colour in extra
         if count
     ]
     if target is None and not several:

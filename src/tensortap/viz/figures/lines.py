@@ -157,6 +157,8 @@ def _traces(
     drawn = np.where(off, np.nan, value)
     kept = decimate(line.step, drawn, max(100, width))
     label, safe = text(group), template_text(said)
+    # beside a gap, hovering finds the next value: then it says of which step that is
+    at_step = " at %{x}" if np.isnan(drawn).any() else ""
     shared = {**place, "legendgroup": text(group), "hoverlabel": {"namelength": -1}}
     yield {
         "type": "scatter",
@@ -168,7 +170,7 @@ def _traces(
         "line": style,
         "connectgaps": False,
         "showlegend": first,
-        "hovertemplate": f"%{{y:.5~g}}  {template_text(line.metric)}<extra>{safe}</extra>",
+        "hovertemplate": f"%{{y:.5~g}}  {template_text(line.metric)}{at_step}<extra>{safe}</extra>",
         **shared,
     }
     if off.any():
@@ -182,7 +184,7 @@ def _traces(
             "name": label,
             "marker": {"symbol": "triangle-down-open", "size": 7, "color": style["color"]},
             "showlegend": False,
-            "hovertemplate": "%{customdata:.5~g}, not on a logarithmic axis",
+            "hovertemplate": "%{customdata:.5~g} at %{x}, not on a logarithmic axis",
             **shared,
         }
     bad = (line.bad > 0) | ~np.isfinite(line.value)
@@ -203,7 +205,7 @@ def _traces(
                 "line": {"width": 1, "color": look.page},
             },
             "showlegend": False,
-            "hovertemplate": f"{safe}: %{{customdata}} not finite<extra></extra>",
+            "hovertemplate": f"{safe}: %{{customdata}} not finite at step %{{x}}<extra></extra>",
             **shared,
         }
 

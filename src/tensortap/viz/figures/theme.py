@@ -258,7 +258,7 @@ def message_figure(words: str, *, theme: str = "light", height: int = 220) -> Fi
     }
     hidden = {"visible": False, "fixedrange": True}
     made = layout(theme, height=height, annotations=[note], xaxis=hidden, yaxis=hidden)
-    return {"data": [], "layout": {**made, "meta": {"empty": True}}}
+    return {"data": [], "layout": {**made, "shapes": [], "meta": {"empty": True}}}
 
 
 def number(value: float, digits: int = 4) -> str:

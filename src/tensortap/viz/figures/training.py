@@ -13,7 +13,6 @@ from tensortap.viz.figures.theme import (
     Figure,
     layout,
     message_figure,
-    template_text,
     text,
     theme_of,
     typed,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     Curves = Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 _CURVES = 4
+_CLICKED = 5000
 _WIDE = 50.0
 
 
@@ -45,6 +45,8 @@ def training_figure(
     The first has the axis on the left, the second that on the right.
     """
     curves = source.training(rank) if isinstance(source, Table) else dict(source)
+    ranks = len(source.ranks()) if isinstance(source, Table) and rank is None else 1
+    of = f" (mean of {ranks} ranks)" if ranks > 1 else ""
     if names is not None:
         curves = {name: curves[name] for name in names if name in curves}
     if not curves:
@@ -58,6 +60,7 @@ def training_figure(
         height=height,
         margin={"l": 56, "r": 56 if len(shown) > 1 else 16, "t": 24, "b": 32},
         hovermode="x unified",
+        hoverdistance=-1,  # a click anywhere is a click on the nearest step
         xaxis={"showspikes": True, "spikemode": "across", "spikesnap": "cursor", "title": None},
         legend={"y": 1, "font": {"size": 11, "color": look.ink}},
         showlegend=True,
@@ -72,9 +75,11 @@ def training_figure(
         colour = look.lines[number]
         data.append({
             "type": "scatter", "mode": "lines+markers" if len(kept) <= 40 else "lines",
-            "x": typed(steps[kept]), "y": typed(drawn[kept]), "name": text(name), "yaxis": axis,
-            "line": {"color": colour, "width": 1.6}, "marker": {"size": 4}, "connectgaps": False,
-            "hovertemplate": "%{y:.5~g}",
+            "x": typed(steps[kept]), "y": typed(drawn[kept]), "name": text(name + of),
+            "yaxis": axis, "line": {"color": colour, "width": 1.6}, "marker": {"size": 4},
+            "connectgaps": False,
+            # beside a gap, hovering finds the next value: then it says of which step that is
+            "hovertemplate": "%{y:.5~g}" + ("" if finite.all() else " at %{x}"),
         })  # fmt: skip
         good = values[finite]
         if not finite.all():
@@ -84,7 +89,7 @@ def training_figure(
                 "type": "scatter", "mode": "markers", "x": typed(steps[at]), "yaxis": axis,
                 "y": typed(np.full(len(at), low)), "name": "not finite", "showlegend": False,
                 "marker": {"symbol": "x", "size": 8, "color": look.nan},
-                "hovertemplate": f"{template_text(name)} is not finite<extra></extra>",
+                "hoverinfo": "skip",  # the nearest of them may be far
             })  # fmt: skip
         wide = bool(len(good)) and good.min() > 0 and good.max() > _WIDE * good.min()
         key = "yaxis" if not number else f"yaxis{number + 1}"
@@ -94,7 +99,21 @@ def training_figure(
             **({"overlaying": "y", "side": "right"} if number else {}),
             **({"visible": False} if number > 1 else {}),
         }  # fmt: skip
+    data.append(_steps(shown))
+    made["yaxis9"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
     return {"data": data, "layout": made}
+
+
+def _steps(curves: Curves) -> dict[str, Any]:
+    """Every step, seen by nobody: what a click is on, also where a curve has a gap."""
+    every = np.unique(np.concatenate([steps for steps, _ in curves.values()]))
+    if len(every) > _CLICKED:
+        every = every[np.linspace(0, len(every) - 1, _CLICKED).round().astype(np.int64)]
+    return {
+        "type": "scatter", "mode": "lines", "name": "step", "yaxis": "y9", "opacity": 0,
+        "x": typed(every), "y": typed(np.full(len(every), 0.5)), "showlegend": False,
+        "line": {"width": 0}, "hovertemplate": "step %{x:,}<extra></extra>",
+    }  # fmt: skip
 
 
 def sparkline(

@@ -1,0 +1,85 @@
+"""Draw docs/images/film-modes.png: a frame of each mode, side by side.
+
+Run it with ``python docs/images/film_modes.py`` when frames look different.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tensortap import Kind, Record, TensorData
+from tensortap.viz.films.frames import Painter
+from tensortap.viz.films.style import Style
+
+SIZE = (448, 336)
+COLUMNS = 3
+
+
+def record(x: np.ndarray, name: str, step: int) -> Record:
+    """A record as a source would make it."""
+    value = TensorData("numpy", str(x.dtype), x.shape, np.ascontiguousarray(x).tobytes())
+    tags = {"message": f"epoch {1 + step // 100}"}
+    return Record(name, Kind.VALUE, step, 0, step, 0, 1, 0, value=value, tags=tags)
+
+
+def films() -> list[tuple[str, str, list[np.ndarray]]]:
+    """What is drawn: mode, name, and the tensors of the film's frames."""
+    rng = np.random.default_rng(7)
+    y, x = np.mgrid[0:128, 0:128] / 127
+    hills = np.exp(-((x - 0.3) ** 2 + (y - 0.35) ** 2) * 18)
+    hills -= 0.7 * np.exp(-((x - 0.7) ** 2 + (y - 0.62) ** 2) * 26)
+    hills += 0.08 * np.sin(13 * x) * np.sin(10 * y)
+    noisy = (hills + 0.05 * rng.standard_normal(hills.shape)).astype(np.float32)[::2, ::2]
+    noisy[40:42, 12:14] = np.nan
+    noisy[9, 50] = np.inf
+    values = rng.standard_normal((4, 25, 600)).astype(np.float32)
+    centres = rng.standard_normal((5, 24)) * 4
+    points = np.concatenate([rng.standard_normal((90, 24)) + centre for centre in centres])
+    v, u = np.mgrid[-3:4, -3:4] / 3
+    gabors = [
+        np.cos(5 * (u * np.cos(a) + v * np.sin(a)) + p) * np.exp(-(u * u + v * v) * 1.2)
+        for a in np.linspace(0, np.pi, 8, endpoint=False)
+        for p in (0.0, 0.8, 1.6, 2.4)
+    ]
+    filters = np.array(gabors).reshape(16, 2, 7, 7) + 0.12 * rng.standard_normal((16, 2, 7, 7))
+    loss = [np.float32(2.4 * np.exp(-i / 22) + 0.08 * rng.random()) for i in range(90)]
+    return [
+        ("image", "image", [noisy]),
+        ("surface", "surface", [hills]),
+        ("histogram", "histogram", [values * 0.6 - 0.8, values * (1 + 0.2 * np.tanh(values))]),
+        ("pca", "pca", [points]),
+        ("pca_lowrank", "pca_lowrank", [points[::-1]]),
+        ("tsne", "tsne", [points]),
+        ("grid", "grid", [filters]),
+        ("auto", "auto, of a number", [np.asarray(each) for each in loss]),
+    ]
+
+
+def main() -> None:
+    """Draw the last frame of each film, and put them together."""
+    frames = []
+    for mode, name, tensors in films():
+        painter = Painter(Style(size=SIZE, mode=mode))
+        for i, x in enumerate(tensors):
+            frame = painter.draw(record(x.astype(np.float32), name, 350 - len(tensors) + i))
+        frames.append(Image.fromarray(frame[..., :3].copy()))
+    painter = Painter(Style(size=SIZE, mode="surface", theme="light", colormap="ember"))
+    _, _, (hills,) = films()[1]
+    frame = painter.draw(record(hills.astype(np.float32), "surface, theme light", 350))
+    frames.append(Image.fromarray(frame[..., :3].copy()))
+    gap = 6
+    rows = -(-len(frames) // COLUMNS)
+    sheet = Image.new(
+        "RGB", (COLUMNS * (SIZE[0] + gap) - gap, rows * (SIZE[1] + gap) - gap), (120, 128, 140)
+    )
+    for i, each in enumerate(frames):
+        sheet.paste(each, (i % COLUMNS * (SIZE[0] + gap), i // COLUMNS * (SIZE[1] + gap)))
+    target = Path(__file__).with_name("film-modes.png")
+    sheet.save(target, optimize=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Local variables of chosen functions: found by path, seen where they are bound, kept."""

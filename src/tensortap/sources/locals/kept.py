@@ -1,0 +1,181 @@
+"""What was traced, as it was: copies, what tells whether they have changed, and lists of them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import pickle
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from tensortap.arrays.adapter import type_name
+from tensortap.arrays.digest import digest
+from tensortap.arrays.scalars import safe_repr
+from tensortap.arrays.tree import adapter_of, borrow
+from tensortap.errors import CaptureError
+from tensortap.record import Blob, Fields, Items, Mapping, Opaque, Value
+from tensortap.sources.locals.paths import near
+
+_BEYOND = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)
+_MOST = 100_000  # objects that are looked at for tensors
+
+
+@dataclass
+class Part:
+    """Values of one path, each with the iteration and the rank that it is from.
+
+    `orders` is which binding of the name within its call each of them was.
+    """
+
+    values: list[Any] = field(default_factory=list)
+    iterations: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    orders: list[int] = field(default_factory=list)
+
+    def extend(self, other: Part) -> None:
+        """Add the values of another one."""
+        self.values += other.values
+        self.iterations += other.iterations
+        self.ranks += other.ranks
+        self.orders += other.orders
+
+
+@dataclass
+class Turns(Part):
+    """Values that wait to be gathered, each with the turn that it is from."""
+
+    turns: list[int] = field(default_factory=list)
+
+    def before(self, boundary: int | None) -> Part:
+        """Those of earlier turns than `boundary` (None: all), which it has no more then."""
+        taken = [boundary is None or turn < boundary for turn in self.turns]
+        found = Part()
+        for name in ("values", "iterations", "ranks", "orders", "turns"):
+            mine = getattr(self, name)
+            getattr(found, name, []).extend(itertools.compress(mine, taken))
+            mine[:] = itertools.compress(mine, [not one for one in taken])
+        return found
+
+
+class Results(dict[str, Part]):
+    """Path → what was kept of it."""
+
+    def __missing__(self, path: str) -> Part:
+        raise KeyError(f"nothing was traced as {path!r}; {near(path, self)}")
+
+
+def copied(value: Any) -> Any:
+    """A copy that shares nothing with the value; tensors in it belong to no graph.
+
+    >>> one = {"a": [1, 2]}
+    >>> copied(one) == one, copied(one)["a"] is one["a"]
+    (True, False)
+    """
+    copy_of = _copies.get(type(value)) or _learn(value)
+    return copy_of(value)
+
+
+def _learn(value: Any) -> Callable[[Any], Any]:
+    """How values of a class are copied: found out once a class."""
+    cls = type(value)
+    torch, jax = _loaded("torch", "Tensor"), _loaded("jax", "Array")
+    found: Callable[[Any], Any] = _copied_deeply
+    if torch is not None and issubclass(cls, torch.Tensor):
+        from tensortap.sources.locals.torch_copies import copied_tensor
+
+        found = copied_tensor
+    elif jax is not None and isinstance(value, jax.Array):
+        found = _copied_jax
+    if len(_copies) < 4096:  # a program that makes classes without end must not fill memory
+        _copies[cls] = found
+    return found
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+_copies: dict[type, Callable[[Any], Any]] = dict.fromkeys(
+    (int, float, complex, bool, str, bytes, type(None)), _itself
+)
+
+
+def _copied_deeply(value: Any) -> Any:
+    torch, jax = _loaded("torch", "Tensor"), _loaded("jax", "Array")
+    classes = tuple([one for one in (torch and torch.Tensor, jax and jax.Array) if one])
+    memo: dict[int, Any] = {}
+    for one in _inside(value) if classes else ():
+        # a tensor that is no leaf of its graph refuses to be copied deeply
+        if isinstance(one, classes):
+            memo[id(one)] = copied(one)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, a file, a socket: what is known of it is kept
+        return Opaque(type_name(type(value)), safe_repr(value))
+
+
+def _loaded(name: str, attribute: str) -> Any:
+    module = sys.modules.get(name)
+    return module if hasattr(module, attribute) else None
+
+
+def _copied_jax(value: Any) -> Any:
+    import jax
+
+    if isinstance(value, jax.core.Tracer):
+        raise CaptureError(
+            "JAX only traces this function here, its values are not there yet: trace the function "
+            "that calls the compiled one, or use tap.catch(...) inside"
+        )
+    return jax.numpy.array(value, copy=True)  # a donated one is deleted
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """All objects that a value holds."""
+    seen = {id(value)}
+    found = [value]
+    for one in found:
+        if len(found) > _MOST:
+            break
+        for part in gc.get_referents(one):
+            if id(part) not in seen and not isinstance(part, _BEYOND):
+                seen.add(id(part))
+                found.append(part)
+    return found
+
+
+def fingerprint(value: Any) -> bytes | None:
+    """Equal for equal content of the same type; None where content cannot be told.
+
+    >>> fingerprint(1) == fingerprint(1), fingerprint(1) == fingerprint(1.0)
+    (True, False)
+    """
+    kind = type_name(type(value)).encode()
+    try:
+        adapter = adapter_of(type(value))
+        node = borrow(value if adapter.local is None else adapter.local(value)[0])
+    except CaptureError:
+        node = Opaque("", "")
+    if not has_opaque(node):
+        return kind + digest(node)
+    try:  # the repr of an object does not tell what is in it
+        return kind + digest(Blob("bytes", pickle.dumps(value)))
+    except Exception:  # somebody else's object: what cannot be told has changed
+        return None
+
+
+def has_opaque(node: Value) -> bool:
+    """Whether there is an object in a value of which only type and repr are known."""
+    if isinstance(node, Opaque):
+        return True
+    if isinstance(node, Items):
+        return any(has_opaque(part) for part in node.items)
+    if isinstance(node, Mapping):
+        return any(has_opaque(key) or has_opaque(part) for key, part in node.items)
+    if isinstance(node, Fields):
+        return any(has_opaque(part) for part in node.values)
+    return False

@@ -1,0 +1,59 @@
+"""Traced values as records: for the live session, and for the run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tensortap import arrays, ranks
+from tensortap.arrays.tree import adapter_of
+from tensortap.record import Kind, Record, TensorData
+from tensortap.session import session
+from tensortap.sources import run
+from tensortap.sources.dump import write_file
+from tensortap.sources.locals.counts import Moment
+from tensortap.sources.locals.kept import has_opaque
+
+_calls: dict[str, tuple[int, int]] = {}  # name → the step of its last record, and how many then
+_run: Any = None  # that they are counted in
+
+
+def put(name: str, value: Any, moment: Moment, order: int) -> None:
+    """Hand a value on to whoever listens."""
+    start = time.perf_counter_ns()
+    held = session.clock.step
+    step = moment.turn if held is None else held
+    opened = run.opened()
+    call = _call(name, step, opened)
+    kind, dtype, shape = arrays.describe(value)
+    adapter, shard = adapter_of(type(value)), None
+    if adapter.local is not None:  # of a tensor that is spread over ranks: this rank's part
+        value, shard = adapter.local(value)
+    neutral, nbytes = arrays.snapshot(value, session.pool)
+    if isinstance(neutral, TensorData):
+        dtype, shape = neutral.dtype, neutral.shape
+    tags = {"mode": moment.mode, "iteration": str(moment.iteration), "binding": str(order)}
+    if opened is not None and has_opaque(neutral):
+        try:
+            tags["file"] = write_file(value, name, opened).name
+        except Exception as error:  # what no pickle holds: type and repr are there
+            session.fault(name, error, "was not pickled")
+    rank, world_size = ranks.rank_and_world_size()
+    record = Record(
+        name, Kind.LOCAL, step, call, session.next_number(), rank, world_size, time.time_ns(),
+        kind, dtype, shape, shard, None, neutral, None, tags,
+    )  # fmt: skip
+    session.put(record, nbytes)
+    session.bill(time.perf_counter_ns() - start)
+
+
+def _call(name: str, step: int, opened: Any) -> int:
+    """How many records of the name there were in this step."""
+    global _run
+    if _run is not opened:
+        _run = opened
+        _calls.clear()
+    last, count = _calls.get(name, (-1, 0))
+    call = count if last == step else 0
+    _calls[name] = (step, call + 1)
+    return call

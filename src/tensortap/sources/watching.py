@@ -1,0 +1,191 @@
+"""What is watched becomes records on their way to workers: so many a second, and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from tensortap import arrays, ranks
+from tensortap.errors import CaptureError
+from tensortap.record import Kind, Record, Summary
+from tensortap.select import Gates
+from tensortap.session import session
+from tensortap.sinks.sink import Sink
+from tensortap.sinks.ticket import Ticket
+from tensortap.sources.observer import Seen, Settings
+from tensortap.sources.patterns import Patterns
+
+Transform = Callable[[Any], Any]
+_now = time.perf_counter_ns
+
+
+class Rate:
+    """At most so many a second of each key; None is no limit.
+
+    >>> rate = Rate(0.001)
+    >>> rate.due("fc"), rate.due("fc"), rate.due("conv")
+    (True, False, True)
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        if rate is not None and not rate > 0:
+            raise ValueError(f"rate={rate!r}: so many records a second of each name, or None")
+        self._pause = 0 if rate is None or math.isinf(rate) else round(1e9 / rate)
+        self._next: dict[object, int] = {}
+        self._lock = threading.Lock()
+
+    def due(self, key: object) -> bool:
+        """Whether it is time for one; then the next has to wait."""
+        if not self._pause:
+            return True
+        now = time.monotonic_ns()
+        if now < self._next.get(key, 0):
+            return False
+        with self._lock:
+            planned = self._next.get(key, 0)
+            if now < planned:
+                return False
+            # from when it was due, not from now, or steps that fall in between lower the rate
+            self._next[key] = max(planned + self._pause, now + self._pause // 2)
+        return True
+
+
+class Watching:
+    """Takes what hooks observe, and what is caught by hand, and hands it on."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        rate: float | None,
+        ranks: Collection[int] | None,
+        transform: Transform | None,
+        keep: bool,
+        route: Callable[[str], Sink | None],
+    ) -> None:
+        self._name = name
+        self.settings = settings
+        self.patterns = Patterns(settings.include, settings.exclude)
+        self.active = True
+        self.enabled = True
+        self.unseen: dict[str, str] = {}
+        self.message = ""
+        self._rate = Rate(rate)
+        self._ranks = ranks
+        self._transform = transform
+        self._keep = keep
+        self._route = route
+        self._gates = Gates()
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is wanted now."""
+        return self.active and self.enabled
+
+    @property
+    def here(self) -> bool:
+        """Whether this rank is one of those that watch."""
+        return self._ranks is None or ranks.rank_and_world_size()[0] in self._ranks
+
+    @property
+    def step_number(self) -> int:
+        """The training step that is under way."""
+        return session.clock.step or 0
+
+    def due(self, name: str, kind: Kind) -> bool:
+        """Whether one of this name is wanted, and so soon after the last."""
+        return self._rate.due((name, kind)) and self.here
+
+    def place(self, name: str, again: bool = False) -> tuple[int, int]:
+        """The step and the call of a name; `again`: of the last one, which is computed anew."""
+        gate = self._gates[name]
+        number = max(0, gate.calls - 1) if again else gate.tick()
+        if gate.step != session.clock.step:
+            gate.begin(number, session.clock.step)
+        return (number, 0) if gate.step is None else (gate.step, number - gate.base)
+
+    def observe(
+        self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
+    ) -> Summary | None:
+        """A value that is wanted: copied, and on its way."""
+        if not self.on:
+            return None
+        start = _now()
+        self._take(seen, value, self.step_number if step is None else step)
+        session.bill(_now() - start)
+        return None
+
+    def _take(self, seen: Seen, value: Any, step: int) -> None:
+        tags = {**seen.tags, "device": str(getattr(value, "device", "cpu"))}
+        if self.message:
+            tags["message"] = self.message
+        if self._transform is not None:
+            value = self._transformed(seen.name, value)
+            if value is None:
+                return
+            kind, dtype, shape = arrays.describe(value)
+            seen = seen._replace(type=seen.type or kind, dtype=dtype, shape=shape, shard=None)
+        nbytes = arrays.nbytes_of(value)
+        rank, world_size = ranks.rank_and_world_size()
+        admitted = []
+        for sink in self._sinks(seen.name):
+            if sink.admit(nbytes, seen.name, seen.kind):
+                admitted.append(sink)
+            else:
+                sink.missed(seen.name, seen.kind, step, rank)
+        if not admitted:
+            return
+        neutral, nbytes = arrays.snapshot(value, session.pool)
+        record = Record(
+            seen.name, seen.kind, step, seen.call, session.next_number(), rank, world_size,
+            time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, neutral, None,
+            tags,
+        )  # fmt: skip
+        ticket = Ticket(len(admitted), admitted[-1].hurry, _sinks=len(admitted))
+        for sink in admitted:
+            sink.write(record, ticket, nbytes)
+
+    def _sinks(self, name: str) -> list[Sink]:
+        found = []
+        worker = self._route(name)
+        if worker is not None:
+            found.append(worker)
+        if self._keep:
+            from tensortap.sources import run
+
+            opened = run.opened()
+            if opened is not None:
+                found.append(opened.sink)
+        return found
+
+    def _transformed(self, name: str, value: Any) -> Any:
+        """What the user makes of a value, on its device and out of sight of the training."""
+        assert self._transform is not None
+        before = getattr(value, "_version", None)
+        try:
+            with _no_grad():
+                found = self._transform(value)
+        except Exception as error:
+            reason = f"transform raised for {name!r}: {type(error).__name__}: {error}"
+            session.fault(f"transform of {self._name}", CaptureError(reason))
+            return None
+        if getattr(value, "_version", None) != before:
+            session.fault(f"in-place transform of {self._name}", CaptureError(
+                f"transform changed {name!r} in place, which changes the training: "
+                "let it return a new tensor"
+            ))  # fmt: skip
+        return found
+
+
+def _no_grad() -> contextlib.AbstractContextManager[Any]:
+    torch = sys.modules.get("torch")
+    found: contextlib.AbstractContextManager[Any] = (
+        torch.no_grad() if torch is not None else contextlib.nullcontext()
+    )
+    return found

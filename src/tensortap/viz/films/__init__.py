@@ -1,0 +1,1 @@
+"""Tensors drawn as frames, and frames made into films."""

@@ -1,0 +1,56 @@
+"""Local variables that are traced in one program, looked at in another."""
+
+from tensortap import arrays
+from tensortap.record import Kind, Opaque
+from tests.live.conftest import wait_for
+
+
+def test_the_live_session_has_locals_of_the_program_and_of_its_workers(run, server, tmp_path):
+    # in a file: the source of `python -c` is nowhere, and then there is another way
+    (tmp_path / "data.py").write_text(
+        "import torch\n"
+        "class Box:\n"
+        "    def __repr__(self):\n"
+        "        return 'a box'\n"
+        "class Numbers(torch.utils.data.Dataset):\n"
+        "    def __len__(self):\n"
+        "        return 4\n"
+        "    def __getitem__(self, index):\n"
+        "        item = torch.full((2,), float(index))\n"
+        "        return item\n"
+    )
+    program = run(
+        """
+        import sys; sys.path.insert(0, FOLDER)
+        import torch, tensortap as tap
+        from data import Box, Numbers
+
+        def step(x):
+            box = Box()
+            y = x * 2
+            return y
+
+        tap.catch(0, "hello").wait(30)
+        with tap.trace(step, ["y", "box"]) as tracer:
+            for n in range(3):
+                step(torch.full((2, 2), float(n)))
+        assert len(tracer.results["y"].values) == 3
+        data = Numbers()
+        with tap.trace(data, ["__getitem__.item"]):
+            options = dict(num_workers=2, multiprocessing_context="fork")
+            loader = torch.utils.data.DataLoader(data, **options)
+            assert len(list(loader)) == 4
+        tap.flush(30)
+        """.replace("FOLDER", repr(str(tmp_path)))
+    )
+    program.end()
+    history = server.history
+    records = history.records("step.y")
+    assert {record.kind for record in records} == {Kind.LOCAL}
+    assert [record.step for record in records] == [0, 1, 2]
+    assert [arrays.rebuild(record.value)[0, 0].item() for record in records] == [0, 2, 4]
+    boxes = [record.value for record in history.records("step.box")]
+    assert boxes[0] == Opaque("data.Box", "a box")
+    wait_for(lambda: len(history.records("__getitem__.item")) == 4)
+    items = [arrays.rebuild(r.value)[0].item() for r in history.records("__getitem__.item")]
+    assert sorted(items) == [0, 1, 2, 3]

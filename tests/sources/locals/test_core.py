@@ -1,0 +1,53 @@
+"""The instrumentation, here and on every other Python that is installed."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[2] / "src"
+
+_spec = importlib.util.spec_from_file_location("locals_core", HERE / "core.py")
+core = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(core)
+
+
+@pytest.mark.parametrize("check", core.CHECKS, ids=lambda check: check.__name__[6:])
+def test_here(check):
+    check()
+
+
+def pythons() -> dict[str, str]:
+    """The other Pythons from 3.10 to 3.13 that are there: on the path, or put there by pyenv."""
+    found = {}
+    for minor in (10, 11, 12, 13):
+        places = sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python")))
+        place = shutil.which(f"python3.{minor}")
+        for one in [*places, *([place] if place else [])]:
+            asked = subprocess.run(
+                [one, "-c", "import sys; print(*sys.version_info[:2])"],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if asked.stdout.split() == ["3", str(minor)]:  # a shim of pyenv may lead nowhere
+                found[f"3.{minor}"] = one
+    found.pop("{}.{}".format(*sys.version_info[:2]), None)
+    return found
+
+
+@pytest.mark.parametrize("python", pythons().values(), ids=pythons().keys())
+def test_there(python):
+    done = subprocess.run(
+        [python, "-W", "error", str(HERE / "core.py"), str(SOURCES)],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"\d+ checks on 3\.", done.stdout)

@@ -1,0 +1,589 @@
+"""`trace`: what is kept of which local variables, and when."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import linecache
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+import tensortap as tap
+from tensortap.record import Kind, Opaque
+from tensortap.session import session
+
+pytestmark = pytest.mark.usefixtures("no_errors")
+
+
+def values(tracer, path):
+    return tracer.results[path].values
+
+
+def mean(xs, scale=1.0):
+    total = 0.0
+    for x in xs:
+        total = total + x
+    result = total / len(xs) * scale
+    return result  # noqa: RET504  a name is bound on purpose
+
+
+# -- plain functions and objects -----------------------------------------------------------
+
+
+def test_a_plain_function():
+    with tap.trace(mean, ["xs", "total", "return", "scale", "xs.1"]) as tracer:
+        assert mean([1.0, 2.0]) == 1.5
+        assert mean([3.0, 5.0]) == 4.0
+    assert values(tracer, "xs") == [[1.0, 2.0], [3.0, 5.0]]
+    assert values(tracer, "total") == [0.0, 1.0, 3.0, 0.0, 3.0, 8.0]
+    assert tracer.results["total"].iterations == [0, 0, 0, 1, 1, 1]
+    assert tracer.results["total"].orders == [0, 1, 2, 0, 1, 2]
+    assert tracer.results["total"].ranks == [0] * 6
+    assert values(tracer, "return") == [1.5, 4.0]
+    assert values(tracer, "xs.1") == [2.0, 5.0]
+    assert values(tracer, "scale") == [1.0]  # it has not changed since
+
+
+class Trainer:
+    def __init__(self):
+        self.parts = [Part(), Part()]
+        self.losses = []
+
+    def step(me, batch):
+        loss = sum(batch)
+        me.losses.append(loss)
+        return {"loss": loss, "parts": [part.run(loss) for part in me.parts]}
+
+    def evaluate(self):
+        accuracy = 0.5
+        return accuracy  # noqa: RET504
+
+
+class Part:
+    def run(self, x):
+        double = 2 * x
+        return double  # noqa: RET504
+
+
+def test_methods_of_any_object_each_with_its_own_count():
+    trainer, other = Trainer(), Trainer()
+    paths = [
+        "step.loss",
+        "evaluate.accuracy",
+        "step.return.parts.*",
+        "parts.1.run.double",
+        "parts.*.run",
+    ]
+    with tap.trace(trainer, paths, changed=False) as tracer:
+        for i in range(3):
+            trainer.step([i, 1])
+            other.step([7, 7])
+        trainer.evaluate()
+    assert values(tracer, "step.loss") == [1, 2, 3]
+    assert tracer.results["step.loss"].iterations == [0, 1, 2]
+    assert tracer.results["evaluate.accuracy"].iterations == [0]
+    assert values(tracer, "step.return.parts.0") == [2, 4, 6]
+    assert values(tracer, "parts.1.run.double") == [2, 4, 6]
+    assert values(tracer, "parts.0.run") == [2, 4, 6]
+
+
+def test_a_class_is_traced_on_all_its_objects():
+    with tap.trace(Trainer, ["step.loss", "*.accuracy"]) as tracer:
+        Trainer().step([1])
+        Trainer().step([2])
+        Trainer().evaluate()
+    assert values(tracer, "step.loss") == [1, 2]
+    assert values(tracer, "evaluate.accuracy") == [0.5]
+
+
+def test_a_function_that_an_object_holds():
+    trainer = Trainer()
+    trainer.hook = lambda x: x + 1
+    with tap.trace(trainer, ["hook.x", "hook"]) as tracer:
+        trainer.hook(1)
+    assert (values(tracer, "hook.x"), values(tracer, "hook")) == ([1], [2])
+
+
+def test_a_bound_method_is_traced_on_its_object_alone():
+    one, two = Trainer(), Trainer()
+    with tap.trace(one.step, ["loss"]) as tracer:
+        two.step([9])
+        one.step([1])
+    assert values(tracer, "loss") == [1]
+
+
+def test_made_first_and_entered_later_and_again():
+    tracer = tap.trace(mean, "total")
+    mean([1.0])
+    with tracer:
+        mean([2.0])
+    mean([3.0])
+    with tracer:
+        mean([4.0])
+    assert values(tracer, "total") == [0.0, 2.0, 0.0, 4.0]
+    assert tracer.results["total"].iterations == [0, 0, 0, 0]
+    with tracer, pytest.raises(RuntimeError, match="entered already"):
+        tracer.__enter__()
+
+
+def test_results_are_there_while_it_runs():
+    with tap.trace(mean, ["total"]) as tracer:
+        mean([1.0])
+        assert values(tracer, "total") == [0.0, 1.0]
+
+
+def test_the_code_of_the_function_is_its_own_again():
+    code = mean.__code__
+    one, two = tap.trace(mean, ["total"]), tap.trace(mean, ["result"])
+    one.__enter__()
+    two.__enter__()
+    mean([1.0])
+    one.__exit__(None, None, None)
+    mean([2.0])
+    two.__exit__(None, None, None)
+    assert mean.__code__ is code
+    assert (values(one, "total"), values(two, "result")) == ([0.0, 1.0], [1.0, 2.0])
+
+
+# -- rebinding, change, every --------------------------------------------------------------
+
+
+def test_only_the_last_binding_of_a_call():
+    with tap.trace(mean, ["total", "return"], rebind="last") as tracer:
+        mean([1.0, 2.0])
+        mean([4.0])
+    assert values(tracer, "total") == [3.0, 4.0]
+    assert tracer.results["total"].orders == [2, 1]
+    assert values(tracer, "return") == [1.5, 4.0]
+
+
+def test_the_last_binding_before_an_error():
+    def fails(x):
+        y = x
+        y = x + 1
+        raise KeyError(y)
+
+    with pytest.raises(KeyError, match="2"), tap.trace(fails, ["y"], rebind="last") as tracer:
+        fails(1)
+    assert values(tracer, "y") == [2]
+
+
+def keeps(x):
+    y = x
+    return y  # noqa: RET504
+
+
+@pytest.mark.parametrize(
+    ("first", "same", "other"),
+    [
+        (np.arange(3), np.arange(3), np.arange(3.0)),
+        (1, 1, 1.0),
+        (1, 1, True),
+        ("a", "a", b"a"),
+        ([1, [2]], [1, [2]], (1, [2])),
+        ({"a": np.nan}, {"a": np.nan}, {"a": 0.0}),
+        (0.0, 0.0, -0.0),
+    ],
+)
+def test_a_change_is_one_of_content_and_type(first, same, other):
+    with tap.trace(keeps, ["y"]) as tracer:
+        for value in (first, same, other, same):
+            keeps(value)
+    assert tracer.results["y"].iterations == [0, 2, 3]
+    with tap.trace(keeps, ["y"], changed=False) as tracer:
+        for value in (first, same, other):
+            keeps(value)
+    assert tracer.results["y"].iterations == [0, 1, 2]
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        return "a box"
+
+
+def test_objects_that_look_alike_are_told_apart():
+    with tap.trace(keeps, ["y", "y.value"]) as tracer:
+        box = Box([1])
+        keeps(box)
+        keeps(box)
+        box.value.append(2)
+        keeps(box)
+    assert [one.value for one in values(tracer, "y")] == [[1], [1, 2]]
+    assert tracer.results["y.value"].iterations == [0, 2]
+
+
+def test_every_nth_iteration():
+    with tap.trace(keeps, ["y"], every=3) as tracer:
+        for i in range(8):
+            keeps(i)
+    assert values(tracer, "y") == tracer.results["y"].iterations == [0, 3, 6]
+
+
+def test_nothing_while_capturing_is_off():
+    with tap.trace(keeps, ["y"]) as tracer:
+        keeps(0)
+        tap.disable()
+        try:
+            keeps(1)
+        finally:
+            tap.enable()
+        keeps(2)
+    assert values(tracer, "y") == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every=0"),
+        ({"gathering_interval": 0}, "gathering_interval=0"),
+        ({"rebind": "first"}, "rebind='first'"),
+        ({"mode": "test"}, "mode='test'"),
+    ],
+)
+def test_options_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        tap.trace(keeps, ["y"], **options)
+
+
+def test_paths_that_are_none():
+    with pytest.raises(ValueError, match=r"'a\.\.b' is no path"):
+        tap.trace(keeps, ["a..b"])
+    with pytest.raises(TypeError, match="a path is a string"):
+        tap.trace(keeps, [3])
+
+
+# -- what is kept --------------------------------------------------------------------------
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Output:
+    logits: object
+    parts: dict
+
+
+def test_deep_paths():
+    value = Output(np.ones(2), {"p": Point(1, [10, 20]), 3: "three", "a.b": "dotted"})
+    paths = [
+        "y.logits", "y.parts.p.x", "y.parts.p.y.1", "y.parts.p.y.-1", "y.parts.3", "y.parts.'a.b'",
+        "y.parts.p.*", "x.**.x", "y.logits.0", "y.logits.shape",
+    ]  # fmt: skip
+    with tap.trace(keeps, paths) as tracer:
+        keeps(value)
+    assert np.array_equal(values(tracer, "y.logits")[0], np.ones(2))
+    assert values(tracer, "y.parts.p.x") == [1]
+    assert values(tracer, "y.parts.p.y.1") == values(tracer, "y.parts.p.y.-1") == [20]
+    assert values(tracer, "y.parts.3") == ["three"]
+    assert values(tracer, "y.parts.'a.b'") == ["dotted"]
+    assert values(tracer, "y.parts.p.y") == [[10, 20]]
+    assert values(tracer, "x.parts.p.x") == [1]
+    assert values(tracer, "y.logits.0") == [1.0]
+    assert values(tracer, "y.logits.shape") == [(2,)]
+
+
+def test_what_is_kept_is_a_copy():
+    def changes(x):
+        y = {"array": x, "list": [x]}
+        x += 1
+        y["list"].append(2)
+
+    x = np.zeros(2)
+    with tap.trace(changes, ["x", "y"]) as tracer:
+        changes(x)
+    assert values(tracer, "x")[0].tolist() == [0, 0]
+    assert values(tracer, "x")[1].tolist() == [1, 1]  # `x += 1` binds x again
+    assert values(tracer, "y")[0]["array"].tolist() == [0, 0]
+    assert len(values(tracer, "y")[0]["list"]) == 1
+
+
+def test_what_cannot_be_copied_is_kept_by_type_and_repr():
+    with tap.trace(keeps, ["y"]) as tracer:
+        keeps(threading.Lock())
+    (kept,) = values(tracer, "y")
+    assert isinstance(kept, Opaque)
+    assert kept.type == "_thread.lock"
+
+
+def test_callbacks_before_a_value_is_kept():
+    seen = []
+
+    def odd(name, value):
+        seen.append(name)
+        return value if value % 2 else None
+
+    with tap.trace(
+        keeps, ["y"], pre_save_callbacks=[odd, lambda name, value: value * 10]
+    ) as tracer:
+        for i in range(4):
+            keeps(i)
+    assert values(tracer, "y") == [10, 30]
+    assert tracer.results["y"].iterations == [1, 3]
+    assert seen == ["y"] * 4
+
+
+# -- gathering, in one process -------------------------------------------------------------
+
+
+def stack(name, values, iterations, ranks):
+    values[:] = [np.stack(values)]
+    iterations[:] = [iterations[0]]
+    ranks[:] = [ranks[0]]
+
+
+def test_gathering_every_n_iterations_and_the_tail():
+    moments = []
+
+    def note(name, values, iterations, ranks):
+        moments.append((list(iterations), list(ranks)))
+
+    with tap.trace(
+        keeps, ["y"], gathering_interval=4, pre_gather_callbacks=[note, stack],
+        post_gather_callbacks=[stack],
+    ) as tracer:  # fmt: skip
+        for i in range(10):
+            keeps(np.full(2, i))
+            assert len(values(tracer, "y")) == (i // 4)
+    assert moments == [([0, 1, 2, 3], [0] * 4), ([4, 5, 6, 7], [0] * 4), ([8, 9], [0] * 2)]
+    assert [one.shape for one in values(tracer, "y")] == [(1, 4, 2), (1, 4, 2), (1, 2, 2)]
+    assert tracer.results["y"].iterations == [0, 4, 8]
+
+
+def test_the_shapes_of_stacks_of_stacks():
+    with tap.trace(
+        keeps, ["y"], gathering_interval=2, pre_gather_callbacks=[stack],
+        post_gather_callbacks=[stack], post_trace_callbacks=[stack],
+    ) as tracer:  # fmt: skip
+        for i in range(8):
+            keeps(np.full((5, 3), i))
+    assert values(tracer, "y")[0].shape == (4, 1, 2, 5, 3)  # (N//G, W, G, B, C)
+
+
+def test_callbacks_without_an_interval_are_called_at_the_end():
+    with tap.trace(keeps, ["y"], post_gather_callbacks=[stack]) as tracer:
+        for i in range(3):
+            keeps(np.full(2, i))
+    assert values(tracer, "y")[0].shape == (3, 2)
+
+
+def test_a_callback_that_empties_the_lists_and_is_closed():
+    class Saver:
+        kept = ()
+        closed = 0
+
+        def __call__(self, name, values, iterations, ranks):
+            self.kept += tuple(values)
+            for one in (values, iterations, ranks):
+                one.clear()
+
+        def close(self):
+            self.closed += 1
+
+    saver = Saver()
+    with tap.trace(keeps, ["y"], gathering_interval=2, post_gather_callbacks=[saver]) as tracer:
+        for i in range(5):
+            keeps(i)
+    assert saver.kept == (0, 1, 2, 3, 4)
+    assert saver.closed == 1
+    assert values(tracer, "y") == tracer.results["y"].iterations == []
+
+
+# -- what is said --------------------------------------------------------------------------
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_paths_that_match_nothing_are_said_once_with_what_there_is(caplog):
+    with caplog.at_level(logging.WARNING, "tensortap"):
+        tracer = tap.trace(mean, ["totals", "result.parts", "scale"])
+        for _ in range(2):
+            with tracer:
+                mean([1.0])
+    told = said(caplog)
+    assert len(told) == 2
+    assert "no local 'totals' in mean; it has 'total', 'xs'" in told[0]
+    assert "nothing was kept of 'result.parts'" in told[1]
+    with pytest.raises(KeyError, match="nothing was traced as 'totals'; it has 'scale'"):
+        tracer.results["totals"]
+
+
+def test_a_function_that_is_never_called(caplog):
+    with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(mean, ["total"]) as tracer:
+        pass
+    assert "never called" in said(caplog)[0]
+    assert values(tracer, "total") == []
+
+
+def test_a_name_that_is_never_bound(caplog):
+    def sometimes(x):
+        if x:
+            y = x
+            return y  # noqa: RET504
+        return None
+
+    with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(sometimes, ["y"]):
+        sometimes(0)
+    assert "called 1 times and never bound 'y'" in said(caplog)[0]
+
+
+def test_a_part_that_is_never_there(caplog):
+    with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(keeps, ["y.logit"]):
+        keeps({"logits": 1, "loss": 2})
+    assert "no 'logit' in y; it has 'logits', 'loss'" in said(caplog)[0]
+
+
+def test_a_traced_function_is_sent_to_another_process_by_value():
+    import cloudpickle
+
+    names = {"__name__": "__main__"}
+    exec(compile(SENT, SENT_FILE, "exec"), names)
+    with tap.trace(one := names["Sent"](), ["method.y"]) as tracer:
+        data = cloudpickle.dumps(names["Sent"])
+        one.method(2)
+    assert cloudpickle.loads(data)().method(1) == 2
+    assert values(tracer, "method.y") == [3]
+
+
+SENT = "class Sent:\n    def method(self, x):\n        y = x + 1\n        return y\n"
+SENT_FILE = "<sent>"
+linecache.cache[SENT_FILE] = (len(SENT), None, SENT.splitlines(True), SENT_FILE)
+
+
+# -- records -------------------------------------------------------------------------------
+
+
+def test_records_in_a_run(open_run):
+    with tap.trace(mean, ["total", "xs"]) as tracer:
+        mean([1.0, 2.0])
+        mean([4.0])
+    tap.flush()
+    run = tap.open(open_run)
+    records = [r for r in run.records() if r.name == "mean.total"]
+    assert {r.kind for r in records} == {Kind.LOCAL}
+    assert [(r.step, r.call) for r in records] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert run.get_all("mean.total") == values(tracer, "total")
+    assert run.get("mean.xs", step=0) == [1.0, 2.0]
+    assert records[0].tags["mode"] == "train"
+
+
+def test_records_go_by_the_step_of_the_session(open_run):
+    with tap.trace(keeps, ["y"], changed=False):
+        for step in range(2):
+            tap.step(step + 10)
+            keeps(1)
+            keeps(2)
+    tap.flush()
+    found = [(r.step, r.call) for r in tap.open(open_run).records() if r.name == "keeps.y"]
+    assert found == [(10, 0), (10, 1), (11, 0), (11, 1)]
+
+
+def test_objects_are_pickled_in_a_run(open_run):
+    with tap.trace(keeps, ["y"]):
+        keeps(Box([1]))
+    tap.flush()
+    run = tap.open(open_run)
+    assert run.get("keeps.y", trust=True).value == [1]
+    (record,) = [r for r in run.records() if r.name == "keeps.y"]
+    assert record.tags["file"].endswith(".pkl")
+
+
+def test_two_traced_runs_compare(tmp_path):
+    folders = []
+    for last in (3.0, 3.0, 4.0):
+        folders.append(tap.init(tmp_path / "runs"))
+        with tap.trace(mean, ["total"]):
+            mean([1.0, last])
+        tap.finish()
+    assert tap.compare(folders[0], folders[1])
+    different = tap.compare(folders[0], folders[2])
+    assert not different
+    assert "mean.total" in str(different)
+
+
+def test_no_results_when_none_are_wanted(open_run):
+    with tap.trace(keeps, ["y"], results=False) as tracer:
+        keeps(1)
+    assert values(tracer, "y") == []
+    tap.flush()
+    assert tap.open(open_run).get("keeps.y") == 1
+
+
+class TestFaults:
+    """What goes wrong is counted, said, and stops nobody."""
+
+    @pytest.fixture(autouse=True)
+    def no_errors(self):
+        """Here there are some."""
+
+    @pytest.mark.parametrize("moment", ["pre_save", "pre_gather", "post_gather", "post_trace"])
+    def test_a_callback_that_raises(self, moment, caplog, errors):
+        def broken(*args):
+            raise ZeroDivisionError("on purpose")
+
+        broken.__name__ = f"broken_{moment}"
+        with (
+            caplog.at_level(logging.WARNING, "tensortap"),
+            tap.trace(
+                keeps, ["y"], gathering_interval=2, **{f"{moment}_callbacks": [broken]}
+            ) as tracer,
+        ):
+            for i in range(4):
+                keeps(i)
+        assert values(tracer, "y") == [0, 1, 2, 3]
+        assert errors() >= 1
+        (told,) = said(caplog)  # once
+        assert f"'broken_{moment}(y)' failed: ZeroDivisionError: on purpose" in told
+
+    def test_strict_raises_after_everybody_has_gathered(self, monkeypatch):
+        monkeypatch.setattr(session, "strict", True)
+
+        def broken(name, values, iterations, ranks):
+            raise ZeroDivisionError("on purpose")
+
+        gathered = []
+        tracer = tap.trace(
+            keeps, ["y"], gathering_interval=2, pre_gather_callbacks=[broken],
+            post_gather_callbacks=[lambda name, values, *_: gathered.extend(values)],
+        )  # fmt: skip
+
+        def train():
+            with tracer:
+                for i in range(4):
+                    keeps(i)
+
+        with pytest.raises(ZeroDivisionError):
+            train()
+        assert gathered[:2] == [0, 1]
+
+    def test_the_error_of_the_user_passes(self):
+        def callback(*args):
+            raise ZeroDivisionError("of a callback")
+
+        def fails(x):
+            y = x
+            raise KeyError(y)
+
+        tracer = tap.trace(fails, ["y"], post_trace_callbacks=[callback])
+        with pytest.raises(KeyError), tracer:
+            fails(1)
+        assert values(tracer, "y") == [1]
+
+    def test_an_attribute_that_raises(self, errors):
+        class Rude:
+            @property
+            def part(self):
+                raise RuntimeError("on purpose")
+
+        with tap.trace(keeps, ["y.part", "x"]) as tracer:
+            keeps(Rude())
+        assert errors() >= 1
+        assert len(values(tracer, "x")) == 1

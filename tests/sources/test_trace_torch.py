@@ -1,0 +1,549 @@
+"""`trace` of torch models: through wrappers, modes, compilers, threads and workers."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import tensortap as tap
+from tensortap.sources.locals.calls import instrumented
+
+pytestmark = pytest.mark.usefixtures("no_errors")
+
+
+def helper(z):
+    w = z * 2
+    return w  # noqa: RET504
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(4, 8)
+
+    def forward(this, x):
+        q, k = this.qkv(x).chunk(2, -1)
+        scores = q @ k.transpose(-1, -2)
+        scores = scores.softmax(-1)
+        return scores @ x
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Attention(), Attention()])
+        self.counter = 0
+
+    def forward(self, x):
+        self.counter += 1
+        h = x
+        for block in self.blocks:
+            h = block(h)
+        out = {"logits": helper(h), "all": [h, (h, 1)]}
+        return out  # noqa: RET504
+
+
+PATHS = [
+    "forward", "forward.x", "blocks.*.forward.scores", "forward.out.logits", "forward.self.counter",
+]  # fmt: skip
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+
+def batches(n=3):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, 4, generator=generator) for _ in range(n)]
+
+
+def train(model, n=3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for x in batches(n):
+        loss = model(x)["logits"].square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def check(tracer, n=3):
+    found = tracer.results
+    assert found["forward.x"].iterations == list(range(n))
+    assert all(map(torch.equal, found["forward.x"].values, batches(n)))
+    assert [set(one) for one in found["forward"].values] == [{"logits", "all"}] * n
+    for block in (0, 1):
+        scores = found[f"blocks.{block}.forward.scores"]
+        assert scores.iterations == sorted([*range(n), *range(n)])
+        assert scores.orders == [0, 1] * n
+        assert not any(value.requires_grad for value in scores.values)
+        assert torch.allclose(scores.values[1], scores.values[0].softmax(-1))
+    logits = [one["logits"] for one in found["forward"].values]
+    assert all(map(torch.equal, logits, found["forward.out.logits"].values))
+    assert found["forward.self.counter"].values == list(range(n + 1))
+
+
+def test_a_model(model):
+    with tap.trace(model, PATHS) as tracer:
+        train(model)
+    check(tracer)
+    assert instrumented() == []
+    assert not model._forward_pre_hooks
+
+
+def test_training_is_bit_identical(model):
+    import copy
+
+    other = copy.deepcopy(model)
+    with tap.trace(model, ["**.forward", "blocks.**", "forward.*", "blocks.*.qkv"], changed=False):
+        torch.manual_seed(3)
+        traced = train(model, 5)
+        state = torch.get_rng_state()
+    torch.manual_seed(3)
+    assert train(other, 5) == traced
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+class TestWrappers:
+    """`model` and what wraps it are the same to a tracer."""
+
+    @pytest.mark.parametrize("traced", ["inner", "outer"])
+    def test_data_parallel(self, model, traced):
+        outer = torch.nn.DataParallel(model)
+        with tap.trace(model if traced == "inner" else outer, PATHS) as tracer:
+            train(outer)
+        check(tracer)
+
+    def test_the_copies_that_data_parallel_makes(self, model, monkeypatch):
+        from tensortap.sources.locals import torch_models
+
+        monkeypatch.setattr(torch_models, "has_replicas", lambda: True)  # devices are not at hand
+        copies = [module._replicate_for_data_parallel() for module in model.blocks]
+        paths = ["blocks.0.forward.scores", "blocks.1"]
+        with tap.trace(model, paths, changed=False) as tracer:
+            copies = [module._replicate_for_data_parallel() for module in model.blocks]
+            for copy, original in zip(copies, model.blocks, strict=True):
+                copy.qkv = original.qkv
+                copy(batches(1)[0])
+                original(batches(1)[0])
+        scores = tracer.results["blocks.0.forward.scores"].values
+        assert len(scores) == 4
+        assert torch.equal(scores[0], scores[2])
+        assert len(tracer.results["blocks.1"].values) == 2
+        assert not model.blocks[0]._forward_hooks
+
+    def test_a_wrapper_of_somebody(self, model):
+        class Engine(torch.nn.Module):
+            def __init__(self, module):
+                super().__init__()
+                self.module = module
+
+            def forward(self, *args):
+                return self.module(*args)
+
+        outer = Engine(torch.nn.DataParallel(Engine(model)))
+        with tap.trace(outer, PATHS) as tracer:
+            train(outer)
+        check(tracer)
+
+    def test_a_wrapper_inside(self, model):
+        model.blocks[1] = torch.nn.DataParallel(model.blocks[1])
+        with tap.trace(model, PATHS) as tracer:
+            train(model)
+        check(tracer)
+
+    def test_the_averaged_model_is_no_wrapper_of_the_one_that_trains(self, model):
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        with tap.trace(averaged, ["forward.x"]) as tracer:
+            train(model)  # its module is a copy
+            averaged(batches(1)[0])
+        assert tracer.results["forward.x"].iterations == [0]
+
+    def test_distributed(self, gloo):
+        (found,) = gloo(DISTRIBUTED, world=1)
+        assert found == {"inner": [3, 3, 3], "outer": [3, 3, 3], "sharded": [3, 3, 3]}
+
+
+DISTRIBUTED = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.fc(x)
+        return y
+
+def model():
+    return nn.Sequential(Block(), Block())
+
+def traced(target, trained):
+    with tap.trace(target, ["*.forward.y", "0.fc"], changed=False) as tracer:
+        for _ in range(3):
+            trained(torch.randn(2, 4)).sum().backward()
+    return [len(tracer.results[path].values) for path in ("0.forward.y", "1.forward.y", "0.fc")]
+
+result = {}
+inner = model()
+outer = nn.parallel.DistributedDataParallel(inner)
+result["inner"], result["outer"] = traced(inner, outer), traced(outer, outer)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+sharded = model()
+fully_shard(sharded[1], mesh=init_device_mesh("cpu", (1,)))
+fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+result["sharded"] = traced(sharded, sharded)
+assert not tap.receipt().errors
+"""
+
+
+# torch's own, where its compiler looks at a tensor between two graphs
+@pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor that is not a leaf")
+class TestCompiled:
+    @pytest.fixture(autouse=True)
+    def fresh(self):
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+
+    @pytest.mark.parametrize("traced", ["inner", "outer"])
+    @pytest.mark.parametrize("before", [True, False])
+    def test_graphs_are_left_for_probes(self, model, traced, before):
+        outer = torch.compile(model, backend="eager")
+        if before:  # it is compiled already when it is traced
+            outer(batches(1)[0])
+            model.counter = 0
+        with tap.trace(model if traced == "inner" else outer, PATHS) as tracer:
+            train(outer)
+        check(tracer)
+
+    def test_only_the_last_binding(self, model):
+        outer = torch.compile(model, backend="eager")
+        with tap.trace(model, ["blocks.0.forward.scores"], rebind="last") as tracer:
+            train(outer)
+        assert tracer.results["blocks.0.forward.scores"].orders == [1, 1, 1]
+
+    def test_a_compiled_part_of_a_model(self, model):
+        model.blocks[0].compile(backend="eager")
+        with tap.trace(model, PATHS) as tracer:
+            train(model)
+        check(tracer)
+
+    def test_a_graph_that_must_not_break_is_said_not_to_be_seen(self, model, caplog):
+        outer = torch.compile(model, backend="eager", fullgraph=True)
+        plain = train(outer)
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        outer = torch.compile(again := Model(), backend="eager", fullgraph=True)
+        paths = ["forward.h", "blocks.0.forward.scores"]
+        with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(again, paths) as tracer:
+            assert train(outer) == plain
+        assert tracer.results["forward.h"].values == []
+        told = [r.getMessage() for r in caplog.records if r.name == "tensortap"]
+        assert len(told) == 2
+        assert all("fullgraph=True" in text and "torch.compiler.disable" in text for text in told)
+
+
+class TestModes:
+    def run(self, model, **options):
+        with tap.trace(model, ["forward.x"], changed=False, **options) as tracer:
+            for x in batches(4):
+                model.train()
+                model(x)
+                model.eval()
+                with torch.no_grad():
+                    model(x)
+        return tracer.results["forward.x"].iterations
+
+    def test_both_are_counted_apart(self, model):
+        assert self.run(model) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+    def test_training_alone(self, model):
+        assert self.run(model, mode="train") == [0, 1, 2, 3]
+
+    def test_evaluation_alone_every_second(self, model):
+        assert self.run(model, mode="eval", every=2) == [0, 2]
+
+    def test_intervals_are_of_the_mode_that_is_traced(self, model):
+        sizes = []
+        self.run(
+            model, mode="train", gathering_interval=2,
+            post_gather_callbacks=[lambda name, values, *_: sizes.append(len(values))],
+        )  # fmt: skip
+        assert sizes == [2, 2]
+
+    def test_records_say_the_mode(self, model, open_run):
+        self.run(model)
+        tap.flush()
+        modes = [r.tags["mode"] for r in tap.open(open_run).records() if r.name == "forward.x"]
+        assert modes == ["train", "eval"] * 4
+
+    def test_inference_mode(self, model):
+        with torch.inference_mode(), tap.trace(model, ["forward.h"]) as tracer:
+            model(batches(1)[0])
+        (first, *_) = tracer.results["forward.h"].values
+        assert not first.is_inference()
+
+
+def test_a_method_that_is_called_outside_of_forward_counts_its_own_calls():
+    class Lit(Model):
+        def training_step(self, batch):
+            loss = self(batch)["logits"].sum() + self(batch)["logits"].mean()
+            return loss  # noqa: RET504
+
+        def forward(self, x):
+            x = self.prepared(x)
+            return super().forward(x)
+
+        def prepared(self, x):
+            y = x + 1
+            return y  # noqa: RET504
+
+    model = Lit()
+    paths = [
+        "training_step.batch",
+        "training_step.loss",
+        "forward.x",
+        "prepared.y",
+        "forward.prepared.y",
+    ]
+    with tap.trace(model, paths, changed=False, gathering_interval=4) as tracer:
+        for batch in batches(3):
+            model.training_step(batch)
+        model.prepared(batches(1)[0])  # not by forward
+    assert tracer.results["training_step.batch"].iterations == [0, 1, 2]
+    assert tracer.results["training_step.loss"].iterations == [0, 1, 2]
+    assert tracer.results["forward.x"].iterations == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert tracer.results["forward.prepared.y"].iterations == [0, 1, 2, 3, 4, 5]
+    assert tracer.results["prepared.y"].iterations[:6] == [0, 1, 2, 3, 4, 5]
+
+
+def test_forward_called_directly_is_counted_too(model):
+    with tap.trace(model, ["forward.x", "blocks.0.forward.x"]) as tracer:
+        for x in batches():
+            model.forward(x)
+    assert tracer.results["forward.x"].iterations == [0, 1, 2]
+    assert tracer.results["blocks.0.forward.x"].iterations == [0, 1, 2]
+
+
+def test_helpers_only_where_they_are_called(model):
+    with tap.trace(model, ["forward.helper.w", "forward.helper"], changed=False) as tracer:
+        helper(torch.ones(1))
+        train(model)
+        helper(torch.ones(1))
+    assert tracer.results["forward.helper.w"].iterations == [0, 1, 2]
+    assert tracer.results["forward.helper"].iterations == [0, 1, 2]
+    assert tracer.results["forward.helper"].values[0].shape == (3, 4)
+
+
+def test_modules_of_torch_itself_and_their_locals(model):
+    transformer = torch.nn.TransformerEncoderLayer(4, 2, batch_first=True, dropout=0.0)
+    paths = ["self_attn", "self_attn.forward.attn_output", "linear1", "**.x", "forward.src"]
+    with tap.trace(transformer, paths) as tracer:
+        transformer(torch.ones(1, 2, 4, requires_grad=True))
+    found = {path: len(part.values) for path, part in tracer.results.items()}
+    assert found["self_attn"] == 1
+    assert found["self_attn.forward.attn_output"] >= 1
+    assert found["linear1"] == found["forward.src"] == 1
+    assert found["forward.x"] >= 2
+    assert isinstance(tracer.results["self_attn"].values[0], tuple)
+
+
+def test_one_of_many_modules_of_a_class(model):
+    other = Model()
+    with tap.trace(model, ["blocks.1.forward.scores", "blocks.1.qkv"], changed=False) as tracer:
+        other(batches(1)[0])
+        train(model)
+    assert tracer.results["blocks.1.forward.scores"].iterations == [0, 0, 1, 1, 2, 2]
+    assert len(tracer.results["blocks.1.qkv"].values) == 3
+
+
+def test_a_model_is_pickled_and_copied_while_it_is_traced(model, tmp_path):
+    import copy
+    import pickle
+
+    with tap.trace(model, ["forward.x", "blocks.0.forward.scores"]):
+        model(batches(1)[0])
+        copy.deepcopy(model)
+        pickle.dumps(model)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_computes_again_is_not_kept_again(reentrant):
+    class Checked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Attention()
+
+        def forward(self, x):
+            return checkpoint(self.block, x, use_reentrant=reentrant)
+
+    model = Checked()
+    with tap.trace(model, ["block.forward.scores"], changed=False) as tracer:
+        for x in batches(2):
+            model(x.requires_grad_()).sum().backward()
+    assert tracer.results["block.forward.scores"].iterations == [0, 0, 1, 1]
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        local = 3 * x**2
+        return grad * local
+
+
+def test_locals_of_a_backward_pass():
+    with tap.trace(Cube.backward, ["local", "grad"]) as tracer:
+        x = torch.tensor([2.0], requires_grad=True)
+        Cube.apply(x).sum().backward()
+    assert tracer.results["local"].values[0].tolist() == [12.0]
+    assert tracer.results["grad"].values[0].tolist() == [1.0]
+
+
+def test_decorated_by_torch():
+    class Quiet(torch.nn.Module):
+        @torch.no_grad()
+        def forward(self, x):
+            y = x + 1
+            return y  # noqa: RET504
+
+    model = Quiet()
+    with tap.trace(model, ["forward.y", "forward"]) as tracer:
+        model(torch.zeros(1))
+    assert len(tracer.results["forward.y"].values) == len(tracer.results["forward"].values) == 1
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        item = torch.full((2,), float(index))
+        return item  # noqa: RET504
+
+
+def test_data_loader_workers_capture_into_their_own_session(model, caplog):
+    data = Numbers()
+    with caplog.at_level(logging.WARNING, "tensortap"):
+        with tap.trace(data, ["__getitem__.item"], gathering_interval=1) as tracer:
+            loader = torch.utils.data.DataLoader(
+                data, num_workers=2, multiprocessing_context="fork"
+            )
+            assert torch.cat(list(loader)).sum() == 12
+        assert tracer.results["__getitem__.item"].values == []
+        assert "in this process" in caplog.records[0].getMessage()
+    with tap.trace(data, ["__getitem__.item"]) as tracer:
+        assert len(list(torch.utils.data.DataLoader(data))) == 4
+    assert len(tracer.results["__getitem__.item"].values) == 4
+
+
+class TestFaultsOfOthers:
+    """What tracers of local variables get wrong elsewhere."""
+
+    def test_only_chosen_functions_pay(self, model):
+        import sys
+
+        code, helper_code = Model.forward.__code__, helper.__code__
+        with tap.trace(model, ["blocks.0.forward.scores"]):
+            assert sys.gettrace() is None
+            assert sys.getprofile() is None
+            assert Model.forward.__code__ is code
+            assert helper.__code__ is helper_code
+            train(model)
+
+    def test_the_interval_is_obeyed_and_the_tail_is_kept(self, model):
+        sizes = []
+        with tap.trace(
+            model, ["forward.x"], gathering_interval=4,
+            post_gather_callbacks=[lambda name, values, *_: sizes.append(len(values))],
+        ) as tracer:  # fmt: skip
+            train(model, 10)
+        assert sizes == [4, 4, 2]
+        assert tracer.results["forward.x"].iterations == list(range(10))
+
+    def test_ranks_in_one_process_are_0(self, model):
+        with tap.trace(model, ["forward.x"], gathering_interval=2) as tracer:
+            train(model)
+        assert tracer.results["forward.x"].ranks == [0, 0, 0]
+
+    def test_containers_of_tensors_that_are_no_leaves(self, model):
+        with tap.trace(model, ["forward.out", "forward.out.all"]) as tracer:
+            train(model)
+        (first, *_) = tracer.results["forward.out"].values
+        assert not first["logits"].requires_grad
+        assert not first["all"][1][0].requires_grad
+        assert torch.equal(first["all"][0], first["all"][1][0])
+
+    def test_numeric_indices_match(self, model):
+        with tap.trace(
+            model, ["blocks.1.forward.q", "forward.out.all.0", "forward.out.all.1.0"]
+        ) as tracer:
+            train(model)
+        found = tracer.results
+        assert len(found["blocks.1.forward.q"].values) == 3
+        assert all(
+            map(torch.equal, found["forward.out.all.0"].values, found["forward.out.all.1.0"].values)
+        )
+        assert len(found["forward.out.all.0"].values) == 3
+
+    def test_arguments_are_kept_before_they_are_changed_in_place(self):
+        class InPlace(torch.nn.Module):
+            def forward(self, x):
+                x.add_(1)
+                y = x
+                y.mul_(2)
+                return y
+
+        with tap.trace(model := InPlace(), ["forward.x", "forward.y", "forward"]) as tracer:
+            model(torch.zeros(1))
+        kept = [
+            tracer.results[path].values[0].item() for path in ("forward.x", "forward.y", "forward")
+        ]
+        assert kept == [0.0, 1.0, 2.0]
+
+
+class TestValuesThatAreNone:
+    @pytest.fixture(autouse=True)
+    def no_errors(self):
+        """It is said."""
+
+    def test_a_function_that_jax_only_traces_is_said(self, caplog):
+        import jax
+        import jax.numpy as jnp
+
+        def step(x):
+            y = x * 2
+            return y  # noqa: RET504
+
+        with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(step, ["y"]) as tracer:
+            assert float(jax.jit(step)(jnp.float32(2))) == 4
+        assert tracer.results["y"].values == []
+        assert any("JAX only traces" in record.getMessage() for record in caplog.records)
+        with tap.trace(step, ["y"]) as tracer:
+            step(jnp.float32(2))
+        assert isinstance(tracer.results["y"].values[0], jax.Array)
+
+    def test_inside_vmap_of_torch(self, caplog):
+        def step(x):
+            mapped = x * 2
+            return mapped  # noqa: RET504
+
+        with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(step, ["mapped"]):
+            assert torch.func.vmap(step)(torch.ones(3)).tolist() == [2, 2, 2]
+        told = [record.getMessage() for record in caplog.records]
+        assert len(told) == 2
+        assert all("inside torch.func" in text for text in told)
