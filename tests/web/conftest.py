@@ -47,9 +47,12 @@ class Writer:
     """Writes a run, record by record, as a training does."""
 
     def __init__(self, folder, name=None, rank=0, world_size=1):
-        self.run = make_run(folder, world_size)
-        if name is not None:
-            self.run = self.run.rename(folder / name)
+        if rank == 0:
+            self.run = make_run(folder, world_size)
+            if name is not None:
+                self.run = self.run.rename(folder / name)
+        else:
+            self.run = folder / name
         self.rank, self.world_size, self.seq = rank, world_size, 0
         self.sink = Background(Store(self.run, rank), budget=1 << 31, overflow="block", name="t")
 

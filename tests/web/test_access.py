@@ -117,6 +117,12 @@ def test_every_answer_tells_browsers_to_be_careful(client):
     assert "immutable" in client.get("/plotly.js").headers["cache-control"]
 
 
+def test_a_proxy_has_a_name_that_was_given():
+    door = Door("127.0.0.1", 2876, ["Notebooks.example.org"])
+    assert door.knows_host("notebooks.example.org:443")
+    assert not door.knows_host("example.org")
+
+
 def test_beyond_this_machine_its_names_and_addresses_are_good():
     import socket
 

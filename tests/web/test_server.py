@@ -346,6 +346,26 @@ def test_a_run_that_grows_and_one_that_shrinks(tmp_path):
         assert (found["steps"], found["state"]) == ([7], "ended")
 
 
+def test_two_ranks_apart_and_from_each_other(tmp_path):
+    for rank in (0, 1):
+        run = Writer(tmp_path, "ranks", rank=rank, world_size=2)
+        for step in range(3):
+            run.step(step, scale=1.0 + rank)
+        run.close(end=rank == 1)
+    with serving(tmp_path) as page, entered(page) as client:
+        assert good(client.get("/api/run?run=ranks"))["ranks"] == [0, 1]
+        asked = {"run": "ranks", "kind": "Activation", "name": "head", "stat": "max_abs"}
+        assert len(good(client.get("/api/lines", params=asked))["data"]) == 2
+        assert len(good(client.get("/api/lines", params={**asked, "rank": 1}))["data"]) == 1
+        x = good(client.get("/api/tensor", params={**asked, "step": 1, "rank": 0}))
+        both = {**asked, "step": 1, "rank": 1, "minus": "rank", "otherrank": 0}
+        gap = good(client.get("/api/tensor", params=both))
+        assert gap["minus"] == "step 1, rank 0"
+        # the second rank has twice the values of the first: less the first, those of the first
+        assert gap["statistics"]["max_abs"] == x["statistics"]["max_abs"]
+        assert good(client.get("/api/receipt?run=ranks"))["ranks"] == 2
+
+
 # -- live sessions -------------------------------------------------------------------------
 
 

@@ -15,12 +15,15 @@ def view(
     ),
     host: str = typer.Option("127.0.0.1", help="Where to listen; beyond this machine it says so."),
     port: int | None = typer.Option(None, help="2876, or the next that is free."),
+    name: list[str] = typer.Option(
+        [], help="Another name that browsers reach it under, such as that of a proxy."
+    ),
     browser: bool = typer.Option(True, "--browser/--no-browser", help="Open it in the browser."),
 ) -> None:
     """Look at runs and live sessions in the browser, until Ctrl-C."""
     from tensortap.web.verb import view as show
 
-    page = show(*(what or ["runs"]), host=host, port=port, browser=browser)
+    page = show(*(what or ["runs"]), host=host, port=port, names=name, browser=browser)
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())

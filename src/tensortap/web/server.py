@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,20 @@ def listen(host: str, port: int | None) -> socket.socket:
 class Page:
     """The page, served from this process until `close`; `url` is what to open."""
 
-    def __init__(self, library: Library, host: str = "127.0.0.1", port: int | None = None) -> None:
+    def __init__(
+        self,
+        library: Library,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        names: Iterable[str] = (),
+    ) -> None:
         host = "127.0.0.1" if host == "localhost" else host.strip("[]")
         plotly_script()  # said now, not in the browser
         self.library = library
         self.host = host
         self._socket = listen(host, port)
         self.port: int = self._socket.getsockname()[1]
-        self.door = Door(host, self.port)
+        self.door = Door(host, self.port, names)
         app = application(library, self.door)
         config = uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, lifespan="off",

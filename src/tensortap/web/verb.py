@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ def view(
     *more: Any,
     host: str = "127.0.0.1",
     port: int | None = None,
+    names: Iterable[str] = (),
     browser: bool = True,
 ) -> Any:
     """Open the page on runs and live sessions: ``tap.view("runs")``, ``tap.view(run)``.
 
     Any number of runs, folders of runs and live sessions (``"host:port"``, or what `tap.serve` and
     `tap.open` gave); without one it is what this process has: its live session, its open run.
-    Called again, it adds to the page that is there. Returns the page; `close` ends it.
+    `names` are others that browsers reach this machine under, such as that of a proxy. Called
+    again, it adds to the page that is there. Returns the page; `close` ends it.
     """
     global _page
     page_of, library_of = _server()
@@ -32,7 +35,7 @@ def view(
     library = library_of() if fresh else _page.library
     ids = [library.add(each) for each in (_of_this_process() if run is None else [run, *more])]
     if fresh:
-        _page = page_of(library, host, port)
+        _page = page_of(library, host, port, names)
         say(_page, port)
     else:
         sys.stdout.write(f"tensortap: the page is on {_page.url}\n")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tensortap.formats.columns import numbers
 from tensortap.readers.live import LiveReader
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
@@ -64,22 +67,24 @@ def held(asked: Asked) -> dict[str, Any]:
 
 
 def _held_in_run(reader: RunReader) -> dict[tuple[str, str], set[int]]:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    columns = ["name", "kind", "step", "dtype", "value", "payloads", "tags", "missing"]
+    columns = ["name", "kind", "step", "dtype", "value", "payloads", "tags", "missing", "count"]
     found: dict[tuple[str, str], set[int]] = {}
     for table in reader.tables(columns):
         # a value of one byte is None: only statistics. A tensor has a dtype, or lies in a file
-        inline = pc.greater(pc.fill_null(pc.binary_length(table.column("value")), 0), 1)
-        apart = pc.greater(pc.fill_null(pc.list_value_length(table.column("payloads")), 0), 0)
-        tensor = pc.and_(pc.not_equal(table.column("dtype"), ""), inline)
-        dumped = pc.is_valid(pc.map_lookup(table.column("tags"), "file", "first"))
-        whole = pc.or_(pc.or_(apart, tensor), dumped)
-        here = pc.and_(whole, pc.invert(table.column("missing")))
-        rows = table.filter(here)
-        words = (rows.column(name).to_pylist() for name in ("name", "kind", "step"))
-        for name, kind, step in zip(*words, strict=True):
-            if kind != Kind.ALERT.value:
+        inline = numbers(pc.binary_length(table.column("value"))) > 1
+        inline &= numbers(pc.utf8_length(table.column("dtype"))) > 0
+        apart = numbers(pc.list_value_length(table.column("payloads"))) > 0
+        bare = np.isnan(numbers(table.column("count")))
+        here = ~numbers(pc.cast(table.column("missing"), pa.int8())).astype(bool)
+        rows = table.take(pa.array(np.flatnonzero((inline | apart | bare) & here)))
+        sure = (inline | apart)[(inline | apart | bare) & here].tolist()
+        words = (rows.column(name).to_pylist() for name in ("name", "kind", "step", "tags"))
+        for name, kind, step, tags, whole in zip(*words, sure, strict=True):
+            # what was dumped is a file beside the tables
+            if kind != Kind.ALERT.value and (whole or "file" in dict(tags or ())):
                 found.setdefault((name, kind), set()).add(step)
     return found
 

@@ -120,7 +120,8 @@ def _receipt_of_run(reader: RunReader) -> dict[str, Any]:
     table = reader.table(["time_ns", "step", "missing"])
     times, steps = (pc.min_max(table.column(name)).as_py() for name in ("time_ns", "step"))
     seconds = (times["max"] - times["min"]) / 1e9 if table.num_rows else 0.0
-    lost = collections.Counter(name for name, _, _ in reader.missing())
+    dropped = reader.missing() if pc.any(table.column("missing")).as_py() else []
+    lost = collections.Counter(name for name, _, _ in dropped)
     open_run = _open_here(reader.path)
     return {
         "live": False,
