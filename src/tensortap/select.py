@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
+from tensortap.errors import TensortapError
 from tensortap.record import Kind, Record
 
 
@@ -122,3 +123,22 @@ class Clock:
         with self._lock:
             if self.owner == owner:
                 self.owner = None
+
+
+def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:
+    """The first and the last step of ``10:20``, ``10:``, ``:20`` or ``10``; None is all.
+
+    >>> parse_steps("10:20"), parse_steps(":20"), parse_steps("7"), parse_steps("")
+    ((10, 20), (None, 20), (7, 7), None)
+    """
+    if not text:
+        return None
+    first, colon, last = text.partition(":")
+    try:
+        low = int(first) if first else None
+        high = (int(last) if last else None) if colon else low
+    except ValueError:
+        raise TensortapError(f"steps are like 10:20, not {text!r}") from None
+    if low is not None and high is not None and low > high:
+        raise TensortapError(f"steps {text}: there is no step between them")
+    return low, high

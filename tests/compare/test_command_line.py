@@ -175,7 +175,7 @@ def test_bad_options(runs, tmp_path):
     assert "cannot be used" in one_line(*runs, "--map", r"a(.*)=\2")
     assert "makes 'x' of both" in one_line(*runs, "--map", ".+=x")
     assert "not a regular expression" in one_line(*runs, "--names", "(")
-    assert "--steps is like 10:20" in one_line(*runs, "--steps", "ten")
+    assert "steps are like 10:20" in one_line(*runs, "--steps", "ten")
     assert "there is no step between" in one_line(*runs, "--steps", "5:2")
     assert "no kind is called 'Wait'" in one_line(*runs, "--kinds", "Wait")
     assert "--ranks is like 0,1" in one_line(*runs, "--ranks", "all")

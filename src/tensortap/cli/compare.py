@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tensortap.cli.options import parse_steps, progress_bar
+from tensortap.cli.progress import progress_bar
 from tensortap.errors import NotFound, TensortapError
+from tensortap.select import parse_steps
 
 if TYPE_CHECKING:
     from tensortap.compare.report import Report

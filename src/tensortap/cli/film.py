@@ -8,8 +8,9 @@ from pathlib import Path
 
 import typer
 
-from tensortap.cli.options import parse_steps, progress_bar
+from tensortap.cli.progress import progress_bar
 from tensortap.errors import TensortapError
+from tensortap.select import parse_steps
 
 
 def film(

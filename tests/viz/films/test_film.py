@@ -122,7 +122,7 @@ def test_the_command(run, tmp_path):
         (["weights", "--range", "1,b"], "--range is a rule or two numbers"),
         (["weights", "--range", "1,1"], "the smaller first"),
         (["weights", "--mode", "movie"], "mode='movie'"),
-        (["weights", "--steps", "x"], "--steps is like 10:20"),
+        (["weights", "--steps", "x"], "steps are like 10:20"),
     ],
 )
 def test_misuse_is_one_line(run, tmp_path, arguments, said, monkeypatch, capsys):

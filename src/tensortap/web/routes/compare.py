@@ -15,6 +15,7 @@ from tensortap.compare.html import render
 from tensortap.compare.report import Report
 from tensortap.compare.verb import compare
 from tensortap.errors import TensortapError
+from tensortap.select import parse_steps
 from tensortap.web.asked import Asked, guarded
 from tensortap.web.jobs import Progress
 from tensortap.web.shown import Shown, ShownRun
@@ -36,7 +37,7 @@ def start(asked: Asked) -> dict[str, Any]:
         "atol": _tolerance(asked.text("atol"), 1e-8),
         "rtol": _tolerance(asked.text("rtol"), 1e-5),
         "names": names or None,
-        "steps": _steps(steps),
+        "steps": parse_steps(steps),
         "allow_missing": asked.flag("allow_missing"),
     }
     sources = _source(a), _source(b)
@@ -134,15 +135,3 @@ def _tolerance(text: str, default: float) -> float:
         return float(text) if text else default
     except ValueError:
         raise TensortapError(f"a tolerance is a number like 1e-5, not {text!r}") from None
-
-
-def _steps(text: str) -> tuple[int | None, int | None] | None:
-    if not text:
-        return None
-    first, colon, last = text.partition(":")
-    try:
-        low = int(first) if first else None
-        high = (int(last) if last else None) if colon else low
-    except ValueError:
-        raise TensortapError(f"steps are like 10:20, not {text!r}") from None
-    return low, high
