@@ -25,6 +25,18 @@ class Receipt:
     where: dict[str, float]  # seconds by what they were spent on
     sessions: dict[str, str]  # address → state of each live session
 
+    def since(self, before: Receipt) -> Receipt:
+        """What has come on top of an earlier one."""
+        counts = "captured tracked skipped dropped unheard failed errors bytes steps".split()
+        more = {name: max(0, getattr(self, name) - getattr(before, name)) for name in counts}
+        where = {name: s - before.where.get(name, 0.0) for name, s in self.where.items()}
+        where = {name: max(0.0, seconds) for name, seconds in where.items()}
+        seconds = sum(where.values())
+        each = seconds / more["steps"] if more["steps"] else 0.0
+        return dataclasses.replace(
+            self, **more, where=where, seconds=seconds, seconds_per_step=each
+        )
+
     def __str__(self) -> str:
         captured = f"{self.captured:,} captured ({format_size(self.bytes)})"
         tracked = f", {self.tracked:,} tracked" if self.tracked else ""

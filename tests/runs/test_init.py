@@ -323,3 +323,31 @@ def test_a_folder_of_runs_is_no_run_and_says_which_there_are(tmp_path, run):
         tap.open(run.path.parent)
     with pytest.raises(NotARun, match=r"is no run: it has no run\.json$"):
         tap.open(tmp_path)
+
+
+def test_what_it_cost_is_in_the_run(program):
+    code = """
+        import numpy as np, tensortap as tap
+        paths = []
+        for count in (5, 2):
+            paths.append(tap.init("runs"))
+            for i in range(count):
+                tap.catch(np.ones(100_000), "x", every=2)
+                tap.step()
+            print(tap.open(paths[-1]).reader.receipts())
+            tap.finish()
+        first, second = (tap.open(path).receipt() for path in paths)
+        print(first.captured, first.skipped, first.steps, first.bytes)
+        print(second.captured, second.skipped, second.steps, second.bytes)
+        print(0 < second.seconds < first.seconds + 60, first.where["copy"] > 0)
+        try:
+            tap.open(paths[0]).receipt(3)
+        except tap.TensortapError as error:
+            print(error)
+    """
+    *before, one, two, times, said = program(code).splitlines()
+    assert before == ["{}", "{}"]
+    assert (one, two) == ("3 2 5 2400000", "1 1 2 800000")
+    assert times == "True True"
+    assert "no receipt of rank 3" in said
+    assert said.endswith("there is that of [0]")

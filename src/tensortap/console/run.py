@@ -12,13 +12,14 @@ import msgspec
 from tensortap import arrays
 from tensortap.arrays.tree import borrow
 from tensortap.console import glance, tables, verbs
-from tensortap.errors import TensortapError
+from tensortap.errors import NotFound, TensortapError
 from tensortap.formats import run as layout
 from tensortap.formats.files import load_file
 from tensortap.formats.logframe import need_pandas
 from tensortap.formats.questions import NameRow
 from tensortap.readers.reader import find, find_all, kept_value
 from tensortap.readers.run import RunReader
+from tensortap.receipt import Receipt
 from tensortap.record import Kind, Opaque, Record, Summary, TensorData
 
 if TYPE_CHECKING:
@@ -125,6 +126,14 @@ class Run:
     def missing(self) -> list[tuple[str, int, int]]:
         """(name, step, rank) of the values that found no room when they were captured."""
         return self.reader.missing()
+
+    def receipt(self, rank: int = 0) -> Receipt:
+        """What it has cost the training thread of a rank; known when the run has ended."""
+        found = self.reader.receipts()
+        if rank not in found:
+            held = f"there is that of {sorted(found)}" if found else "it is written at the end"
+            raise NotFound(f"no receipt of rank {rank} in {self.path}: {held}")
+        return msgspec.convert(found[rank], Receipt)
 
     def summary(self) -> None:
         """Print what ran, every name with its latest record, and what is missing."""

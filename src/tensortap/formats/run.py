@@ -61,6 +61,11 @@ def records_folder(run: Path, rank: int) -> Path:
     return run / "records" / rank_name(rank)
 
 
+def receipt_file(run: Path, rank: int) -> Path:
+    """Where a rank says, when it ends, what the run has cost it."""
+    return records_folder(run, rank) / "receipt.json"
+
+
 def tensors_folder(run: Path, rank: int) -> Path:
     """Where the payloads of a rank are."""
     return run / "tensors" / rank_name(rank)

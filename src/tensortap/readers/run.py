@@ -387,6 +387,11 @@ class RunReader:
             return layout.schema().empty_table().select(columns)
         return pa.concat_tables(table.replace_schema_metadata(None) for table in found)
 
+    def receipts(self) -> dict[int, dict[str, Any]]:
+        """What the run has cost each rank that has ended it."""
+        found = {rank: read_json(layout.receipt_file(self.path, rank)) for rank in self.ranks}
+        return {rank: receipt for rank, receipt in found.items() if isinstance(receipt, dict)}
+
     def missing(self) -> list[tuple[str, int, int]]:
         """(name, step, rank) of what was dropped over budget."""
         columns = ["name", "step", "rank", "missing"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
@@ -11,8 +12,10 @@ from typing import Any
 from tensortap import ranks
 from tensortap.errors import NotFound
 from tensortap.formats.folders import end_run, job_name, shared_run
+from tensortap.formats.run import receipt_file, write_json
 from tensortap.formats.worker import leave_main
 from tensortap.limits import parse_size
+from tensortap.receipt import Receipt
 from tensortap.session import session, setting
 from tensortap.sinks.background import Background
 from tensortap.sinks.store import Store
@@ -36,6 +39,7 @@ class OpenRun:
             name="store",
         )
         self.next_step = 0  # where the next tracker goes on
+        self._before = session.receipt()
         self.keeper: Any = None
         if rank == 0:
             from tensortap.provenance.collect import Keeper
@@ -45,16 +49,25 @@ class OpenRun:
         session.add_sink(self.sink, on_close=self.finish)
 
     def finish(self) -> None:
-        """Write what is under way and say in the run that it has ended."""
+        """Write what is under way and say in the run that it has ended, and what it cost."""
+        receipt = session.receipt()
         session.remove_sink(self.sink)
         try:
             self.sink.close(_END)
+            self._keep(receipt)
             if self.keeper is not None:
                 self.keeper.close()
             if self.rank == 0:
                 end_run(self.path)
         finally:
             session.restart()
+
+    def _keep(self, receipt: Receipt) -> None:
+        cost = dataclasses.asdict(receipt.since(self._before))
+        try:
+            write_json(receipt_file(self.path, self.rank), cost)
+        except OSError as error:  # a full disk, or a folder that was removed
+            log.warning("tensortap: the receipt of %s was not kept: %s", self.path, error)
 
 
 _open: OpenRun | None = None

@@ -135,7 +135,7 @@ def _receipt_of_run(reader: RunReader) -> dict[str, Any]:
         "dropped": sum(lost.values()),
         "dropped_names": lost.most_common(50),
         "cut": sum(reader.cut.values()),
-        "bill": _bill() if open_run else None,
+        "bill": _bill() if open_run else _largest(reader.receipts()),
     }
 
 
@@ -150,6 +150,14 @@ def _open_here(path: Path) -> bool:
 def _bill() -> dict[str, Any]:
     found = session.receipt()
     return {name: getattr(found, name) for name in found.__slots__}
+
+
+def _largest(receipts: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """The bill of the rank that has paid most."""
+    if not receipts:
+        return None
+    rank = max(receipts, key=lambda each: receipts[each].get("seconds", 0.0))
+    return {**receipts[rank], "rank": rank if len(receipts) > 1 else None}
 
 
 def _size(folder: Path) -> int:

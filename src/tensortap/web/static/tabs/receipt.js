@@ -47,9 +47,9 @@ const live = (f) => figures([
 /** @param {any} f */
 function bill(f) {
   const b = f.bill;
-  if (!b) return h("div", { class: "card" }, h("h3", {}, "What it cost"), h("span", { class: "dim" }, "The training program knows: print(tap.receipt()) there. Where the page runs in it, the bill is shown here."));
+  if (!b) return h("div", { class: "card" }, h("h3", {}, "What it cost"), h("span", { class: "dim" }, f.live ? "The training program knows: print(tap.receipt()) there." : "It is known when the run has ended."));
   const where = Object.entries(b.where).filter(([, s]) => Number(s) > 0).sort((x, y) => Number(y[1]) - Number(x[1]));
-  return h("div", { class: "card" }, h("h3", {}, "What it cost the training thread"), figures([
+  return h("div", { class: "card" }, h("h3", {}, `What it cost the training thread${b.rank == null ? "" : ` of rank ${b.rank}, which paid most`}`), figures([
     ["in all", seconds(b.seconds)], ["a step", b.steps ? seconds(b.seconds_per_step) : "–"], ["captured", count(b.captured)], ["tracked", count(b.tracked)],
     ["skipped", count(b.skipped)], ["dropped", count(b.dropped), b.dropped ? "bad" : ""], ["unheard", count(b.unheard)], ["lost", count(b.failed), b.failed ? "bad" : ""], ["errors", count(b.errors), b.errors ? "bad" : ""],
   ]), h("table", { style: "margin-top: 10px; width: auto" }, h("tbody", {}, ...where.map(([k, s]) => h("tr", {}, h("td", {}, k), h("td", { class: "num", style: "width: auto" }, seconds(Number(s))))))));
