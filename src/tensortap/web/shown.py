@@ -254,9 +254,10 @@ class ShownLive:
 
     def look(self) -> bool:
         was_gone = self._gone
-        if was_gone:
-            self._table = None  # another session may have come to its address
         try:
+            if was_gone:
+                # another session may have come to its address; until then the old one is shown
+                self._table = table_of(self.reader())
             changed = self.table().refresh()
             self._gone = False
         except TensortapError:
