@@ -58,6 +58,7 @@ class Shown(Protocol):
         ...
 
 
+_AGAIN = 5.0  # seconds until a live session that has gone is looked for again
 Signature = tuple[tuple[str, int, int], ...]
 
 
@@ -230,6 +231,7 @@ class ShownLive:
         self._reader: LiveReader | None = None
         self._table: Table | None = None
         self._gone = False
+        self._again = 0.0  # when it is looked for again
         self._lock = threading.RLock()
 
     @property
@@ -254,6 +256,9 @@ class ShownLive:
 
     def look(self) -> bool:
         was_gone = self._gone
+        if was_gone and time.monotonic() < self._again:
+            return False
+        self._again = time.monotonic() + _AGAIN
         try:
             if was_gone:
                 # another session may have come to its address; until then the old one is shown
