@@ -409,26 +409,26 @@ def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
 
     try:
         name = Path(training.stdout.readline().strip()).name
-        steps(3)
+        steps(20)  # so many that a curve comes as bytes
         with (
             serving(tmp_path) as page,
             Tab(chromium, page, f"#run={name}&follow=1") as one,
             Tab(chromium, page, f"#run={name}&step=1") as two,
         ):
             at = "() => Number(document.getElementById('step').value) === {}"
-            one.page.wait_for_function(at.format(2))
+            one.page.wait_for_function(at.format(19))
             steps(4)
-            one.page.wait_for_function(at.format(6))
+            one.page.wait_for_function(at.format(23))
             # its curve has grown by the points that are new, the other's too, whose step stays
             for each in (one, two):
                 each.page.wait_for_function(
                     "() => { const x = document.getElementById('training').data[0].x;"
-                    " return x[x.length - 1] === 6 }"
+                    " return x[x.length - 1] === 23 }"
                 )
                 assert "open" in each.page.locator("#here").inner_text()
                 each.page.wait_for_function(
-                    "() => document.querySelector('#panel-overview .js-plotly-plot').data[0]"
-                    ".x.length === 7"
+                    "() => document.querySelector('#panel-overview .heat')._fullData[0]"
+                    ".x.length === 24"
                 )
             assert two.page.input_value("#step") == "1"
             two.open("tensors")

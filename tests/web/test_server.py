@@ -392,6 +392,16 @@ def test_live_sessions_here_and_elsewhere(tmp_path):
                 assert good(client.get("/api/lines", params=asked))["data"]
                 for what in ("alerts", "provenance", "receipt", "held"):
                     good(client.get(f"/api/{what}", params={"run": each["id"]}))
+            server.close()
+            here, far = (page.library.get(each["id"]) for each in shown)
+            assert here.state == "closed"
+            assert far.look() is True
+            assert far.look() is False  # it has gone, and what it had sent is still there
+            run = good(client.get("/api/run", params={"run": far.id}))
+            assert (run["names"], run["state"]) == (["h"], "gone")
+            answer = client.get("/api/receipt", params={"run": far.id})
+            assert answer.status_code == 404
+            assert "no live session" in answer.json()["error"]
     finally:
         server.close()
 

@@ -72,6 +72,7 @@ class Push:
         self._listeners: set[Listener] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._looking: dict[str, asyncio.Task[None]] = {}
 
     async def talk(self, socket: WebSocket) -> None:
         """Serve one browser for as long as it listens."""
@@ -153,15 +154,23 @@ class Push:
         found = {shown.id: shown for shown in self._library.all()}
         return [described(found[id]) for id in ids if id in found]  # noqa: A001
 
+    async def _look_at(self, shown: Shown) -> None:
+        try:
+            if await run_in_threadpool(_look, shown):
+                for listener in self._listeners:
+                    listener.changed.add(shown.id)
+                    listener.wake.set()
+        finally:
+            del self._looking[shown.id]
+
     async def _watch(self) -> None:
         """Look for what is new while anybody listens."""
         looks = 0
         while self._listeners:
             for shown in self._library.in_use():
-                if await run_in_threadpool(_look, shown):
-                    for listener in self._listeners:
-                        listener.changed.add(shown.id)
-                        listener.wake.set()
+                # each by itself: a session that does not answer must not hold up the others
+                if shown.id not in self._looking:
+                    self._looking[shown.id] = asyncio.create_task(self._look_at(shown))
             if looks % _SCAN == 0 and await run_in_threadpool(self._library.scan):
                 for listener in self._listeners:
                     listener.library = True

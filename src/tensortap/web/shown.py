@@ -58,6 +58,7 @@ class Shown(Protocol):
         ...
 
 
+_AGAIN = 5.0  # seconds until a live session that has gone is looked for again
 Signature = tuple[tuple[str, int, int], ...]
 
 
@@ -230,6 +231,7 @@ class ShownLive:
         self._reader: LiveReader | None = None
         self._table: Table | None = None
         self._gone = False
+        self._again = 0.0  # when it is looked for again
         self._lock = threading.RLock()
 
     @property
@@ -254,9 +256,13 @@ class ShownLive:
 
     def look(self) -> bool:
         was_gone = self._gone
-        if was_gone:
-            self._table = None  # another session may have come to its address
+        if was_gone and time.monotonic() < self._again:
+            return False
+        self._again = time.monotonic() + _AGAIN
         try:
+            if was_gone:
+                # another session may have come to its address; until then the old one is shown
+                self._table = table_of(self.reader())
             changed = self.table().refresh()
             self._gone = False
         except TensortapError:

@@ -58,9 +58,6 @@ export async function ask(what, about = {}, how = {}) {
   return data;
 }
 
-/** What was last answered, even if it is no longer true. @param {string} what @param {Record<string, any>} about */
-export const remembered = (what, about) => held.get(address(what, about))?.data;
-
 const TYPES = /** @type {any} */ ({ f8: Float64Array, f4: Float32Array, i4: Int32Array, u4: Uint32Array, i2: Int16Array, u2: Uint16Array, i1: Int8Array, u1: Uint8Array });
 
 /** An array of the server: a list, or bytes in base 64. @param {any} value @returns {number[]} */

@@ -91,8 +91,3 @@ export async function extend(into, points) {
   if (which.length) await plotly().extendTraces(into, added, which);
   return true;
 }
-
-/** @param {any} into @param {any} change */
-export const relayout = (into, change) => plotly().relayout(into, change);
-/** @param {any} into */
-export const resize = (into) => into.classList.contains("js-plotly-plot") && into.offsetWidth && plotly().Plots.resize(into);

@@ -262,7 +262,7 @@ async function start() {
     model.error = error instanceof Failed ? error.message : String(error);
   }
   await update(["*run"]);
-  push = new Push(hear, (open) => {
+  push = new Push((news) => hear(news).catch(said), (open) => {
     document.body.dataset.push = open ? "open" : "closed";
     if (open && push?.lost) void loadLibrary().then(() => update(["*run"])).catch(said);
     if (push) push.lost = !open;

@@ -1,5 +1,5 @@
 // The top: the curve of the loss, the scrubber, play, follow.
-import { ask } from "./api.js";
+import { array, ask } from "./api.js";
 import { $, count, fill, h } from "./dom.js";
 import { clear, draw, extend, mark, onStep } from "./figure.js";
 import { chosen, model, nearest, place } from "./model.js";
@@ -26,6 +26,8 @@ export async function drawTraining() {
   if (key === drawn) return mark($("training"), now.step);
   drawn = key;
   const figure = await ask("training", { run: run.id, theme: now.theme, rank: now.rank });
+  // plain lists: plotly cannot add points to arrays that came as bytes
+  for (const line of figure.data) Object.assign(line, { x: array(line.x), y: array(line.y) });
   await draw($("training"), figure, {
     height: 104, step: now.step, keep: key, config: { displayModeBar: false },
     layout: { margin: { l: 52, r: figure.data.length > 1 ? 52 : 16, t: 20, b: 20 } },
