@@ -25,7 +25,7 @@ help:
 	@echo "make bench   measure what it costs   (ARGS for the benchmarks)"
 	@echo "make clean   remove what the others left, but not $(VENV)"
 
-demo: $(VENV)/.ready-base
+demo: $(VENV)/.ready-view
 	$(BIN)/tensortap demo $(ARGS)
 
 test: $(VENV)/.ready-test chromium
@@ -63,18 +63,18 @@ $(BIN)/pip:
 	    "tensortap needs Python 3.10 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.ready-base: $(BUILD) | $(BIN)/pip
-	$(PIP) -e .
+$(VENV)/.ready-view: $(BUILD) | $(BIN)/pip
+	$(PIP) -e '.[view]'
 	@touch $@
 
 $(VENV)/.ready-lint: $(BUILD) | $(BIN)/pip
 	$(PIP) -e '.[lint]'
-	@touch $@ $(VENV)/.ready-base
+	@touch $@
 
 $(VENV)/.ready-test: $(BUILD) | $(BIN)/pip
 	$(PIP) -e '.[test]' $(TORCH)
-	@touch $@ $(VENV)/.ready-base
+	@touch $@ $(VENV)/.ready-view
 
 $(VENV)/.ready-bench: $(BUILD) | $(BIN)/pip
 	$(PIP) -e '.[bench]' $(TORCH)
-	@touch $@ $(VENV)/.ready-base
+	@touch $@

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import tensortap as tap
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[1]
 HEAVY = (
     "numpy torch jax jaxlib pandas plotly pyarrow starlette uvicorn websockets h5py av PIL rich "
@@ -95,3 +100,18 @@ def test_importing_costs_little_more_than_what_it_stands_on(tmp_path, monkeypatc
         theirs = float(python(timed.format(base)))
         ratios.append(ours / theirs)
     assert statistics.median(ratios[1:]) < 1.5, sorted(ratios)
+
+
+def test_doctor_knows_every_extra():
+    from tensortap.cli.doctor import _EXTRAS
+
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = tool["project"]["optional-dependencies"]
+    named = {
+        extra: tuple(re.match(r"[\w-]+", package)[0] for package in packages)
+        for extra, packages in extras.items()
+        if extra not in ("all", "test", "lint", "bench")
+    }
+    for extra, packages in _EXTRAS.items():
+        assert set(named[extra]) <= set(packages), extra
+    assert set(_EXTRAS) == set(named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import sys
 from typing import Any
 
 import typer
@@ -13,9 +14,10 @@ _NEEDED = ("numpy", "ml_dtypes", "pyzmq", "msgspec", "xxhash", "rich", "typer", 
 _EXTRAS = {
     "torch": ("torch",),
     "jax": ("jax", "jaxlib"),
-    "view": ("pandas", "plotly", "starlette", "uvicorn", "websockets"),
+    "view": ("kaleido", "pandas", "plotly", "starlette", "uvicorn", "websockets"),
     "hdf5": ("h5py",),
-    "video": ("av", "Pillow"),
+    **({"trace": ("bytecode",)} if sys.version_info < (3, 12) else {}),
+    "video": ("av", "Pillow", "scikit-learn"),
     "notebook": ("ipywidgets", "anywidget"),
     "s3": ("fsspec", "s3fs"),
 }
