@@ -1,6 +1,7 @@
 """Settings that pyproject.toml has no place for."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,3 +28,12 @@ def few_modules():
     Finder._walk = walk
     yield
     Finder._walk = whole
+
+
+@pytest.fixture(autouse=True)
+def first_step():
+    """A test begins with a clock that nobody has advanced: the process may have run others."""
+    yield
+    session = sys.modules.get("tensortap.session")
+    if session is not None:
+        session.session.restart()

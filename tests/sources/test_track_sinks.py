@@ -90,17 +90,12 @@ def test_two_trackers_at_once_count_the_same_steps():
 def test_tap_step_owns_the_step_if_it_came_first():
     model = nn.Linear(2, 2)
     tap.step(40)
-    try:
-        with tap.track(model) as tracker:
-            for n in range(3):
-                model(torch.ones(1, 2)).sum().backward()
-                tracker.step()
-                tap.step(41 + n)
-        assert sorted({r.step for r in tracker.records}) == [40, 41, 42]
-    finally:
-        from tensortap.session import session
-
-        session.restart()
+    with tap.track(model) as tracker:
+        for n in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            tracker.step()
+            tap.step(41 + n)
+    assert sorted({r.step for r in tracker.records}) == [40, 41, 42]
 
 
 def test_a_record_with_statistics_alone_has_a_line(open_run, capsys):

@@ -50,9 +50,9 @@ def demo(
     console.print(cost, soft_wrap=True)
     _say_what_to_open(console, good, bad, shown)
     if view:
-        from tensortap.cli.view import view as show
+        from tensortap.cli.view import stay_up
 
-        show([str(place / "runs")], host="127.0.0.1", port=None, browser=True)
+        stay_up(str(place / "runs"))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from typing import Any
 
 import typer
 
@@ -21,9 +22,14 @@ def view(
     browser: bool = typer.Option(True, "--browser/--no-browser", help="Open it in the browser."),
 ) -> None:
     """Look at runs and live sessions in the browser, until Ctrl-C."""
+    stay_up(*(what or ["runs"]), host=host, port=port, names=name, browser=browser)
+
+
+def stay_up(*what: str, **options: Any) -> None:
+    """Show the page until Ctrl-C."""
     from tensortap.web.verb import view as show
 
-    page = show(*(what or ["runs"]), host=host, port=port, names=name, browser=browser)
+    page = show(*what, **options)
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())

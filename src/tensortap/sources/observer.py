@@ -95,6 +95,11 @@ class Pending(NamedTuple):
     later: Later
 
 
+def never_skipped() -> bool:
+    """Without an optimizer no step is left out."""
+    return False
+
+
 class Observer:
     """Turns observations into records; `advance` ends a training step."""
 
@@ -109,7 +114,7 @@ class Observer:
         self._begun = 0
         self.active = False
         self.on = False  # whether this step is one of every n
-        self.skipped: Callable[[], bool] = lambda: False  # whether no optimizer took this step
+        self.skipped: Callable[[], bool] = never_skipped  # whether no optimizer took this step
         self.unseen: dict[str, str] = {}  # what could not be observed, and why
         self._said: set[str] = set()  # those of which the user has been told
         self._alerts: collections.deque[Alert] = collections.deque(maxlen=_ALERTS)

@@ -12,7 +12,7 @@ import torch
 
 from tensortap.record import Kind
 from tensortap.session import session
-from tensortap.sources.observer import Observer
+from tensortap.sources.observer import Observer, never_skipped
 from tensortap.sources.outputs import leaves
 from tensortap.sources.torch_names import Names
 from tensortap.sources.torch_seen import seen_of
@@ -53,8 +53,8 @@ class Parameters:
                 hook = functools.partial(self._on_optimizer_step, over)
                 self._undo.append(register(hook).remove)
             self._undo.append(_before_zeroing(optimizer, self._on_zeroing))
-            self.observer.skipped = self._skipped
         if self.optimizers:
+            self.observer.skipped = self._skipped
             return
         for name, parameter in self._parameters.items():
             if parameter.requires_grad and self._wants(Kind.WEIGHT_GRADIENT, name):
@@ -66,6 +66,7 @@ class Parameters:
         """Remove every hook."""
         while self._undo:
             self._undo.pop()()
+        self.observer.skipped = never_skipped  # the tracker outlives the training
         self._parameters.clear()
         self._gradients.end_step({})
         self._early.clear()
