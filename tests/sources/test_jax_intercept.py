@@ -79,10 +79,18 @@ def assert_same(tree, other):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def assert_agrees(summary, array, tolerance=1e-5):
+def assert_agrees(summary, array, tolerance=1e-5, same_program=True):
+    """Another program computes the same array, but XLA may round its last bits differently."""
     want = tap.summarize(np.asarray(array))
-    for name in ("count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "exponents"):
+    for name in ("count", "zeros", "nans", "posinfs", "neginfs"):
         assert getattr(summary, name) == getattr(want, name), name
+    for name in ("min", "max"):
+        value = getattr(want, name)
+        assert getattr(summary, name) == (
+            value if same_program else pytest.approx(value, rel=1e-6)
+        ), name
+    if same_program:
+        assert summary.exponents == want.exponents
     for name in ("std", "mean_abs", "max_abs", "min_abs", "rm2", "rm4", "rm8"):
         assert getattr(summary, name) == pytest.approx(getattr(want, name), rel=tolerance), name
     assert summary.mean == pytest.approx(want.mean, abs=tolerance * want.mean_abs)
@@ -180,7 +188,8 @@ def test_a_shared_module_has_a_number_for_each_call():
         assert_agrees(summaries[GRAD, "dense", "", 2], gradient)
         assert_agrees(summaries[ACT, "dense", "", 0], dense(x))
         rest = lambda h: jnp.mean(dense(jnp.tanh(dense(h))) ** 2)
-        assert_agrees(summaries[GRAD, "dense", "", 0], jax.grad(rest)(dense(x)), 1e-4)
+        gradient = jax.grad(rest)(dense(x))
+        assert_agrees(summaries[GRAD, "dense", "", 0], gradient, 1e-4, same_program=False)
 
 
 @pytest.mark.parametrize("jitted", [True, False])
@@ -243,10 +252,10 @@ def test_scan_gives_a_call_for_each_iteration():
         h = x
         for i in range(4):
             y = dense.apply(params, h)
-            assert_agrees(summaries[ACT, "Dense", "", i], y)
+            assert_agrees(summaries[ACT, "Dense", "", i], y, same_program=False)
             h = jnp.tanh(y)
         last = jax.grad(lambda y: jnp.sum(jnp.tanh(y)))(y)
-        assert_agrees(summaries[GRAD, "Dense", "", 3], last)
+        assert_agrees(summaries[GRAD, "Dense", "", 3], last, same_program=False)
 
 
 @pytest.mark.parametrize("jitted", [True, False])
@@ -449,10 +458,10 @@ def test_the_users_exception_is_the_users():
 
 
 def test_what_rounds_differently_runs_twice(monkeypatch):
-    from tensortap.sources import jax_intercept
+    from tensortap.sources import jax_compiled
 
     params, state, update = training(MLP(), optax.sgd(0.1), x := batch())
-    monkeypatch.setattr(jax_intercept, "_identical", lambda a, b: False)
+    monkeypatch.setattr(jax_compiled, "identical", lambda a, b: False)
     for fn in (jax.jit(update), jax.jit(update, donate_argnums=(0,))):
         intercept = Intercept()
         want = fn(jax.tree.map(jnp.copy, params), state, x)

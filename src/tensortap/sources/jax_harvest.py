@@ -76,7 +76,7 @@ def evaluate(
             if eqn.primitive is value_p:
                 outputs = [_see(inputs[0], eqn.params["mark"], found, again)]
             elif _marked(eqn):
-                outputs = _open(eqn, inputs, found, again)
+                outputs = run_opened(eqn, inputs, found, again)
             else:
                 outputs = _bind(eqn, inputs)
         values.update(zip(eqn.outvars, outputs, strict=True))
@@ -106,14 +106,16 @@ def _bind(eqn: Any, inputs: list[Any], **changed: Any) -> list[Any]:
 
 
 def _marked(eqn: Any) -> bool:
-    return any(_has_marks(inner) for inner in _inner(eqn.params))
+    return any(has_marks(inner) for inner in programs_in(eqn.params))
 
 
-def _has_marks(jaxpr: Any) -> bool:
+def has_marks(jaxpr: Any) -> bool:
+    """Whether anything is marked in a program."""
     return any(eqn.primitive is value_p or _marked(eqn) for eqn in jaxpr.eqns)
 
 
-def _inner(params: dict[str, Any]) -> list[Any]:
+def programs_in(params: dict[str, Any]) -> list[Any]:
+    """The programs among the parameters of an operation."""
     found = []
     for value in params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -124,7 +126,8 @@ def _inner(params: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _open(eqn: Any, inputs: list[Any], found: Harvest, again: bool) -> list[Any]:
+def run_opened(eqn: Any, inputs: list[Any], found: Harvest, again: bool = False) -> list[Any]:
+    """The outputs of an operation that has marked programs in it."""
     opener = _OPENERS.get(eqn.primitive.name, _leave)
     return opener(eqn, inputs, found, again)
 

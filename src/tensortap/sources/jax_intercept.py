@@ -1,25 +1,22 @@
 """Calling a JAX function so that the numerics of its modules come out with its results.
 
-A function that is jitted is compiled anew, with statistics as further outputs, from the program
-that JAX traces of it; its own compiled code is not touched. A function that is not jitted runs
-as it would, operation by operation. Either way the outputs are those of the plain call, bit for
-bit: what was compiled anew is compared with the plain function at its first call, and where XLA
-made something else of it, the plain function gives the outputs from then on.
+A function that is jitted is compiled anew, with statistics as further outputs (`jax_compiled`).
+One that is not jitted runs as it would, operation by operation; what it has compiled inside is
+treated as jitted functions are (`jax_inside`). Either way the outputs are those of the plain
+call, bit for bit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -27,13 +24,14 @@ from tensortap.arrays.jax_stats import can_reduce, pack
 from tensortap.record import Kind, Summary
 from tensortap.session import session
 from tensortap.sources import jax_tap, jax_trees
-from tensortap.sources.jax_harvest import Entry, Harvest, evaluate
+from tensortap.sources.jax_compiled import Compiled, Extra, numbers
+from tensortap.sources.jax_harvest import Entry
+from tensortap.sources.jax_inside import Inside
 from tensortap.sources.jax_modules import Wanted, instrumented
 from tensortap.sources.jax_tap import Mark
 from tensortap.stats.packed import layout, unpack
 
 _PJIT = type(jax.jit(lambda: None))
-_numbers = itertools.count()
 
 
 class Vector:
@@ -93,167 +91,13 @@ class Observation:
         return f"<{self.kind.value} {self.name}{part} call {self.call} {self.dtype}{self.shape}>"
 
 
-# -- a compiled function ---------------------------------------------------------------------
-
-
-class _About(NamedTuple):
-    """What is known of a program once it is traced."""
-
-    entries: tuple[Entry, ...]
-    unseen: tuple[str, ...]
-    calls_back: bool
-    effects: bool
-    number: int
-
-
-@jax.tree_util.register_pytree_node_class
-class _Extra:
-    """What a compiled function gives beside its results; JAX keeps `about` with the program."""
-
-    def __init__(self, vector: Any, about: _About) -> None:
-        self.vector = vector
-        self.about = about
-
-    def tree_flatten(self) -> tuple[tuple[Any], _About]:
-        return (self.vector,), self.about
-
-    @classmethod
-    def tree_unflatten(cls, about: _About, children: tuple[Any]) -> _Extra:
-        return cls(children[0], about)
-
-
-class _Compiled:
-    """A jitted function, compiled anew with statistics as outputs; JAX caches it as its own."""
-
-    def __init__(self, fn: Any, owner: Intercept) -> None:
-        self.fn = fn
-        self.owner = owner
-        self._fresh = False
-        self._known: set[Any] = set()
-        self._differs: set[Any] = set()  # programs that XLA made something else of
-        info = fn._jit_info
-        options: dict[str, Any] = {
-            "static_argnums": info.static_argnums,
-            "static_argnames": info.static_argnames,
-            "donate_argnums": info.donate_argnums,
-            "keep_unused": info.keep_unused,
-        }
-        if getattr(info, "user_specified_in_shardings", False):
-            options["in_shardings"] = _tree(info.in_shardings_treedef, info.in_shardings_leaves)
-        out = [s for s in info.out_shardings_leaves if type(s).__name__ != "UnspecifiedValue"]
-        if out:
-            chosen = _tree(info.out_shardings_treedef, info.out_shardings_leaves)
-            options["out_shardings"] = (chosen, None)
-        if info.compiler_options_kvs:
-            options["compiler_options"] = dict(info.compiler_options_kvs)
-        self._static = set(info.static_argnums or ()), set(info.static_argnames or ())
-        self._donates = bool(info.donate_argnums)
-
-        @functools.wraps(fn.__wrapped__)  # its signature tells what static arguments are called
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            return self._trace(args, kwargs)
-
-        self._jitted = jax.jit(traced, **options)
-
-    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs when JAX meets new shapes."""
-        self._fresh = True
-        numbers, names = self._static
-        dynamic = [None if i in numbers or i - len(args) in numbers else a
-                   for i, a in enumerate(args)]  # fmt: skip
-        named = {k: v for k, v in kwargs.items() if k not in names}
-        leaves, tree = jax.tree_util.tree_flatten((dynamic, named))
-
-        def plain(*leaves: Any) -> Any:
-            dynamic, named = jax.tree_util.tree_unflatten(tree, leaves)
-            given = [a if i in numbers or i - len(args) in numbers else d
-                     for i, (a, d) in enumerate(zip(args, dynamic, strict=True))]  # fmt: skip
-            return self.fn.__wrapped__(*given, **{**kwargs, **named})
-
-        with self.owner.tracing():
-            program, shape = jax.make_jaxpr(plain, return_shape=True)(*leaves)
-        found = Harvest()
-        outputs = evaluate(program.jaxpr, program.consts, leaves, found)
-        results = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), outputs)
-        words = [jnp.ravel(v) for v in found.vectors] or [jnp.zeros(0, jnp.uint32)]
-        about = _About(
-            tuple(found.entries),
-            tuple(found.unseen),
-            found.calls_back,
-            bool(program.effects),
-            next(_numbers),
-        )
-        return results, _Extra(jnp.concatenate(words), about)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _Extra]:
-        """The results of the plain function, and what was seen."""
-        self._fresh = False
-        given = args, kwargs
-        program: Any = None
-        if self._donates:
-            # while it is compared, the plain function takes the user's arrays, as it would
-            program = _signature(given)
-            if program not in self._known or program in self._differs:
-                self._known.add(program)
-                args, kwargs = jax.tree_util.tree_map(_copy, given)
-        results, extra = self._jitted(*args, **kwargs)
-        if program is None:
-            program = extra.about.number
-        differs = program in self._differs
-        if not (differs or self._fresh) or extra.about.effects:  # effects must not happen twice
-            return results, extra
-        plain = self.fn(*given[0], **given[1])
-        if not differs and not _identical(plain, results):
-            self._differs.add(program)
-            self.owner.say(_DIFFERS.format(getattr(self.fn, "__name__", "the function")))
-        return plain, extra
-
-
-_DIFFERS = (
-    "{}: with statistics in it, XLA compiles it to code that rounds differently; it runs twice, "
-    "so that training stays what it is without"
-)
-
-
-def _tree(structure: Any, leaves: Any) -> Any:
-    return jax.tree_util.tree_unflatten(structure, leaves)
-
-
-def _signature(given: Any) -> Any:
-    leaves, structure = jax.tree_util.tree_flatten(given)
-    shapes = [(getattr(x, "shape", None), getattr(x, "dtype", type(x))) for x in leaves]
-    return structure, tuple(shapes)
-
-
-def _copy(leaf: Any) -> Any:
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    return jax.device_put(leaf, leaf.sharding, may_alias=False)
-
-
-def _identical(plain: Any, ours: Any) -> bool:
-    """Whether all arrays are the same to the last bit."""
-    return all(
-        _bytes(a) == _bytes(b)
-        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(ours), strict=True)
-        if isinstance(a, jax.Array) and a.is_fully_addressable
-    )
-
-
-def _bytes(array: Any) -> bytes:
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    with jax.transfer_guard("allow"):
-        return np.asarray(array).tobytes()
-
-
 # -- any function ----------------------------------------------------------------------------
 
 
 class _StandIn:
     """Takes the place of a jitted function inside what wraps it."""
 
-    def __init__(self, compiled: _Compiled, found: list[_Extra]) -> None:
+    def __init__(self, compiled: Compiled, found: list[Extra]) -> None:
         self._compiled = compiled
         self._found = found
 
@@ -272,10 +116,11 @@ class Intercept:
 
     def __init__(self, wanted: Wanted = lambda kind, name: True) -> None:
         self._wanted = wanted
-        self._key = f"tracker{next(_numbers)}"
-        self._compiled: dict[int, tuple[Any, _Compiled | None]] = {}
+        self._key = f"tracker{next(numbers)}"
+        self._compiled: dict[int, tuple[Any, Compiled | None]] = {}
         self._late: list[tuple[Entry, Vector]] = []
         self._lock = threading.Lock()
+        self._inside = Inside(self.say)
         self.unseen: list[str] = []
 
     def say(self, reason: str) -> None:
@@ -296,7 +141,7 @@ class Intercept:
         if isinstance(fn, types.MethodType) and type(fn.__func__) is _PJIT:
             args, fn = (fn.__self__, *args), fn.__func__
         jax_tap.deliver_to(self._take_late)
-        extras: list[_Extra] = []
+        extras: list[Extra] = []
         live: list[tuple[Entry, Vector]] = []
         compiled = self._compile(fn)
         if compiled is not None:
@@ -313,17 +158,17 @@ class Intercept:
             jax.effects_barrier()
         return results, self._observations(extras, live)
 
-    def _compile(self, fn: Any) -> _Compiled | None:
+    def _compile(self, fn: Any) -> Compiled | None:
         """`fn` compiled with statistics, if it is a jitted function."""
         if type(fn) is not _PJIT or not hasattr(fn, "_jit_info"):
             return None
         known = self._compiled.get(id(fn))
         if known is None:
-            known = self._compiled[id(fn)] = fn, _Compiled(fn, self)  # fn: its id stays its own
+            known = self._compiled[id(fn)] = fn, Compiled(fn, self)  # fn: its id stays its own
         return known[1]
 
     def _call_compiled(
-        self, compiled: _Compiled, args: Any, kwargs: Any, extras: list[_Extra]
+        self, compiled: Compiled, args: Any, kwargs: Any, extras: list[Extra]
     ) -> Any:
         try:
             results, extra = compiled(*args, **kwargs)
@@ -339,7 +184,7 @@ class Intercept:
         return results
 
     @contextlib.contextmanager
-    def _opened(self, fn: Any, extras: list[_Extra]) -> Iterator[bool]:
+    def _opened(self, fn: Any, extras: list[Extra]) -> Iterator[bool]:
         """An object around a jitted function (`nnx.jit`, `eqx.filter_jit`) calls ours instead."""
         inner = {
             name: value
@@ -366,7 +211,10 @@ class Intercept:
             else:
                 self.say(f"{mark.name}: no statistics for dtype {x.dtype}")
 
-        with self.tracing(), jax_tap.receiving(receive):
+        def take(entry: Entry, vector: Any) -> None:
+            live.append((entry, Vector(vector)))
+
+        with self.tracing(), jax_tap.receiving(receive), self._inside.running(take):
             return fn(*args, **kwargs)
 
     def _take_late(self, mark: Mark, dtype: str, shape: tuple[int, ...], words: Any) -> None:
@@ -376,7 +224,7 @@ class Intercept:
     # -- observations --------------------------------------------------------------------
 
     def _observations(
-        self, extras: list[_Extra], live: list[tuple[Entry, Vector]]
+        self, extras: list[Extra], live: list[tuple[Entry, Vector]]
     ) -> list[Observation]:
         with self._lock:
             late, self._late = self._late, []
