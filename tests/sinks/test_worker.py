@@ -155,15 +155,22 @@ def test_no_fork_after_cuda(monkeypatch):
         ({"timeout": 0}, "timeout=0"),
         ({"processes": 0}, "processes=0"),
         ({"what": "all"}, "outputs, gradients, both"),
+        ({"rate": "fast"}, "so many records a second"),
+        ({"processes": 1.5}, "a whole number"),
+        ({"name": 5}, "by a string"),
+        ({"transform": 5}, "a function of a tensor"),
+        ({"ranks": 1.5}, "several of them, or 'all'"),
     ],
 )
 def test_options_that_cannot_be_are_said(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         tap.watch(on_record=print, **options)
     with pytest.raises(TypeError, match="needs a recorder"):
         tap.watch()
     with pytest.raises(TypeError, match="cannot be called"):
         tap.watch(None, "videos")
+    with pytest.raises(TypeError, match=r"give one that was made, Recorder\(\.\.\.\)"):
+        tap.watch(None, tap.Recorder)
 
 
 # -- the user's code gets into trouble -------------------------------------------------------
@@ -173,16 +180,19 @@ def test_an_exception_is_reported_once_with_its_traceback_and_counted(start, tro
     watcher = start(trouble)
     for _ in range(5):
         watcher.catch(1.0, "raises")
+        watcher.catch(1.0, "raises too")  # the same slip: no second traceback
         watcher.catch(2.0, "fine")
     assert watcher.flush(60)
     receipt = watcher.receipt
-    assert (receipt.sent, receipt.processed, receipt.failed) == (10, 5, 5)
+    assert (receipt.sent, receipt.processed, receipt.failed) == (15, 5, 10)
     assert watcher.alive
     wait_for(lambda: caplog.records)
     (message,) = [r.getMessage() for r in caplog.records]
     assert "'raises'" in message
     assert "Traceback" in message
     assert "ValueError: no good: 0" in message
+    assert "notes.py" in message
+    assert "server/worker.py" not in message  # where it was called from is of no interest
     watcher.close()
     assert len(trouble.closed) == 1
 
@@ -211,6 +221,17 @@ def test_a_worker_that_dies_is_noticed_and_reported_once(start, trouble, caplog,
     assert not watcher.flush(1) or watcher.receipt.sent == 1
     assert watcher.receipt.lost == 1
     assert gone(watcher.pids[0])
+
+
+def test_a_worker_that_dies_at_the_end_is_not_said_to_have_been_too_slow(start, trouble, caplog):
+    trouble.slow = 0.3
+    watcher = start(trouble)
+    watcher.catch(1.0, "fine")
+    watcher.catch(1.0, "exits")
+    watcher.close()
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "died (exit code 7); 1 records were not processed" in message
+    assert watcher.receipt.lost == 1
 
 
 def test_a_worker_is_started_again_if_asked_but_not_for_ever(start, trouble, caplog):

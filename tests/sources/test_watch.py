@@ -256,7 +256,7 @@ def test_message_mode_and_switches(watch, notes):
     tap.disable()
     model(torch.ones(1, 2))
     tap.enable()
-    watcher.message = ""
+    watcher.message = None  # as good as ""
     model.eval()
     model(torch.ones(1, 2))
     tags = [r["tags"] for r in seen(watcher, notes).records]

@@ -21,6 +21,7 @@ from tensortap.buffers import Pool
 from tensortap.formats import wire
 from tensortap.formats.address import Address
 from tensortap.formats.worker import (
+    TIME_UP,
     UNASKED,
     Answer,
     Ask,
@@ -66,6 +67,7 @@ class Worker:
         self._numbers = itertools.count()
         self._answered: set[int] = set()
         self._closing = False
+        self._ended = False  # by us, since it hung
         self._done: Done | None = None
         self._start()
 
@@ -166,6 +168,7 @@ class Worker:
                     done = message
         code = process.wait(self.task.timeout + 5.0)
         if code is None:  # it has hung up, but does not leave
+            self._ended = True
             process.kill()
             code = process.wait(5.0)
         _hang_up(line)
@@ -175,7 +178,9 @@ class Worker:
             if done is not None:
                 self.counts = done.counts
             words = (done.words if done is not None else "") or lines.words
-            died = not self._closing
+            # one that leaves at the end says so, or its time was up
+            left = done is not None or code == TIME_UP or self._ended
+            died = not self._closing or not left
             if words:
                 self.broken = words
             self._changed.notify_all()
@@ -184,20 +189,14 @@ class Worker:
 
     def _report(self, fault: Fault) -> None:
         log.warning(
-            "tensortap: in the worker of %r, the code for %r raised; it goes on, and the same of "
-            "this name is only counted from here on:\n%s",
+            "tensortap: in the worker of %r, the code for %r raised; it goes on, and the same is "
+            "only counted from here on, under whatever name:\n%s",
             self.task.name, fault.name, fault.text.rstrip(),
         )  # fmt: skip
 
     def _died(self, queue: Background, code: int | None, words: str) -> None:
         queue.close(0.0)  # nobody is there
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        again = self.task.restart and self.restarts < RESTARTS and not self._closing
-        then = "it is started again" if again else "what it watched goes nowhere"
-        log.error(
-            "tensortap: the worker of %r died (%s); training goes on, %s%s",
-            self.task.name, how, then, f":\n{words.rstrip()}" if words else "",
-        )  # fmt: skip
         with self._changed:
             before, now = self._past, self.counts
             self._past = Counts(
@@ -208,8 +207,18 @@ class Worker:
             self.counts = Counts()
             self._count_lost()
             self.broken = words or how
-            if not again:
-                return
+            again = self.task.restart and self.restarts < RESTARTS and not self._closing
+            then = "training goes on, what it watched goes nowhere"
+            if again:
+                then = "training goes on, it is started again"
+            elif self._closing:
+                then = f"{self.lost} records were not processed"
+        log.error(
+            "tensortap: the worker of %r died (%s); %s%s",
+            self.task.name, how, then, f":\n{words.rstrip()}" if words else "",
+        )  # fmt: skip
+        if not again:
+            return
         self.restarts += 1
         try:
             self._start()
@@ -297,6 +306,7 @@ class Worker:
             hangs = self._runs
         if hangs:
             log.warning("tensortap: the worker of %r hung and was ended", self.task.name)
+            self._ended = True
             self._process.kill()
 
 

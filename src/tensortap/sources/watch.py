@@ -25,7 +25,7 @@ from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
 from tensortap.sinks.worker import Worker
 from tensortap.sources.observer import Seen, Settings
 from tensortap.sources.patterns import Wanted
-from tensortap.sources.watching import Rate, Transform, Watching
+from tensortap.sources.watching import Transform, Watching
 
 log = logging.getLogger("tensortap")
 
@@ -162,8 +162,8 @@ class Watcher:
         return self._watching.message
 
     @message.setter
-    def message(self, message: str) -> None:
-        self._watching.message = str(message)
+    def message(self, message: Any) -> None:
+        self._watching.message = "" if message is None else str(message)
 
     # -- the workers ---------------------------------------------------------------------
 
@@ -307,15 +307,9 @@ def watch(
     if function is None or (recorder is not None and on_record is not None):
         known = f"; no watcher is called {name!r}" if name is not None else ""
         raise TypeError(f"watch needs a recorder, or on_record=, one of them{known}")
-    for given in (function, on_close):
-        if given is not None and not callable(given):
-            raise TypeError(f"{given!r:.80} cannot be called: give a function of a record")
-    if what not in _WHAT:
-        raise ValueError(f"what={what!r}: it is one of {', '.join(_WHAT)}")
-    if processes < 1 or not timeout > 0:
-        raise ValueError(f"processes={processes}, timeout={timeout}: both are more than 0")
+    _check_functions(function, on_close, transform)
+    _check_options(what, rate, processes, timeout, name)
     check_start_method(start_method)
-    Rate(rate)
     settings = Settings(
         include, exclude, activations=what != "gradients", gradients=what != "outputs",
         only_training=False,
@@ -361,6 +355,28 @@ def watch(
     return watcher
 
 
+def _check_functions(function: Any, on_close: Any, transform: Any) -> None:
+    for given, of in ((function, "a record"), (on_close, "nothing"), (transform, "a tensor")):
+        if given is not None and not callable(given):
+            raise TypeError(f"{given!r:.80} cannot be called: give a function of {of}")
+    if isinstance(function, type):
+        called = f"{function.__name__}(...)"
+        raise TypeError(f"{function.__name__} is a class: give one that was made, {called}")
+
+
+def _check_options(what: Any, rate: Any, processes: Any, timeout: Any, name: Any) -> None:
+    if what not in _WHAT:
+        raise ValueError(f"what={what!r}: it is one of {', '.join(_WHAT)}")
+    if rate is not None and (not isinstance(rate, (int, float)) or not rate > 0):
+        raise ValueError(f"rate={rate!r}: so many records a second of each name, or None")
+    if not isinstance(processes, int) or processes < 1:
+        raise ValueError(f"processes={processes!r}: a whole number, 1 or more")
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: seconds, more than 0")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name={name!r}: a watcher is called by a string")
+
+
 def _refuse_while_importing() -> None:
     """A process that multiprocessing starts imports the main module: it must not watch again."""
     process = sys.modules.get("multiprocessing.process")
@@ -395,14 +411,16 @@ def _titled(targets: Any) -> list[tuple[str, Any]]:
     return [("", targets)]
 
 
-def _ranks(wanted: int | str | Iterable[int]) -> frozenset[int] | None:
+def _ranks(wanted: Any) -> frozenset[int] | None:
     if wanted == "all":
         return None
-    if isinstance(wanted, int):
-        return frozenset((wanted,))
-    if isinstance(wanted, str) or not all(isinstance(rank, int) for rank in wanted):
+    found = (
+        [wanted] if isinstance(wanted, (int, str)) or not isinstance(wanted, Iterable) else wanted
+    )
+    found = frozenset(found)
+    if not all(isinstance(rank, int) for rank in found):
         raise TypeError(f"ranks={wanted!r}: a rank, several of them, or 'all'")
-    return frozenset(wanted)
+    return found
 
 
 def _free_name() -> str:

@@ -33,8 +33,6 @@ class Rate:
     """
 
     def __init__(self, rate: float | None) -> None:
-        if rate is not None and not rate > 0:
-            raise ValueError(f"rate={rate!r}: so many records a second of each name, or None")
         self._pause = 0 if rate is None or math.isinf(rate) else round(1e9 / rate)
         self._next: dict[object, int] = {}
         self._lock = threading.Lock()

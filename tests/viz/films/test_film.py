@@ -106,7 +106,7 @@ def test_the_command(run, tmp_path):
     target = tmp_path / "out.mp4"
     said = command(
         run, "weights", target, "--mode", "surface", "--size", "400x300", "--fps", "10",
-        "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "Value", "--theme", "light",
+        "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "value", "--theme", "light",
     )  # fmt: skip
     assert said == f"tensortap: 4 frames in {target}\n"
     pictures, times = frames_of(target)
@@ -122,6 +122,8 @@ def test_the_command(run, tmp_path):
         (["weights", "--range", "1,b"], "--range is a rule or two numbers"),
         (["weights", "--range", "1,1"], "the smaller first"),
         (["weights", "--mode", "movie"], "mode='movie'"),
+        (["weights", "--fps", "0"], "fps=0.0: frames a second, more than 0"),
+        (["weights", "--fps", "nan"], "fps=nan"),
         (["weights", "--steps", "x"], "steps are like 10:20"),
     ],
 )

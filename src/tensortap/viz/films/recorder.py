@@ -19,14 +19,13 @@ from typing import Any
 
 from tensortap.errors import TensortapError
 from tensortap.formats.folders import file_name
-from tensortap.formats.video import FORMATS, FilmError, Writer, create, film_size
+from tensortap.formats.video import FORMATS, FilmError, Writer, check_fps, create, film_size
 from tensortap.record import Kind, Record
 from tensortap.viz.films.style import Style
 
 log = logging.getLogger("tensortap")
 
 _IDLE = 4  # rounds of all open films that one may miss before it makes room
-_FASTEST = 240.0
 
 
 class Recorder:
@@ -66,8 +65,7 @@ class Recorder:
     ) -> None:
         if format not in FORMATS:
             raise TensortapError(f"format={format!r}: it is one of {', '.join(FORMATS)}")
-        if not 0 < fps <= _FASTEST:
-            raise TensortapError(f"fps={fps}: frames a second, more than 0 and at most 240")
+        self.fps = check_fps(fps)
         for name, count in (("max_frames", max_frames), ("open_films", open_films)):
             if count is not None and count < 1:
                 raise TensortapError(f"{name}={count}: it is 1 or more")
@@ -77,7 +75,7 @@ class Recorder:
         )  # fmt: skip
         self.folder = Path(folder)
         self.style = dataclasses.replace(style, size=film_size(style.size, format))
-        self.fps, self.format = float(fps), format
+        self.format = format
         self.max_frames, self.open_films = max_frames, open_films
         if self.style.size != tuple(size):
             log.warning(
