@@ -97,3 +97,8 @@ class Measures(NamedTuple):
         small, margin = max(10, round(11.5 * unit)), max(8, round(16 * unit))
         header = round(margin * 0.8 + title * 1.3 + text * 1.45 + margin * 0.45)
         return cls(margin, title, text, small, header, round(text * 1.7 + margin * 0.9))
+
+    def room(self, size: tuple[int, int]) -> Box:
+        """Where a picture is drawn: between the heading and the figures."""
+        width, height = size
+        return Box(self.margin, self.header, width - self.margin, height - self.footer)
