@@ -13,6 +13,7 @@ import pytest
 
 import tensortap as tap
 from tensortap.record import Kind
+from tensortap.session import session
 from tensortap.sinks import launch
 from tensortap.sinks import worker as workers
 from tests.sinks.contract import SinkContract, record
@@ -24,6 +25,7 @@ def no_settings(monkeypatch):
     for name in list(os.environ):
         if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
+    session.clock.restart()  # tests before these may have advanced it
 
 
 @pytest.fixture
@@ -339,6 +341,19 @@ def test_a_worker_that_hangs_at_the_end_closes_its_files_and_is_left(start, trou
     assert gone(watcher.pids[0])
     assert watcher.receipt.lost == 2
     assert "2 records were not processed" in caplog.text
+
+
+def test_who_waits_long_is_told_what_for(start, notes, caplog, monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 0.1)
+    notes.slow = 0.2
+    watcher = start(notes)
+    for i in range(4):
+        watcher.catch(float(i), "x")
+    watcher.close()
+    assert len(notes.records) == 4
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "still has" in message
+    assert "records to process; it is given" in message
 
 
 def test_an_impatient_user_is_let_go_and_files_are_closed_all_the_same(start, notes, monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import os
 import secrets
 import socket
@@ -41,6 +42,7 @@ from tensortap.sinks.ticket import Ticket
 
 log = logging.getLogger("tensortap")
 
+PATIENCE = 5.0  # seconds of waiting at the end after which it is said what for
 RESTARTS = 3  # a worker that dies again and again is left dead
 _ENDS: set[socket.socket] = set()  # our ends of all lines
 
@@ -289,12 +291,14 @@ class Worker:
             )  # fmt: skip
 
     def _finish(self, deadline: float) -> None:
+        told = time.monotonic() + PATIENCE
         try:
             # some of the time is the worker's: it may have to leave records and close its files
             until = time.monotonic() + (deadline - time.monotonic()) * 0.75
             while self._runs and (left := until - time.monotonic()) > 0:
                 if self._queue.flush(min(left, 0.5)):  # it may die meanwhile
                     break
+                told = self._tell(told, deadline)
         finally:  # also when somebody is impatient: it closes its files all the same
             say(self._line, End(max(0.1, deadline - time.monotonic())))
         if self.task.daemon:
@@ -303,11 +307,23 @@ class Worker:
         with self._changed:
             while self._runs and time.monotonic() < deadline + 2.0:
                 self._changed.wait(0.5)
+                told = self._tell(told, deadline)
             hangs = self._runs
         if hangs:
             log.warning("tensortap: the worker of %r hung and was ended", self.task.name)
             self._ended = True
             self._process.kill()
+
+    def _tell(self, when: float, deadline: float) -> float:
+        """Nobody shall wonder, once, why a program does not end; when to say so next."""
+        if time.monotonic() < when or not self._runs:
+            return when
+        waiting = self.sent - self.processed - self.failed - self.replaced
+        log.warning(
+            "tensortap: the worker of %r still has %d records to process; it is given %.0f more "
+            "seconds (timeout=)", self.task.name, max(0, waiting), deadline - time.monotonic(),
+        )  # fmt: skip
+        return math.inf
 
 
 def _hang_up(line: socket.socket) -> None:
