@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensortap import arrays
@@ -24,12 +24,19 @@ from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
 from tensortap.sinks.worker import Worker
 from tensortap.sources.observer import Seen, Settings
 from tensortap.sources.patterns import Wanted
+from tensortap.sources.watch_options import (
+    check_functions,
+    check_options,
+    ranks_of,
+    refuse_to_change,
+    settings_of,
+    titled,
+)
 from tensortap.sources.watching import Transform, Watching
 
 log = logging.getLogger("tensortap")
 
 _ENTRIES = Entries(begin.spawned, begin.served, begin.forked, begin.functions_for)
-_WHAT = ("outputs", "gradients", "both")
 _EACH = 32  # records of one name that wait in a worker, at least; two seconds' worth if more
 _EACH_UNLIMITED = 1024
 
@@ -99,12 +106,12 @@ class Watcher:
             raise RuntimeError(f"the watcher {self.name!r} is closed: call tap.watch(...) again")
         watching = self._watching
         if any(option is not None for option in (what, transform, include, exclude)):
-            _check_functions(None, None, transform)
-            settings = _settings(what, include, exclude, watching.settings)
+            check_functions(None, None, transform)
+            settings = settings_of(what, include, exclude, watching.settings)
             watching = watching.told(settings, transform or watching.transform)
         done: list[str] = []
         try:
-            for title, target in _titled(targets):
+            for title, target in titled(targets):
                 self._attach(title, target, watching)
                 done.append(title)
         except BaseException:
@@ -321,18 +328,18 @@ def watch(
     _refuse_while_importing()
     function = recorder if on_record is None else on_record
     if name is not None and function is None and on_close is None and name in _running:
-        _refuse_to_change(name, given)
+        refuse_to_change(name, given, inspect.signature(watch))
         found = _running[name]
         found.attach(targets, what=what, transform=transform, include=include, exclude=exclude)
         return found
     if function is None or (recorder is not None and on_record is not None):
         known = f"; no watcher is called {name!r}" if name is not None else ""
         raise TypeError(f"watch needs a recorder, or on_record=, one of them{known}")
-    _check_functions(function, on_close, transform)
-    _check_options(rate, processes, timeout, name)
+    check_functions(function, on_close, transform)
+    check_options(rate, processes, timeout, name)
     check_start_method(start_method)
-    settings = _settings(what or "outputs", include, exclude, Settings(only_training=False))
-    wanted_ranks = _ranks(ranks)
+    settings = settings_of(what or "outputs", include, exclude, Settings(only_training=False))
+    wanted_ranks = ranks_of(ranks)
 
     def watching(name: str, route: Callable[[str], Any]) -> Watching:
         return Watching(
@@ -372,51 +379,6 @@ def watch(
     return watcher
 
 
-def _check_functions(function: Any, on_close: Any, transform: Any) -> None:
-    for given, of in ((function, "a record"), (on_close, "nothing"), (transform, "a tensor")):
-        if given is not None and not callable(given):
-            raise TypeError(f"{given!r:.80} cannot be called: give a function of {of}")
-    if isinstance(function, type):
-        called = f"{function.__name__}(...)"
-        raise TypeError(f"{function.__name__} is a class: give one that was made, {called}")
-
-
-_FOR_TARGETS = ("targets", "name", "what", "transform", "include", "exclude")
-
-
-def _refuse_to_change(name: str, given: dict[str, Any]) -> None:
-    """Whoever attaches to a watcher cannot tell it anew how it works: say so, and what it was."""
-    for option, parameter in inspect.signature(watch).parameters.items():
-        if option not in _FOR_TARGETS and given[option] != parameter.default:
-            raise TypeError(
-                f"{option}={given[option]!r}: the watcher {name!r} runs already, with its own; "
-                "give another name to start one"
-            )
-
-
-def _settings(what: str | None, include: Wanted, exclude: Wanted, other: Settings) -> Settings:
-    if what is not None:
-        if what not in _WHAT:
-            raise ValueError(f"what={what!r}: it is one of {', '.join(_WHAT)}")
-        outputs, gradients = what != "gradients", what != "outputs"
-        other = other._replace(activations=outputs, gradients=gradients)
-    return other._replace(
-        include=other.include if include is None else include,
-        exclude=other.exclude if exclude is None else exclude,
-    )
-
-
-def _check_options(rate: Any, processes: Any, timeout: Any, name: Any) -> None:
-    if rate is not None and (not isinstance(rate, (int, float)) or not rate > 0):
-        raise ValueError(f"rate={rate!r}: so many records a second of each name, or None")
-    if not isinstance(processes, int) or processes < 1:
-        raise ValueError(f"processes={processes!r}: a whole number, 1 or more")
-    if not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise ValueError(f"timeout={timeout!r}: seconds, more than 0")
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name={name!r}: a watcher is called by a string")
-
-
 def _refuse_while_importing() -> None:
     """A process that multiprocessing starts imports the main module: it must not watch again."""
     process = sys.modules.get("multiprocessing.process")
@@ -437,30 +399,6 @@ def watcher(name: str | None = None) -> Watcher:
     known = ", ".join(map(repr, found)) or "none: call tap.watch(...) first"
     which = "several watchers run, say which" if name is None and found else f"no watcher {name!r}"
     raise NotFound(f"{which}; there are {known}" if found else f"no watcher runs, {known}")
-
-
-def _titled(targets: Any) -> list[tuple[str, Any]]:
-    """Each target with what goes before its names."""
-    if isinstance(targets, Mapping):
-        for title in targets:
-            if not isinstance(title, str) or not title:
-                raise TypeError(f"targets are named by strings, not by {title!r}")
-        return list(targets.items())
-    if isinstance(targets, (list, tuple)):
-        return [(f"{type(target).__name__}{i}", target) for i, target in enumerate(targets)]
-    return [("", targets)]
-
-
-def _ranks(wanted: Any) -> frozenset[int] | None:
-    if wanted == "all":
-        return None
-    found = (
-        [wanted] if isinstance(wanted, (int, str)) or not isinstance(wanted, Iterable) else wanted
-    )
-    found = frozenset(found)
-    if not all(isinstance(rank, int) for rank in found):
-        raise TypeError(f"ranks={wanted!r}: a rank, several of them, or 'all'")
-    return found
 
 
 def _free_name() -> str:
