@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fractions
 import io
+import numbers
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -57,14 +58,16 @@ def need_av() -> Any:
     return av
 
 
-def check_fps(fps: float) -> float:
+def check_fps(fps: Any) -> float:
     """Frames a second, or why that cannot be.
 
     >>> check_fps(20)
     20.0
     """
-    if not 0 < fps <= _FASTEST:
-        raise TensortapError(f"fps={fps}: frames a second, more than 0 and at most {_FASTEST:.0f}")
+    if not isinstance(fps, numbers.Real) or not 0 < float(fps) <= _FASTEST:
+        raise TensortapError(
+            f"fps={fps!r}: frames a second, more than 0 and at most {_FASTEST:.0f}"
+        )
     return float(fps)
 
 

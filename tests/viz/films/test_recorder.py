@@ -206,6 +206,10 @@ def test_alerts_are_not_filmed(tmp_path):
         ({"format": "avi"}, "mp4, gif, png"), ({"fps": 0}, "more than 0"),
         ({"max_frames": 0}, "1 or more"), ({"open_films": 0}, "1 or more"),
         ({"mode": "x"}, "mode='x'"), ({"range": (1, 0)}, "the smaller first"),
+        ({"size": 640}, "width and height"), ({"size": (640.0, 480.0)}, "width and height"),
+        ({"size": ("a", "b")}, "width and height"), ({"range": 5}, "a pair like"),
+        ({"range": ("a", 2)}, "a pair like"), ({"fps": "fast"}, "fps='fast'"),
+        ({"seed": "x"}, "seed='x'"), ({"max_frames": 2.5}, "a whole number"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_said_when_it_is_made(wrong, said):

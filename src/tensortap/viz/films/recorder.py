@@ -21,7 +21,7 @@ from tensortap.errors import TensortapError
 from tensortap.formats.folders import file_name
 from tensortap.formats.video import FORMATS, FilmError, Writer, check_fps, create, film_size
 from tensortap.record import Kind, Record
-from tensortap.viz.films.style import Style
+from tensortap.viz.films.style import Style, check_count
 
 log = logging.getLogger("tensortap")
 
@@ -67,8 +67,8 @@ class Recorder:
             raise TensortapError(f"format={format!r}: it is one of {', '.join(FORMATS)}")
         self.fps = check_fps(fps)
         for name, count in (("max_frames", max_frames), ("open_films", open_films)):
-            if count is not None and count < 1:
-                raise TensortapError(f"{name}={count}: it is 1 or more")
+            if count is not None:
+                check_count(name, count)
         style = Style(
             size=size, mode=mode, colormap=colormap, range=range, symmetric=symmetric,
             theme=theme, legend_color=legend_color, seed=seed,
