@@ -107,10 +107,13 @@ def test_the_command(run, tmp_path):
     said = command(
         run, "weights", target, "--mode", "surface", "--size", "400x300", "--fps", "10",
         "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "value", "--theme", "light",
+        "--legend-color", "#ff8c00", "--no-symmetric", "--seed", "3",
     )  # fmt: skip
     assert said == f"tensortap: 4 frames in {target}\n"
     pictures, times = frames_of(target)
     assert pictures[0].shape == (300, 400, 3)
+    heading = pictures[0][:40].astype(int)
+    assert (heading[..., 0] - heading[..., 2] > 60).sum() > 50  # orange, as fine as H.264 has it
     assert times == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
