@@ -137,10 +137,11 @@ class Recorder:
             oldest.close()
             return True
         # closing one that is still needed would give files of one frame each
-        if name not in self.skipped:
+        if not self.skipped:
             log.warning(
                 "tensortap: no film of %r: %d films are open, which is the limit; open_films=… "
-                "raises it, and each takes some megabytes", name, self.open_films,
+                "raises it, and each takes some megabytes. Others that find no room are said at "
+                "the end", name, self.open_films,
             )  # fmt: skip
         self.skipped[name] = self.skipped.get(name, 0) + 1
         return False
@@ -151,6 +152,12 @@ class Recorder:
     def close(self) -> None:
         """Finish all files; further records begin new ones."""
         errors = _close_all(self._films)
+        if len(self.skipped) > 1:
+            first, last = next(iter(self.skipped)), next(reversed(self.skipped))
+            log.warning(
+                "tensortap: %d names had no film, %r to %r: open_films=%d is the limit",
+                len(self.skipped), first, last, self.open_films,
+            )  # fmt: skip
         if errors:
             raise errors[0]
 
