@@ -13,6 +13,7 @@ import pytest
 
 import tensortap as tap
 from tensortap.record import Kind
+from tensortap.session import session
 from tensortap.sinks import launch
 from tensortap.sinks import worker as workers
 from tests.sinks.contract import SinkContract, record
@@ -24,6 +25,7 @@ def no_settings(monkeypatch):
     for name in list(os.environ):
         if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
+    session.clock.restart()  # tests before these may have advanced it
 
 
 @pytest.fixture
@@ -155,15 +157,22 @@ def test_no_fork_after_cuda(monkeypatch):
         ({"timeout": 0}, "timeout=0"),
         ({"processes": 0}, "processes=0"),
         ({"what": "all"}, "outputs, gradients, both"),
+        ({"rate": "fast"}, "so many records a second"),
+        ({"processes": 1.5}, "a whole number"),
+        ({"name": 5}, "by a string"),
+        ({"transform": 5}, "a function of a tensor"),
+        ({"ranks": 1.5}, "several of them, or 'all'"),
     ],
 )
 def test_options_that_cannot_be_are_said(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         tap.watch(on_record=print, **options)
     with pytest.raises(TypeError, match="needs a recorder"):
         tap.watch()
     with pytest.raises(TypeError, match="cannot be called"):
         tap.watch(None, "videos")
+    with pytest.raises(TypeError, match=r"give one that was made, Recorder\(\.\.\.\)"):
+        tap.watch(None, tap.Recorder)
 
 
 # -- the user's code gets into trouble -------------------------------------------------------
@@ -173,16 +182,19 @@ def test_an_exception_is_reported_once_with_its_traceback_and_counted(start, tro
     watcher = start(trouble)
     for _ in range(5):
         watcher.catch(1.0, "raises")
+        watcher.catch(1.0, "raises too")  # the same slip: no second traceback
         watcher.catch(2.0, "fine")
     assert watcher.flush(60)
     receipt = watcher.receipt
-    assert (receipt.sent, receipt.processed, receipt.failed) == (10, 5, 5)
+    assert (receipt.sent, receipt.processed, receipt.failed) == (15, 5, 10)
     assert watcher.alive
     wait_for(lambda: caplog.records)
     (message,) = [r.getMessage() for r in caplog.records]
     assert "'raises'" in message
     assert "Traceback" in message
     assert "ValueError: no good: 0" in message
+    assert "notes.py" in message
+    assert "server/worker.py" not in message  # where it was called from is of no interest
     watcher.close()
     assert len(trouble.closed) == 1
 
@@ -211,6 +223,17 @@ def test_a_worker_that_dies_is_noticed_and_reported_once(start, trouble, caplog,
     assert not watcher.flush(1) or watcher.receipt.sent == 1
     assert watcher.receipt.lost == 1
     assert gone(watcher.pids[0])
+
+
+def test_a_worker_that_dies_at_the_end_is_not_said_to_have_been_too_slow(start, trouble, caplog):
+    trouble.slow = 0.3
+    watcher = start(trouble)
+    watcher.catch(1.0, "fine")
+    watcher.catch(1.0, "exits")
+    watcher.close()
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "died (exit code 7); 1 records were not processed" in message
+    assert watcher.receipt.lost == 1
 
 
 def test_a_worker_is_started_again_if_asked_but_not_for_ever(start, trouble, caplog):
@@ -318,6 +341,19 @@ def test_a_worker_that_hangs_at_the_end_closes_its_files_and_is_left(start, trou
     assert gone(watcher.pids[0])
     assert watcher.receipt.lost == 2
     assert "2 records were not processed" in caplog.text
+
+
+def test_who_waits_long_is_told_what_for(start, notes, caplog, monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 0.1)
+    notes.slow = 0.2
+    watcher = start(notes)
+    for i in range(4):
+        watcher.catch(float(i), "x")
+    watcher.close()
+    assert len(notes.records) == 4
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "still has" in message
+    assert "records to process; it is given" in message
 
 
 def test_an_impatient_user_is_let_go_and_files_are_closed_all_the_same(start, notes, monkeypatch):

@@ -253,7 +253,7 @@ def test_message_mode_and_switches(watch, notes):
     tap.disable()
     model(torch.ones(1, 2))
     tap.enable()
-    watcher.message = ""
+    watcher.message = None  # as good as ""
     model.eval()
     model(torch.ones(1, 2))
     tags = [r["tags"] for r in seen(watcher, notes).records]
@@ -387,6 +387,33 @@ def test_several_watchers_and_the_one_that_runs(watch, tmp_path, notes):
         second.attach(model)
 
 
+@pytest.mark.usefixtures("no_errors")
+def test_targets_that_are_attached_later_may_be_watched_in_another_way(watch, notes):
+    model = small()
+    first = watch({"a": model[0]}, name="one")
+    assert tap.watch(
+        {"b": model}, name="one", what="both", transform=lambda t: t.sum(), include=r"b\.2"
+    ) is first  # fmt: skip
+    first.attach({"c": model[2]}, what="gradients")
+    first.message = "epoch 3"
+    model(torch.randn(1, 3)).sum().backward()
+    found = {(r["name"], r["kind"]): r for r in seen(first, notes).records}
+    assert sorted(found) == [
+        ("a", "Activation"), ("b.2", "Activation"), ("b.2", "Gradient"), ("c", "Gradient"),
+    ]  # fmt: skip
+    assert found["b.2", "Gradient"]["shape"] == []
+    assert found["c", "Gradient"]["shape"] != []
+    assert {r["tags"]["message"] for r in found.values()} == {"epoch 3"}
+    for wrong in ({"rate": 5}, {"keep": True}, {"ranks": "all"}, {"processes": 2}):
+        with pytest.raises(TypeError, match="'one' runs already, with its own"):
+            tap.watch({"d": model[1]}, name="one", **wrong)
+    with pytest.raises(ValueError, match="outputs, gradients, both"):
+        first.attach({"d": model[1]}, what="all")
+    first.enabled = False
+    model(torch.randn(1, 3)).sum().backward()
+    assert len(seen(first, notes).records) == 4
+
+
 def test_one_watcher_over_several_processes(watch, notes):
     watcher = watch(processes=2)
     for _ in range(3):
@@ -399,9 +426,9 @@ def test_one_watcher_over_several_processes(watch, notes):
         by_name.setdefault(record["name"], set()).add(record["pid"])
     assert all(len(pids) == 1 for pids in by_name.values())  # a film has one worker
     assert set.union(*by_name.values()) == set(watcher.pids)
-    # the same split in every run: names in the worker of the first are always these
-    first = sorted(name for name, pids in by_name.items() if pids == {watcher.pids[0]})
-    assert first == ["name1", "name10", "name11", "name6", "name9"]
+    # in turns, so that each has as many
+    first = [name for name, pids in by_name.items() if pids == {watcher.pids[0]}]
+    assert sorted(first) == sorted(f"name{i}" for i in range(0, 12, 2))
     watcher.close()
     assert sorted(notes.closed) == sorted(watcher.pids)
 

@@ -27,7 +27,15 @@ def film(
         help="follow, exact, fixed, or two numbers: --range=-1,1",
     ),
     colormap: str = typer.Option("auto", help="aurora, ember, grey, polar or slate."),
+    symmetric: bool | None = typer.Option(
+        None, "--symmetric/--no-symmetric",
+        help="Zero in the middle of the colours; else where both signs occur.",
+    ),
     theme: str = typer.Option("dark", help="dark or light."),
+    legend_color: str | None = typer.Option(
+        None, metavar="COLOUR", help="Of the text: '#rrggbb', or a name like orange."
+    ),
+    seed: int = typer.Option(0, help="Of the rows that are chosen, and of t-SNE."),
     format: str | None = typer.Option(  # noqa: A002  as people call it
         None, help="mp4, gif or png; else as the target's suffix says."
     ),
@@ -45,7 +53,8 @@ def film(
         frames = make(
             RunReader(run), name, target, rank=rank, kind=kind, steps=parse_steps(steps),
             fps=fps, format=format, progress=progress, mode=mode, size=_size(size),
-            range=_range(colors), colormap=colormap, theme=theme,
+            range=_range(colors), colormap=colormap, symmetric=symmetric, theme=theme,
+            legend_color=legend_color, seed=seed,
         )  # fmt: skip
     print(f"tensortap: {frames:,} frames in {target}", file=sys.stderr)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fractions
 import io
+import numbers
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMATS = ("mp4", "gif", "png")
+_FASTEST = 240.0
 _KEY_SECONDS = 2.0  # between frames that can be jumped to
 _INDEX_AT_END = (61, 7)  # libavformat that turns fragments into a plain MP4 at the end
 # One thread a film: the processors belong to training, and to other films. Frames leave at once.
@@ -54,6 +56,19 @@ def need_av() -> Any:
     except ImportError:
         raise MissingExtra("films need PyAV: pip install 'tensortap[video]'") from None
     return av
+
+
+def check_fps(fps: Any) -> float:
+    """Frames a second, or why that cannot be.
+
+    >>> check_fps(20)
+    20.0
+    """
+    if not isinstance(fps, numbers.Real) or not 0 < float(fps) <= _FASTEST:
+        raise TensortapError(
+            f"fps={fps!r}: frames a second, more than 0 and at most {_FASTEST:.0f}"
+        )
+    return float(fps)
 
 
 def film_size(size: tuple[int, int], form: str) -> tuple[int, int]:

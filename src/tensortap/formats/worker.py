@@ -56,6 +56,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 
 
 UNASKED = -1
+TIME_UP = 75  # the exit code of a worker that had to leave before it was done
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

@@ -64,7 +64,7 @@ def _kind(kind: Kind | str | None) -> Kind | None:
     if kind is None:
         return None
     try:
-        return Kind(kind)
+        return Kind(kind.title())  # Gradient, and gradient
     except ValueError:
         kinds = ", ".join(k.value for k in Kind)
         raise NotFound(f"no kind is called {kind!r}; there is {kinds}") from None

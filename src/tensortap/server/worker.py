@@ -16,11 +16,13 @@ import socket
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tensortap.formats.address import Address
 from tensortap.formats.worker import (
+    TIME_UP,
     UNASKED,
     Answer,
     Ask,
@@ -43,6 +45,8 @@ _LAST_WORDS = 1.0  # seconds in which what a parent sent before it died may stil
 _DRAIN = 0.75  # of the time at the end is for what has arrived, the rest for closing files
 _TELL = 0.25  # seconds between two words to the parent about how many were processed
 _NICE = 10  # training has the right of way
+_DEEP = 20  # calls by which two errors are told apart
+_MOST_FAULTS = 1000
 
 
 class Functions(NamedTuple):
@@ -67,7 +71,7 @@ class Worker:
         self._inbox = Inbox(orders.bound, orders.each)
         self._server: Server | None = None
         self._processed = self._failed = 0
-        self._faults: set[tuple[str, str]] = set()
+        self._faults: set[object] = set()
         self._asked: list[int] = []  # that wait for everything to be processed
         self._in_user_code = False
         self._ending = threading.Event()
@@ -157,10 +161,16 @@ class Worker:
             self._in_user_code = False
 
     def _fault(self, name: str, error: Exception) -> None:
-        key = name, type(error).__name__
-        if key not in self._faults and len(self._faults) < 1000:
+        """Say it once, not once a name: a slip in the user's code is the same under all of them."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None and _is_ours(trace):
+            trace = trace.tb_next  # from where we call it is of no interest
+        places = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
+        key = type(error), tuple(places[-_DEEP:])
+        if key not in self._faults and len(self._faults) < _MOST_FAULTS:
             self._faults.add(key)
-            send(self._line, Fault(name, traceback.format_exc()))
+            words = traceback.format_exception(type(error), error, trace)
+            send(self._line, Fault(name, "".join(words)))
 
     def _counts(self) -> Counts:
         return Counts(self._processed, self._failed, self._inbox.replaced)
@@ -196,7 +206,7 @@ class Worker:
             # out of the user's code, if that is where it hangs: files are to be closed
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
         time.sleep(max(0.0, self._end_at - time.monotonic()))
-        os._exit(3)
+        os._exit(TIME_UP)
 
     def _on_alarm(self, *_: object) -> None:
         if self._time_is_up and self._in_user_code:
@@ -245,6 +255,10 @@ class Worker:
     def _answer_drained(self) -> None:
         while self._asked and not len(self._inbox):
             send(self._line, Answer(self._asked.pop(0), self._counts()))
+
+
+def _is_ours(trace: types.TracebackType) -> bool:
+    return trace.tb_frame.f_globals is globals()
 
 
 def _end_of(pid: int) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import os
 import secrets
 import socket
@@ -21,6 +22,7 @@ from tensortap.buffers import Pool
 from tensortap.formats import wire
 from tensortap.formats.address import Address
 from tensortap.formats.worker import (
+    TIME_UP,
     UNASKED,
     Answer,
     Ask,
@@ -40,6 +42,7 @@ from tensortap.sinks.ticket import Ticket
 
 log = logging.getLogger("tensortap")
 
+PATIENCE = 5.0  # seconds of waiting at the end after which it is said what for
 RESTARTS = 3  # a worker that dies again and again is left dead
 _ENDS: set[socket.socket] = set()  # our ends of all lines
 
@@ -66,6 +69,7 @@ class Worker:
         self._numbers = itertools.count()
         self._answered: set[int] = set()
         self._closing = False
+        self._ended = False  # by us, since it hung
         self._done: Done | None = None
         self._start()
 
@@ -166,6 +170,7 @@ class Worker:
                     done = message
         code = process.wait(self.task.timeout + 5.0)
         if code is None:  # it has hung up, but does not leave
+            self._ended = True
             process.kill()
             code = process.wait(5.0)
         _hang_up(line)
@@ -175,7 +180,9 @@ class Worker:
             if done is not None:
                 self.counts = done.counts
             words = (done.words if done is not None else "") or lines.words
-            died = not self._closing
+            # one that leaves at the end says so, or its time was up
+            left = done is not None or code == TIME_UP or self._ended
+            died = not self._closing or not left
             if words:
                 self.broken = words
             self._changed.notify_all()
@@ -184,20 +191,14 @@ class Worker:
 
     def _report(self, fault: Fault) -> None:
         log.warning(
-            "tensortap: in the worker of %r, the code for %r raised; it goes on, and the same of "
-            "this name is only counted from here on:\n%s",
+            "tensortap: in the worker of %r, the code for %r raised; it goes on, and the same is "
+            "only counted from here on, under whatever name:\n%s",
             self.task.name, fault.name, fault.text.rstrip(),
         )  # fmt: skip
 
     def _died(self, queue: Background, code: int | None, words: str) -> None:
         queue.close(0.0)  # nobody is there
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        again = self.task.restart and self.restarts < RESTARTS and not self._closing
-        then = "it is started again" if again else "what it watched goes nowhere"
-        log.error(
-            "tensortap: the worker of %r died (%s); training goes on, %s%s",
-            self.task.name, how, then, f":\n{words.rstrip()}" if words else "",
-        )  # fmt: skip
         with self._changed:
             before, now = self._past, self.counts
             self._past = Counts(
@@ -208,8 +209,18 @@ class Worker:
             self.counts = Counts()
             self._count_lost()
             self.broken = words or how
-            if not again:
-                return
+            again = self.task.restart and self.restarts < RESTARTS and not self._closing
+            then = "training goes on, what it watched goes nowhere"
+            if again:
+                then = "training goes on, it is started again"
+            elif self._closing:
+                then = f"{self.lost} records were not processed"
+        log.error(
+            "tensortap: the worker of %r died (%s); %s%s",
+            self.task.name, how, then, f":\n{words.rstrip()}" if words else "",
+        )  # fmt: skip
+        if not again:
+            return
         self.restarts += 1
         try:
             self._start()
@@ -280,12 +291,14 @@ class Worker:
             )  # fmt: skip
 
     def _finish(self, deadline: float) -> None:
+        told = time.monotonic() + PATIENCE
         try:
             # some of the time is the worker's: it may have to leave records and close its files
             until = time.monotonic() + (deadline - time.monotonic()) * 0.75
             while self._runs and (left := until - time.monotonic()) > 0:
                 if self._queue.flush(min(left, 0.5)):  # it may die meanwhile
                     break
+                told = self._tell(told, deadline)
         finally:  # also when somebody is impatient: it closes its files all the same
             say(self._line, End(max(0.1, deadline - time.monotonic())))
         if self.task.daemon:
@@ -294,10 +307,23 @@ class Worker:
         with self._changed:
             while self._runs and time.monotonic() < deadline + 2.0:
                 self._changed.wait(0.5)
+                told = self._tell(told, deadline)
             hangs = self._runs
         if hangs:
             log.warning("tensortap: the worker of %r hung and was ended", self.task.name)
+            self._ended = True
             self._process.kill()
+
+    def _tell(self, when: float, deadline: float) -> float:
+        """Nobody shall wonder, once, why a program does not end; when to say so next."""
+        if time.monotonic() < when or not self._runs:
+            return when
+        waiting = self.sent - self.processed - self.failed - self.replaced
+        log.warning(
+            "tensortap: the worker of %r still has %d records to process; it is given %.0f more "
+            "seconds (timeout=)", self.task.name, max(0, waiting), deadline - time.monotonic(),
+        )  # fmt: skip
+        return math.inf
 
 
 def _hang_up(line: socket.socket) -> None:

@@ -67,7 +67,12 @@ class Observing(Protocol):
 
     settings: Settings
     patterns: Patterns
-    active: bool
+
+    @property
+    def active(self) -> bool:
+        """Whether it observes at all."""
+        ...
+
     unseen: dict[str, str]
 
     @property

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import inspect
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
-
-import xxhash
 
 from tensortap import arrays
 from tensortap.errors import NotFound, TensortapError
@@ -25,12 +24,19 @@ from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
 from tensortap.sinks.worker import Worker
 from tensortap.sources.observer import Seen, Settings
 from tensortap.sources.patterns import Wanted
-from tensortap.sources.watching import Rate, Transform, Watching
+from tensortap.sources.watch_options import (
+    check_functions,
+    check_options,
+    ranks_of,
+    refuse_to_change,
+    settings_of,
+    titled,
+)
+from tensortap.sources.watching import Transform, Watching
 
 log = logging.getLogger("tensortap")
 
 _ENTRIES = Entries(begin.spawned, begin.served, begin.forked, begin.functions_for)
-_WHAT = ("outputs", "gradients", "both")
 _EACH = 32  # records of one name that wait in a worker, at least; two seconds' worth if more
 _EACH_UNLIMITED = 1024
 
@@ -71,6 +77,7 @@ class Watcher:
         self._tasks = tasks
         self._workers: list[Worker] = []
         self._attached: dict[str, Any] = {}
+        self._routes: dict[str, int] = {}
         self._lock = threading.RLock()
         self._closed = False
         self._failed = False  # to start the workers
@@ -82,21 +89,37 @@ class Watcher:
 
     # -- what is watched -----------------------------------------------------------------
 
-    def attach(self, targets: Any) -> None:
-        """Watch more: a module, a parameter, a tensor, a list or a dict of them by name."""
+    def attach(
+        self,
+        targets: Any,
+        *,
+        what: str | None = None,
+        transform: Transform | None = None,
+        include: Wanted = None,
+        exclude: Wanted = None,
+    ) -> None:
+        """Watch more: a module, a parameter, a tensor, a list or a dict of them by name.
+
+        What is not said here is as `watch` was told.
+        """
         if self._closed:
             raise RuntimeError(f"the watcher {self.name!r} is closed: call tap.watch(...) again")
+        watching = self._watching
+        if any(option is not None for option in (what, transform, include, exclude)):
+            check_functions(None, None, transform)
+            settings = settings_of(what, include, exclude, watching.settings)
+            watching = watching.told(settings, transform or watching.transform)
         done: list[str] = []
         try:
-            for title, target in _titled(targets):
-                self._attach(title, target)
+            for title, target in titled(targets):
+                self._attach(title, target, watching)
                 done.append(title)
         except BaseException:
             for title in done:
                 self.detach(title)
             raise
 
-    def _attach(self, title: str, target: Any) -> None:
+    def _attach(self, title: str, target: Any, watching: Watching) -> None:
         with self._lock:
             if title in self._attached:
                 what = f"{title!r} is" if title else "a model without a name is"
@@ -105,7 +128,7 @@ class Watcher:
             if "torch" in sys.modules:
                 from tensortap.sources.torch_watch import watched
 
-                found = watched(target, self._watching, title)
+                found = watched(target, watching, title)
             if found is None:
                 raise TypeError(
                     f"a {type(target).__name__} cannot be watched: give a torch module, parameter "
@@ -150,20 +173,20 @@ class Watcher:
     @property
     def enabled(self) -> bool:
         """Whether anything is taken; each rank has its own switch."""
-        return self._watching.enabled
+        return self._watching.switches.enabled
 
     @enabled.setter
     def enabled(self, enabled: bool) -> None:
-        self._watching.enabled = enabled
+        self._watching.switches.enabled = enabled
 
     @property
     def message(self) -> str:
         """Words that go with every record from here on, in ``record.tags["message"]``."""
-        return self._watching.message
+        return self._watching.switches.message
 
     @message.setter
-    def message(self, message: str) -> None:
-        self._watching.message = str(message)
+    def message(self, message: Any) -> None:
+        self._watching.switches.message = "" if message is None else str(message)
 
     # -- the workers ---------------------------------------------------------------------
 
@@ -210,8 +233,10 @@ class Watcher:
         workers = self._workers
         if len(workers) < 2:
             return workers[0] if workers else None
-        # the same worker for a name in every run and on every rank
-        number = xxhash.xxh3_64_intdigest(name.encode()) % len(workers)
+        number = self._routes.get(name)
+        if number is None:
+            with self._lock:  # in turns: each has as many names as the others
+                number = self._routes.setdefault(name, len(self._routes) % len(workers))
         return workers[number]
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -230,7 +255,7 @@ class Watcher:
             if self._closed:
                 return
             self._closed = True
-            self._watching.active = False
+            self._watching.switches.active = False
             for title in list(self._attached):
                 self._attached.pop(title).detach()
         try:
@@ -273,7 +298,7 @@ def watch(
     transform: Transform | None = None,
     processes: int = 1,
     name: str | None = None,
-    what: str = "outputs",
+    what: str | None = None,
     ranks: int | str | Iterable[int] = 0,
     keep: bool = False,
     restart: bool = False,
@@ -284,44 +309,37 @@ def watch(
     """Run your own code on live tensors, in another process: ``tap.watch(model, on_record=f)``.
 
     `targets` are a torch model or module (with all modules in it), a parameter, a tensor (its
-    gradients), a list or a dict of them by name. `recorder` is a `tap.Recorder`, or a function
-    of a record as `on_record` is; it runs in the worker, as slowly as it likes, and `on_close`
-    there at the end. `what` is "outputs", "gradients" or "both". At most `rate` records a second
-    are taken of each name, and newer ones replace those that wait. `transform` runs here, before
-    anything is copied. `processes` share the names. `timeout` is how long the end may take, for
-    `close` and for workers whose program has gone. `start_method` is "spawn", "fork" or
-    "forkserver"; with `daemon` the end of the program does not wait for the worker, which
-    finishes by itself. Rank 0 watches, or those of `ranks`, or ``ranks="all"``. `keep` puts
-    the records into the open run as well. A worker that dies is reported, and with `restart`
-    started again.
+    gradients), a list or a dict of them by name. `recorder` is a `tap.Recorder`, or a function of
+    a record as `on_record` is; it runs in the worker, as slowly as it likes, and `on_close` there
+    at the end. `what` is "outputs", as is taken where it is not said, "gradients" or "both". At
+    most `rate` records a second are taken of each name, and newer ones replace those that wait.
+    `transform` runs here, before anything is copied. `processes` share the names. `timeout` is how
+    long the end may take, for `close` and for workers whose program has gone. `start_method` is
+    "spawn", "fork" or "forkserver"; with `daemon` the end of the program does not wait for the
+    worker, which finishes by itself. Rank 0 watches, or those of `ranks`, or ``ranks="all"``.
+    `keep` puts the records into the open run as well. A worker that dies is reported, and with
+    `restart` started again.
 
-    With the `name` of a watcher that runs, the targets are attached to that one.
+    With the `name` of a watcher that runs, the targets are attached to that one; `what`,
+    `transform`, `include` and `exclude` are then for these targets.
     """
+    given = dict(locals())
     leave_main()
     _refuse_while_importing()
     function = recorder if on_record is None else on_record
     if name is not None and function is None and on_close is None and name in _running:
+        refuse_to_change(name, given, inspect.signature(watch))
         found = _running[name]
-        found.attach(targets)
+        found.attach(targets, what=what, transform=transform, include=include, exclude=exclude)
         return found
     if function is None or (recorder is not None and on_record is not None):
         known = f"; no watcher is called {name!r}" if name is not None else ""
         raise TypeError(f"watch needs a recorder, or on_record=, one of them{known}")
-    for given in (function, on_close):
-        if given is not None and not callable(given):
-            raise TypeError(f"{given!r:.80} cannot be called: give a function of a record")
-    if what not in _WHAT:
-        raise ValueError(f"what={what!r}: it is one of {', '.join(_WHAT)}")
-    if processes < 1 or not timeout > 0:
-        raise ValueError(f"processes={processes}, timeout={timeout}: both are more than 0")
+    check_functions(function, on_close, transform)
+    check_options(rate, processes, timeout, name)
     check_start_method(start_method)
-    Rate(rate)
-    settings = Settings(
-        include, exclude, activations=what != "gradients", gradients=what != "outputs",
-        only_training=False,
-    )  # fmt: skip
-
-    wanted_ranks = _ranks(ranks)
+    settings = settings_of(what or "outputs", include, exclude, Settings(only_training=False))
+    wanted_ranks = ranks_of(ranks)
 
     def watching(name: str, route: Callable[[str], Any]) -> Watching:
         return Watching(
@@ -383,28 +401,6 @@ def watcher(name: str | None = None) -> Watcher:
     raise NotFound(f"{which}; there are {known}" if found else f"no watcher runs, {known}")
 
 
-def _titled(targets: Any) -> list[tuple[str, Any]]:
-    """Each target with what goes before its names."""
-    if isinstance(targets, Mapping):
-        for title in targets:
-            if not isinstance(title, str) or not title:
-                raise TypeError(f"targets are named by strings, not by {title!r}")
-        return list(targets.items())
-    if isinstance(targets, (list, tuple)):
-        return [(f"{type(target).__name__}{i}", target) for i, target in enumerate(targets)]
-    return [("", targets)]
-
-
-def _ranks(wanted: int | str | Iterable[int]) -> frozenset[int] | None:
-    if wanted == "all":
-        return None
-    if isinstance(wanted, int):
-        return frozenset((wanted,))
-    if isinstance(wanted, str) or not all(isinstance(rank, int) for rank in wanted):
-        raise TypeError(f"ranks={wanted!r}: a rank, several of them, or 'all'")
-    return frozenset(wanted)
-
-
 def _free_name() -> str:
     number = 1
     while (name := "watch" if number == 1 else f"watch-{number}") in _running:
@@ -446,7 +442,7 @@ def _after_fork() -> None:
     # threads must not be touched here
     global _lock, _registered
     for found in _running.values():
-        found._watching.active = False
+        found._watching.switches.active = False
         _inherited.append(found)
     _running.clear()
     _lock, _registered = threading.Lock(), False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import math
 import sys
 import threading
@@ -33,8 +35,6 @@ class Rate:
     """
 
     def __init__(self, rate: float | None) -> None:
-        if rate is not None and not rate > 0:
-            raise ValueError(f"rate={rate!r}: so many records a second of each name, or None")
         self._pause = 0 if rate is None or math.isinf(rate) else round(1e9 / rate)
         self._next: dict[object, int] = {}
         self._lock = threading.Lock()
@@ -55,6 +55,15 @@ class Rate:
         return True
 
 
+@dataclasses.dataclass
+class Switches:
+    """What is the same for everything that one watcher watches."""
+
+    active: bool = True
+    enabled: bool = True
+    message: str = ""
+
+
 class Watching:
     """Takes what hooks observe, and what is caught by hand, and hands it on."""
 
@@ -72,10 +81,8 @@ class Watching:
         self._name = name
         self.settings = settings
         self.patterns = Patterns(settings.include, settings.exclude)
-        self.active = True
-        self.enabled = True
+        self.switches = Switches()
         self.unseen: dict[str, str] = {}
-        self.message = ""
         self._rate = Rate(rate)
         self._ranks = ranks
         self._transform = transform
@@ -83,10 +90,28 @@ class Watching:
         self._route = route
         self._gates = Gates()
 
+    def told(self, settings: Settings, transform: Transform | None) -> Watching:
+        """The same for some targets that are watched in another way."""
+        found = copy.copy(self)
+        found.settings, found._transform = settings, transform
+        found.patterns = Patterns(settings.include, settings.exclude)
+        return found
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is made of a value before it is copied."""
+        return self._transform
+
+    @property
+    def active(self) -> bool:
+        """Whether the watcher is open."""
+        return self.switches.active
+
     @property
     def on(self) -> bool:
         """Whether anything is wanted now."""
-        return self.active and self.enabled
+        switches = self.switches
+        return switches.active and switches.enabled
 
     @property
     def here(self) -> bool:
@@ -123,8 +148,8 @@ class Watching:
 
     def _take(self, seen: Seen, value: Any, step: int) -> None:
         tags = {**seen.tags, "device": str(getattr(value, "device", "cpu"))}
-        if self.message:
-            tags["message"] = self.message
+        if self.switches.message:
+            tags["message"] = self.switches.message
         if self._transform is not None:
             value = self._transformed(seen.name, value)
             if value is None:

@@ -106,11 +106,14 @@ def test_the_command(run, tmp_path):
     target = tmp_path / "out.mp4"
     said = command(
         run, "weights", target, "--mode", "surface", "--size", "400x300", "--fps", "10",
-        "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "Value", "--theme", "light",
+        "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "value", "--theme", "light",
+        "--legend-color", "#ff8c00", "--no-symmetric", "--seed", "3",
     )  # fmt: skip
     assert said == f"tensortap: 4 frames in {target}\n"
     pictures, times = frames_of(target)
     assert pictures[0].shape == (300, 400, 3)
+    heading = pictures[0][:40].astype(int)
+    assert (heading[..., 0] - heading[..., 2] > 60).sum() > 50  # orange, as fine as H.264 has it
     assert times == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
@@ -122,6 +125,8 @@ def test_the_command(run, tmp_path):
         (["weights", "--range", "1,b"], "--range is a rule or two numbers"),
         (["weights", "--range", "1,1"], "the smaller first"),
         (["weights", "--mode", "movie"], "mode='movie'"),
+        (["weights", "--fps", "0"], "fps=0.0: frames a second, more than 0"),
+        (["weights", "--fps", "nan"], "fps=nan"),
         (["weights", "--steps", "x"], "steps are like 10:20"),
     ],
 )

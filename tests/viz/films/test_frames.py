@@ -133,6 +133,22 @@ def test_shrinking_keeps_what_is_far_from_the_middle():
     assert shrink(x[:3, :3], 10, 10, 0.0).shape == (3, 3)
 
 
+@pytest.mark.parametrize(
+    ("mode", "shape", "said"),
+    [
+        ("image", (2000, 50), "up to 6x1 values a pixel"),
+        ("image", (300, 300), ""),
+        ("surface", (256, 700), "up to 1x3 values a point"),
+        ("grid", (2, 900, 900), "2 tiles of 900x900 · up to 4x4 values a pixel"),
+        ("grid", (2, 9, 9), "2 tiles of 9x9"),
+    ],
+)
+def test_where_one_pixel_stands_for_many_values_it_is_said(mode, shape, said):
+    painter = Painter(Style(mode=mode))
+    painter.draw(record(np.zeros(shape, np.float32)))
+    assert painter._pictures[mode].note == said
+
+
 def test_every_number_is_drawn_exactly():
     big = np.array([2**60, -(2**60), 7])
     assert reals(big).tolist() == [2.0**60, -(2.0**60), 7.0]

@@ -80,3 +80,21 @@ def test_the_first_frame_stays_as_a_line():
     columns = np.nonzero((alone != after).any(axis=-1)[60:420])[1]
     assert len(columns) > 100
     assert columns.mean() < 320  # where the first frame was
+    assert painter._pictures["histogram"].aside == "line: step 0"
+
+
+def test_the_line_of_the_first_frame_is_not_cut_off_and_does_not_dwarf_the_bars():
+    rng = np.random.default_rng(0)
+    for narrow, within in ((0.8, True), (0.05, False)):
+        painter = Painter(Style(range=(-6, 6), mode="histogram"))
+        x = rng.standard_normal((3, 5, 500))
+        painter.draw(record(x * narrow))
+        for _ in range(40):  # the axis follows
+            frame = painter.draw(record(x))[..., :3]
+        bars = near(frame, painter.style.colors.accent, 4)
+        height = np.ptp(np.nonzero(bars.any(axis=1))[0])
+        line = near(frame, painter.style.colors.dim, 4)[64:420, 80:620]
+        assert line.any()
+        assert line[0].sum() < 20  # nothing runs along the upper edge
+        assert (height > 250) == within
+        assert height > 190

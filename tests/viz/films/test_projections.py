@@ -24,7 +24,8 @@ def points(mode, *tensors, seed=0):
     for step, x in enumerate(tensors):
         painter.draw(record(x, step=step))
         found.append(painter._pictures[mode]._points.copy())
-    return found, painter._pictures[mode].note
+    picture = painter._pictures[mode]
+    return found, " · ".join(filter(None, (picture.note, picture.aside)))
 
 
 @pytest.mark.parametrize(("mode", "exact"), [("pca", 1e-6), ("pca_lowrank", 0.01)])
@@ -44,8 +45,8 @@ def test_the_first_axes_are_kept(mode, exact):
 
 def test_the_axes_of_many_features_are_those_of_all():
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((300, 700)) * 0.1
-    x += rng.standard_normal((300, 2)) * [5, 3] @ rng.standard_normal((2, 700))
+    x = rng.standard_normal((300, 200)) * 0.1
+    x += rng.standard_normal((300, 2)) * [5, 3] @ rng.standard_normal((2, 200))
     x -= x.mean(axis=0)
     exact, quick = _axes_exact(x, 0), _axes_low_rank(x, 0)
     assert np.abs((exact * quick).sum(axis=0)) == pytest.approx([1, 1], abs=1e-6)
@@ -87,6 +88,18 @@ def test_points_of_t_sne_move_and_do_not_jump():
     assert note == "t-SNE"
     (again,), _ = points("tsne", first)
     assert (again == a).all()  # a fixed seed
+
+
+def test_the_colours_of_the_points_are_those_of_their_rows():
+    """The first row has the colour at the foot of the bar, the last that at its top."""
+    painter = Painter(Style(mode="pca"))
+    frame = painter.draw(record(clouds()))[..., :3]
+    picture = painter._pictures["pca"]
+    bar = frame[80:420, 570:580].reshape(-1, 3)
+    for color in picture._colors[[0, 30, -1]]:
+        assert (np.abs(bar.astype(int) - color).max(axis=-1) < 8).any()
+    assert frame[410, 575].tolist() == pytest.approx(picture._colors[0].tolist(), abs=12)
+    assert frame[85, 575].tolist() == pytest.approx(picture._colors[-1].tolist(), abs=12)
 
 
 def test_what_is_a_point():

@@ -166,8 +166,10 @@ def test_open_films_are_bounded_and_what_found_no_room_is_counted(tmp_path, capl
         for name in "abcde":
             recorder(record(diagonal(0), name, step))
     assert recorder.skipped == {"d": 5, "e": 5}
-    assert caplog.text.count("which is the limit") == 2
+    assert caplog.text.count("which is the limit") == 1  # not once for each of hundreds
+    assert "no film of 'd'" in caplog.text
     recorder.close()
+    assert "2 names had no film, 'd' to 'e': open_films=3" in caplog.text
     assert names(tmp_path) == ["a-rank0", "b-rank0", "c-rank0"]
 
 
@@ -206,6 +208,10 @@ def test_alerts_are_not_filmed(tmp_path):
         ({"format": "avi"}, "mp4, gif, png"), ({"fps": 0}, "more than 0"),
         ({"max_frames": 0}, "1 or more"), ({"open_films": 0}, "1 or more"),
         ({"mode": "x"}, "mode='x'"), ({"range": (1, 0)}, "the smaller first"),
+        ({"size": 640}, "width and height"), ({"size": (640.0, 480.0)}, "width and height"),
+        ({"size": ("a", "b")}, "width and height"), ({"range": 5}, "a pair like"),
+        ({"range": ("a", 2)}, "a pair like"), ({"fps": "fast"}, "fps='fast'"),
+        ({"seed": "x"}, "seed='x'"), ({"max_frames": 2.5}, "a whole number"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_said_when_it_is_made(wrong, said):

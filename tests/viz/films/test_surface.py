@@ -126,3 +126,14 @@ def test_every_shape_has_a_surface(shape):
 def test_the_same_tensor_gives_the_same_picture():
     x = np.random.default_rng(0).standard_normal((40, 50))
     assert (draw(x, mode="surface") == draw(x, mode="surface")).all()
+
+
+def test_noise_keeps_its_colours():
+    """A matrix of weights is all slopes: light must not make it black and white."""
+    x = np.random.default_rng(0).standard_normal((256, 256))
+    frame = draw(x, mode="surface", colormap=["#ff0000", "#ff0000"], range=(-4, 4))
+    red = frame[100:400, 40:480].astype(float)
+    lit = red[(red[..., 0] > 60) & (red[..., 1] < 10)][:, 0]
+    assert len(lit) > 20_000
+    assert np.percentile(lit, 5) > 110
+    assert lit.std() > 10  # it is still a surface

@@ -116,7 +116,7 @@ class Canvas:
     def badge(self, x: float, y: float, text: str, size: int, color: Rgb) -> int:
         """Text on a coloured pill, right edge at `x`; how wide it is."""
         mask = _moving(text, size)
-        width, height = int(mask.shape[1]) + size, round(size * 1.55)
+        width, height = badge_width(text, size), round(size * 1.55)
         left, top = round(x) - width, round(y - height / 2)
         self.stamp(_pill(width, height), left, top, color)
         bright = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
@@ -163,6 +163,11 @@ class Canvas:
                     under = self.bytes[row + dy, column + dx, :3]
                     mixed = under + (colors - under) * share + np.float32(0.5)
                     self.bytes[row + dy, column + dx, :3] = mixed.astype(np.uint8)
+
+
+def badge_width(text: str, size: int) -> int:
+    """How wide a badge is."""
+    return moving_width(text or " ", size) + size
 
 
 def _left(x: float, width: int, align: str) -> int:
@@ -232,6 +237,12 @@ def _moving(text: str, size: int) -> NDArray[np.uint8]:
     return np.concatenate([_placed(letter, size) for letter in text or " "], axis=1)
 
 
+def moving_width(text: str, size: int) -> int:
+    """How wide a text would be that changes from frame to frame."""
+    return sum(int(_placed(letter, size).shape[1]) for letter in text)
+
+
+@functools.lru_cache(maxsize=2048)
 def text_width(text: str, size: int) -> int:
     """How wide a text would be."""
     return max(1, round(float(_font(size).getlength(text))))

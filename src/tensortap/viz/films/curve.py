@@ -18,7 +18,7 @@ _MOST = 20_000  # points that are kept; then every other one is dropped
 class CurvePicture:
     """All numbers of a film so far."""
 
-    note = ""
+    note = aside = ""
 
     def __init__(self, style: Style, at: Measures) -> None:
         self._style, self._at = style, at

@@ -12,7 +12,7 @@ import msgspec
 from tensortap.arrays.tree import borrow
 from tensortap.errors import NotFound, TensortapError
 from tensortap.formats.files import load_file
-from tensortap.formats.video import FORMATS, create, film_size
+from tensortap.formats.video import FORMATS, check_fps, create, film_size
 from tensortap.readers.reader import Reader, find_all
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
@@ -45,6 +45,7 @@ def film(
     form = format or format_of(target)
     if form not in FORMATS:
         raise TensortapError(f"format={form!r}: it is one of {', '.join(FORMATS)}")
+    fps = check_fps(fps)
     chosen = Style(**style)
     chosen = dataclasses.replace(chosen, size=film_size(chosen.size, form))
     records = records_of(reader, name, rank=rank, kind=kind, steps=steps)

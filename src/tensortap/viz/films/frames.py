@@ -27,10 +27,12 @@ class Picture(Protocol):
     """One way to draw tensors, with what it remembers from frame to frame.
 
     `see` is told of every frame first and returns what `still` depends on; `still` draws what
-    stays while that is the same, `draw` what moves. `note` is for the heading.
+    stays while that is the same, `draw` what moves. `note` is for the heading: what is not shown
+    as it is; `aside` goes there, too, if there is room.
     """
 
     note: str
+    aside: str
 
     def see(self, look: Look) -> object: ...
 
@@ -92,16 +94,17 @@ class Painter:
         mode, why = mode_for(style.mode, look)
         picture = self._picture(mode)
         depends = picture.see(look) if picture is not None else None
-        note = (picture.note if picture is not None else "") or why
+        note = " · ".join(filter(None, (why, picture.note if picture is not None else "")))
+        aside = picture.aside if picture is not None else ""
         width, height = style.size
-        box = Box(at.margin, at.header, width - at.margin, height - at.footer)
+        box = at.room(style.size)
         key = (
-            mode, note, depends, look.name, look.kind, look.dtype, look.shape, look.rank,
+            mode, note, aside, depends, look.name, look.kind, look.dtype, look.shape, look.rank,
             look.world_size, look.device, look.message,
         )  # fmt: skip
         if key != self._drawn_for:
             self._still.fill(0, 0, width, height, style.colors.background)
-            heading(self._still, style, at, look, note)
+            heading(self._still, style, at, look, note, aside)
             if picture is not None:
                 picture.still(self._still, box, look)
             else:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tensortap.viz.films.canvas import Canvas
-from tensortap.viz.films.image import paint
+from tensortap.viz.films.image import paint, shrunk
 from tensortap.viz.films.legend import bar_ticks, bar_width, color_bar
 from tensortap.viz.films.look import Look
 from tensortap.viz.films.shades import Shades, indices
@@ -55,33 +55,27 @@ def arrange(tiles: int, rows: int, columns: int, box: Box, row: int = 0) -> tupl
 class GridPicture:
     """Tiles with one range of colours."""
 
+    aside = ""
+
     def __init__(self, style: Style, at: Measures) -> None:
         self._style, self._at = style, at
         self.shades = Shades(style)
         self.note = ""
         self._tiles: list[tuple[int, Box]] = []
-        self._bar = Box(0, 0, 1, 1)
+        self._shape: tuple[int, ...] = ()
+        self._all = self._bar = Box(0, 0, 1, 1)
 
     def see(self, look: Look) -> object:
         """What the still part of the frame depends on."""
         self.shades.see(look.summary)
-        self.note = ""
-        tiles = tile_shape(look.inner)
-        if tiles is not None:
-            count, rows, columns = tiles
-            shown = self._shown(count, rows, columns)
-            tile = f"{rows}x{columns}"
-            self.note = (
-                f"{shown:,} of {count:,} tiles of {tile}"
-                if shown < count
-                else (f"{count:,} tiles of {tile}")
-            )
+        if look.inner != self._shape:
+            self._shape = look.inner
+            self._place(look.inner)
         return self.shades.symmetric
 
     def _room(self) -> Box:
-        width, height = self._style.size
-        at = self._at
-        return Box(at.margin, at.header, width - at.margin - bar_width(at), height - at.footer)
+        room = self._at.room(self._style.size)
+        return room._replace(right=room.right - bar_width(self._at))
 
     def _shown(self, count: int, rows: int, columns: int) -> int:
         room = self._room()
@@ -90,14 +84,14 @@ class GridPicture:
         high = max(4, _SMALLEST * rows // longer) + 1
         return min(count, max(1, room.width // wide) * max(1, room.height // high))
 
-    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """Where the tiles are, and the colour bar."""
-        found = tile_shape(look.inner)
+    def _place(self, shape: tuple[int, ...]) -> None:
+        """Where the tiles are."""
+        found = tile_shape(shape)
         assert found is not None
         count, rows, columns = found
         shown = self._shown(count, rows, columns)
-        room = Box(box.left, box.top, box.right - bar_width(self._at), box.bottom)
-        row = look.inner[1] if len(look.inner) == 4 and shown == count else 0
+        room = self._room()
+        row = shape[1] if len(shape) == 4 and shown == count else 0
         across, down = arrange(shown, rows, columns, room, row)
         side = min(room.width / (across * columns), room.height / (down * rows))
         gap = max(1, round(min(side * columns, side * rows) * 0.06))
@@ -113,11 +107,17 @@ class GridPicture:
             x, y = left + i % across * (wide + gap), top + i // across * (high + gap)
             # evenly chosen where not all have room
             self._tiles.append((i * count // shown, Box(x, y, x + wide, y + high)))
+        bottom, right = top + down * (high + gap) - gap, left + across * (wide + gap) - gap
+        self._all = Box(left, top, right, bottom)
+        many = f"{shown:,} of {count:,}" if shown < count else f"{count:,}"
+        less = shrunk((rows, columns), (high, wide), "a pixel")
+        self.note = " · ".join(filter(None, (f"{many} tiles of {rows}x{columns}", less)))
+
+    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
+        """The colour bar."""
         if self._at.header:
-            bottom = top + down * (high + gap) - gap
-            right = left + across * (wide + gap) - gap
-            end = min(box.right, right + bar_width(self._at) + self._at.small)
-            bar = Box(left, top, end, bottom)
+            end = min(box.right, self._all.right + bar_width(self._at) + self._at.small)
+            bar = self._all._replace(right=end)
             self._bar = color_bar(canvas, self._at, bar, self.shades.pixels)
 
     def draw(self, canvas: Canvas, box: Box, look: Look) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK = 1 << 20
+_LINE = 1.6  # times the highest bar that the line of the first frame may reach
 
 
 def counts_of(array: NDArray[Any], limits: Range, bins: int) -> NDArray[np.int64]:
@@ -50,14 +51,15 @@ class HistogramPicture:
         self._style, self._at = style, at
         self._across, self._up = Follower(style.range), Follower("follow")
         self._limits: Range = (0.0, 1.0)
-        self._first: tuple[Range, NDArray[Any]] | None = None
+        self._first: tuple[Range, NDArray[Any], int] | None = None
         self._bins_seen: tuple[int, int] | None = None
-        self.note = ""
+        self.note = self.aside = ""
 
     def see(self, look: Look) -> object:
         """What the still part of the frame depends on."""
         only_stats = look.array is None
         self.note = "counts of exponents" if only_stats else ""
+        self.aside = "" if self._first is None else f"line: step {self._first[2]:,}"
         summary = look.summary
         if only_stats or summary is None:
             return only_stats
@@ -75,9 +77,9 @@ class HistogramPicture:
         if look.array is not None:
             bins = self._bins(look, plot)
             counts = counts_of(look.array, self._limits, bins)
-            self._bars(canvas, plot, counts, shares(self._limits, self._ticks(plot)))
+            self._bars(canvas, plot, counts, shares(self._limits, self._ticks(plot)), look.step)
         elif look.summary is not None:
-            self._bars(canvas, plot, *self._exponents(look.summary))
+            self._bars(canvas, plot, *self._exponents(look.summary), look.step)
 
     def _exponents(self, summary: Summary) -> tuple[NDArray[Any], list[tuple[float, str]]]:
         """The counts of all exponents that have occurred so far, so that the axis stays."""
@@ -113,13 +115,22 @@ class HistogramPicture:
         return max(4, min(int(wanted), plot.width // 3, 120))
 
     def _bars(
-        self, canvas: Canvas, plot: Box, counts: NDArray[Any], across: list[tuple[float, str]]
+        self,
+        canvas: Canvas,
+        plot: Box,
+        counts: NDArray[Any],
+        across: list[tuple[float, str]],
+        step: int,
     ) -> None:
         import numpy as np
 
         style, at = self._style, self._at
         colors = style.colors
-        top = self._up.next(0.0, max(1.0, float(counts.max(initial=0)) * 1.06))[1]
+        line = self._line(counts, step)
+        highest = float(counts.max(initial=0))
+        if line is not None:  # which is not cut off, unless it makes all else low
+            highest = max(highest, min(float(line.max(initial=0)), highest * _LINE))
+        top = self._up.next(0.0, max(1.0, highest * 1.06))[1]
         found = [
             (v, number(v)) for v, _ in ticks(0.0, top, max(2, plot.height // (at.small * 4 + 12)))
         ]
@@ -135,32 +146,40 @@ class HistogramPicture:
                     int(left), plot.bottom - int(height), max(int(right) - gap, int(left) + 1),
                     plot.bottom, colors.accent,
                 )  # fmt: skip
-        self._outline(canvas, plot, counts, top)
+        if line is not None:
+            self._outline(canvas, plot, line / top * (plot.height - 1))
 
-    def _outline(self, canvas: Canvas, plot: Box, counts: NDArray[Any], top: float) -> None:
-        """How it was spread at first: in the same bins it would be as many a unit of the range."""
-        import numpy as np
-
+    def _line(self, counts: NDArray[Any], step: int) -> NDArray[Any] | None:
+        """How it was spread at first: as many as it would be in bins of now."""
         total = max(1, int(counts.sum()))
-        density = counts / (total * (self._limits[1] - self._limits[0]) / len(counts))
+        each = (self._limits[1] - self._limits[0]) / len(counts)
         if self._first is None:
             if counts.any():
-                self._first = self._limits, density
-            return
-        (low, high), first = self._first
+                self._first = self._limits, counts / (total * each), step
+            return None
+        found: NDArray[Any] = self._first[1] * each * total
+        return found
+
+    def _outline(self, canvas: Canvas, plot: Box, heights: NDArray[Any]) -> None:
+        """The line, in steps; what is higher than the plot leaves it open."""
+        import numpy as np
+
+        assert self._first is not None
+        low, high = self._first[0]
         start, end = self._limits
-        heights = first * (end - start) / len(counts) * total / top * (plot.height - 1)
-        edges = np.linspace(low, high, len(first) + 1)
+        edges = np.linspace(low, high, len(heights) + 1)
         xs = plot.left + (edges - start) / (end - start) * plot.width
-        ys = plot.bottom - np.clip(heights, 0, plot.height - 1) - 1
         if not np.isfinite(xs).all():
             return
         across = np.rint(xs.clip(plot.left, plot.right)).astype(int).tolist()
+        ys = plot.bottom - heights.clip(0, plot.height + 1) - 1
         down = np.rint(ys).astype(int).tolist()
         ink = self._style.colors.dim
         before = plot.bottom - 1
         for left, right, y in zip(across[:-1], across[1:], down, strict=True):
             if left < right:
-                canvas.fill(left, min(before, y), left + 1, max(before, y) + 1, ink)
-                canvas.fill(left, y, right, y + 1, ink)
+                upper, lower = max(min(before, y), plot.top), max(before, y)
+                canvas.fill(left, upper, left + 1, lower + 1, ink)
+                if y >= plot.top:
+                    canvas.fill(left, y, right, y + 1, ink)
                 before = y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from tensortap.viz.colors import NAN
@@ -44,22 +45,25 @@ def _even(room: int, cells: int) -> int:
 class ImagePicture:
     """A matrix, cell by cell."""
 
-    note = ""
+    aside = ""
 
     def __init__(self, style: Style, at: Measures) -> None:
         self._style, self._at = style, at
         self.shades = Shades(style)
+        self.note = ""
         self._box = self._bar = Box(0, 0, 1, 1)
 
     def see(self, look: Look) -> object:
         """What the still part of the frame depends on."""
         self.shades.see(look.summary)
+        self._place(self._at.room(self._style.size), look.inner)
+        self.note = shrunk(look.inner, (self._box.height, self._box.width), "a pixel")
         return self.shades.symmetric
 
-    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """Axes and the colour bar."""
+    def _place(self, box: Box, shape: tuple[int, ...]) -> None:
+        """Where the cells are."""
         at = self._at
-        rows, columns = look.inner
+        rows, columns = shape
         beside, below = 0, 0
         if at.header:
             beside, below = round(at.small * (0.7 * len(str(rows - 1)) + 0.9)), at.small + 8
@@ -68,13 +72,18 @@ class ImagePicture:
         left = room.left + (room.width - width) // 2
         top = room.top + (room.height - height) // 2
         self._box = Box(left, top, left + width, top + height)
+
+    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
+        """Axes and the colour bar."""
+        at, cells = self._at, self._box
+        rows, columns = look.inner
         if at.header:
-            canvas.frame(*self._box, self._style.colors.line)
+            canvas.frame(*cells, self._style.colors.line)
             # beside the picture and as high as it
-            end = min(box.right, self._box.right + bar_width(at) + at.small)
-            bar = Box(room.left, top, end, top + height)
+            end = min(box.right, cells.right + bar_width(at) + at.small)
+            bar = Box(cells.left, cells.top, end, cells.bottom)
             self._bar = color_bar(canvas, at, bar, self.shades.pixels)
-        cell_axes(canvas, self._style, at, self._box, (rows, columns))
+        cell_axes(canvas, self._style, at, cells, (rows, columns))
 
     def draw(self, canvas: Canvas, box: Box, look: Look) -> None:
         """The cells of this frame."""
@@ -85,6 +94,16 @@ class ImagePicture:
         paint(canvas, self._box, matrix, self.shades, finite)
         if self._at.header:
             bar_ticks(canvas, self._style, self._at, self._bar, self.shades.limits)
+
+
+def shrunk(shape: tuple[int, ...], cells: tuple[int, int], what: str) -> str:
+    """What is said where one cell has to stand for several values, the extreme of them.
+
+    >>> shrunk((1000, 50), (300, 300), "a pixel"), shrunk((8, 8), (300, 300), "a pixel")
+    ('up to 4x1 values a pixel', '')
+    """
+    block = [max(1, math.ceil(n / room)) for n, room in zip(shape, cells, strict=True)]
+    return f"up to {block[0]}x{block[1]} values {what}" if max(block) > 1 else ""
 
 
 def paint(canvas: Canvas, box: Box, matrix: NDArray[Any], shades: Shades, finite: bool) -> None:

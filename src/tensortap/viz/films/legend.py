@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tensortap.record import Kind, Summary
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS
-from tensortap.viz.films.canvas import Canvas, fitted, text_width
+from tensortap.viz.films.canvas import Canvas, badge_width, fitted, moving_width, text_width
 from tensortap.viz.films.look import Look
 from tensortap.viz.films.scales import Range, ticks, whole_ticks
 from tensortap.viz.films.style import Box, Measures, Style
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def heading(canvas: Canvas, style: Style, at: Measures, look: Look, note: str) -> None:
+def heading(
+    canvas: Canvas, style: Style, at: Measures, look: Look, note: str, aside: str = ""
+) -> None:
     """Name, kind, shape, dtype, rank and device, the note of the picture and the message."""
     if not at.header:
         return
@@ -28,25 +30,50 @@ def heading(canvas: Canvas, style: Style, at: Measures, look: Look, note: str) -
     step_room = _step_width(at.title) + at.margin
     canvas.text(at.margin, y, fitted(look.name, at.title, room - step_room), at.title, colors.ink)
     y += at.title * 0.65 + at.text * 0.8
-    words = facts(look) + ([note] if note else [])
-    message = fitted(look.message, at.text, room * 0.45) if look.message else ""
+    words, message = second_line(look, note, aside, at.text, room, at.margin)
     if message:
-        x = canvas.width - at.margin
-        room -= canvas.text(x, y, message, at.text, colors.accent, "right") + at.margin
-    canvas.text(at.margin, y, fitted(" · ".join(words), at.text, room), at.text, colors.dim)
+        canvas.text(canvas.width - at.margin, y, message, at.text, colors.accent, "right")
+    canvas.text(at.margin, y, words, at.text, colors.dim)
 
 
-def facts(look: Look) -> list[str]:
-    """Kind, shape and dtype, rank and device: what is there to say."""
-    words = [] if look.kind is Kind.VALUE else [look.kind.value.replace("_", " ").lower()]
-    shape = f"[{', '.join(map(str, look.shape))}] " if look.shape else ""
-    if look.dtype:
-        words.append(f"{shape}{look.dtype}")
-    if look.world_size > 1 or look.rank:
+def second_line(
+    look: Look, note: str, aside: str, size: int, room: float, gap: float
+) -> tuple[str, str]:
+    """What is known about the tensor, and the message; what matters least gives way first."""
+    message = fitted(look.message, size, room) if look.message else ""
+    asked = text_width(message, size) + gap if message else 0.0
+    words = ""
+    for level in range(_LEVELS):
+        words = " · ".join(facts(look, note, aside, level))
+        if text_width(words, size) + min(asked, room * _MESSAGE) <= room:
+            break
+    else:
+        words = fitted(words, size, room - min(asked, room * _MESSAGE_AT_LEAST))
+    left = room - text_width(words, size) - gap
+    return words, fitted(message, size, left) if message else ""
+
+
+_MESSAGE, _MESSAGE_AT_LEAST = 0.45, 0.2  # of a line is the message's, if it is so long
+_LEVELS = 7
+
+
+def facts(look: Look, note: str = "", aside: str = "", level: int = 0) -> list[str]:
+    """Kind, shape and dtype, rank and device, and the notes; fewer from level to level.
+
+    The shape and what is not shown as it is are said at every level.
+    """
+    words = []
+    asides = aside.split(" · ")[: 0 if level > 4 else -1 if level else None]
+    if look.kind is not Kind.VALUE and level < 4:
+        words.append(look.kind.value.replace("_", " ").lower())
+    shape = f"[{', '.join(map(str, look.shape))}]" if look.shape else ""
+    dtype = look.dtype if level < 6 or not shape else ""
+    words.append(" ".join(filter(None, (shape, dtype))))
+    if (look.world_size > 1 or look.rank) and level < 3:
         words.append(f"rank {look.rank} of {max(look.world_size, look.rank + 1)}")
-    if look.device:
+    if level < 2:
         words.append(look.device)
-    return words
+    return [word for word in (*words, note, *asides) if word]
 
 
 @functools.cache
@@ -67,36 +94,75 @@ def figures(canvas: Canvas, style: Style, at: Measures, look: Look) -> None:
     if look.summary is None:
         return
     x = float(right)
-    for words, color in _badges(look.summary):
+    for words, color in _badges(look.summary, at, right - at.margin):
         x -= canvas.badge(x, y, words, at.text, color) + at.text * 0.5
-    each = min(at.text * 9.4, (right - at.margin) / 4)
     left = float(at.margin)
-    for label, value in _numbers(look.summary):
-        if left + each * 0.9 > x:
-            break
-        after = canvas.text(left, y, label, at.text, colors.dim)
-        canvas.text(left + after + at.text * 0.45, y, value, at.text, colors.ink, moving=True)
-        left += each
+    shown, each = _arranged(_numbers(look.summary), at, x - left)
+    for label, value in shown:
+        begin = left
+        if label:
+            left += canvas.text(left, y, label, at.text, colors.dim) + at.text * 0.45
+        if value:
+            left += canvas.text(left, y, value, at.text, colors.ink, moving=True)
+        left = max(left + at.text * 0.8, begin + each)
 
 
-def _numbers(summary: Summary) -> list[tuple[str, str]]:
+Figures = list[tuple[str, str]]
+
+
+def _numbers(summary: Summary) -> list[Figures]:
+    """What is said of the values, from much to little."""
     if not summary.count:
-        return [("empty", "")]
+        return [[("empty", "")]]
     if not summary.finite:
-        return [("nothing is finite", "")]
+        return [[("nothing is finite", "")], [("none finite", "")]]
     if summary.count == 1:
-        return [("value", number(summary.min, 6))]
+        return [[("value", number(summary.min, 6))], [("", number(summary.min))]]
     names = ("min", "max", "mean", "std")
-    return [(name, number(getattr(summary, name))) for name in names]
+    low, high, mean, std = [(name, number(getattr(summary, name))) for name in names]
+    ends = ("", f"{low[1]} … {high[1]}")
+    return [[low, high, mean, std], [low, high, mean], [ends, mean], [ends], []]
 
 
-def _badges(summary: Summary) -> list[tuple[str, tuple[int, int, int]]]:
+def _arranged(choices: list[Figures], at: Measures, room: float) -> tuple[Figures, float]:
+    """The first that has room, and how wide a column is: numbers shall not dance about."""
+    steady = text_width("-0.00000", at.text)
+    for number_of, shown in enumerate(choices):
+        widths = [
+            (text_width(label, at.text) + at.text * 0.45 if label else 0.0)
+            + (max(moving_width(value, at.text), steady) if value else 0.0)
+            + at.text * 0.8
+            for label, value in shown
+        ]
+        if number_of == 0 and max(at.text * 9.4, *widths, 0.0) * len(shown) <= room:
+            return shown, at.text * 9.4
+        if sum(widths) <= room:
+            return shown, 0.0
+    return [], 0.0
+
+
+def _badges(summary: Summary, at: Measures, room: float) -> list[tuple[str, tuple[int, int, int]]]:
+    """How many are not finite; the counts are shortened where they have no room."""
     counts = (
         ("-Inf", summary.neginfs, NEGINF_COLOR),
         ("+Inf", summary.posinfs, POSINF_COLOR),
         ("NaN", summary.nans, NAN_COLOR),
     )
-    return [(f"{name} {n:,}", color) for name, n, color in counts if n]
+    said = [(f"{name} {n:,}", color) for name, n, color in counts if n]
+    if sum(badge_width(words, at.text) + at.text * 0.5 for words, _ in said) > room:
+        said = [(f"{name} {_short(n)}", color) for name, n, color in counts if n]
+    return said
+
+
+def _short(count: int) -> str:
+    """
+    >>> _short(999), _short(1_234), _short(56_789_000)
+    ('999', '1k', '56M')
+    """
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count // size}{unit}"
+    return str(count)
 
 
 def bar_width(at: Measures) -> int:
@@ -118,10 +184,22 @@ def color_bar(canvas: Canvas, at: Measures, box: Box, pixels: NDArray[np.uint32]
 
 def bar_ticks(canvas: Canvas, style: Style, at: Measures, bar: Box, limits: Range) -> None:
     """The numbers beside a colour bar."""
+    most = max(2, bar.height // (at.small * 3))
+    beside_bar(canvas, style, at, bar, limits, ticks(*limits, most))
+
+
+def beside_bar(
+    canvas: Canvas,
+    style: Style,
+    at: Measures,
+    bar: Box,
+    limits: Range,
+    found: list[tuple[float, str]],
+) -> None:
+    """Words beside a colour bar, each at its value."""
     colors = style.colors
     low, high = limits
-    most = max(2, bar.height // (at.small * 3))
-    for value, words in ticks(low, high, most):
+    for value, words in found:
         y = bar.bottom - 1 - (value - low) / (high - low) * (bar.height - 1)
         canvas.fill(bar.right, round(y), bar.right + 3, round(y) + 1, colors.dim)
         canvas.text(bar.right + 6, y, words, at.small, colors.dim, moving=True)

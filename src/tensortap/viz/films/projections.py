@@ -11,11 +11,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tensortap.errors import MissingExtra
-from tensortap.viz.colors import SEQUENTIAL, table_of
+from tensortap.viz.colors import SEQUENTIAL, STEPS, packed, table_of
 from tensortap.viz.films.canvas import Canvas
-from tensortap.viz.films.legend import plot_axes, shares
+from tensortap.viz.films.legend import bar_width, beside_bar, color_bar, plot_axes, shares
 from tensortap.viz.films.look import Look
-from tensortap.viz.films.scales import Follower, ticks
+from tensortap.viz.films.scales import Follower, ticks, whole_ticks
 from tensortap.viz.films.style import Box, Measures, Style
 from tensortap.viz.reals import reals
 
@@ -53,9 +53,13 @@ class ProjectionPicture:
         self._across, self._up = Follower("follow"), Follower("follow")
         self._axes: tuple[tuple[int, int], NDArray[Any], NDArray[Any], str] | None = None
         self._last: tuple[tuple[int, int], NDArray[Any]] | None = None
+        table = table_of(style.colormap if style.colormap != "auto" else SEQUENTIAL)
+        # without the end that could not be told from the ground
+        first = 0.12 if style.theme == "dark" else 0.0
+        self._table = table[[round(first * STEPS + 0.88 * i) for i in range(STEPS)]]
         self._points: NDArray[Any] | None = None
         self._colors: NDArray[Any] | None = None
-        self.note = ""
+        self.note = self.aside = ""
 
     def see(self, look: Look) -> object:
         """Find the points: what is said about them is part of the heading."""
@@ -73,22 +77,22 @@ class ProjectionPicture:
             whole: NDArray[Any] = np.asarray(np.isfinite(data).all(axis=1))
             scale = np.abs(data[whole]).max(initial=0.0)
             data = data / (scale or 1.0)  # squares stay within float64
-        words = []
+        words: list[str] = []
+        asides: list[str] = []
         if len(rows) < count:
             words.append(f"{len(rows):,} of {count:,} rows")
         if len(columns) < features:
             words.append(f"{len(columns):,} of {features:,} numbers of each")
         if not whole.all():
-            words.append(f"{int((~whole).sum()):,} rows not finite")
+            strange = int((~whole).sum())
+            asides.append(f"{strange:,} {'row' if strange == 1 else 'rows'} not finite")
         self._points = np.full((len(rows), 2), np.nan)
         if whole.sum() >= 3:
             self._points[whole], said = self._project(data, whole, shape, scale or 1.0, look)
-            words.append(said)
-        order = rows / max(1, count - 1)
-        colors = self._style.colormap if self._style.colormap != "auto" else SEQUENTIAL
-        table = table_of(colors)
-        self._colors = table[np.rint((0.12 + 0.88 * order) * (len(table) - 1)).astype(int)]
-        self.note = " · ".join(filter(None, words))
+            asides.append(said)
+        self.aside = " · ".join(asides)
+        self._colors = self._table[np.rint(rows / max(1, count - 1) * (STEPS - 1)).astype(int)]
+        self.note = " · ".join(words)
         return None
 
     def _project(
@@ -132,7 +136,20 @@ class ProjectionPicture:
         return points
 
     def still(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """Nothing: both axes move."""
+        """The colours of the rows; both axes move."""
+        at, shape = self._at, point_shape(look.inner)
+        assert shape is not None
+        if not at.header:
+            return
+        down = round(at.small * 1.6)
+        beside = Box(box.left, box.top + down, box.right, box.bottom - at.small - 9)
+        bar = color_bar(canvas, at, beside, packed(self._table))
+        middle = (bar.left + bar.right) / 2
+        canvas.text(middle, box.top + down / 2, "row", at.small, self._style.colors.dim, "middle")
+        last = max(1, shape[0] - 1)
+        rows = whole_ticks(shape[0], max(2, bar.height // (at.small * 3)))
+        said = [(float(row), _place_name(row)) for row in rows]
+        beside_bar(canvas, self._style, at, bar, (0.0, float(last)), said)
 
     def draw(self, canvas: Canvas, box: Box, look: Look) -> None:
         """The points of this frame."""
@@ -142,7 +159,8 @@ class ProjectionPicture:
         assert self._colors is not None
         at = self._at
         beside, below = (round(at.small * 3.4), at.small + 9) if at.header else (0, 0)
-        plot = Box(box.left + beside, box.top, box.right - at.margin // 2, box.bottom - below)
+        right = box.right - bar_width(at)
+        plot = Box(box.left + beside, box.top, right, box.bottom - below)
         shown = np.isfinite(self._points).all(axis=1)
         points = self._points[shown]
         ends = (points.min(axis=0), points.max(axis=0)) if len(points) else (np.zeros(2),) * 2
@@ -164,6 +182,17 @@ class ProjectionPicture:
         ys = plot.bottom - 1 - place[1] * (plot.height - 1)
         radius = max(1.5, min(5.0, 60 / math.sqrt(len(points)))) * max(1.0, at.small / 12)
         canvas.dots(xs, ys, round(radius, 1), self._colors[shown])
+
+
+def _place_name(row: int) -> str:
+    """A row in few letters.
+
+    >>> _place_name(20_000), _place_name(250_000), _place_name(1_500_000)
+    ('20000', '250k', '1.5M')
+    """
+    if row < 100_000:
+        return str(row)
+    return f"{row / 1e6:g}M" if row >= 10**6 else f"{row / 1e3:g}k"
 
 
 def _choice(rng: np.random.Generator, count: int, most: int) -> NDArray[np.int64]:

@@ -19,14 +19,13 @@ from typing import Any
 
 from tensortap.errors import TensortapError
 from tensortap.formats.folders import file_name
-from tensortap.formats.video import FORMATS, FilmError, Writer, create, film_size
+from tensortap.formats.video import FORMATS, FilmError, Writer, check_fps, create, film_size
 from tensortap.record import Kind, Record
-from tensortap.viz.films.style import Style
+from tensortap.viz.films.style import Style, check_count
 
 log = logging.getLogger("tensortap")
 
 _IDLE = 4  # rounds of all open films that one may miss before it makes room
-_FASTEST = 240.0
 
 
 class Recorder:
@@ -66,18 +65,17 @@ class Recorder:
     ) -> None:
         if format not in FORMATS:
             raise TensortapError(f"format={format!r}: it is one of {', '.join(FORMATS)}")
-        if not 0 < fps <= _FASTEST:
-            raise TensortapError(f"fps={fps}: frames a second, more than 0 and at most 240")
+        self.fps = check_fps(fps)
         for name, count in (("max_frames", max_frames), ("open_films", open_films)):
-            if count is not None and count < 1:
-                raise TensortapError(f"{name}={count}: it is 1 or more")
+            if count is not None:
+                check_count(name, count)
         style = Style(
             size=size, mode=mode, colormap=colormap, range=range, symmetric=symmetric,
             theme=theme, legend_color=legend_color, seed=seed,
         )  # fmt: skip
         self.folder = Path(folder)
         self.style = dataclasses.replace(style, size=film_size(style.size, format))
-        self.fps, self.format = float(fps), format
+        self.format = format
         self.max_frames, self.open_films = max_frames, open_films
         if self.style.size != tuple(size):
             log.warning(
@@ -139,10 +137,11 @@ class Recorder:
             oldest.close()
             return True
         # closing one that is still needed would give files of one frame each
-        if name not in self.skipped:
+        if not self.skipped:
             log.warning(
                 "tensortap: no film of %r: %d films are open, which is the limit; open_films=… "
-                "raises it, and each takes some megabytes", name, self.open_films,
+                "raises it, and each takes some megabytes. Others that find no room are said at "
+                "the end", name, self.open_films,
             )  # fmt: skip
         self.skipped[name] = self.skipped.get(name, 0) + 1
         return False
@@ -153,6 +152,12 @@ class Recorder:
     def close(self) -> None:
         """Finish all files; further records begin new ones."""
         errors = _close_all(self._films)
+        if len(self.skipped) > 1:
+            first, last = next(iter(self.skipped)), next(reversed(self.skipped))
+            log.warning(
+                "tensortap: %d names had no film, %r to %r: open_films=%d is the limit",
+                len(self.skipped), first, last, self.open_films,
+            )  # fmt: skip
         if errors:
             raise errors[0]
 

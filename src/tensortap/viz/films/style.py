@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,20 @@ class Box(NamedTuple):
         return self.bottom - self.top
 
 
+def check_count(name: str, count: Any, least: int = 1) -> None:
+    """An option that counts something is a whole number."""
+    if not isinstance(count, numbers.Integral) or int(count) < least:
+        raise TensortapError(f"{name}={count!r}: it is a whole number, {least} or more")
+
+
+def _are(pair: Any, kind: type) -> bool:
+    """Whether something is two numbers."""
+    try:
+        return len(pair) == 2 and all(isinstance(number, kind) for number in pair)
+    except TypeError:
+        return False
+
+
 @dataclasses.dataclass(frozen=True)
 class Style:
     """Size, mode, colours and range of the frames; `symmetric` None is: if both signs occur."""
@@ -51,11 +66,17 @@ class Style:
             raise TensortapError(f"mode={self.mode!r}: it is one of {', '.join(MODES)}")
         if self.theme not in THEMES:
             raise TensortapError(f"theme={self.theme!r}: it is {' or '.join(THEMES)}")
-        sides = tuple(self.size)
-        if len(sides) != 2 or not all(_SMALLEST <= side <= _LARGEST for side in sides):
+        sides: Any = self.size
+        if (
+            not _are(sides, numbers.Integral)
+            or not _SMALLEST <= min(sides) <= max(sides) <= _LARGEST
+        ):
             raise TensortapError(
                 f"size={self.size}: width and height, each from {_SMALLEST} to {_LARGEST} pixels"
             )
+        check_count("seed", self.seed, 0)
+        if not isinstance(self.range, str) and not _are(self.range, numbers.Real):
+            raise TensortapError(f"range={self.range!r}: a word, or a pair like (-1, 1)")
         # said here, in the user's own process, and not when the first frame is drawn elsewhere
         Follower(self.range)
         if self.colormap != "auto":
@@ -97,3 +118,8 @@ class Measures(NamedTuple):
         small, margin = max(10, round(11.5 * unit)), max(8, round(16 * unit))
         header = round(margin * 0.8 + title * 1.3 + text * 1.45 + margin * 0.45)
         return cls(margin, title, text, small, header, round(text * 1.7 + margin * 0.9))
+
+    def room(self, size: tuple[int, int]) -> Box:
+        """Where a picture is drawn: between the heading and the figures."""
+        width, height = size
+        return Box(self.margin, self.header, width - self.margin, height - self.footer)

@@ -13,7 +13,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tensortap.viz.colors import NAN, Rgb, mixed, packed
-from tensortap.viz.films.canvas import Canvas, need_pillow
+from tensortap.viz.films.canvas import Canvas, need_pillow, text_width
+from tensortap.viz.films.image import shrunk
 from tensortap.viz.films.legend import bar_ticks, bar_width, color_bar
 from tensortap.viz.films.look import Look
 from tensortap.viz.films.scales import whole_ticks
@@ -32,17 +33,19 @@ _FINEST, _COARSEST = 256, 96  # points along a side: fewer are interpolated, mor
 _LIGHTS = 64  # levels of light: fewer show as rings on a smooth surface
 DARKEST, BRIGHTEST = 0.32, 1.16  # light on what is turned away and on what faces it
 _FINER = 2  # samples of a pixel, one above the other: smooth ridges
+_ROUGH = 0.9  # the slope, on average, from which on light is softened, more and more
 _LINES = 12  # lines along each side of the surface
 
 
 class SurfacePicture:
     """A matrix as heights over its rows and columns."""
 
-    note = ""
+    aside = ""
 
     def __init__(self, style: Style, at: Measures) -> None:
         self._style, self._at = style, at
         self.shades = Shades(style)
+        self.note = ""
         self._bar = Box(0, 0, 1, 1)
         self._view: View | None = None
         self._lit: NDArray[np.uint32] | None = None
@@ -53,14 +56,18 @@ class SurfacePicture:
         self.shades.see(look.summary)
         if self.shades.symmetric != symmetric:
             self._lit = None
+        self.note = shrunk(look.inner, (_FINEST, _FINEST), "a point")
         return self.shades.symmetric
 
     def still(self, canvas: Canvas, box: Box, look: Look) -> None:
         """The ground, the walls behind, and the colour bar."""
         at, colors = self._at, self._style.colors
         rows, columns = look.inner
-        below = at.small * 2 if at.header else 0
-        room = Box(box.left, box.top, box.right - bar_width(at), box.bottom - below)
+        left = right = below = 0
+        if at.header:  # what is written beside the corners
+            below = at.small * 2
+            left, right = at.small * 2, text_width(str(columns), at.small)
+        room = Box(box.left + left, box.top, box.right - right - bar_width(at), box.bottom - below)
         self._view = View(rows, columns, room)
         scenery(canvas, self._view, colors.panel, colors.line)
         if at.header:
@@ -250,6 +257,10 @@ class View:
         slope *= columns / rows
         slope[1:] += share[1:] - share[:-1]
         slope *= rows * _TALL
+        # noise is all slopes: in full light it would be black and white and hide every colour
+        rough = math.sqrt(float(np.dot(slope.reshape(-1), slope.reshape(-1))) / slope.size)
+        if rough > _ROUGH:
+            slope *= (_ROUGH / rough) ** 1.25
         light = slope / np.sqrt(1 + slope * slope)
         light *= 0.5 * (_LIGHTS - 1) * 0.72
         light += 0.66 * (_LIGHTS - 1)
@@ -333,14 +344,27 @@ def scenery(canvas: Canvas, view: View, panel: Rgb, line: Rgb) -> None:
     canvas.stamp(np.asarray(lines.reduce(fine)), area.left, area.top, line)
 
 
+def _most_labels(view: View, size: int) -> tuple[int, int]:
+    """How many numbers have room along the rows and along the columns."""
+    corner, behind, beside = (
+        view.on_screen(0, 1, 0),
+        view.on_screen(0, 0, 0),
+        view.on_screen(1, 1, 0),
+    )
+    high = abs(corner[1] - behind[1]) / (size * 1.7)
+    wide = abs(beside[0] - corner[0]) / (text_width(str(view.columns), size) + size * 0.7)
+    return min(4, max(1, int(high))), min(6, max(1, int(wide)))
+
+
 def _labels(canvas: Canvas, style: Style, at: Measures, view: View) -> None:
     """Rows along the edge in front on the left, columns along that on the right."""
     colors = style.colors
-    for row in whole_ticks(view.rows, 4):
+    rows, columns = _most_labels(view, at.small)
+    for row in whole_ticks(view.rows, rows):
         x, y = view.on_screen(0, (row + 0.5) / view.rows, 0)
         canvas.text(
             x - at.small * 0.5, y + at.small * 0.75, str(row), at.small, colors.dim, "right"
         )
-    for column in whole_ticks(view.columns, 6):
+    for column in whole_ticks(view.columns, columns):
         x, y = view.on_screen((column + 0.5) / view.columns, 1, 0)
         canvas.text(x + at.small * 0.25, y + at.small * 0.85, str(column), at.small, colors.dim)
