@@ -30,23 +30,30 @@ def main(wanted: list[str]) -> int:
     for column in ("row", "ratio", "middle half", "limit", "naive", "", "note"):
         table.add_column(column, justify="left" if column in ("row", "note") else "right")
     rows: list[Row] = []
+    chosen = [
+        (module, measure)
+        for module in MODULES
+        for measure in importlib.import_module(module).ROWS
+        if not wanted or any(word in measure.__name__ for word in wanted)
+    ]
+    if not chosen:
+        names = [m.__name__ for module in MODULES for m in importlib.import_module(module).ROWS]
+        console.print(f"no row is called {' or '.join(wanted)}; there are {', '.join(names)}")
+        return 2
     spawn = multiprocessing.get_context("spawn")
-    for module in MODULES:
-        for measure in importlib.import_module(module).ROWS:
-            if wanted and not any(word in measure.__name__ for word in wanted):
-                continue
-            console.print(f"… {measure.__name__}", style="dim")
-            here, there = spawn.Pipe()
-            # a process each: no session, thread or warm cache of another row
-            child = spawn.Process(target=measure_in_child, args=(there, module, measure.__name__))
-            child.start()
-            there.close()
-            try:
-                rows.extend(here.recv())
-            except EOFError:
-                console.print(f"{measure.__name__} failed", style="bold red")
-                return 2
-            child.join()
+    for module, measure in chosen:
+        console.print(f"… {measure.__name__}", style="dim")
+        here, there = spawn.Pipe()
+        # a process each: no session, thread or warm cache of another row
+        child = spawn.Process(target=measure_in_child, args=(there, module, measure.__name__))
+        child.start()
+        there.close()
+        try:
+            rows.extend(here.recv())
+        except EOFError:
+            console.print(f"{measure.__name__} failed", style="bold red")
+            return 2
+        child.join()
     for row in rows:
         low, high = row.spread
         sign = "≤" if row.at_most else "≥"
