@@ -159,7 +159,7 @@ def test_stacked_values_keep_lists_of_iterations(tmp_path):
 
 def test_dtypes_of_choice(tmp_path):
     saver = tap.HDF5(
-        tmp_path / "x.h5", float_dtype="float16", int_dtype="int16", iteration_dtype="int32"
+        tmp_path / "x.h5", float_dtype="float16", int_dtype=torch.int16, iteration_dtype=np.int32
     )
     save(saver, "x", [torch.tensor([1.0, 1e9]), torch.tensor([0.5]).bfloat16()])
     save(saver, "i", [torch.tensor([7]), torch.tensor([8], dtype=torch.uint8)])
@@ -285,6 +285,10 @@ def test_after_close_it_goes_on(tmp_path):
         ({"float_dtype": "flat32"}, "float_dtype='flat32'"),
         ({"int_dtype": "float32"}, "int_dtype='float32'"),
         ({"iteration_dtype": "uint32"}, "iteration_dtype='uint32'"),
+        ({"float_dtype": object}, "say the name of a dtype"),
+        ({"compression": "bogus"}, "compression='bogus'"),
+        ({"compression": "gzip", "compression_opts": 99}, "compression_opts=99"),
+        ({"compression_opts": 4}, "say compression='gzip' too"),
         ({"chunks": 0}, "chunks=0"),
         ({"flush_every": 0}, "flush_every=0"),
     ],

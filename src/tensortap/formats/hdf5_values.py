@@ -62,6 +62,17 @@ def item_of(value: Any, float_dtype: str | None = None, int_dtype: str | None = 
     return Item(name, framework, array.view(stored_as(name)))
 
 
+def can_hold(leaf: Any) -> bool:
+    """Whether there is a place in HDF5 for a text or number of Python, or a tensor.
+
+    >>> can_hold("a"), can_hold("\\0"), can_hold(Number("int", "1" + "0" * 30))
+    (True, False, False)
+    """
+    if isinstance(leaf, str):
+        return "\0" not in leaf
+    return not isinstance(leaf, Number) or leaf.kind == "complex"
+
+
 def _array(node: Value, value: Any) -> tuple[str, str, Array]:
     if isinstance(node, TensorData):
         return node.dtype, node.framework, as_numpy(node)
@@ -84,16 +95,31 @@ def _is_float(name: str) -> bool:
     return (name.startswith("float") or name == "bfloat16") and numpy_dtype(name).name == name
 
 
-def check_dtype(name: str, what: str) -> str:
-    """The name, if a dtype for floats or integers (`what` says which option) is called that."""
+def check_dtype(given: Any, what: str) -> str:
+    """The name of a dtype for floats or integers; `what` says of which option it is.
+
+    >>> check_dtype("float16", "float_dtype"), check_dtype(np.float32, "float_dtype")
+    ('float16', 'float32')
+    """
+    name = given if isinstance(given, str) else _dtype_name(given)
     if what == "float_dtype":
         known = name in ITEMSIZE and _is_float(name)
     else:
         known = name in _INTEGERS and (what == "int_dtype" or name.startswith("int"))
     if not known:
         example = "'float16', 'float32' or 'bfloat16'" if what == "float_dtype" else "'int32'"
-        raise TensortapError(f"{what}={name!r}: say the name of a dtype, as {example}")
+        raise TensortapError(f"{what}={given!r}: say the name of a dtype, as {example}")
     return name
+
+
+def _dtype_name(given: Any) -> str:
+    """The name of a dtype of NumPy or torch."""
+    if type(given).__module__.partition(".")[0] == "torch":
+        return str(given).removeprefix("torch.")
+    try:
+        return str(np.dtype(given).name)
+    except TypeError:
+        return ""
 
 
 def _converted(array: Array, name: str, wanted: str) -> Array:
