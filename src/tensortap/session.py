@@ -322,6 +322,11 @@ class Session:
 
     def put_copy(self, record: Record, nbytes: int, start: int) -> None:
         """Hand on a record of a copied value: it counts as captured. `start` is when it began."""
+        if self._default is None and self.enabled and not self._closed:
+            began = _now()
+            self._targets_for(None)
+            self._spent["connecting"] += _now() - began
+            start += _now() - began
         ticket = self.put(record, nbytes)
         next(self._uncalled)
         if ticket is not SKIPPED:
