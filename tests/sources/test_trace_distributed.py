@@ -130,11 +130,19 @@ if rank == 0:
     result["shapes"] = sorted({(r, *v.shape) for v, r in zip(part.values, part.ranks)})
 
 # only the last rank ever binds it, and at the end of the training only
+import logging
+told = []
+class Told(logging.Handler):
+    def emit(self, record):
+        told.append(record.getMessage())
+logging.getLogger("tensortap").addHandler(Told())
 model, ddp = make()
 with tap.trace(model, "forward.seldom", gathering_interval=2) as tracer:
     train(ddp, batches(5), lambda i: rank == world - 1 and i >= 3)
 part = tracer.results["forward.seldom"]
 result["seldom"] = [part.iterations, part.ranks]
+
+result["said"] = [text for text in told if "seldom" in text]
 
 # nothing traced
 model, ddp = make()
@@ -191,6 +199,7 @@ def test_ranks_that_captured_nothing_take_part(found):
     world = len(found)
     assert found[0]["seldom"] == [[3, 4], [world - 1] * 2]
     assert all(one["seldom"] == [[], []] for one in found[1:])
+    assert found[0]["said"] == []  # it has what another rank has kept
 
 
 def test_training_is_bit_identical(found):
@@ -230,7 +239,7 @@ dist.barrier()
 
 # a rank that is stuck: it is waited for as long as the group says
 import datetime, pathlib, time
-short = dist.new_group(timeout=datetime.timedelta(seconds=10))
+short = dist.new_group(timeout=datetime.timedelta(seconds=6))
 model, ddp = make()
 with tap.trace(model, ["forward.x"], gathering_interval=1, group=short) as tracer:
     for i, x in enumerate(batches(4)):

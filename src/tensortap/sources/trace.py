@@ -59,6 +59,7 @@ class Tracer:
         self._replicas: Any = None
         self._resolver: Resolver | None = None
         self._digests: dict[str, bytes | None] = {}
+        self._gathered: set[str] = set()  # paths that a rank has brought something of
         self._meant: dict[Point, str] = {}  # which of the paths each point is from
         self._unmatched: set[str] = set()
         self._lock = threading.RLock()
@@ -292,8 +293,10 @@ class Tracer:
         groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for one in self._listening:
             for point, why in one.empty():
+                key, path = joined(point.key), joined((*point.key, *point.deep))
+                if any(one == key or one.startswith(f"{key}.") for one in self._gathered):
+                    continue  # another rank has kept it
                 pattern = self._meant[point]
-                path = joined((*point.key, *point.deep))
                 alike = why.replace(one.place.label, "")
                 groups.setdefault((pattern, alike), []).append((path, why))
         for (pattern, _), ((path, why), *others) in groups.items():
@@ -338,6 +341,7 @@ class Tracer:
                 except Exception as error:
                     self._report("gathering", error)
             if found is not None:
+                self._gathered |= {path for path, part in found.items() if part.values}
                 self._call_all(self.settings.post_gather, found)
                 for path, part in found.items():
                     self._now.setdefault(path, Part()).extend(part)
