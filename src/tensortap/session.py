@@ -88,7 +88,9 @@ class Session:
             self._dropped
         ) = 0
         self._observed = 0
-        self._uncalled = itertools.count()  # values that came by no gate: no calls of one
+        self._uncalled = (
+            itertools.count()
+        )  # values and errors that came by no gate: no calls of one
         self._spent = dict.fromkeys(
             ("select", "queue", "copy", "small values", "connecting", "tracking"), 0
         )
@@ -388,10 +390,17 @@ class Session:
         """The next number in the order of capture."""
         return self._next()
 
-    def fault(self, name: object, error: Exception, what: str = "was not caught") -> Ticket:
-        """Something went wrong under a name: counted, logged once, raised only if asked for."""
+    def fault(
+        self, name: object, error: Exception, what: str = "was not caught", *, called: bool = False
+    ) -> Ticket:
+        """Something went wrong under a name: counted, logged once, raised only if asked for.
+
+        `called` says that it was a call of a gate, which has counted it.
+        """
         if self.strict:
             raise error
+        if not called:
+            next(self._uncalled)
         with self._lock:
             self._errors += 1
             key = (str(name), type(error).__name__)
@@ -451,6 +460,8 @@ class Session:
                         for record, _, nbytes in lost
                         if record.stats is None and record.kind is not Kind.ALERT
                     ]
+                    for _ in range(len(lost) - len(sizes)):
+                        next(self._uncalled)
                     with self._lock:
                         self._unheard += len(lost)
                         self._captured -= len(sizes)

@@ -252,7 +252,7 @@ class Tracer:
                 try:
                     put(name, value, moment, order)
                 except Exception as error:  # the results have it all the same
-                    session.fault(path, error)
+                    session.fault(path, error, "was not handed on")
             if self._holding:
                 if self._rank is None:
                     self._rank = ranks.rank_and_world_size()[0]
