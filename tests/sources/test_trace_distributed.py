@@ -115,6 +115,47 @@ if rank == 0:
     wanted = expected.unflatten(1, (N // G, G)).transpose(0, 1).flatten(1, 3).mean(1)
     result["mean values"] = torch.allclose(part.values[0], wanted, atol=1e-6)
 
+# all at once: a wrapper, patterns, parts, attributes, stacked and to a compressed file
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(C, C)
+    def forward(self, x):
+        q = self.fc(x)
+        scores = q @ x.T
+        return scores @ q
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.counter = 0
+    def forward(self, x):
+        self.counter += 1
+        h = x
+        for block in self.blocks:
+            h = block(h)
+        out = {"logits": h.tanh()}
+        return out
+
+torch.manual_seed(0)
+ddp_model = nn.parallel.DistributedDataParallel(Whole())
+saver = tap.HDF5("whole.h5", compression="gzip")
+with tap.trace(
+    ddp_model,
+    ["forward", "forward.x", "blocks.*.forward.scores", "forward.out.logits",
+     "forward.self.counter"],
+    every=1, gathering_interval=4,
+    pre_gather_callbacks=[tap.stack_padded_tensors],
+    post_gather_callbacks=[tap.stack_padded_tensors, saver],
+    post_trace_callbacks=[tap.stack_padded_tensors],
+) as tracer:
+    for x in batches(N):
+        ddp_model(x)["logits"].sum().backward()
+if rank == 0:
+    result["whole"] = {path: list(data.shape) for path, data in saver.datasets.items()}
+    result["whole left"] = {path: part.values for path, part in tracer.results.items()}
+
 # a tail, an interval that is kept, shapes of each rank's own
 model, ddp = make()
 moments = []
@@ -186,6 +227,20 @@ def test_moved_to_hdf5(found):
 def test_the_mean_of_all_ranks(found):
     assert found[0]["mean"] == [[N // G, C]]
     assert found[0]["mean values"]
+
+
+def test_everything_at_once(found):
+    world, first = len(found), found[0]
+    assert first["whole"] == {
+        "forward[logits]": [N * world, B, C],  # a dict is not stacked: a row a value
+        "forward.x": [N // G, world, G, B, C],
+        "forward.out.logits": [N // G, world, G, B, C],
+        "blocks.0.forward.scores": [N // G, world, G, B, B],
+        "blocks.1.forward.scores": [N // G, world, G, B, B],
+        "forward.self.counter": [2, world, G + 1],  # 0 to 4, then 5 to 8
+    }
+    assert set(first["whole left"]) == {"forward", *first["whole"]} - {"forward[logits]"}
+    assert not any(first["whole left"].values())
 
 
 def test_the_tail_is_gathered_and_the_interval_kept(found):

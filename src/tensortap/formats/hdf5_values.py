@@ -7,8 +7,10 @@ as unsigned integers of its size, bit for bit, with its true name in the attribu
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,9 @@ from tensortap.arrays.dtypes import ITEMSIZE, itemsize, numpy_dtype
 from tensortap.arrays.rebuild import rebuild
 from tensortap.arrays.tree import borrow
 from tensortap.arrays.view import as_numpy
-from tensortap.errors import TensortapError
+from tensortap.errors import CaptureError, TensortapError
 from tensortap.formats.hdf5_rows import Array
-from tensortap.record import Number, TensorData, Value
+from tensortap.record import Fields, Items, Mapping, Number, TensorData, Value
 
 _NATIVE = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
@@ -63,14 +65,46 @@ def item_of(value: Any, float_dtype: str | None = None, int_dtype: str | None = 
 
 
 def can_hold(leaf: Any) -> bool:
-    """Whether there is a place in HDF5 for a text or number of Python, or a tensor.
+    """Whether there is a place in HDF5 for a leaf of a record.
 
     >>> can_hold("a"), can_hold("\\0"), can_hold(Number("int", "1" + "0" * 30))
     (True, False, False)
     """
     if isinstance(leaf, str):
         return "\0" not in leaf
-    return not isinstance(leaf, Number) or leaf.kind == "complex"
+    if isinstance(leaf, Number):
+        return leaf.kind == "complex"
+    return isinstance(leaf, (TensorData, *_PYTHON))
+
+
+def leaves_of(value: Any) -> list[tuple[str, Any]]:
+    """The tensors, numbers and texts in a container, each with its place; none if it holds others.
+
+    >>> leaves_of({"a": [1, 2.5]}), leaves_of([None]), leaves_of(3)
+    ([('[a][0]', 1), ('[a][1]', 2.5)], [], [])
+    """
+    if not isinstance(value, (dict, list, tuple)) and not dataclasses.is_dataclass(value):
+        return []
+    try:
+        found = list(_leaves(borrow(value), ""))
+    except CaptureError:
+        return []
+    return found if all(can_hold(leaf) for _, leaf in found) else []
+
+
+def _leaves(node: Value, place: str) -> Iterator[tuple[str, Any]]:
+    parts: list[tuple[str, Value]]
+    if isinstance(node, Items):
+        parts = [(f"[{i}]", item) for i, item in enumerate(node.items)]
+    elif isinstance(node, Mapping):
+        parts = [(f"[{key}]", item) for key, item in node.items]
+    elif isinstance(node, Fields):
+        parts = [(f".{n}", item) for n, item in zip(node.names, node.values, strict=True)]
+    else:
+        yield place, node
+        return
+    for step, part in parts:
+        yield from _leaves(part, place + step)
 
 
 def _array(node: Value, value: Any) -> tuple[str, str, Array]:
