@@ -88,6 +88,9 @@ class Session:
             self._dropped
         ) = 0
         self._observed = 0
+        self._uncalled = (
+            itertools.count()
+        )  # values and errors that came by no gate: no calls of one
         self._spent = dict.fromkeys(
             ("select", "queue", "copy", "small values", "connecting", "tracking"), 0
         )
@@ -319,6 +322,22 @@ class Session:
         if len(self._tracked) > _BILLS:
             self._add_up()
 
+    def put_copy(self, record: Record, nbytes: int, start: int) -> None:
+        """Hand on a record of a copied value: it counts as captured. `start` is when it began."""
+        if self._default is None and self.enabled and not self._closed:
+            began = _now()
+            self._targets_for(None)
+            self._spent["connecting"] += _now() - began
+            start += _now() - began
+        ticket = self.put(record, nbytes)
+        next(self._uncalled)
+        if ticket is not SKIPPED:
+            self._small_bill((nbytes, _now() - start))
+            if len(self._small_bills) > _BILLS:
+                self._add_up()
+        elif not self._targets:
+            self.miss()
+
     def _admitted(
         self, targets: tuple[Sink, ...], gate: Gate, number: int, kind: Kind, nbytes: int
     ) -> tuple[Sink, ...]:
@@ -371,10 +390,17 @@ class Session:
         """The next number in the order of capture."""
         return self._next()
 
-    def fault(self, name: object, error: Exception, what: str = "was not caught") -> Ticket:
-        """Something went wrong under a name: counted, logged once, raised only if asked for."""
+    def fault(
+        self, name: object, error: Exception, what: str = "was not caught", *, called: bool = False
+    ) -> Ticket:
+        """Something went wrong under a name: counted, logged once, raised only if asked for.
+
+        `called` says that it was a call of a gate, which has counted it.
+        """
         if self.strict:
             raise error
+        if not called:
+            next(self._uncalled)
         with self._lock:
             self._errors += 1
             key = (str(name), type(error).__name__)
@@ -428,10 +454,18 @@ class Session:
                         live = self._lives[address]
                     # what another sink took as well was heard: it is in the run
                     lost = [entry for entry in live.forget(unheard=True) if not entry[1].shared]
+                    # what was tracked is counted as that, and not among what was captured
+                    sizes = [
+                        nbytes - OVERHEAD
+                        for record, _, nbytes in lost
+                        if record.stats is None and record.kind is not Kind.ALERT
+                    ]
+                    for _ in range(len(lost) - len(sizes)):
+                        next(self._uncalled)
                     with self._lock:
                         self._unheard += len(lost)
-                        self._captured -= len(lost)
-                        self._bytes -= sum([nbytes - OVERHEAD for _, _, nbytes in lost])
+                        self._captured -= len(sizes)
+                        self._bytes -= sum(sizes)
                 self._refresh()
 
             def refused(count: int) -> None:
@@ -537,7 +571,8 @@ class Session:
             spent["small values"] += sum(meter.spent_ns for meter in meters) / 1e9
         # a value that was replaced in the queue had been captured: it is counted once, below
         kept = max(0, captured - sum(queue.replaced for queue in queues))
-        skipped = max(0, calls - kept - dropped - counts["unheard"] - errors)
+        uncalled = int(repr(self._uncalled)[6:-1])
+        skipped = max(0, calls + uncalled - kept - dropped - counts["unheard"] - errors)
         spent["skipping"] = skipped * _cost_of_skipping()
         seconds = sum(spent.values())
         steps = self._steps

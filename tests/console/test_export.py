@@ -46,7 +46,7 @@ def test_npz(run, tmp_path):
 
 
 def test_hdf5(run, tmp_path):
-    assert run.export(tmp_path / "out.h5") == COUNT
+    assert run.export(tmp_path / "out.h5") == COUNT + 3  # the texts
     with h5py.File(tmp_path / "out.h5") as file:
         group = file["blocks%2F0"]
         assert group["values"].shape == (3, len(BIG))
@@ -58,12 +58,27 @@ def test_hdf5(run, tmp_path):
         assert half[2].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
         assert file["again"]["calls"][:].tolist() == [0, 1]
         assert sorted(file) == [
-            "again", "blocks%2F0", "dumped", "half", "tree[a]", "tree[b][0]", "tree[b][1]",
+            "again", "blocks%2F0", "dumped", "half", "text", "tree[a]", "tree[b][0]", "tree[b][1]",
         ]  # fmt: skip
     found = tap.read_hdf5(tmp_path / "out.h5")
     assert torch.equal(found["half"].values[2], torch.full((4,), 2, dtype=torch.bfloat16))
     assert found["tree[b][0]"].values == [1.5] * 3
     assert found["again"].beside == {"calls": [0, 1]}
+    assert found["text"].values == ["a text"] * 3
+
+
+def test_hdf5_leaves_out_what_it_cannot_hold(tmp_path):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(
+        {"nul": "a\0", "text": "é", "big": 1 << 70, "complex": 1 + 2j, "not utf-8": "\ud800"}, "x"
+    )
+    tap.finish()
+    assert tap.open(path).export(tmp_path / "out.h5") == 1
+    found = tap.read_hdf5(tmp_path / "out.h5")
+    assert {name: one.values for name, one in found.items()} == {
+        "x[text]": ["é"],
+        "x[complex]": [1 + 2j],
+    }
 
 
 def test_hdf5_of_a_name_that_changes_its_nature(tmp_path):

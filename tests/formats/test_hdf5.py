@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import subprocess
@@ -140,6 +141,30 @@ def test_plain_h5py_reads_ragged_values(tmp_path):
             assert (flat[offsets[i] : offsets[i + 1]].reshape(shape) == value.numpy()).all()
 
 
+def test_containers_have_a_dataset_a_leaf(tmp_path):
+    Pair = collections.namedtuple("Pair", "a b")
+    saver = tap.HDF5(tmp_path / "x.h5")
+    values = [
+        {"logits": torch.full((2,), float(i)), "deep": [i, Pair("text", 2.5)]} for i in range(3)
+    ]
+    values += [{"object": object()}, 7]
+    iterations, ranks = [0, 1, 2, 3, 4], [0] * 5
+    with pytest.raises(TensortapError, match="not a dict: trace its parts"):
+        saver("forward", values, iterations, ranks)
+    saver.close()
+    assert (len(values), iterations, ranks) == (1, [3], [0])  # only what holds something else
+    found = tap.read_hdf5(saver.path)
+    assert {name: one.iterations for name, one in found.items()} == {
+        "forward": [4],
+        "forward[logits]": [0, 1, 2],
+        "forward[deep][0]": [0, 1, 2],
+        "forward[deep][1].a": [0, 1, 2],
+        "forward[deep][1].b": [0, 1, 2],
+    }
+    assert [value.tolist() for value in found["forward[logits]"].values] == [[0, 0], [1, 1], [2, 2]]
+    assert found["forward[deep][1].a"].values == ["text"] * 3
+
+
 def test_stacked_values_keep_lists_of_iterations(tmp_path):
     saver = tap.HDF5(tmp_path / "x.h5")
     for start, count in ((0, 4), (4, 4), (8, 2)):
@@ -159,7 +184,7 @@ def test_stacked_values_keep_lists_of_iterations(tmp_path):
 
 def test_dtypes_of_choice(tmp_path):
     saver = tap.HDF5(
-        tmp_path / "x.h5", float_dtype="float16", int_dtype="int16", iteration_dtype="int32"
+        tmp_path / "x.h5", float_dtype="float16", int_dtype=torch.int16, iteration_dtype=np.int32
     )
     save(saver, "x", [torch.tensor([1.0, 1e9]), torch.tensor([0.5]).bfloat16()])
     save(saver, "i", [torch.tensor([7]), torch.tensor([8], dtype=torch.uint8)])
@@ -194,7 +219,8 @@ def test_compression_reaches_the_file(tmp_path):
         (torch.ones(2), torch.ones(2, 2), "ragged=True"),
         (torch.ones(2), "text", "holds float32, this value is str"),
         (1.5, None, "not a NoneType: trace its parts"),
-        (1.5, {"a": 1}, "not a dict: trace its parts"),
+        (1.5, {"a": 1, "b": None}, "not a dict: trace its parts"),
+        (1.5, [], "not a list: trace its parts"),
         (1, 2**70, "more than 64 bits"),
         ("a", "b\0c", "NUL"),
         ("a", "b\udc80", "not a str"),
@@ -285,6 +311,10 @@ def test_after_close_it_goes_on(tmp_path):
         ({"float_dtype": "flat32"}, "float_dtype='flat32'"),
         ({"int_dtype": "float32"}, "int_dtype='float32'"),
         ({"iteration_dtype": "uint32"}, "iteration_dtype='uint32'"),
+        ({"float_dtype": object}, "say the name of a dtype"),
+        ({"compression": "bogus"}, "compression='bogus'"),
+        ({"compression": "gzip", "compression_opts": 99}, "compression_opts=99"),
+        ({"compression_opts": 4}, "say compression='gzip' too"),
         ({"chunks": 0}, "chunks=0"),
         ({"flush_every": 0}, "flush_every=0"),
     ],

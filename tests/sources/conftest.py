@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def nobody_listens(monkeypatch, tmp_path_factory):
-    """No live session and no settings of whoever runs the tests."""
+    """No live session, no settings of whoever runs the tests, no steps of the tests before."""
+    session.restart()
     for name in list(os.environ):
         if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
@@ -81,6 +84,63 @@ def found():
     return lambda tracker: Found(tracker.records)
 
 
+class Forks:
+    """A process that has imported what ranks import, which takes longer than all they do.
+
+    It forks the ranks of a program, and says when they have ended; `0` for each that did well.
+    """
+
+    CODE = """
+    import json, os, runpy, sys
+    import torch, torch.distributed, torch.nn.parallel, torch._dynamo  # DDP imports the last
+    import h5py, tensortap, tensortap.formats.hdf5
+
+    def run(task, rank):
+        os.environ.clear()
+        os.environ.update(task["env"], RANK=str(rank), LOCAL_RANK=str(rank))
+        os.chdir(os.path.dirname(task["program"]))
+        for fd, name in enumerate(["/dev/null", *[f"{task['program']}.{k}{rank}" for k in "oe"]]):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), fd)
+        runpy.run_path(task["program"], run_name="__main__")
+        sys.exit()
+
+    for line in sys.stdin:
+        task, ranks = json.loads(line), []
+        for rank in range(int(task["env"]["WORLD_SIZE"])):
+            ranks.append(os.fork())
+            if not ranks[-1]:
+                run(task, rank)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+        print(json.dumps(codes), flush=True)
+    """
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(self.CODE)], text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def __call__(self, program, env):
+        print(
+            json.dumps({"program": str(program), "env": env}), file=self.process.stdin, flush=True
+        )
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # its ranks too
+        self.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """What ranks are forked from."""
+    found = Forks()
+    yield found
+    found.close()
+
+
 class Ranks:
     """Programs in several ranks over gloo; what each has printed last, as JSON."""
 
@@ -98,50 +158,36 @@ class Ranks:
     dist.destroy_process_group()
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, forks):
         self.folder = folder
-        self.started = []
+        self.forks = forks
 
-    def start(self, code, world, *, tail=True, **env):
-        """The processes of a program, started."""
+    def printed(self, code, world, **env):
+        """What each rank of a program has printed."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+            port = str(free.getsockname()[1])
         # in a file: functions are traced by their source
         name = self.folder / f"program_{port}.py"
-        pieces = [self.HEAD, code, self.TAIL if tail else ""]
-        name.write_text("\n".join(textwrap.dedent(piece) for piece in pieces))
-        processes = []
-        for rank in range(world):
-            full = {
-                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(world),
-                "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
-                "TENSORTAP_SERVER": "127.0.0.1:1", **env,
-            }  # fmt: skip
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(name)], env=full, cwd=self.folder, text=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                )
-            )  # fmt: skip
-        self.started += processes
-        return processes
+        name.write_text("\n".join(textwrap.dedent(piece) for piece in (self.HEAD, code)))
+        full = {
+            **os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
+            "TENSORTAP_SERVER": "127.0.0.1:1", **env,
+        }  # fmt: skip
+        codes = self.forks(name, full)
+        printed, self.errors = (
+            [Path(f"{name}.{kind}{rank}").read_text() for rank in range(world)] for kind in "oe"
+        )
+        assert codes == [0] * world, (printed, self.errors)
+        return printed
 
     def __call__(self, code, world=2, **env):
-        processes = self.start(code, world, **env)
-        done = [process.communicate(timeout=280) for process in processes]
-        assert [p.returncode for p in processes] == [0] * world, done
-        self.errors = [err for _, err in done]
-        return [json.loads(out.splitlines()[-1]) for out, _ in done]
+        printed = self.printed(code + textwrap.dedent(self.TAIL), world, **env)
+        return [json.loads(text.splitlines()[-1]) for text in printed]
 
 
 @pytest.fixture(scope="module")
-def gloo(tmp_path_factory):
+def gloo(tmp_path_factory, forks):
     """Run a program in several ranks."""
-    ranks = Ranks(tmp_path_factory.mktemp("ranks"))
-    yield ranks
-    for process in ranks.started:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    return Ranks(tmp_path_factory.mktemp("ranks"), forks)

@@ -1,24 +1,10 @@
 """Models over several processes: real ones, over gloo."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-_HEAD = """
-import json, os, sys, torch, torch.distributed as dist
-from torch import nn
-import tensortap as tap
-torch.set_num_threads(1)
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo")
+_ROWS = """
 def rows(tracker):
     return [
         dict(
@@ -30,47 +16,12 @@ def rows(tracker):
         for r in tracker.records if r.stats
     ]
 """
-_TAIL = """
-print(json.dumps(result), flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
 
 
 @pytest.fixture
-def ranks(tmp_path):
+def ranks(gloo, tmp_path):
     """Run a program in two ranks; what each has found."""
-    started = []
-
-    def run(code):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        for rank in range(2):
-            env = {
-                **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                "PYTHONPATH": str(ROOT / "src"), "FILMS": str(tmp_path / "films"),
-            }  # fmt: skip
-            program = _HEAD + textwrap.dedent(code) + _TAIL
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", program],
-                    env=env,
-                    text=True,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
-            )
-        done = [process.communicate(timeout=100) for process in started]
-        assert [p.returncode for p in started] == [0, 0], done
-        return [json.loads(out.splitlines()[-1]) for out, _ in done]
-
-    yield run
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    return lambda code: gloo(_ROWS + textwrap.dedent(code), FILMS=str(tmp_path / "films"))
 
 
 def test_ddp(ranks):

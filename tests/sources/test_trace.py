@@ -218,6 +218,23 @@ def test_objects_that_look_alike_are_told_apart():
     assert tracer.results["y.value"].iterations == [0, 2]
 
 
+def test_what_cannot_be_told_apart_has_changed_and_so_has_what_follows():
+    lock = threading.Lock()
+    with tap.trace(keeps, ["y"]) as tracer:
+        for value in (1, lock, 1, 1, lock, lock):
+            keeps(value)
+    assert tracer.results["y"].iterations == [0, 1, 2, 4, 5]
+
+
+def test_paths_that_stand_for_the_same_are_one():
+    with tap.trace(mean, ["total", "*", "**", "total", "xs.0", "xs.*"], changed=False) as tracer:
+        mean([1.0, 2.0])
+    assert values(tracer, "total") == [0.0, 1.0, 3.0]
+    assert tracer.results["total"].orders == [0, 1, 2]
+    assert values(tracer, "xs.0") == [1.0]
+    assert values(tracer, "return") == [1.5]
+
+
 def test_every_nth_iteration():
     with tap.trace(keeps, ["y"], every=3) as tracer:
         for i in range(8):
@@ -302,6 +319,15 @@ def test_what_is_kept_is_a_copy():
     assert values(tracer, "x")[1].tolist() == [1, 1]  # `x += 1` binds x again
     assert values(tracer, "y")[0]["array"].tolist() == [0, 0]
     assert len(values(tracer, "y")[0]["list"]) == 1
+
+
+def test_a_function_is_kept_as_it_is():
+    # not a copy of all that its global names hold
+    with tap.trace(keeps, ["y"]) as tracer:
+        keeps(mean)
+        keeps(logging)
+    assert values(tracer, "y")[0] is mean
+    assert values(tracer, "y")[1].type == "builtins.module"
 
 
 def test_what_cannot_be_copied_is_kept_by_type_and_repr():
@@ -393,6 +419,37 @@ def test_a_callback_that_empties_the_lists_and_is_closed():
     assert saver.kept == (0, 1, 2, 3, 4)
     assert saver.closed == 1
     assert values(tracer, "y") == tracer.results["y"].iterations == []
+
+
+def test_orders_follow_what_callbacks_do_to_the_lists():
+    def odd(name, values, iterations, ranks):
+        kept = [i for i, value in enumerate(values) if value % 2]
+        for one in (values, iterations, ranks):
+            one[:] = [one[i] for i in kept]
+
+    def new(name, values, iterations, ranks):
+        values[:], iterations[:], ranks[:] = [10], [0], [0]
+
+    def traced(**callbacks):
+        with tap.trace(counts_up, ["y"], gathering_interval=1, **callbacks) as tracer:
+            counts_up()
+        return tracer.results["y"]
+
+    assert traced().orders == [0, 1, 2, 3]
+    assert traced(pre_gather_callbacks=odd).orders == [1, 3]  # one needs no list
+    assert traced(pre_gather_callbacks=[new]).orders == [-1]
+    stack = tap.stack_padded_tensors
+    assert traced(pre_gather_callbacks=[stack]).orders == [[0, 1, 2, 3]]
+    twice = traced(pre_gather_callbacks=[stack], post_gather_callbacks=[stack])
+    assert (twice.orders, twice.iterations) == ([[[0, 1, 2, 3]]], [[[0, 0, 0, 0]]])
+
+
+def counts_up():
+    y = 0
+    y += 1
+    y += 1
+    y += 1
+    return y
 
 
 # -- what is said --------------------------------------------------------------------------
@@ -509,6 +566,45 @@ def test_two_traced_runs_compare(tmp_path):
     assert "mean.total" in str(different)
 
 
+def test_objects_that_no_record_can_hold_are_pickled_too(open_run):
+    ring = [1]
+    ring.append(ring)
+    with tap.trace(keeps, ["y"]):
+        keeps(ring)
+        keeps(threading.Lock())  # nor can it be pickled
+    tap.flush()
+    run = tap.open(open_run)
+    back = run.get("keeps.y", step=0)
+    assert back[0] == 1
+    assert back[1] is back
+    assert run.get("keeps.y", step=1).type == "_thread.lock"
+    assert [r.type for r in run.records()] == ["builtins.list", "_thread.lock"]
+
+
+def test_what_is_kept_is_on_the_receipt(open_run):
+    before = session.receipt()
+    with tap.trace(keeps, ["y"]):
+        for i in range(3):
+            keeps(np.full(4, i))
+            tap.catch(i, "seldom", every=3)
+    spent = session.receipt().since(before)
+    assert (spent.captured, spent.tracked, spent.skipped) == (4, 0, 2)
+    assert spent.bytes >= 3 * 32
+
+
+def test_runs_with_objects_compare(tmp_path):
+    folders = []
+    for last in (1, 1, 2):
+        folders.append(tap.init(tmp_path / "runs"))
+        with tap.trace(keeps, ["y", "y.value"]):
+            keeps(Box([last]))
+        tap.finish()
+    assert tap.compare(folders[0], folders[1])  # the same bytes: they need not be read
+    told = str(tap.compare(folders[0], folders[2]))
+    assert "2 records compared, 2 differ" in told
+    assert tap.compare(folders[0], folders[2], trust=True).differences
+
+
 def test_no_results_when_none_are_wanted(open_run):
     with tap.trace(keeps, ["y"], results=False) as tracer:
         keeps(1)
@@ -542,6 +638,20 @@ class TestFaults:
         assert errors() >= 1
         (told,) = said(caplog)  # once
         assert f"'broken_{moment}(y)' failed: ZeroDivisionError: on purpose" in told
+
+    def test_a_callback_that_changes_one_list_alone(self, caplog):
+        def shrink(name, values, iterations, ranks):
+            values[:] = values[:1]
+
+        with (
+            caplog.at_level(logging.WARNING, "tensortap"),
+            tap.trace(keeps, ["y"], gathering_interval=2, post_gather_callbacks=[shrink]),
+        ):
+            for i in range(4):
+                keeps(i)
+        (told,) = said(caplog)
+        assert "'shrink(y)' failed" in told
+        assert "it has left 1 values, 2 iterations and 2 ranks" in told
 
     def test_strict_raises_after_everybody_has_gathered(self, monkeypatch):
         monkeypatch.setattr(session, "strict", True)

@@ -115,6 +115,47 @@ if rank == 0:
     wanted = expected.unflatten(1, (N // G, G)).transpose(0, 1).flatten(1, 3).mean(1)
     result["mean values"] = torch.allclose(part.values[0], wanted, atol=1e-6)
 
+# all at once: a wrapper, patterns, parts, attributes, stacked and to a compressed file
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(C, C)
+    def forward(self, x):
+        q = self.fc(x)
+        scores = q @ x.T
+        return scores @ q
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.counter = 0
+    def forward(self, x):
+        self.counter += 1
+        h = x
+        for block in self.blocks:
+            h = block(h)
+        out = {"logits": h.tanh()}
+        return out
+
+torch.manual_seed(0)
+ddp_model = nn.parallel.DistributedDataParallel(Whole())
+saver = tap.HDF5("whole.h5", compression="gzip")
+with tap.trace(
+    ddp_model,
+    ["forward", "forward.x", "blocks.*.forward.scores", "forward.out.logits",
+     "forward.self.counter"],
+    every=1, gathering_interval=4,
+    pre_gather_callbacks=[tap.stack_padded_tensors],
+    post_gather_callbacks=[tap.stack_padded_tensors, saver],
+    post_trace_callbacks=[tap.stack_padded_tensors],
+) as tracer:
+    for x in batches(N):
+        ddp_model(x)["logits"].sum().backward()
+if rank == 0:
+    result["whole"] = {path: list(data.shape) for path, data in saver.datasets.items()}
+    result["whole left"] = {path: part.values for path, part in tracer.results.items()}
+
 # a tail, an interval that is kept, shapes of each rank's own
 model, ddp = make()
 moments = []
@@ -130,11 +171,19 @@ if rank == 0:
     result["shapes"] = sorted({(r, *v.shape) for v, r in zip(part.values, part.ranks)})
 
 # only the last rank ever binds it, and at the end of the training only
+import logging
+told = []
+class Told(logging.Handler):
+    def emit(self, record):
+        told.append(record.getMessage())
+logging.getLogger("tensortap").addHandler(Told())
 model, ddp = make()
 with tap.trace(model, "forward.seldom", gathering_interval=2) as tracer:
     train(ddp, batches(5), lambda i: rank == world - 1 and i >= 3)
 part = tracer.results["forward.seldom"]
 result["seldom"] = [part.iterations, part.ranks]
+
+result["said"] = [text for text in told if "seldom" in text]
 
 # nothing traced
 model, ddp = make()
@@ -180,6 +229,20 @@ def test_the_mean_of_all_ranks(found):
     assert found[0]["mean values"]
 
 
+def test_everything_at_once(found):
+    world, first = len(found), found[0]
+    assert first["whole"] == {
+        "forward[logits]": [N * world, B, C],  # a dict is not stacked: a row a value
+        "forward.x": [N // G, world, G, B, C],
+        "forward.out.logits": [N // G, world, G, B, C],
+        "blocks.0.forward.scores": [N // G, world, G, B, B],
+        "blocks.1.forward.scores": [N // G, world, G, B, B],
+        "forward.self.counter": [2, world, G + 1],  # 0 to 4, then 5 to 8
+    }
+    assert set(first["whole left"]) == {"forward", *first["whole"]} - {"forward[logits]"}
+    assert not any(first["whole left"].values())
+
+
 def test_the_tail_is_gathered_and_the_interval_kept(found):
     world = len(found)
     assert found[0]["tail"] == [[i, r] for i in range(10) for r in range(world)]
@@ -191,6 +254,7 @@ def test_ranks_that_captured_nothing_take_part(found):
     world = len(found)
     assert found[0]["seldom"] == [[3, 4], [world - 1] * 2]
     assert all(one["seldom"] == [[], []] for one in found[1:])
+    assert found[0]["said"] == []  # it has what another rank has kept
 
 
 def test_training_is_bit_identical(found):
@@ -230,7 +294,7 @@ dist.barrier()
 
 # a rank that is stuck: it is waited for as long as the group says
 import datetime, pathlib, time
-short = dist.new_group(timeout=datetime.timedelta(seconds=10))
+short = dist.new_group(timeout=datetime.timedelta(seconds=6))
 model, ddp = make()
 with tap.trace(model, ["forward.x"], gathering_interval=1, group=short) as tracer:
     for i, x in enumerate(batches(4)):

@@ -357,6 +357,45 @@ def test_modules_of_torch_itself_and_their_locals(model):
     assert isinstance(tracer.results["self_attn"].values[0], tuple)
 
 
+def test_all_modules_of_a_list_are_no_methods_of_it(model, caplog):
+    with tap.trace(model, ["blocks.*", "blocks.*.*"]) as tracer:
+        assert len(instrumented()) == 2  # Attention.forward, Linear.forward
+        train(model, 1)
+    assert set(tracer.results) == {"blocks.0", "blocks.1"} | {
+        f"blocks.{i}.{name}" for i in (0, 1) for name in ("qkv", "forward")
+    }
+    assert not caplog.records
+
+
+def test_what_a_pattern_has_found_nothing_of_is_said_once(model, caplog):
+    model.unused = torch.nn.ModuleList([Attention(), Attention(), Attention()])
+    with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(model, ["**.scores"]):
+        train(model, 1)
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert "of 'unused.0.forward.scores': unused.0.forward was never called" in told
+    assert "2 more that '**.scores' stands for" in told
+
+
+def test_a_parameter_is_no_path_of_its_own(model, caplog):
+    with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(model, ["blocks.0.qkv.weight"]):
+        pass
+    assert "'blocks.0.qkv.forward.self.weight'" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_said_not_to_be_seen(caplog):
+    scripted = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU()))
+    whole = torch.nn.Sequential(scripted, torch.nn.ReLU())
+    with caplog.at_level(logging.WARNING, "tensortap"):
+        with tap.trace(scripted, ["forward", "0.forward.input"]):
+            scripted(torch.ones(2))
+        assert caplog.text.count("TorchScript, which runs no Python") == 2
+        with tap.trace(whole, ["0", "1"]) as tracer:
+            whole(torch.ones(2))
+        assert caplog.text.count("TorchScript, which runs no Python") == 3
+    assert len(tracer.results["1"].values) == 1
+
+
 def test_one_of_many_modules_of_a_class(model):
     other = Model()
     with tap.trace(model, ["blocks.1.forward.scores", "blocks.1.qkv"], changed=False) as tracer:

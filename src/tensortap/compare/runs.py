@@ -19,6 +19,7 @@ from tensortap.compare.statistics import compare_statistics
 from tensortap.compare.tensors import check_tolerance
 from tensortap.compare.values import compare_values
 from tensortap.errors import TensortapError
+from tensortap.formats.pickles import UntrustedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -394,6 +395,10 @@ def _compare(sides: tuple[Side, Side], item: Item) -> Outcome:
         a, b = whole(sides[0], item.a), whole(sides[1], item.b)
     except Disagreement as error:
         return Outcome(Comparison(False, str(error), differing=1))
+    except UntrustedFile as error:  # one object that is not read is no reason to compare nothing
+        if _same_bytes(sides, item):
+            return Outcome(Comparison(True, notes=("not read: the files are the same bytes",)))
+        return Outcome(Comparison(False, str(error), differing=1))
     if a is None and b is None and item.a[0].record.stats is not None:
         # of a live session it is only known now that there is no value
         return Outcome(compare_statistics(sides, item.a, item.b, tolerance), "statistics")
@@ -401,3 +406,11 @@ def _compare(sides: tuple[Side, Side], item: Item) -> Outcome:
         a, b, atol=tolerance.atol, rtol=tolerance.rtol, equal_nan=tolerance.equal_nan, threads=1
     )
     return Outcome(found)
+
+
+def _same_bytes(sides: tuple[Side, Side], item: Item) -> bool:
+    """Whether a pair of objects lies in files of the same bytes."""
+    if len(item.a) != 1 or len(item.b) != 1:
+        return False
+    files = [side.file(parts[0]) for side, parts in zip(sides, (item.a, item.b), strict=True)]
+    return None not in files and files[0].read_bytes() == files[1].read_bytes()  # type: ignore[union-attr]

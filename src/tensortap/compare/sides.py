@@ -59,11 +59,16 @@ class Side:
         self._held = {_place(record): record for record in held}
         return heads_of_records(held)
 
+    def file(self, part: Part) -> Path | None:
+        """The file that the record's object lies in, if it does."""
+        name = part.record.tags.get("file")
+        return None if name is None or self.path is None else self.reader.file(name)
+
     def value(self, part: Part) -> Any:
         """What the record holds, as a neutral tree or an object."""
-        file = part.record.tags.get("file")
-        if file is not None and self.path is not None:
-            return load_file(self.reader.file(file), trust=self.trust)
+        file = self.file(part)
+        if file is not None:
+            return load_file(file, trust=self.trust)
         if isinstance(self.reader, RunReader):
             value = self.reader.value_of(part.data, part.places)
             return value_of(_with(part.record, value))

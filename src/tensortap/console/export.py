@@ -18,7 +18,7 @@ from tensortap.errors import TensortapError
 from tensortap.formats.columns import column
 from tensortap.formats.files import load_file
 from tensortap.formats.folders import file_name
-from tensortap.record import Fields, Items, Kind, Mapping, Record, TensorData, Value
+from tensortap.record import Fields, Items, Kind, Mapping, Number, Record, TensorData, Value
 
 if TYPE_CHECKING:
     from tensortap.console.run import Run
@@ -31,8 +31,9 @@ def export(
 ) -> int:
     """Write a run to ``.npz``, ``.h5``, ``.parquet`` or a folder; how many records it was.
 
-    Records that have no array or number (statistics, texts, dumped objects) are only in the
-    ``.parquet``, and in a folder, which gets the dumped files as they are.
+    Texts are in the ``.h5`` and ``.parquet`` alone. Records that have no array, number or text
+    (statistics, dumped objects) are only in the ``.parquet``, and in a folder, which gets the
+    dumped files as they are.
     """
     path = Path(target)
     writers = {".npz": _npz, ".h5": _hdf5, ".hdf5": _hdf5, ".parquet": _parquet}
@@ -82,9 +83,14 @@ def _key(record: Record, ranked: bool) -> str:
     return f"{_title(record)}@{record.step}{call}{again}{rank}"
 
 
-def _parts(value: Value, path: str = "") -> list[tuple[str, TensorData | float]]:
-    """The tensors and numbers of a value, each with its place in it."""
-    if isinstance(value, (TensorData, bool, int, float)):
+_NUMBERS = (TensorData, bool, int, float)
+
+
+def _parts(
+    value: Value, path: str = "", leaves: tuple[type, ...] = _NUMBERS
+) -> list[tuple[str, Any]]:
+    """The leaves of a value, tensors and numbers, each with its place in it."""
+    if isinstance(value, leaves):
         return [(path, value)]
     if isinstance(value, Items):
         parts = [(f"[{i}]", item) for i, item in enumerate(value.items)]
@@ -94,13 +100,15 @@ def _parts(value: Value, path: str = "") -> list[tuple[str, TensorData | float]]
         parts = [(f".{n}", item) for n, item in zip(value.names, value.values, strict=True)]
     else:
         return []
-    return [leaf for step, part in parts for leaf in _parts(part, path + step)]
+    return [leaf for step, part in parts for leaf in _parts(part, path + step, leaves)]
 
 
-def _places(run: Run, record: Record) -> list[tuple[str, TensorData | float]]:
-    """The tensors and numbers of a record, each with its place in it."""
+def _places(run: Run, record: Record, leaves: tuple[type, ...] = _NUMBERS) -> list[tuple[str, Any]]:
+    """The leaves of a record, each with its place in it."""
     file = record.tags.get("file")
-    return _parts(record.value) if file is None else _dumped(run.path / Path(file).name)
+    if file is None:
+        return _parts(record.value, "", leaves)
+    return _dumped(run.path / Path(file).name, leaves)
 
 
 def _leaves(run: Run, record: Record) -> list[tuple[str, Any]]:
@@ -112,17 +120,17 @@ def _leaves(run: Run, record: Record) -> list[tuple[str, Any]]:
     ]
 
 
-def _dumped(path: Path) -> list[tuple[str, TensorData | float]]:
-    """The tensors of a dumped file, if it holds nothing else and reading it runs no code."""
+def _dumped(path: Path, leaves: tuple[type, ...]) -> list[tuple[str, Any]]:
+    """The leaves of a dumped file, if it holds nothing else and reading it runs no code."""
     try:
         found = load_file(path)
     except TensortapError:
         return []
     # copies: what is borrowed lives no longer than what was found
-    return [(place, _copied(part)) for place, part in _parts(borrow(found))]
+    return [(place, _copied(part)) for place, part in _parts(borrow(found), "", leaves)]
 
 
-def _copied(part: TensorData | float) -> TensorData | float:
+def _copied(part: Any) -> Any:
     if isinstance(part, TensorData):
         return msgspec.structs.replace(part, data=bytes(view_of(part.data)))
     return part
@@ -192,6 +200,7 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
 
 
 def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
+    from tensortap.formats.hdf5_values import can_hold
     from tensortap.formats.hdf5_writer import Options, Writer
 
     count = 0
@@ -199,7 +208,11 @@ def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> i
     try:
         for record in records:
             beside = {"iterations": record.step, "ranks": record.rank, "calls": record.call}
-            parts = _places(run, record)
+            parts = [
+                (place, part)
+                for place, part in _places(run, record, (*_NUMBERS, Number, str))
+                if can_hold(part)
+            ]
             for place, part in parts:
                 writer.append(_title(record) + place, part, beside)
             count += bool(parts)

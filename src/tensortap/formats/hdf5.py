@@ -45,9 +45,9 @@ class HDF5:
         compression: str | int | None = None,
         compression_opts: Any = None,
         shuffle: bool = False,
-        float_dtype: str | None = None,
-        int_dtype: str | None = None,
-        iteration_dtype: str = "int64",
+        float_dtype: Any = None,
+        int_dtype: Any = None,
+        iteration_dtype: Any = "int64",
         ragged: bool = False,
         exists: str = "refuse",
         chunks: int | None = None,
@@ -60,10 +60,12 @@ class HDF5:
             raise TensortapError(f"chunks={chunks}: say how many rows a chunk has, at least 1")
         if flush_every is not None and flush_every < 1:
             raise TensortapError(f"flush_every={flush_every}: say after how many calls, at least 1")
+        filters = Filters(compression, compression_opts, shuffle, chunks)
+        filters.check()
         self._given = Path(path)
         self._exists = exists
         self._options = Options(
-            Filters(compression, compression_opts, shuffle, chunks),
+            filters,
             None if float_dtype is None else check_dtype(float_dtype, "float_dtype"),
             None if int_dtype is None else check_dtype(int_dtype, "int_dtype"),
             check_dtype(iteration_dtype, "iteration_dtype"),

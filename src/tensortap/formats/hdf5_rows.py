@@ -40,6 +40,24 @@ class Filters:
     def plain(self) -> bool:
         return self.compression is None and not self.shuffle
 
+    def check(self) -> None:
+        """Refuse what the library can't do, before anything is to be stored."""
+        import h5py
+
+        if self.compression is None and self.compression_opts is not None:
+            raise TensortapError(
+                f"compression_opts={self.compression_opts!r} without compression: say "
+                f"compression='gzip' too"
+            )
+        try:
+            with h5py.File("check", "w", driver="core", backing_store=False) as file:
+                file.create_dataset("x", (1,), chunks=(1,), dtype="u1", **self.options())
+        except (TypeError, ValueError) as error:
+            raise TensortapError(
+                f"compression={self.compression!r}, compression_opts={self.compression_opts!r}, "
+                f"shuffle={self.shuffle!r}: {error}"
+            ) from None
+
     def options(self) -> dict[str, Any]:
         found: dict[str, Any] = {"shuffle": self.shuffle}
         if self.compression is not None:

@@ -7,8 +7,10 @@ as unsigned integers of its size, bit for bit, with its true name in the attribu
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,9 @@ from tensortap.arrays.dtypes import ITEMSIZE, itemsize, numpy_dtype
 from tensortap.arrays.rebuild import rebuild
 from tensortap.arrays.tree import borrow
 from tensortap.arrays.view import as_numpy
-from tensortap.errors import TensortapError
+from tensortap.errors import CaptureError, TensortapError
 from tensortap.formats.hdf5_rows import Array
-from tensortap.record import Number, TensorData, Value
+from tensortap.record import Fields, Items, Mapping, Number, TensorData, Value
 
 _NATIVE = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
@@ -62,6 +64,49 @@ def item_of(value: Any, float_dtype: str | None = None, int_dtype: str | None = 
     return Item(name, framework, array.view(stored_as(name)))
 
 
+def can_hold(leaf: Any) -> bool:
+    """Whether there is a place in HDF5 for a leaf of a record.
+
+    >>> can_hold("a"), can_hold("\\0"), can_hold(Number("int", "1" + "0" * 30))
+    (True, False, False)
+    """
+    if isinstance(leaf, str):
+        return "\0" not in leaf
+    if isinstance(leaf, Number):
+        return leaf.kind == "complex"
+    return isinstance(leaf, (TensorData, *_PYTHON))
+
+
+def leaves_of(value: Any) -> list[tuple[str, Any]]:
+    """The tensors, numbers and texts in a container, each with its place; none if it holds others.
+
+    >>> leaves_of({"a": [1, 2.5]}), leaves_of([None]), leaves_of(3)
+    ([('[a][0]', 1), ('[a][1]', 2.5)], [], [])
+    """
+    if not isinstance(value, (dict, list, tuple)) and not dataclasses.is_dataclass(value):
+        return []
+    try:
+        found = list(_leaves(borrow(value), ""))
+    except CaptureError:
+        return []
+    return found if all(can_hold(leaf) for _, leaf in found) else []
+
+
+def _leaves(node: Value, place: str) -> Iterator[tuple[str, Any]]:
+    parts: list[tuple[str, Value]]
+    if isinstance(node, Items):
+        parts = [(f"[{i}]", item) for i, item in enumerate(node.items)]
+    elif isinstance(node, Mapping):
+        parts = [(f"[{key}]", item) for key, item in node.items]
+    elif isinstance(node, Fields):
+        parts = [(f".{n}", item) for n, item in zip(node.names, node.values, strict=True)]
+    else:
+        yield place, node
+        return
+    for step, part in parts:
+        yield from _leaves(part, place + step)
+
+
 def _array(node: Value, value: Any) -> tuple[str, str, Array]:
     if isinstance(node, TensorData):
         return node.dtype, node.framework, as_numpy(node)
@@ -84,16 +129,31 @@ def _is_float(name: str) -> bool:
     return (name.startswith("float") or name == "bfloat16") and numpy_dtype(name).name == name
 
 
-def check_dtype(name: str, what: str) -> str:
-    """The name, if a dtype for floats or integers (`what` says which option) is called that."""
+def check_dtype(given: Any, what: str) -> str:
+    """The name of a dtype for floats or integers; `what` says of which option it is.
+
+    >>> check_dtype("float16", "float_dtype"), check_dtype(np.float32, "float_dtype")
+    ('float16', 'float32')
+    """
+    name = given if isinstance(given, str) else _dtype_name(given)
     if what == "float_dtype":
         known = name in ITEMSIZE and _is_float(name)
     else:
         known = name in _INTEGERS and (what == "int_dtype" or name.startswith("int"))
     if not known:
         example = "'float16', 'float32' or 'bfloat16'" if what == "float_dtype" else "'int32'"
-        raise TensortapError(f"{what}={name!r}: say the name of a dtype, as {example}")
+        raise TensortapError(f"{what}={given!r}: say the name of a dtype, as {example}")
     return name
+
+
+def _dtype_name(given: Any) -> str:
+    """The name of a dtype of NumPy or torch."""
+    if type(given).__module__.partition(".")[0] == "torch":
+        return str(given).removeprefix("torch.")
+    try:
+        return str(np.dtype(given).name)
+    except TypeError:
+        return ""
 
 
 def _converted(array: Array, name: str, wanted: str) -> Array:

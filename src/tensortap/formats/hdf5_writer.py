@@ -25,7 +25,7 @@ from typing import Any
 from tensortap.errors import MissingExtra, TensortapError
 from tensortap.formats.hdf5_file import USER_BLOCK, WholeFile, lock, read_mark
 from tensortap.formats.hdf5_rows import NO_FILTERS, Filters, Mismatch, Padded, Ragged, Rows, Texts
-from tensortap.formats.hdf5_values import Item, integers, item_of
+from tensortap.formats.hdf5_values import Item, integers, item_of, leaves_of
 
 FORMAT = 1
 
@@ -193,8 +193,23 @@ class Writer:
     def extend(
         self, path: str, values: Sequence[Any], beside: Sequence[Mapping[str, Any]]
     ) -> dict[int, TensortapError]:
-        """Append values, each with what is known of it; those that could not be, and why."""
-        return self._extend(link_name(path), values, beside)
+        """Append values, each with what is known of it; those that could not be, and why.
+
+        Of a container every tensor, number and text goes to a group of its own: ``path[key]``.
+        """
+        apart = {i: leaves for i, value in enumerate(values) if (leaves := leaves_of(value))}
+        if not apart:
+            return self._extend(link_name(path), values, beside)
+        whole = [i for i in range(len(values)) if i not in apart]
+        found = self._extend(
+            link_name(path), [values[i] for i in whole], [beside[i] for i in whole]
+        )
+        failed = {whole[i]: error for i, error in found.items()}
+        for i, leaves in apart.items():
+            for place, leaf in leaves:
+                for error in self._extend(link_name(path + place), [leaf], [beside[i]]).values():
+                    failed[i] = error
+        return dict(sorted(failed.items()))
 
     def _extend(
         self, link: str, values: Sequence[Any], beside: Sequence[Mapping[str, Any]]

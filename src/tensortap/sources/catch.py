@@ -66,7 +66,7 @@ def catch(
                 return ticket
         return session.capture(value, gate, number, when, changed, server, shard=shard)
     except Exception as error:
-        return session.fault(name, error)
+        return session.fault(name, error, called=True)
 
 
 def _look_for_tracers() -> None:

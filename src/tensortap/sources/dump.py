@@ -57,6 +57,9 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     return path
 
 
+_numbers: dict[tuple[Path, str], int] = {}  # a name of files in a run → the next number of it
+
+
 def write_file(obj: Any, name: str, run: OpenRun) -> Path:
     """Write the file under a draft's name, then give it the first name that is free."""
     form = format_of(obj)
@@ -64,14 +67,21 @@ def write_file(obj: Any, name: str, run: OpenRun) -> Path:
     draft = run.path / f".{os.getpid()}-{time.monotonic_ns()}{form.suffix}"
     try:
         form.save(obj, draft)
-        stem, number = file_name(name), 0
+        stem = file_name(name)
+        # not from the beginning: the thousandth file of a name would look at all others first
+        key = (run.path, f"{stem}{rank}{form.suffix}")
+        number = _numbers.get(key, 0)
         while True:
             count = f"_{number:04d}" if number else ""
             path = run.path / f"{stem}{count}{rank}{form.suffix}"
             try:
                 os.link(draft, path)  # unlike a rename it never overwrites
-                return path
             except FileExistsError:
                 number += 1
+                continue
+            if len(_numbers) >= 4096:
+                _numbers.clear()
+            _numbers[key] = number + 1
+            return path
     finally:
         draft.unlink(missing_ok=True)

@@ -69,6 +69,8 @@ def _inner(module: torch.nn.Module) -> str | None:
     children = module._modules
     if isinstance(module, _PARALLEL):
         return "module"
+    if isinstance(module, torch.jit.ScriptModule):  # its children are in no dict
+        return None
     return next((name for name in _INSIDE if isinstance(children.get(name), torch.nn.Module)), None)
 
 

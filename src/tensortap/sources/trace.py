@@ -58,7 +58,9 @@ class Tracer:
         self._root: Any = None
         self._replicas: Any = None
         self._resolver: Resolver | None = None
-        self._digests: dict[str, bytes] = {}
+        self._digests: dict[str, bytes | None] = {}
+        self._gathered: set[str] = set()  # paths that a rank has brought something of
+        self._meant: dict[Point, str] = {}  # which of the paths each point is from
         self._unmatched: set[str] = set()
         self._lock = threading.RLock()
         self._forked = False
@@ -94,11 +96,18 @@ class Tracer:
 
     def _points(self, resolver: Resolver) -> dict[Place, list[Point]]:
         found: dict[Place, list[Point]] = {}
+        known: set[tuple[Place, tuple[str, ...], tuple[str, ...]]] = set()
+        self._meant = {}
         for path, segments in self._patterns.items():
             points, why = resolver.resolve(segments)
             if not points:
                 self.say(path, f"nothing is traced as {path!r}: {why}")
             for point in points:
+                same = (point.place, point.key, point.deep)
+                if same in known:
+                    continue  # an earlier path stands for it too
+                known.add(same)
+                self._meant[point] = path
                 found.setdefault(point.place, []).append(point)
                 if not point.deep:
                     self._now.setdefault(joined(point.key), Part())
@@ -132,10 +141,13 @@ class Tracer:
             from tensortap.sources.locals.torch_models import (
                 Replicas,
                 Root,
+                closed,
                 has_replicas,
                 in_backward,
             )
 
+            if closed(target) is not None:
+                return  # it takes no hooks
             for one in self._listening:
                 mine = one.place.found.this is target
                 one.own = mine and one.place.path not in ((), ("forward",))
@@ -189,9 +201,7 @@ class Tracer:
                     close()
                 except Exception as error:
                     self._report(f"{_name(callback)}.close()", error)
-        for one in self._listening:
-            for path, why in one.empty():
-                self.say(path, why)
+        self._say_empty()
         self._listening = []
         for path, part in self._now.items():
             self._done.setdefault(path, Part()).extend(part)
@@ -236,13 +246,13 @@ class Tracer:
                 value = self._before_saving(path, value)
                 if value is None:
                     return False
-            if mark is not None:
+            if self.settings.changed:
                 self._digests[path] = mark
             if session.on:
                 try:
                     put(name, value, moment, order)
                 except Exception as error:  # the results have it all the same
-                    session.fault(path, error)
+                    session.fault(path, error, "was not handed on")
             if self._holding:
                 if self._rank is None:
                     self._rank = ranks.rank_and_world_size()[0]
@@ -277,6 +287,23 @@ class Tracer:
         if path not in self._unmatched:
             self._unmatched.add(path)
             log.warning("tensortap: %s", text)
+
+    def _say_empty(self) -> None:
+        """Say of what nothing was kept, and why: once for all that a pattern stands for."""
+        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for one in self._listening:
+            for point, why in one.empty():
+                key, path = joined(point.key), joined((*point.key, *point.deep))
+                if any(one == key or one.startswith(f"{key}.") for one in self._gathered):
+                    continue  # another rank has kept it
+                pattern = self._meant[point]
+                alike = why.replace(one.place.label, "")
+                groups.setdefault((pattern, alike), []).append((path, why))
+        for (pattern, _), ((path, why), *others) in groups.items():
+            also = ""
+            if others:
+                also = f" (and so it is with {len(others)} more that {pattern!r} stands for)"
+            self.say(path, f"nothing was kept of {path!r}: {why}{also}")
 
     # -- the calls of the target ---------------------------------------------------------
 
@@ -314,6 +341,7 @@ class Tracer:
                 except Exception as error:
                     self._report("gathering", error)
             if found is not None:
+                self._gathered |= {path for path, part in found.items() if part.values}
                 self._call_all(self.settings.post_gather, found)
                 for path, part in found.items():
                     self._now.setdefault(path, Part()).extend(part)
@@ -329,8 +357,10 @@ class Tracer:
             for path, part in parts.items():
                 if not part.values:
                     continue
+                before = list(part.values), list(part.iterations)
                 try:
                     callback(path, part.values, part.iterations, part.ranks)
+                    part.follow(*before)
                 except Exception as error:
                     self._report(f"{_name(callback)}({path})", error)
 
@@ -368,14 +398,15 @@ def _name(callback: Callback) -> str:
 
 def _resolver(target: Any) -> tuple[Any, Resolver]:
     torch: Any = sys.modules.get("torch")
-    if hasattr(torch, "nn"):
-        from tensortap.sources.locals import torch_models
+    if not hasattr(torch, "nn"):
+        return target, Resolver(target, items)
+    from tensortap.sources.locals import torch_models
 
-        torch_models.use()
-        if isinstance(target, torch.nn.Module):
-            target = torch_models.inside(target)
-            return target, Resolver(target, torch_models.children, torch_models.COMMON)
-    return target, Resolver(target, items)
+    torch_models.use()
+    if not isinstance(target, torch.nn.Module):
+        return target, Resolver(target, items, closed=torch_models.closed)
+    target = torch_models.inside(target)
+    return target, Resolver(target, torch_models.children, torch_models.common, torch_models.closed)
 
 
 def trace(
@@ -425,8 +456,23 @@ def trace(
     if mode not in ("both", "train", "eval"):
         raise ValueError(f"mode={mode!r}: it is 'train', 'eval' or 'both'")
     settings = Settings(
-        every, gathering_interval, rebind, changed, mode, tuple(pre_save_callbacks),
-        tuple(pre_gather_callbacks), tuple(post_gather_callbacks), tuple(post_trace_callbacks),
+        every, gathering_interval, rebind, changed, mode,
+        _functions("pre_save_callbacks", pre_save_callbacks),
+        _functions("pre_gather_callbacks", pre_gather_callbacks),
+        _functions("post_gather_callbacks", post_gather_callbacks),
+        _functions("post_trace_callbacks", post_trace_callbacks),
         group, results,
     )  # fmt: skip
-    return Tracer(target, [paths] if isinstance(paths, str) else list(paths), settings)
+    wanted = [paths] if isinstance(paths, str) else list(paths)
+    if not wanted:
+        raise ValueError("no paths: say what to trace, as 'forward.x' or 'blocks.*.forward.x'")
+    return Tracer(target, wanted, settings)
+
+
+def _functions(argument: str, given: Iterable[Callback]) -> tuple[Callback, ...]:
+    """The callbacks of one moment; one alone may be given without a list."""
+    found = (given,) if callable(given) else tuple(given)
+    for one in found:
+        if not callable(one):
+            raise TypeError(f"{argument}: functions to call, not {one!r:.80}")
+    return found

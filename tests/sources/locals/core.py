@@ -728,13 +728,31 @@ def check_paths_are_resolved():
     assert keys("**", "scores") == keys("*", "forward", "scores")
     assert keys("*", "*", "scores") == keys("*", "forward", "scores")
     assert keys("forward", "out", "logits") == ["forward.out.logits"]
-    assert keys("forward", "*") == ["forward.nested", "forward.out", "forward.self", "forward.x"]
+    # the object itself would be a copy of everything: only by name, or on the way into it
+    assert keys("forward", "*") == ["forward.nested", "forward.out", "forward.x"]
+    assert keys("forward", "self") == ["forward.self"]
+    assert "forward.self.one" in keys("forward", "*", "one")
+    assert keys("*") == ["0", "1", "forward", "one"]  # no __init__
+    assert keys("__init__", "self") == ["__init__.self"]
+    assert keys("**") == ["0", "1", "forward", "one"]  # the target itself is its forward
     assert keys("forward", "nested", "t") == ["forward.nested.t"]
     assert keys("forward", "shared", "w") == ["forward.shared.w"]
     assert keys("forward", "return", "logits") == ["forward.return.logits"]
     assert keys("forward", "**") == ["forward", *keys("forward", "*")]
     assert resolver.resolve(("0", "forward", "score"))[1] == (
         "no local 'score' in 0.forward; it has 'scores', 'me', 'x'"
+    )
+    why = resolver.resolve(("**", "score"))[1]
+    assert why.startswith("nothing there is called 'score'; it has 'scores', ")
+    assert resolver.resolve(("one", "forwards", "x"))[1] == (
+        "no module or method 'forwards' in one; it has 'forward'"
+    )
+    tree.one.scale = 2
+    assert resolver.resolve(("one", "scale"))[1] == (
+        "one.scale is a value, no function: its value at each call is 'one.forward.me.scale'"
+    )
+    assert Resolver(len, lambda owner: {}).resolve(("x",))[1] == (
+        "<built-in function len> is not written in Python: it has no locals to see"
     )
     assert "it has 'forward'" in resolver.resolve(("forwards",))[1]
     assert "is not a function" in resolver.resolve(("__class__", "x"))[1]

@@ -236,9 +236,8 @@ os._exit(0)
 
 @pytest.mark.parametrize(("dying", "world"), [(2, 3), (0, 2)])
 def test_a_rank_that_dies_is_not_waited_for(gloo, dying, world):
-    processes = gloo.start(DYING, world, tail=False, DYING=str(dying))
-    done = [process.communicate(timeout=280) for process in processes]
-    found = [json.loads(out.splitlines()[-1]) if out else None for out, _ in done]
+    done = gloo.printed(DYING, world, DYING=str(dying))
+    found = [json.loads(out.splitlines()[-1]) if out else None for out in done]
     assert found[dying] is None, done
     if dying:
         seen, faults = found[0]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _STORES = frozenset({"STORE_DEREF", "STORE_GLOBAL", "STORE_NAME"})
+
+Common = Callable[[type, str], bool]
 
 
 class Found:
@@ -81,15 +83,21 @@ def of_class(value: Any, cls: type, name: str | None = None) -> Found | None:
     return plain(value, cls if isinstance(value, classmethod) else None, name)
 
 
-def methods(owner: Any, without: tuple[type, ...] = ()) -> Iterator[tuple[str, Found]]:
-    """Every method that the classes of an object define in Python, base classes `without`."""
+def methods(owner: Any, common: Common | None = None) -> Iterator[tuple[str, Found]]:
+    """Every method that the classes of an object define in Python: what ``*`` stands for.
+
+    Methods that Python itself calls (``__init__``) are meant by name alone, but for
+    ``__call__``; so are those that are `common` to many classes.
+    """
     seen: set[str] = set()
     whole = isinstance(owner, type)
     for cls in (owner if whole else type(owner)).__mro__:
-        if cls is object or cls in without:
+        if cls is object:
             continue
         for name, value in list(vars(cls).items()):
-            if name in seen:
+            if name in seen or (name != "__call__" and name[:2] == name[-2:] == "__"):
+                continue
+            if common is not None and common(cls, name):
                 continue
             seen.add(name)
             wrapped = isinstance(value, (staticmethod, classmethod, functools.partialmethod))

@@ -16,7 +16,7 @@ from tensortap.arrays.adapter import type_name
 from tensortap.arrays.digest import digest
 from tensortap.arrays.scalars import safe_repr
 from tensortap.arrays.tree import adapter_of, borrow
-from tensortap.errors import CaptureError
+from tensortap.errors import CaptureError, TensortapError
 from tensortap.record import Blob, Fields, Items, Mapping, Opaque, Value
 from tensortap.sources.locals.paths import near
 
@@ -28,13 +28,14 @@ _MOST = 100_000  # objects that are looked at for tensors
 class Part:
     """Values of one path, each with the iteration and the rank that it is from.
 
-    `orders` is which binding of the name within its call each of them was.
+    `orders` is which binding of the name within its call each of them was. Of values that were
+    stacked it is a list of each.
     """
 
     values: list[Any] = field(default_factory=list)
-    iterations: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    orders: list[int] = field(default_factory=list)
+    iterations: list[Any] = field(default_factory=list)
+    ranks: list[Any] = field(default_factory=list)
+    orders: list[Any] = field(default_factory=list)
 
     def extend(self, other: Part) -> None:
         """Add the values of another one."""
@@ -42,6 +43,25 @@ class Part:
         self.iterations += other.iterations
         self.ranks += other.ranks
         self.orders += other.orders
+
+    def follow(self, values: list[Any], iterations: list[Any]) -> None:
+        """A callback, which knows nothing of orders, has changed these lists: now the orders.
+
+        One that no order is known of has -1. Lists that do not belong together are an error.
+        """
+        if len(self.values) == 1 and self.iterations == [iterations]:  # they were stacked
+            self.orders[:] = [list(self.orders)]
+        elif len(self.values) != len(values):
+            left = zip(values, self.orders, strict=False)
+            self.orders[:] = [
+                next((order for one, order in left if one is value), -1) for value in self.values
+            ]
+        counts = len(self.values), len(self.iterations), len(self.ranks)
+        if len(set(counts)) > 1:
+            raise TensortapError(
+                "it has left {} values, {} iterations and {} ranks: all three lists are to be "
+                "changed alike".format(*counts)
+            )
 
 
 @dataclass
@@ -105,6 +125,8 @@ _copies: dict[type, Callable[[Any], Any]] = dict.fromkeys(
 
 
 def _copied_deeply(value: Any) -> Any:
+    if isinstance(value, _BEYOND):
+        return _as_it_is(value)
     torch, jax = _loaded("torch", "Tensor"), _loaded("jax", "Array")
     classes = tuple([one for one in (torch and torch.Tensor, jax and jax.Array) if one])
     memo: dict[int, Any] = {}
@@ -116,6 +138,13 @@ def _copied_deeply(value: Any) -> Any:
         return copy.deepcopy(value, memo)
     except Exception:  # a lock, a file, a socket: what is known of it is kept
         return Opaque(type_name(type(value)), safe_repr(value))
+
+
+def _as_it_is(value: Any) -> Any:
+    """Functions and classes are not copied: through their global names they hold the program."""
+    if isinstance(value, (ModuleType, FrameType)):
+        return Opaque(type_name(type(value)), safe_repr(value))
+    return value
 
 
 def _loaded(name: str, attribute: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tensortap.session import session
 from tensortap.sources.locals.calls import unseen
@@ -16,6 +16,9 @@ from tensortap.sources.locals.wanted import Wanted
 
 if TYPE_CHECKING:
     from tensortap.sources.trace import Tracer
+
+
+Told: TypeAlias = "set[str] | None"  # the paths that a binding was kept under already
 
 
 class Watched:
@@ -124,16 +127,15 @@ class Listening:
         """Something went wrong here."""
         self.tracer.fault(self.place.label, error)
 
-    def empty(self) -> list[tuple[str, str]]:
+    def empty(self) -> list[tuple[Point, str]]:
         """What nothing was kept of, and why."""
         found = []
         for names in self.watched.values():
             for name, watched in names.items():
-                found += [(one.key, self._why(name, one)) for one in watched if not one.kept]
+                found += [(one.point, self._why(name, one)) for one in watched if not one.kept]
         return found
 
     def _why(self, name: str | None, one: Watched) -> str:
-        path = joined((*one.point.key, *one.point.deep))
         where = self.place.label
         if not self.called and self.number in unseen:
             why = f"{where} is not seen: {unseen[self.number]}"
@@ -152,7 +154,7 @@ class Listening:
             why = f"{type(one.error).__name__}: {one.error}"
         else:
             why = "a callback dropped it each time"
-        return f"nothing was kept of {path!r}: {why}"
+        return why
 
 
 class Call:
@@ -170,35 +172,44 @@ class Call:
 
     def see(self, name: str, value: Any, via: str | None) -> None:
         """A name was bound, or the part `via` of its value was set."""
-        for one in self.names.get(name, ()):
+        watched = self.names.get(name, ())
+        told: Told = set() if len(watched) > 1 else None
+        for one in watched:
             if one.whole and via is None:
                 one.bound += 1
-                self._keep(one, one.key, one.name, value)
+                self._keep(one, one.key, one.name, value, told)
             else:
-                self._take(one, value, via)
+                self._take(one, value, via, told)
 
     def give(self, value: Any) -> None:
         """A value is returned."""
-        for one in self.names.get(None, ()):
-            self._take(one, value, None)
+        watched = self.names.get(None, ())
+        told: Told = set() if len(watched) > 1 else None
+        for one in watched:
+            self._take(one, value, None, told)
 
-    def _take(self, one: Watched, value: Any, via: str | None) -> None:
+    def _take(self, one: Watched, value: Any, via: str | None, told: Told) -> None:
         deep = one.point.deep
         if via is not None and (not deep or not (via == "*" or fits(deep[0], via))):
             return  # another part of it was set
         one.bound += 1
         if not deep:
-            self._keep(one, one.key, one.name, value)
+            self._keep(one, one.key, one.name, value, told)
             return
         found = False
         for way, part in reach(value, deep):
             found = True
             rest = "." + joined(way) if way else ""
-            self._keep(one, one.key + rest, one.name + rest, part)
+            self._keep(one, one.key + rest, one.name + rest, part, told)
         if not found and not one.kept:
             one.parts = tuple([name for name, _ in parts(value)]) or one.parts
 
-    def _keep(self, one: Watched, path: str, name: str, value: Any) -> None:
+    def _keep(self, one: Watched, path: str, name: str, value: Any, told: Told) -> None:
+        if told is not None:
+            if path in told:  # two patterns stand for it: it is one binding
+                one.kept += 1
+                return
+            told.add(path)
         order = self.orders.get(path, 0)
         self.orders[path] = order + 1
         tracer = self.listening.tracer

@@ -6,8 +6,11 @@ import time
 from typing import Any
 
 from tensortap import arrays, ranks
+from tensortap.arrays.adapter import type_name
+from tensortap.arrays.scalars import safe_repr
 from tensortap.arrays.tree import adapter_of
-from tensortap.record import Kind, Record, TensorData
+from tensortap.errors import CaptureError
+from tensortap.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.session import session
 from tensortap.sources import run
 from tensortap.sources.dump import write_file
@@ -29,11 +32,13 @@ def put(name: str, value: Any, moment: Moment, order: int) -> None:
     adapter, shard = adapter_of(type(value)), None
     if adapter.local is not None:  # of a tensor that is spread over ranks: this rank's part
         value, shard = adapter.local(value)
-    neutral, nbytes = arrays.snapshot(value, session.pool)
+    neutral, nbytes = _neutral(value)
     if isinstance(neutral, TensorData):
         dtype, shape = neutral.dtype, neutral.shape
     tags = {"mode": moment.mode, "iteration": str(moment.iteration), "binding": str(order)}
-    if opened is not None and has_opaque(neutral):
+    if isinstance(value, Opaque):  # what could not be copied can't be pickled either
+        kind = value.type
+    elif opened is not None and has_opaque(neutral):
         try:
             tags["file"] = write_file(value, name, opened).name
         except Exception as error:  # what no pickle holds: type and repr are there
@@ -43,8 +48,17 @@ def put(name: str, value: Any, moment: Moment, order: int) -> None:
         name, Kind.LOCAL, step, call, session.next_number(), rank, world_size, time.time_ns(),
         kind, dtype, shape, shard, None, neutral, None, tags,
     )  # fmt: skip
-    session.put(record, nbytes)
-    session.bill(time.perf_counter_ns() - start)
+    session.put_copy(record, nbytes, start)
+
+
+def _neutral(value: Any) -> tuple[Value, int]:
+    """The value as a record holds it; of what no record can hold, type and repr."""
+    if isinstance(value, Opaque):
+        return value, 0
+    try:
+        return arrays.snapshot(value, session.pool)
+    except CaptureError:  # sparse, quantized, a container that contains itself
+        return Opaque(type_name(type(value)), safe_repr(value)), 0
 
 
 def _call(name: str, step: int, opened: Any) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
 from tensortap.sources.locals.functions import (
+    Common,
     Found,
+    arguments_of,
     attribute,
     methods,
     names_of,
@@ -53,39 +56,53 @@ class Point:
 class Resolver:
     """Finds what paths stand for, in one target.
 
-    `children` gives the parts of an object that are searched like it; methods of the classes
-    `common` are not meant by ``*``.
+    `children` gives the parts of an object that are searched like it; methods that are `common`
+    are not meant by ``*``; `closed` says why the functions of an object can't be looked into.
     """
 
     def __init__(
         self,
         target: Any,
         children: Callable[[Any], Mapping[str, Any]],
-        common: tuple[type, ...] = (),
+        common: Common | None = None,
+        closed: Callable[[Any], str | None] = lambda owner: None,
     ) -> None:
         self.target = target
         self._children = children
         self._common = common
-        self._places: dict[tuple[int, int, int], Place] = {}
+        self._closed = closed
+        self._places: dict[tuple[int, int, int, tuple[str, ...]], Place] = {}
         self._misses: list[tuple[int, str]] = []
+        self._there: dict[str, None] = {}  # what ``**`` has come across
 
     def resolve(self, segments: tuple[str, ...]) -> tuple[list[Point], str]:
         """The points that a path stands for; if there are none, why."""
-        self._misses = []
+        self._misses, self._there = [], {}
         found = plain(self.target) if callable(self.target) else None
+        if (why := self._closed(self.target)) is not None and not self._children(self.target):
+            return [], why
+        if inspect.isroutine(self.target) and found is None:
+            return [], f"{self.target!r} is not written in Python: it has no locals to see"
         if found is not None and not self._children(self.target):
             points = list(self._in_function(self._place(found, ()), segments))
         else:
             points = list(self._in_object(self.target, segments, (), set()))
         unique = {(point.key, point.deep): point for point in points}
-        why = max(self._misses, key=lambda miss: miss[0])[1] if self._misses else "nothing matches"
-        return list(unique.values()), why
+        return list(unique.values()), "" if unique else self._why(segments)
+
+    def _why(self, segments: tuple[str, ...]) -> str:
+        """Why there is nothing, said of the place that the path came farthest to."""
+        if MANY in segments[:-1]:
+            wanted = segments[len(segments) - segments[::-1].index(MANY) :]
+            if wanted and wanted[0] not in (*self._there, ANY, RETURN):
+                return f"nothing there is called {wanted[0]!r}; {near(wanted[0], self._there)}"
+        return max(self._misses, key=lambda miss: miss[0])[1] if self._misses else "nothing matches"
 
     def _place(self, found: Found, path: tuple[str, ...], caller: Place | None = None) -> Place:
-        key = (id(found.function), id(found.this), id(caller))
         # one module under two names: two places, and both are told
+        key = (id(found.function), id(found.this), id(caller), path)
         known = self._places.get(key)
-        if known is None or known.path != path:
+        if known is None:
             known = self._places[key] = Place(found, path, caller)
         return known
 
@@ -101,15 +118,23 @@ class Resolver:
             return  # an object that contains itself
         around = around | {id(owner)}
         children = self._children(owner)
+        closed = self._closed(owner)
+        if closed is not None and not (segments and segments[0] in (*children, ANY, MANY)):
+            self._miss((*path, *segments[:1]), f"{joined(path) or 'the model'}: {closed}")
+            return
         if not segments:
-            found = self._method(owner, "forward") or self._method(owner, "__call__")
+            name = "forward" if self._method(owner, "forward") is not None else "__call__"
+            found = self._method(owner, name)
             if found is None:
                 self._miss(path, f"{joined(path)} is no function and no module")
             else:
-                yield Point(self._place(found, path), (), None, path, ())
+                here = path or (name,)  # the target itself has no name
+                yield Point(self._place(found, here), (), None, here, ())
             return
         first, rest = segments[0], segments[1:]
         if first == MANY:
+            self._there.update(dict.fromkeys(children))
+            self._there.update((name, None) for name, _ in methods(owner, self._common))
             yield from self._in_object(owner, rest, path, around - {id(owner)})
             for name, child in children.items():
                 yield from self._in_object(child, segments, (*path, name), around)
@@ -147,12 +172,24 @@ class Resolver:
         if part is not None and rest:
             yield from self._in_object(part, rest, here, around)
             return
-        there = [*children, *[method for method, _ in methods(owner, self._common)]]
+        own = [method for method, _ in methods(owner, self._common)]
         where = joined(path) or type(owner).__name__
-        if part is not None or hasattr(type(owner), name):
+        if part is not None:
+            said = f"{joined(here)} is a value, no function"
+            if own:
+                by = "forward" if "forward" in own else own[0]
+                this = self._first_argument(owner, by)
+                said += f": its value at each call is {joined((*path, by, this, name))!r}"
+            self._miss(here, said)
+        elif hasattr(type(owner), name):
             self._miss(here, f"{joined(here)} is not a function written in Python")
         else:
-            self._miss(here, f"no module or method {name!r} in {where}; {near(name, there)}")
+            there = near(name, [*children, *own])
+            self._miss(here, f"no module or method {name!r} in {where}; {there}")
+
+    def _first_argument(self, owner: Any, name: str) -> str:
+        found = self._method(owner, name)
+        return next(iter(arguments_of(found.function.__code__)), "") if found is not None else ""
 
     def _method(self, owner: Any, name: str) -> Found | None:
         if isinstance(owner, type):
@@ -186,6 +223,8 @@ class Resolver:
             return
         first, rest = segments[0], segments[1:]
         names = names_of(code)
+        if quiet:
+            self._there.update(dict.fromkeys(names))
         if first == RETURN:
             yield Point(place, chain, None, (*path, RETURN), rest)
         elif first in (ANY, MANY):
@@ -194,8 +233,12 @@ class Resolver:
                 yield from self._in_code(place, code, chain, rest, path, True)
             else:
                 deep = rest
+            # not the whole object itself: that would be a copy of the model at each call
+            without = not deep and not chain and place.found.this is not None
+            this = code.co_varnames[:1] if without else ()
             for name in names if not quiet else ():
-                yield Point(place, chain, name, (*path, name), deep)
+                if name not in this:
+                    yield Point(place, chain, name, (*path, name), deep)
         elif (inside := _inside(code, first, names, rest)) is not None:
             yield from self._in_code(place, inside, (*chain, first), rest, (*path, first), quiet)
         elif first in names:
@@ -257,5 +300,9 @@ def _helper(place: Place, name: str, rest: tuple[str, ...]) -> tuple[Found, int]
 
 
 def _part(owner: Any, name: str) -> Any:
-    """A part of an object that is no child: an attribute."""
-    return getattr(owner, "__dict__", {}).get(name)
+    """A part of an object that is no child: an attribute, a parameter or buffer of a module."""
+    own = getattr(owner, "__dict__", {})
+    if name in own:
+        return own[name]
+    held = [own.get(kind) for kind in ("_parameters", "_buffers")]
+    return next((one[name] for one in held if isinstance(one, dict) and name in one), None)

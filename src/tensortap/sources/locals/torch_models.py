@@ -22,7 +22,19 @@ _WHOLE = (
     "it is part of a graph compiled with fullgraph=True, which a probe cannot leave: compile it "
     "with fullgraph=False, or keep it out of the graph with torch.compiler.disable"
 )
-COMMON: tuple[type, ...] = (torch.nn.Module,)
+
+
+def common(cls: type, name: str) -> bool:
+    """Whether a method is one that modules have from torch, and no forward.
+
+    >>> common(torch.nn.Linear, "extra_repr"), common(torch.nn.Linear, "forward")
+    (True, False)
+    """
+    if cls is torch.nn.Module:
+        return True
+    return cls.__module__.partition(".")[0] == "torch" and name != "forward"
+
+
 _WRAPPERS = ("_forward_module", "module")  # of trainers that are not known by their class
 
 
@@ -44,6 +56,8 @@ def inside(module: torch.nn.Module) -> torch.nn.Module:
 
 def _only(module: torch.nn.Module, name: str) -> bool:
     """Whether a module does nothing but hold another: no other child and no parameter."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
     held = {id(child) for child in module._modules.values()}
     child = module._modules.get(name)
     return child is not None and held == {id(child)} and not module._parameters
@@ -58,6 +72,13 @@ def children(owner: Any) -> Mapping[str, Any]:
         }
     named = owner._modules.items()
     return {name: inside(child) for name, child in named if child is not None}
+
+
+def closed(owner: Any) -> str | None:
+    """Why the functions of a module cannot be looked into, if they cannot."""
+    if isinstance(owner, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return "it is TorchScript, which runs no Python: trace the model that it was made of"
+    return None
 
 
 def in_backward() -> bool:

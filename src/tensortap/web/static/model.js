@@ -47,13 +47,14 @@ export function chosen(state) {
   const kind = kinds.includes(state.kind) ? state.kind : kinds.includes("Activation") ? "Activation" : kinds[0] ?? "";
   const number = kinds.indexOf(kind);
   const names = state.name.length ? state.name : [];
+  const single = kind === "Value" || kind === "Local"; // of which there are numbers, and no statistics
   const first = run?.names.find((_, i) => run.name_kinds[i].includes(number)) ?? run?.names[0];
   const statistics = run?.statistics ?? [];
   return {
     kind,
-    metric: statistics.includes(state.metric) ? state.metric : kind === "Value" ? "value" : "rm2",
+    metric: statistics.includes(state.metric) ? state.metric : single ? "value" : "rm2",
     names: names.length ? names : first === undefined ? [] : [first],
-    stats: state.stat.length ? state.stat : kind === "Value" ? ["value"] : ["rm2", "max_abs"],
+    stats: state.stat.length ? state.stat : single ? ["value"] : ["rm2", "max_abs"],
     rank: run?.ranks.includes(Number(state.rank)) && state.rank !== "" ? state.rank : "",
     step: nearest(run?.steps ?? [], state.step),
     theme: document.documentElement.dataset.theme ?? "light",
