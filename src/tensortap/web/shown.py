@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from tensortap.console import answers
 from tensortap.errors import TensortapError
 from tensortap.formats import run as layout
 from tensortap.history import History
@@ -21,6 +22,7 @@ from tensortap.readers.reader import Reader
 from tensortap.readers.run import RunReader
 from tensortap.server.server import Server
 from tensortap.viz.table import Table, table_of
+from tensortap.web.held import HeldLive, Steps, held_in_run
 
 
 class Shown(Protocol):
@@ -47,6 +49,10 @@ class Shown(Protocol):
 
     def table(self) -> Table:
         """Its statistics as columns."""
+        ...
+
+    def held(self) -> Steps:
+        """Which tensors were kept whole: name and kind → steps."""
         ...
 
     def look(self) -> bool:
@@ -115,6 +121,9 @@ class ShownRun:
             if self._table is None:
                 self._table = table_of(self.reader())
             return self._table
+
+    def held(self) -> Steps:
+        return held_in_run(self.reader())
 
     def look(self) -> bool:
         with self._lock:
@@ -189,6 +198,7 @@ class ShownHere:
         self.server = server
         self.version = 1
         self._table: Table | None = None
+        self._held = HeldLive(lambda mark: answers.held(server, mark))
         self._lock = threading.Lock()
 
     @property
@@ -207,6 +217,9 @@ class ShownHere:
             if self._table is None:
                 self._table = table_of(self.server.history)
             return self._table
+
+    def held(self) -> Steps:
+        return self._held.now()
 
     def look(self) -> bool:
         changed = self.table().refresh()
@@ -232,6 +245,7 @@ class ShownLive:
         self._table: Table | None = None
         self._gone = False
         self._again = 0.0  # when it is looked for again
+        self._held = HeldLive(lambda mark: self.reader().held(mark))
         self._lock = threading.RLock()
 
     @property
@@ -253,6 +267,9 @@ class ShownLive:
             if self._table is None:
                 self._table = table_of(self.reader())
             return self._table
+
+    def held(self) -> Steps:
+        return self._held.now()
 
     def look(self) -> bool:
         was_gone = self._gone
