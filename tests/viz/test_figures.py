@@ -27,7 +27,7 @@ from tensortap.viz.figures import (
 from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.theme import DARK, LIGHT, labels, recoloured, share, typed, untyped
 from tensortap.viz.table import table_of
-from tests.viz.conftest import HOSTILE, LAYERS, training, values
+from tests.viz.conftest import HOSTILE, LAYERS, STEPS, training, values
 
 ACTIVATION = Kind.ACTIVATION.value
 
@@ -355,6 +355,34 @@ def test_all_steps_at_once(table):
     assert np.allclose(shares.sum(axis=0), 100, atol=1e-3)
     ridge = exponents_figure(table, name="embed", kind=ACTIVATION, step=5, over="ridge")
     assert [t["name"] for t in ridge["data"]] == [f"step {n}" for n in reversed(range(12))]
+
+
+def test_what_is_not_finite_has_no_exponent_and_is_marked(table):
+    wanted = {"name": "blocks.0.down", "kind": ACTIVATION, "step": 5}
+    marks = [
+        t for t in exponents_figure(table, over="steps", **wanted)["data"] if t["type"] == "scatter"
+    ]
+    assert [(t["x"], t["customdata"]) for t in marks] == [([7], [3])]
+    ridge = exponents_figure(table, over="ridge", **wanted)
+    assert "step 7: 3 NaN or Inf" in [t["name"] for t in ridge["data"]]
+    assert ridge["layout"]["showlegend"]
+    # nothing but NaN from step 2 on: those steps are coloured, as there is nothing else to see
+    broken = [
+        Record("h", Kind.GRADIENT, s, 0, s, 0, 1, s, stats=summarize_array(x.astype("f4")))
+        for s, x in enumerate([np.ones(4), np.ones(4), np.full(4, np.nan), np.full(4, np.nan)])
+    ]
+    figure = exponents_figure(table_of(broken), name="h", kind="Gradient", step=0, over="steps")
+    flat = [t for t in figure["data"] if t["type"] == "heatmap"][1]
+    assert np.isnan(untyped(flat["z"])).tolist() == [[True, True, False, False]]
+    for over in ("steps", "ridge"):
+        none = exponents_figure(table_of(broken[2:]), name="h", kind="Gradient", step=2, over=over)
+        assert none["layout"]["annotations"][0]["text"] == "no value of h (Gradient) is finite"
+
+
+def test_a_heatmap_ends_where_its_cells_end(table):
+    made = heatmap_figure(table, kind=ACTIVATION, metric="rm2")["layout"]
+    assert made["xaxis"]["range"] == [-0.5, STEPS - 0.5]
+    assert made["yaxis"]["range"] == [len(LAYERS) - 0.5, -0.5]
 
 
 def test_exponents_that_there_are_not(table):

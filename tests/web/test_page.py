@@ -322,7 +322,7 @@ def test_two_runs_side_by_side(chromium, page):
             minus="run",
             other="b",
         )
-        assert "minus step 13" in q.locator("#panel-tensors").inner_text()
+        assert "minus b, step 13" in q.locator("#panel-tensors").inner_text()
 
 
 def test_an_empty_run_and_a_run_of_values_only(chromium, page):

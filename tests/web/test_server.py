@@ -124,9 +124,9 @@ def test_the_difference_to_another_step_and_run(client):
     assert (
         good(client.get("/api/tensor", params={**asked, "step": 3}))["statistics"]["max_abs"] == 0
     )
-    assert (
-        good(client.get("/api/tensor", params={**asked, "step": 13}))["statistics"]["max_abs"] > 0
-    )
+    found = good(client.get("/api/tensor", params={**asked, "step": 13}))
+    assert found["statistics"]["max_abs"] > 0
+    assert found["minus"] == "b, step 13, rank 0"
     answer = tensor(client, name="cube", minus="rank", otherrank=5)
     assert answer.status_code == 404
     assert "rank 5" in answer.json()["error"]
@@ -364,6 +364,9 @@ def test_two_ranks_apart_and_from_each_other(tmp_path):
         # the second rank has twice the values of the first: less the first, those of the first
         assert gap["statistics"]["max_abs"] == x["statistics"]["max_abs"]
         assert good(client.get("/api/receipt?run=ranks"))["ranks"] == 2
+        curve = good(client.get("/api/training?run=ranks"))["data"][0]
+        assert curve["name"] == "loss (mean of 2 ranks)"
+        assert good(client.get("/api/training?run=ranks&rank=1"))["data"][0]["name"] == "loss"
 
 
 # -- live sessions -------------------------------------------------------------------------

@@ -9,34 +9,58 @@ import numpy as np
 
 from tensortap.formats.columns import numbers
 from tensortap.formats.questions import Held
+from tensortap.readers.columns import RunColumns, Stretch
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 
 Steps = dict[tuple[str, str], set[int]]
 
 
-def held_in_run(reader: RunReader) -> Steps:
-    """Of a run: its tables say which values are there."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+class HeldRun:
+    """Of a run, whose tables say which values are there; each row is looked at once."""
 
-    columns = ["name", "kind", "step", "dtype", "value", "payloads", "tags", "missing", "count"]
-    found: Steps = {}
-    for table in reader.tables(columns):
-        # a value of one byte is None: only statistics. A tensor has a dtype, or lies in a file
-        inline = numbers(pc.binary_length(table.column("value"))) > 1
-        inline &= numbers(pc.utf8_length(table.column("dtype"))) > 0
-        apart = numbers(pc.list_value_length(table.column("payloads"))) > 0
-        bare = np.isnan(numbers(table.column("count")))
-        here = ~numbers(pc.cast(table.column("missing"), pa.int8())).astype(bool)
-        rows = table.take(pa.array(np.flatnonzero((inline | apart | bare) & here)))
-        sure = (inline | apart)[(inline | apart | bare) & here].tolist()
-        words = (rows.column(name).to_pylist() for name in ("name", "kind", "step", "tags"))
-        for name, kind, step, tags, whole in zip(*words, sure, strict=True):
-            # what was dumped is a file beside the tables
-            if kind != Kind.ALERT.value and (whole or "file" in dict(tags or ())):
-                found.setdefault((name, kind), set()).add(step)
-    return found
+    def __init__(self, reader: RunReader) -> None:
+        self.reader = reader
+        self._columns = RunColumns(reader)
+        self._found: Steps = {}
+        self._lock = threading.Lock()
+
+    def now(self) -> Steps:
+        """All that is there, as far as the reader has been refreshed."""
+        with self._lock:
+            try:
+                for stretch in self._columns.fresh():
+                    self._take(stretch)
+            except BaseException:
+                # rows that could not be read are looked at again
+                self._columns, self._found = RunColumns(self.reader), {}
+                raise
+            return {key: set(steps) for key, steps in self._found.items()}
+
+    def _take(self, stretch: Stretch) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        def read(*columns: str) -> pa.Table:
+            return next(iter(self._columns.read([stretch], list(columns))))
+
+        few = read("value", "payloads", "count")
+        # a value of one byte is None: only statistics
+        inline = numbers(pc.binary_length(few.column("value"))) > 1
+        apart = numbers(pc.list_value_length(few.column("payloads"))) > 0
+        bare = np.isnan(numbers(few.column("count")))
+        maybe = np.flatnonzero(inline | apart | bare)
+        if not len(maybe):
+            return
+        asked = ("name", "kind", "step", "dtype", "tags", "missing")
+        rows = read(*asked).take(pa.array(maybe))
+        words = (rows.column(name).to_pylist() for name in asked)
+        flags = inline[maybe].tolist(), apart[maybe].tolist()
+        for name, kind, step, dtype, tags, gone, within, beside in zip(*words, *flags, strict=True):
+            # a tensor has a dtype, or lies in a file; what was dumped is one beside the tables
+            whole = (within and dtype) or beside or "file" in dict(tags or ())
+            if whole and not gone and kind != Kind.ALERT.value:
+                self._found.setdefault((name, kind), set()).add(step)
 
 
 class HeldLive:

@@ -22,7 +22,7 @@ from tensortap.readers.reader import Reader
 from tensortap.readers.run import RunReader
 from tensortap.server.server import Server
 from tensortap.viz.table import Table, table_of
-from tensortap.web.held import HeldLive, Steps, held_in_run
+from tensortap.web.held import HeldLive, HeldRun, Steps
 
 
 class Shown(Protocol):
@@ -80,6 +80,7 @@ class ShownRun:
         self.version = 0
         self._reader: RunReader | None = None
         self._table: Table | None = None
+        self._held: HeldRun | None = None
         self._signature: Signature = ()
         self._gone = False
         self._lock = threading.RLock()
@@ -123,7 +124,12 @@ class ShownRun:
             return self._table
 
     def held(self) -> Steps:
-        return held_in_run(self.reader())
+        with self._lock:
+            reader = self.reader()
+            if self._held is None or self._held.reader is not reader:
+                self._held = HeldRun(reader)
+            held = self._held
+        return held.now()
 
     def look(self) -> bool:
         with self._lock:
@@ -155,7 +161,7 @@ class ShownRun:
 
     def close(self) -> None:
         with self._lock:
-            self._reader = self._table = None
+            self._reader = self._table = self._held = None
 
 
 def _signature(path: Path) -> Signature:

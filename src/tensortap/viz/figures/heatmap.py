@@ -107,13 +107,20 @@ def heatmap_figure(
     if marked:
         data.append(_triangles(marked, rows_called, found, look))
     height = min(max(260, 92 + 22 * len(rows_called)), 720)
-    ticks = {"autorange": "reversed", "type": "category", "showgrid": False, "ticklen": 0}
+    # as far as the cells go: around the marks on them plotly would leave a margin
+    ticks = {"type": "category", "showgrid": False, "ticklen": 0}
+    ticks["range"] = [len(rows_called) - 0.5, -0.5]
     ticks["tickfont"] = {"size": 11 if len(rows_called) <= 40 else 9, "color": look.dim}
     made = layout(
         theme,
         height=height,
         margin={"l": 40, "r": 16, "t": 40, "b": 48},
-        xaxis={"title": {"text": "step"}, "showgrid": False, "zeroline": False},
+        xaxis={
+            "title": {"text": "step"},
+            "showgrid": False,
+            "zeroline": False,
+            "range": _span(found.steps),
+        },
         yaxis={**ticks, "zeroline": False},
         hovermode="closest",
         legend={"x": 1, "xanchor": "right"},
@@ -126,6 +133,14 @@ def heatmap_figure(
 
         made["shapes"] = [step_line(step, "x", look)]
     return {"data": data, "layout": made}
+
+
+def _span(steps: Whole) -> list[float]:
+    """From where the first column begins to where the last one ends."""
+    if len(steps) < 2:
+        return [float(steps[0]) - 0.5, float(steps[0]) + 0.5]
+    before, after = (float(steps[1] - steps[0]) / 2, float(steps[-1] - steps[-2]) / 2)
+    return [float(steps[0]) - before, float(steps[-1]) + after]
 
 
 def cells(

@@ -34,8 +34,10 @@ def theme_of(asked: Asked) -> str:
 
 def training(asked: Asked) -> dict[str, Any]:
     """The curve that is always in sight."""
-    found = curves(asked.shown.table(), asked.number("rank"))
-    return training_figure(found, height=104, width_px=1000, theme=theme_of(asked))
+    table, rank = asked.shown.table(), asked.number("rank")
+    ranks = len(table.ranks()) if rank is None else 1
+    found = curves(table, rank)
+    return training_figure(found, ranks=ranks, height=104, width_px=1000, theme=theme_of(asked))
 
 
 def sparklines(asked: Asked) -> dict[str, Any]:

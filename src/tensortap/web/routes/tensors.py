@@ -51,7 +51,7 @@ def tensor(asked: Asked) -> dict[str, Any]:
     drawn = found_in.cut(array, part)
     minus = _minus(asked, found)
     if minus is not None:
-        about["minus"] = _said(minus)
+        about["minus"] = _said(asked, minus)
         about["python"] += "\n" + _minus_python(asked, minus, leaf, part)
         other = minus.leaves[_leaf(minus, leaf)]
         if other.shape != array.shape:
@@ -116,8 +116,10 @@ def _minus_python(asked: Asked, minus: Found, leaf: str, part: Slice) -> str:
     return "\n".join([*lines, "x - y"])
 
 
-def _said(found: Found) -> str:
-    return f"step {found.record.step:,}, rank {found.record.rank}"
+def _said(asked: Asked, found: Found) -> str:
+    other = asked.other if asked.text("minus") == "run" else None
+    title = "" if other is None else f"{other.title}, "
+    return f"{title}step {found.record.step:,}, rank {found.record.rank}"
 
 
 def _axis(number: int) -> str:

@@ -37,7 +37,7 @@ export const overview = {
       const figure = await ask("overview", { run: run.id, kind: now.kind, metric: now.metric, rank: now.rank, theme: now.theme, q: state.q });
       const room = card.parentElement.clientHeight - 28 - 12 - 40 - 14;
       const rows = figure.layout.meta?.layers?.length ?? 0;
-      await draw(plot, figure, { height: rows ? Math.max(Math.min(room, 70 + rows * 30), 260, room * 0.6) : 260, step: now.step, keep: `${run.id} ${now.kind}`,
+      await draw(plot, figure, { height: rows ? Math.max(Math.min(room, 70 + rows * 64), 260) : 260, step: now.step, keep: `${run.id} ${now.kind}`,
         layout: { margin: { l: 40, r: 8, t: figure.data.length > 1 ? 34 : 12, b: 42 } } });
       drawn = key;
     } finally {
