@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.alerts import Alert
+from tensortap.arrays.tree import borrow
 from tensortap.errors import NotFound
 from tensortap.record import Kind, Record
 from tensortap.stats import summarize_array
@@ -461,3 +462,19 @@ def test_arrays_survive_the_way_to_the_browser(array):
 def test_a_share_is_never_rounded_to_nothing_or_to_all():
     assert share(1e-12) != share(0.0)
     assert share(1 - 1e-12) != share(1.0)
+
+
+def test_a_tensor_without_statistics_is_not_said_to_be_nan():
+    def caught(name, step, value):
+        return Record(name, Kind.VALUE, step, 0, step, 0, 1, step, value=borrow(value))
+
+    found = [caught("x", step, np.ones((2, 2), "f4")) for step in range(3)]
+    found += [caught("loss", s, np.float32(v)) for s, v in enumerate([1.0, np.nan, np.inf])]
+    table = table_of(found)
+    only = lines_figure(table, names=["x"], kind="Value", metrics=["value"])
+    assert only["layout"]["annotations"][0]["text"] == "no Value statistics of x"
+    both = lines_figure(table, names=["x", "loss"], kind="Value", metrics=["value"])
+    assert [t["x"] for t in both["data"] if t["name"] == "not finite"] == [[1, 2]]
+    whole = heatmap_figure(table, kind="Value", metric="value")
+    assert whole["layout"]["meta"]["layers"] == ["loss"]
+    assert [t["name"] for t in whole["data"]] == ["value", "NaN", "holds NaN", "Inf", "holds Inf"]

@@ -322,6 +322,7 @@ def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, runs):
             answer = client.get(f"/api/{what}{mark}run=raw")
             assert answer.status_code < 500, answer.text
             assert "Traceback" not in answer.text
+            assert answer.status_code == 200 or "the run was deleted" in answer.json()["error"]
 
 
 def test_a_run_that_grows_and_one_that_shrinks(tmp_path):

@@ -43,6 +43,11 @@ class Shown(Protocol):
         """In a word or two: open, ended, cut off, gone, live."""
         ...
 
+    @property
+    def gone(self) -> bool:
+        """Whether its files are not there any more."""
+        ...
+
     def reader(self) -> Reader:
         """Opened, if it was not."""
         ...
@@ -103,6 +108,10 @@ class ShownRun:
         if reader.info.ended:
             return "ended"
         return "cut off" if reader.cut and not self._fresh() else "open"
+
+    @property
+    def gone(self) -> bool:
+        return self._gone or not (self.path / layout.RUN_FILE).is_file()
 
     def _fresh(self) -> bool:
         """Whether it was written to in the last minute: then the end is torn only for a moment."""
@@ -197,6 +206,7 @@ class ShownHere:
     """The live session of this process."""
 
     what = "live"
+    gone = False  # it has no files
 
     def __init__(self, id: str, server: Server) -> None:  # noqa: A002
         self.id = id
@@ -241,6 +251,7 @@ class ShownLive:
     """A live session in another process, or on another machine."""
 
     what = "live"
+    gone = False  # it has no files
 
     def __init__(self, id: str, address: str) -> None:  # noqa: A002
         self.id = id

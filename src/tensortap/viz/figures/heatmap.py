@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tensortap.viz.feeds import VALUE
 from tensortap.viz.figures.theme import (
     Figure,
     Theme,
@@ -20,6 +21,7 @@ from tensortap.viz.figures.theme import (
     text,
     theme_of,
     typed,
+    whole_ticks,
 )
 from tensortap.viz.figures.tiles import beacons
 from tensortap.viz.table import Table, steady
@@ -120,6 +122,7 @@ def heatmap_figure(
             "showgrid": False,
             "zeroline": False,
             "range": _span(found.steps),
+            **whole_ticks(float(found.steps[-1] - found.steps[0])),
         },
         yaxis={**ticks, "zeroline": False},
         hovermode="closest",
@@ -160,7 +163,7 @@ def cells(
     of_layer = [table.series(kind, name, rank) for name in layers]
     rows = np.concatenate([np.empty(0, np.int64), *of_layer])
     value = table.column(metric)[rows]
-    known = ~np.isnan(value) | (table.nonfinite(rows) > 0)
+    known = ~np.isnan(value) | table.given(metric, rows)
     lengths = [len(each) for each in of_layer]
     layer = np.repeat(np.arange(len(layers)), lengths)
     rows, value, layer = rows[known], value[known], layer[known]
@@ -179,6 +182,9 @@ def cells(
     shape = math.ceil(len(layers) / tile), len(firsts)
     place = (layer // tile) * shape[1] + column
     bad = _badness(table, rows)
+    if metric == VALUE:  # a single number that is not finite
+        bad[np.isinf(value)] = INF
+        bad[np.isnan(value)] = NAN
     order = np.argsort(_telling(value, bad, metric), kind="stable")
     best = np.full(shape[0] * shape[1], -1, np.int64)
     best[place[order]] = order  # of several the last one stays, which tells most

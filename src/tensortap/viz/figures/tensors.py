@@ -19,6 +19,7 @@ from tensortap.viz.figures.theme import (
     text,
     theme_of,
     typed,
+    whole_ticks,
 )
 from tensortap.viz.figures.tiles import NAN, NEGINF, POSINF, Tiles, beacons, tiles
 
@@ -236,11 +237,11 @@ def _heatmap(
         margin={"l": 48, "r": 16, "t": 44, "b": 40},
         title={"text": _titled(title, _about(array, found, reduced), look.dim)},
         xaxis={
-            **axis, "title": {"text": text(axes[1])},
+            **axis, "title": {"text": text(axes[1])}, **whole_ticks(array.shape[1]),
             "range": [origin[1] - 0.5, origin[1] + array.shape[1] - 0.5],
         },
         yaxis={
-            **axis, "title": {"text": text(axes[0])},
+            **axis, "title": {"text": text(axes[0])}, **whole_ticks(array.shape[0]),
             "range": [origin[0] + array.shape[0] - 0.5, origin[0] - 0.5],
         },
         hovermode="closest",
@@ -295,7 +296,7 @@ def _line(array: NDArray[Any], title: str, origin: int, axis: str, theme: str) -
         height=280,
         margin={"l": 56, "r": 16, "t": 44, "b": 40},
         title={"text": _titled(title, said, look.dim)},
-        xaxis={"title": {"text": text(axis)}},
+        xaxis={"title": {"text": text(axis)}, **whole_ticks(len(value))},
         yaxis={"exponentformat": "power"},
         hovermode="closest",
         showlegend=len(data) > 1,

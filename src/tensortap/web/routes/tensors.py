@@ -159,8 +159,9 @@ def _statistics(summary: Summary | None) -> dict[str, Any]:
 async def download(request: Request) -> Response:
     """The whole tensor as a file of NumPy."""
 
+    asked = Asked(request.app.state.place, request)
+
     def work() -> Response:
-        asked = Asked(request.app.state.place, request)
         found = found_in.find_tensor(asked.shown, _place(asked))
         array = np.ascontiguousarray(found.leaves[_leaf(found, asked.text("leaf"))])
         # in a file: it may be larger than memory has room for twice
@@ -175,4 +176,4 @@ async def download(request: Request) -> Response:
             background=BackgroundTask(path.unlink, missing_ok=True),
         )  # fmt: skip
 
-    return await run_in_threadpool(guarded, work)
+    return await run_in_threadpool(guarded, work, asked)

@@ -90,9 +90,11 @@ export const tensors = {
       clear(bars);
       fill(bars);
       fill(stats);
+      stats.parentElement.hidden = bars.parentElement.hidden = true;
       drawn = key;
       return;
     }
+    stats.parentElement.hidden = bars.parentElement.hidden = false;
     drawStats(found);
     const room = card.parentElement.parentElement.clientHeight - 138;
     const [top, bottom, left, right] = found.region;
