@@ -37,6 +37,7 @@ export async function draw(into, figure, how = {}) {
 export function clear(into) {
   if (into.classList.contains("js-plotly-plot")) plotly().purge(into);
   into.classList.remove("js-plotly-plot");
+  delete into.heard; // nobody listens to the next plot that is drawn here
 }
 
 /** A line at the step across every axis of steps. @param {any} layout @param {number | null} step */

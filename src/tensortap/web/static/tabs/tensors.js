@@ -19,9 +19,11 @@ import { get, set } from "../state.js";
 /** @type {any} */ let split;
 /** @type {any} */ let none;
 /** @type {any} */ let save;
+/** @type {any} */ let out;
 let python = "";
 let drawn = "";
 let zoomed = 0;
+let reset = -1000; // when it was zoomed out of: plotly goes back to where it began, which may be a part
 /** @type {number[]} */ let whole = [0, 0]; // rows and columns of the slice
 
 /** @type {import("../main.js").Tab} */
@@ -46,7 +48,8 @@ export const tensors = {
         h("div", { class: "card", "aria-label": "Axes" }, axes), h("div", { class: "card", "aria-label": "Statistics" }, stats),
         h("div", { class: "card figure", "aria-label": "Histogram" }, bars)));
     none = h("div", { class: "card" });
-    line = h("div", { class: "tools" }, head, save, copyButton(() => python, "Copy as Python"));
+    out = h("button", { type: "button", hidden: true, onclick: () => set({ zoom: "" }) }, "Whole slice");
+    line = h("div", { class: "tools" }, head, out, save, copyButton(() => python, "Copy as Python"));
     panel.append(tools, line, split, none);
   },
 
@@ -107,6 +110,11 @@ export const tensors = {
     } else if (part) layout.xaxis = { ...found.figure.layout.xaxis, range: [left - 0.5, right - 0.5], autorange: false };
     await draw(plot, found.figure, { height: Math.max(340, room), keep: key, layout });
     on(plot, "plotly_relayout", (/** @type {any} */ e) => zoom(e));
+    on(plot, "plotly_doubleclick", () => {
+      clearTimeout(zoomed);
+      reset = performance.now();
+      set({ zoom: "" });
+    });
     if (found.histogram) await draw(bars, found.histogram, { height: 160, keep: key, config: { displayModeBar: false }, layout: { margin: { l: 40, r: 8, t: 26, b: 24 } } });
     else fill(bars);
     drawn = key;
@@ -138,6 +146,7 @@ function drawTools(held, name, state) {
   minus.allow("rank", (model.run?.ranks.length ?? 0) > 1 || state.minus === "rank", "There is one rank only");
   minus.allow("run", model.shown.length > 1 || state.minus === "run", "There is one run only");
   save.hidden = !name;
+  out.hidden = !state.zoom;
   if (state.minus === "step") {
     const input = h("input", { type: "number", value: state.otherstep, placeholder: "the step before", "aria-label": "The other step", style: "width: 110px", onchange: () => set({ otherstep: input.value }) });
     input.value = state.otherstep;
@@ -228,6 +237,7 @@ const table = (said) => h("dl", { class: "stats" }, ...SAID.filter((key) => key 
 
 /** The part that is in sight; the server gives it in finer tiles. @param {any} e */
 function zoom(e) {
+  if (performance.now() - reset < 500) return;
   if (e["xaxis.autorange"] || e["yaxis.autorange"] || (e.autosize && !e["xaxis.range[0]"])) {
     if (!e.autosize && get().zoom) set({ zoom: "" });
     return;
