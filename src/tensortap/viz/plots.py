@@ -276,7 +276,7 @@ def _image(figure: go.Figure, kind: str, width: int, scale: float) -> bytes:
     }
     # without MathJax, which would be fetched
     page = kaleido.PageGenerator(mathjax=False)
-    # its channel logs what a browser says at its start as errors, with tracebacks, and goes on
+    # its channel may log a traceback for a message that it then ignores; what fails is raised
     channel = logging.getLogger("choreographer")
     level = channel.level
     channel.setLevel(logging.CRITICAL)
