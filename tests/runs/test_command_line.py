@@ -66,7 +66,7 @@ def test_show_of_a_name_with_several_kinds(tmp_path):
         tracker.step()
     tap.finish()
     _, said = tensortap(tmp_path, "show", path, "0.weight", code=2)
-    assert "is there as Weight and Weight_Gradient: say kind='Weight'" in said
+    assert "is there as Weight and Weight_Gradient: say --kind Weight" in said
     out, _ = tensortap(tmp_path, "show", path, "0.weight", "--kind", "Weight_Gradient", "--values")
     assert "0.weight  Weight_Gradient  step 0" in out
     assert "[4., 4., 4.]" in out

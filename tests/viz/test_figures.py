@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.alerts import Alert
+from tensortap.arrays.tree import borrow
 from tensortap.errors import NotFound
 from tensortap.record import Kind, Record
 from tensortap.stats import summarize_array
@@ -27,7 +28,7 @@ from tensortap.viz.figures import (
 from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.theme import DARK, LIGHT, labels, recoloured, share, typed, untyped
 from tensortap.viz.table import table_of
-from tests.viz.conftest import HOSTILE, LAYERS, training, values
+from tests.viz.conftest import HOSTILE, LAYERS, STEPS, training, values
 
 ACTIVATION = Kind.ACTIVATION.value
 
@@ -357,6 +358,34 @@ def test_all_steps_at_once(table):
     assert [t["name"] for t in ridge["data"]] == [f"step {n}" for n in reversed(range(12))]
 
 
+def test_what_is_not_finite_has_no_exponent_and_is_marked(table):
+    wanted = {"name": "blocks.0.down", "kind": ACTIVATION, "step": 5}
+    marks = [
+        t for t in exponents_figure(table, over="steps", **wanted)["data"] if t["type"] == "scatter"
+    ]
+    assert [(t["x"], t["customdata"]) for t in marks] == [([7], [3])]
+    ridge = exponents_figure(table, over="ridge", **wanted)
+    assert "step 7: 3 NaN or Inf" in [t["name"] for t in ridge["data"]]
+    assert ridge["layout"]["showlegend"]
+    # nothing but NaN from step 2 on: those steps are coloured, as there is nothing else to see
+    broken = [
+        Record("h", Kind.GRADIENT, s, 0, s, 0, 1, s, stats=summarize_array(x.astype("f4")))
+        for s, x in enumerate([np.ones(4), np.ones(4), np.full(4, np.nan), np.full(4, np.nan)])
+    ]
+    figure = exponents_figure(table_of(broken), name="h", kind="Gradient", step=0, over="steps")
+    flat = [t for t in figure["data"] if t["type"] == "heatmap"][1]
+    assert np.isnan(untyped(flat["z"])).tolist() == [[True, True, False, False]]
+    for over in ("steps", "ridge"):
+        none = exponents_figure(table_of(broken[2:]), name="h", kind="Gradient", step=2, over=over)
+        assert none["layout"]["annotations"][0]["text"] == "no value of h (Gradient) is finite"
+
+
+def test_a_heatmap_ends_where_its_cells_end(table):
+    made = heatmap_figure(table, kind=ACTIVATION, metric="rm2")["layout"]
+    assert made["xaxis"]["range"] == [-0.5, STEPS - 0.5]
+    assert made["yaxis"]["range"] == [len(LAYERS) - 0.5, -0.5]
+
+
 def test_exponents_that_there_are_not(table):
     figure = exponents_figure(table, name="embed", kind=ACTIVATION, step=99)
     assert figure["layout"]["annotations"][0]["text"].startswith("no exponents of embed")
@@ -433,3 +462,19 @@ def test_arrays_survive_the_way_to_the_browser(array):
 def test_a_share_is_never_rounded_to_nothing_or_to_all():
     assert share(1e-12) != share(0.0)
     assert share(1 - 1e-12) != share(1.0)
+
+
+def test_a_tensor_without_statistics_is_not_said_to_be_nan():
+    def caught(name, step, value):
+        return Record(name, Kind.VALUE, step, 0, step, 0, 1, step, value=borrow(value))
+
+    found = [caught("x", step, np.ones((2, 2), "f4")) for step in range(3)]
+    found += [caught("loss", s, np.float32(v)) for s, v in enumerate([1.0, np.nan, np.inf])]
+    table = table_of(found)
+    only = lines_figure(table, names=["x"], kind="Value", metrics=["value"])
+    assert only["layout"]["annotations"][0]["text"] == "no Value statistics of x"
+    both = lines_figure(table, names=["x", "loss"], kind="Value", metrics=["value"])
+    assert [t["x"] for t in both["data"] if t["name"] == "not finite"] == [[1, 2]]
+    whole = heatmap_figure(table, kind="Value", metric="value")
+    assert whole["layout"]["meta"]["layers"] == ["loss"]
+    assert [t["name"] for t in whole["data"]] == ["value", "NaN", "holds NaN", "Inf", "holds Inf"]

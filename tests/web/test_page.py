@@ -201,6 +201,31 @@ def test_a_nan_in_sixteen_million_is_seen_and_found(chromium, page):
         top, bottom, left, right = (int(n) for n in tab.state()["zoom"].split(","))
         assert top < 1234 < bottom < top + 400
         assert left < 3210 < right < left + 400
+        q.get_by_role("button", name="Whole slice").click()
+        q.wait_for_function(
+            "() => document.querySelector('#panel-tensors .tensor').layout.meta.reduced"
+        )
+
+
+def test_all_figures_over_steps_show_the_same_ones(chromium, page):
+    with Tab(chromium, page, "#run=a&tab=lines&name=head") as tab:
+        q = tab.page
+        box = q.locator("#panel-lines .nsewdrag").first.bounding_box()
+        q.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 20)
+        q.mouse.down()
+        q.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+        q.mouse.up()
+        q.wait_for_function("() => location.hash.includes('span=')")
+        span = [float(n) for n in tab.state()["span"].split(",")]
+        assert 5 < span[0] < 13 < span[1] < 23
+        tab.open("overview")
+        at = "document.querySelector('#panel-{} .js-plotly-plot').layout.xaxis.range"
+        assert q.evaluate(at.format("overview")) == span
+        q.reload()
+        tab.ready()
+        assert q.evaluate(at.format("overview")) == span
+        q.get_by_role("button", name="All steps").click()
+        q.wait_for_function(f"() => {at.format('overview')}[1] === {STEPS - 0.5}")
 
 
 def test_slices_of_many_axes(chromium, page):
@@ -322,7 +347,7 @@ def test_two_runs_side_by_side(chromium, page):
             minus="run",
             other="b",
         )
-        assert "minus step 13" in q.locator("#panel-tensors").inner_text()
+        assert "minus b, step 13" in q.locator("#panel-tensors").inner_text()
 
 
 def test_an_empty_run_and_a_run_of_values_only(chromium, page):
@@ -337,6 +362,11 @@ def test_an_empty_run_and_a_run_of_values_only(chromium, page):
         ).count()  # single numbers have values
         tab.page.get_by_label("Statistic", exact=True).select_option("rm2")
         tab.page.get_by_text("no rm2 of Value").wait_for()
+        # where a sentence stood, a figure is listened to again
+        tab.page.get_by_label("Statistic", exact=True).select_option("value")
+        box = tab.page.locator("#panel-overview .heatmaplayer image").first.bounding_box()
+        tab.page.mouse.click(box["x"] + 5, box["y"] + 5)
+        tab.shown("exponents")
 
 
 def test_light_and_dark_follow_the_system_until_one_is_chosen(chromium, page):

@@ -51,13 +51,23 @@ def test_only_what_is_new_is_told(tmp_path):
             run.step(3)
             run.step(4)
             run.flush()
-            seen = []
+            seen, told = [], [*first["training"]["loss"][0]]
             while seen[-1:] != [4]:
                 said = (await until(socket, lambda n: "run" in n))["run"]
                 seen += said["steps"]
                 for step, value in zip(*said["training"].get("loss", [[], []]), strict=True):
                     assert value == 3.0 / (1 + step)
+                    told.append(step)
+            assert told == [2, 3, 4]  # and the one at which it may have been cut off
             assert seen == [3, 4]
+            # a step is known with its first record; its loss comes last, and is told as well
+            run.put("late", "Value", 5, 1.0)
+            run.flush()
+            await until(socket, lambda n: 5 in n.get("run", {}).get("steps", ()))
+            run.put("loss", "Metric", 5, 0.25)
+            run.flush()
+            said = await until(socket, lambda n: n.get("run", {}).get("training"))
+            assert said["run"]["training"] == {"loss": [[5], [0.25]]}
 
     with serving(tmp_path) as page, entered(page) as client:
         assert client.get("/api/run?run=r").status_code == 200

@@ -124,9 +124,9 @@ def test_the_difference_to_another_step_and_run(client):
     assert (
         good(client.get("/api/tensor", params={**asked, "step": 3}))["statistics"]["max_abs"] == 0
     )
-    assert (
-        good(client.get("/api/tensor", params={**asked, "step": 13}))["statistics"]["max_abs"] > 0
-    )
+    found = good(client.get("/api/tensor", params={**asked, "step": 13}))
+    assert found["statistics"]["max_abs"] > 0
+    assert found["minus"] == "b, step 13, rank 0"
     answer = tensor(client, name="cube", minus="rank", otherrank=5)
     assert answer.status_code == 404
     assert "rank 5" in answer.json()["error"]
@@ -343,6 +343,7 @@ def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, runs):
             answer = client.get(f"/api/{what}{mark}run=raw")
             assert answer.status_code < 500, answer.text
             assert "Traceback" not in answer.text
+            assert answer.status_code == 200 or "the run was deleted" in answer.json()["error"]
 
 
 def test_a_run_that_grows_and_one_that_shrinks(tmp_path):
@@ -385,6 +386,9 @@ def test_two_ranks_apart_and_from_each_other(tmp_path):
         # the second rank has twice the values of the first: less the first, those of the first
         assert gap["statistics"]["max_abs"] == x["statistics"]["max_abs"]
         assert good(client.get("/api/receipt?run=ranks"))["ranks"] == 2
+        curve = good(client.get("/api/training?run=ranks"))["data"][0]
+        assert curve["name"] == "loss (mean of 2 ranks)"
+        assert good(client.get("/api/training?run=ranks&rank=1"))["data"][0]["name"] == "loss"
 
 
 # -- live sessions -------------------------------------------------------------------------
@@ -393,6 +397,7 @@ def test_two_ranks_apart_and_from_each_other(tmp_path):
 def test_live_sessions_here_and_elsewhere(tmp_path):
     server = live.start("127.0.0.1", 0, "64MB")
     try:
+        from tensortap.arrays.tree import borrow
         from tensortap.record import Kind, Record
         from tensortap.stats import summarize_array
 
@@ -402,24 +407,38 @@ def test_live_sessions_here_and_elsewhere(tmp_path):
                    summarize_array(x * s)) for s in range(5)
         ]  # fmt: skip
         records.append(Record("loss", Kind.METRIC, 4, 0, 9, 0, 1, 9, value=0.5))
-        server.history.write(records)
+        # a tensor that was tracked has both, its statistics and itself
+        whole = [
+            Record("kept", Kind.ACTIVATION, s, 0, s + 10, 0, 1, s + 10, "", "float32", (3, 4), None,
+                   None, borrow(x * s), summarize_array(x * s)) for s in range(3)
+        ]  # fmt: skip
+        server.history.write(records + whole[:2])
         with serving(server, str(server.address)) as page, entered(page) as client:
             shown = good(client.get("/api/library"))["shown"]
             assert [s["what"] for s in shown] == ["live", "live"]
             for each in shown:
                 run = good(client.get("/api/run", params={"run": each["id"]}))
-                assert (run["names"], run["state"]) == (["h"], "live")
+                assert (run["names"], run["state"]) == (["h", "kept"], "live")
                 asked = {"run": each["id"], "name": "h", "kind": "Activation", "stat": "max"}
                 assert good(client.get("/api/lines", params=asked))["data"]
                 for what in ("alerts", "provenance", "receipt", "held"):
                     good(client.get(f"/api/{what}", params={"run": each["id"]}))
+                held = page.library.get(each["id"]).held
+                assert held() == {("kept", "Activation"): {0, 1}}
+                there = {"run": each["id"], "name": "kept", "kind": "Activation", "step": 1}
+                assert good(client.get("/api/tensor", params=there))["statistics"]["max"] == 1
+            server.history.write(whole[2:])
+            assert held() == {("kept", "Activation"): {0, 1, 2}}
+            server.history.bound = 1  # what made room is not offered any more
+            server.history.write(records[:1])
+            assert held() == {}
             server.close()
             here, far = (page.library.get(each["id"]) for each in shown)
             assert here.state == "closed"
             assert far.look() is True
             assert far.look() is False  # it has gone, and what it had sent is still there
             run = good(client.get("/api/run", params={"run": far.id}))
-            assert (run["names"], run["state"]) == (["h"], "gone")
+            assert (run["names"], run["state"]) == (["h", "kept"], "gone")
             answer = client.get("/api/receipt", params={"run": far.id})
             assert answer.status_code == 404
             assert "no live session" in answer.json()["error"]

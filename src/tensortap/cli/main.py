@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
@@ -65,7 +66,9 @@ def main() -> None:
     try:
         app()
     except (TensortapError, ValueError, OSError) as error:
-        print(f"tensortap: {error}", file=sys.stderr)
+        # what is said to Python, as it is said here
+        words = re.sub(r"\bsay (kind|rank)='?(\w+)'?( or rank='all')?", r"say --\1 \2", str(error))
+        print(f"tensortap: {words}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -14,7 +14,7 @@ from tensortap.console import glance, trends
 from tensortap.errors import NotFound
 from tensortap.formats import questions, wire
 from tensortap.formats.run import number_of
-from tensortap.record import Kind, Record
+from tensortap.record import Fields, Items, Kind, Mapping, Record, TensorData, Value
 from tensortap.server.peer import Peer
 from tensortap.server.server import Server
 
@@ -110,6 +110,28 @@ def _plotted(record: Record) -> Record:
     return msgspec.structs.replace(record, value=number_of(record.value))
 
 
+def held(server: Server, mark: int) -> questions.Held:
+    """Which of the records after a mark hold tensors."""
+    found: dict[tuple[str, str], set[int]] = {}
+    evicted = sum(server.history.evicted.values())
+    mark, records = server.history.newer(mark)
+    for record in records:
+        if _has_tensor(record.value):
+            found.setdefault((record.name, record.kind.value), set()).add(record.step)
+    rows = (questions.HeldRow(*key, tuple(sorted(steps))) for key, steps in found.items())
+    return questions.Held(tuple(rows), mark, server.started, evicted)
+
+
+def _has_tensor(value: Value) -> bool:
+    if isinstance(value, TensorData):
+        return True
+    if isinstance(value, Items):
+        return any(map(_has_tensor, value.items))
+    if isinstance(value, Mapping):
+        return any(_has_tensor(each) for _, each in value.items)
+    return isinstance(value, Fields) and any(map(_has_tensor, value.values))
+
+
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
@@ -129,4 +151,5 @@ _ANSWERS: dict[str, Callable[[Server, dict[str, Any]], bytes]] = {
     questions.HEADS: _heads,
     questions.LOAD: _load,
     questions.NEWER: _newer,
+    questions.HELD: lambda server, said: _encode(held(server, _whole(said.get("mark")))),
 }

@@ -6,7 +6,8 @@ import msgspec
 
 from tensortap.record import Record
 
-OVERVIEW, NAMES, HEADS, LOAD, NEWER = "overview", "names", "heads", "load", "newer"
+OVERVIEW, NAMES, HEADS, LOAD = "overview", "names", "heads", "load"
+NEWER, HELD = "newer", "held"
 
 
 class ClientRow(msgspec.Struct, frozen=True):
@@ -65,3 +66,20 @@ class Rows(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
     records: tuple[Record, ...] = ()
     mark: int = 0
+
+
+class HeldRow(msgspec.Struct, frozen=True):
+    """A name of a kind, and the steps at which tensors of it were kept whole."""
+
+    name: str
+    kind: str
+    steps: tuple[int, ...]
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Tensors after a mark; `started` and `evicted` tell whether those before still hold."""
+
+    rows: tuple[HeldRow, ...]
+    mark: int
+    started: float
+    evicted: int

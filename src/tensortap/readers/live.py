@@ -22,6 +22,7 @@ from tensortap.record import Kind, Record
 from tensortap.select import fits
 
 _rows = msgspec.msgpack.Decoder(questions.Rows)
+_held = msgspec.msgpack.Decoder(questions.Held)
 _overview = msgspec.msgpack.Decoder(questions.Overview)
 
 
@@ -91,6 +92,10 @@ class LiveReader:
         """Records without values that came after a mark (at first 0), and the next mark."""
         rows = _rows.decode(self._ask(questions.NEWER, mark=mark, most=most))
         return rows.mark, list(rows.records)
+
+    def held(self, mark: int) -> questions.Held:
+        """Which tensors came whole after a mark (at first 0)."""
+        return _held.decode(self._ask(questions.HELD, mark=mark))
 
     def load(self, record: Record) -> Record:
         where = {"name": record.name, "seq": record.seq, "time_ns": record.time_ns}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Whole = NDArray[np.int64]
 
 VALUE = "value"  # the column of records that are single numbers
+GIVEN = "given"  # 1 where a record is one, NaN or not: a tensor of which nothing is known is none
 _HEADS = ["name", "kind", "dtype", "step", "rank", "call", "seq", "missing"]
 _ALERT = ["name", "step", "call", "seq", "rank", "value"]
 
@@ -140,9 +141,12 @@ class RunFeed:
     def column(self, name: str, start: int) -> Reals:
         first = int(np.searchsorted(self._ends, start, side="right")) - 1
         stretches, kept = self._stretches[first:], self._kept[first:]
-        wanted = "number" if name == VALUE else name
+        wanted = "number" if name in (VALUE, GIVEN) else name
         found = [
-            _taken(numbers(table.column(wanted)), rows)
+            _taken(
+                _valid(table.column(wanted)) if name == GIVEN else numbers(table.column(wanted)),
+                rows,
+            )
             for rows, table in zip(kept, self._columns.read(stretches, [wanted]), strict=True)
         ]
         if not found:
@@ -254,6 +258,8 @@ class RecordFeed:
     def column(self, name: str, start: int) -> Reals:
         if name == VALUE:
             return np.array(self._numbers[start:], np.float64)
+        if name == GIVEN:
+            return np.array([each is not None for each in self._numbers[start:]], np.float64)
         lacking = np.nan
         found = [
             lacking if stats is None else getattr(stats, name)
@@ -317,6 +323,8 @@ class FrameFeed:
         )
 
     def column(self, name: str, start: int) -> Reals:
+        if name == GIVEN:  # it has statistics, and no single numbers
+            return np.zeros(len(self._frame) - start)
         found = self._frame["scalar_stats"]
         column: Reals = found[{str(c): c for c in found.columns}[name]].to_numpy(np.float64)
         return column[start:]
@@ -348,6 +356,13 @@ class FrameFeed:
 def _none(rows: Whole) -> tuple[Whole, Whole]:
     """All exponents were counted."""
     return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+
+
+def _valid(column: Any) -> Reals:
+    """1 where a column has something, else 0."""
+    import pyarrow.compute as pc
+
+    return numbers(pc.cast(pc.is_valid(column), "float64"))
 
 
 def _words(column: Iterable[str]) -> Words:

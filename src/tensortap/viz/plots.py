@@ -11,11 +11,14 @@ Each gives a plotly figure, which a notebook shows and `save` writes to a file.
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.errors import MissingExtra, TensortapError
+from tensortap.readers.live import LiveReader
 from tensortap.record import Kind
 from tensortap.viz.choose import (
     Layers,
@@ -61,7 +64,20 @@ def source_table(source: Any, df: Any) -> Table:
     """The table of what was given, in either way."""
     if (source is None) == (df is None):
         raise TypeError("say what to draw: a run, a live session, a tracker, or df=a LogFrame")
-    return table_of(df if source is None else source)
+    given = df if source is None else source
+    # a live session in another process is not asked again for all that it has told already
+    reader = getattr(given, "reader", given)
+    if not isinstance(reader, LiveReader):
+        return table_of(given)
+    table = _live.get(reader)
+    if table is None:
+        table = _live[reader] = table_of(reader)
+    else:
+        table.refresh()
+    return table
+
+
+_live: weakref.WeakKeyDictionary[LiveReader, Table] = weakref.WeakKeyDictionary()
 
 
 def scalar_line(
@@ -260,6 +276,10 @@ def _image(figure: go.Figure, kind: str, width: int, scale: float) -> bytes:
     }
     # without MathJax, which would be fetched
     page = kaleido.PageGenerator(mathjax=False)
+    # its channel may log a traceback for a message that it then ignores; what fails is raised
+    channel = logging.getLogger("choreographer")
+    level = channel.level
+    channel.setLevel(logging.CRITICAL)
     try:
         found = kaleido.calc_fig_sync(figure, opts=options, kopts={"page_generator": page})
     except Exception as error:
@@ -269,4 +289,6 @@ def _image(figure: go.Figure, kind: str, width: int, scale: float) -> bytes:
                 "apt-get install chromium), or save as .html"
             ) from None
         raise TensortapError(f"the browser could not draw this: {error}") from error
+    finally:
+        channel.setLevel(level)
     return bytes(found)

@@ -23,7 +23,7 @@ from tensortap.formats.logframe import KINDS
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.stats.formats import Exponents
-from tensortap.viz.feeds import VALUE, Feed, Heads, RecordFeed, feed_of
+from tensortap.viz.feeds import GIVEN, VALUE, Feed, Heads, RecordFeed, feed_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -178,7 +178,7 @@ class Table:
             held = self._figures.get(statistic)
             if held is None:
                 there = self.statistics()
-                if statistic not in there:
+                if statistic not in there and statistic != GIVEN:
                     raise NotFound(no_such("statistic", statistic, there))
                 held = self._figures[statistic] = Column(np.float64)
             if held.size < len(self):
@@ -191,6 +191,16 @@ class Table:
             return np.zeros(len(rows), np.int64)
         counts = sum(np.nan_to_num(self.column(name)[rows]) for name in _NOT_FINITE)
         return np.asarray(counts).astype(np.int64)
+
+    def given(self, statistic: str, rows: Whole) -> NDArray[np.bool_]:
+        """Of which of some rows a statistic is known, be it that it is NaN."""
+        value = self.column(statistic)[rows]
+        if NONFINITE not in self.statistics():
+            return np.ones(len(rows), np.bool_)  # nobody has counted: NaN is all that tells
+        found = ~np.isnan(value) | (self.nonfinite(rows) > 0)
+        if statistic == VALUE:
+            found |= self.column(GIVEN)[rows] > 0
+        return np.asarray(found)
 
     def has(self, statistic: str) -> bool:
         """Whether there is such a column."""

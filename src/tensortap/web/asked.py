@@ -24,6 +24,7 @@ log = logging.getLogger("tensortap")
 
 _REMEMBERED = 64 << 20  # bytes of answers
 _LONGEST = 4 << 20  # of one that is remembered
+_DELETED = "this is no longer to be had: the run was deleted while it was shown"
 _BOOT = secrets.token_hex(6)  # versions count from one again when the server starts anew
 
 
@@ -44,6 +45,13 @@ class Asked:
     def other(self) -> Shown | None:
         """Another one, to compare with."""
         return self.place.library.get(self.text("other")) if self.text("other") else None
+
+    def deleted(self) -> bool:
+        """Whether a run that is meant is not there any more."""
+        try:
+            return any(each is not None and each.gone for each in (self.shown, self.other))
+        except TensortapError:
+            return False  # it never was
 
     def text(self, name: str, default: str = "") -> str:
         return str(self._words.get(name, default))
@@ -134,28 +142,32 @@ def answering(answer: Answer, *, remembered: bool = True) -> Callable[[Request],
 
     async def endpoint(request: Request) -> Response:
         asked = Asked(request.app.state.place, request)
-        return await run_in_threadpool(guarded, lambda: work(asked, request))
+        return await run_in_threadpool(guarded, lambda: work(asked, request), asked)
 
     return endpoint
 
 
-def guarded(work: Callable[[], Response]) -> Response:
+def guarded(work: Callable[[], Response], asked: Asked) -> Response:
     """What was asked for, or why not, in a sentence."""
     try:
         return work()
-    except NotFound as error:
-        return said(str(error), 404)
-    except (TensortapError, ValueError) as error:
+    except (TensortapError, OSError) as error:
+        return said(_DELETED, 410) if asked.deleted() else _why(error)
+    except ValueError as error:
         return said(str(error), 422)
-    except FileNotFoundError as error:
-        return said(f"{error.filename} is gone: the run was deleted while it was shown", 410)
-    except OSError as error:
-        return said(f"the run cannot be read: {error}", 410)
     except MemoryError:
         return said("that is too large for the memory of this machine", 413)
     except Exception as error:
         log.exception("tensortap: a question of the page failed")
         return said(f"an error inside tensortap: {type(error).__name__}: {error}", 500)
+
+
+def _why(error: TensortapError | OSError) -> Response:
+    if isinstance(error, NotFound):
+        return said(str(error), 404)
+    if isinstance(error, TensortapError):
+        return said(str(error), 422)
+    return said(f"the run cannot be read: {error}", 410)
 
 
 def said(sentence: str, status: int) -> Response:

@@ -51,6 +51,7 @@ class Listener:
         self.shows = ""
         self.step = -1  # the last that it knows of what it shows
         self.known = 0  # the version that it knows
+        self.told: dict[str, int] | None = None  # of each curve, up to which step it has it
         self.changed: set[str] = set()
         self.library = False  # whether runs have come
         self.jobs: dict[str, Any] = {}
@@ -118,6 +119,7 @@ class Push:
                 return  # nothing that our page says
             if said.show is not None:
                 listener.shows, listener.step, listener.known = said.show, said.step, said.version
+                listener.told = None
                 listener.changed.add(said.show)
             listener.seen = max(listener.seen, min(said.seen, listener.sent))
             listener.wake.set()
@@ -208,10 +210,15 @@ def _news(shown: Shown, table: Table, listener: Listener) -> dict[str, Any]:
     reset = len(fresh) > _POINTS or (listener.step >= 0 and not (steps == listener.step).any())
     training = {}
     if not reset:
-        for name, (at, values) in curves(table).items():
-            new = at > listener.step
+        found = curves(table)
+        if listener.told is None:
+            # a step is known with its first record, and its loss comes last
+            listener.told = dict.fromkeys(found, listener.step - 1)
+        for name, (at, values) in found.items():
+            new = at > listener.told.get(name, -(1 << 62))
             if new.any():
                 training[name] = [at[new], _plain(values[new])]
+                listener.told[name] = int(at[-1])
     if len(steps):
         listener.step = int(steps[-1])
     listener.known = shown.version

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from tensortap.console import answers
 from tensortap.errors import TensortapError
 from tensortap.formats import run as layout
 from tensortap.history import History
@@ -21,6 +22,7 @@ from tensortap.readers.reader import Reader
 from tensortap.readers.run import RunReader
 from tensortap.server.server import Server
 from tensortap.viz.table import Table, table_of
+from tensortap.web.held import HeldLive, HeldRun, Steps
 
 
 class Shown(Protocol):
@@ -41,12 +43,21 @@ class Shown(Protocol):
         """In a word or two: open, ended, cut off, gone, live."""
         ...
 
+    @property
+    def gone(self) -> bool:
+        """Whether its files are not there any more."""
+        ...
+
     def reader(self) -> Reader:
         """Opened, if it was not."""
         ...
 
     def table(self) -> Table:
         """Its statistics as columns."""
+        ...
+
+    def held(self) -> Steps:
+        """Which tensors were kept whole: name and kind → steps."""
         ...
 
     def look(self) -> bool:
@@ -74,6 +85,7 @@ class ShownRun:
         self.version = 0
         self._reader: RunReader | None = None
         self._table: Table | None = None
+        self._held: HeldRun | None = None
         self._signature: Signature = ()
         self._gone = False
         self._lock = threading.RLock()
@@ -97,6 +109,10 @@ class ShownRun:
             return "ended"
         return "cut off" if reader.cut and not self._fresh() else "open"
 
+    @property
+    def gone(self) -> bool:
+        return self._gone or not (self.path / layout.RUN_FILE).is_file()
+
     def _fresh(self) -> bool:
         """Whether it was written to in the last minute: then the end is torn only for a moment."""
         newest = max((mtime for _, _, mtime in self._signature), default=0)
@@ -115,6 +131,14 @@ class ShownRun:
             if self._table is None:
                 self._table = table_of(self.reader())
             return self._table
+
+    def held(self) -> Steps:
+        with self._lock:
+            reader = self.reader()
+            if self._held is None or self._held.reader is not reader:
+                self._held = HeldRun(reader)
+            held = self._held
+        return held.now()
 
     def look(self) -> bool:
         with self._lock:
@@ -146,7 +170,7 @@ class ShownRun:
 
     def close(self) -> None:
         with self._lock:
-            self._reader = self._table = None
+            self._reader = self._table = self._held = None
 
 
 def _signature(path: Path) -> Signature:
@@ -182,6 +206,7 @@ class ShownHere:
     """The live session of this process."""
 
     what = "live"
+    gone = False  # it has no files
 
     def __init__(self, id: str, server: Server) -> None:  # noqa: A002
         self.id = id
@@ -189,6 +214,7 @@ class ShownHere:
         self.server = server
         self.version = 1
         self._table: Table | None = None
+        self._held = HeldLive(lambda mark: answers.held(server, mark))
         self._lock = threading.Lock()
 
     @property
@@ -208,6 +234,9 @@ class ShownHere:
                 self._table = table_of(self.server.history)
             return self._table
 
+    def held(self) -> Steps:
+        return self._held.now()
+
     def look(self) -> bool:
         changed = self.table().refresh()
         self.version += changed
@@ -222,6 +251,7 @@ class ShownLive:
     """A live session in another process, or on another machine."""
 
     what = "live"
+    gone = False  # it has no files
 
     def __init__(self, id: str, address: str) -> None:  # noqa: A002
         self.id = id
@@ -232,6 +262,7 @@ class ShownLive:
         self._table: Table | None = None
         self._gone = False
         self._again = 0.0  # when it is looked for again
+        self._held = HeldLive(lambda mark: self.reader().held(mark))
         self._lock = threading.RLock()
 
     @property
@@ -253,6 +284,9 @@ class ShownLive:
             if self._table is None:
                 self._table = table_of(self.reader())
             return self._table
+
+    def held(self) -> Steps:
+        return self._held.now()
 
     def look(self) -> bool:
         was_gone = self._gone

@@ -290,6 +290,7 @@ class History(NamedTuple):
     steps: Whole
     low: int
     counts: Whole
+    bad: Whole  # how many values were not finite, which have no exponent
 
 
 def _history(
@@ -307,11 +308,48 @@ def _history(
     each = table.exponents(rows)
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     counts = np.add.reduceat(each.counts, starts, axis=1)
+    bad = np.add.reduceat(table.nonfinite(rows), starts)
     filled = np.flatnonzero(counts.any(axis=1))
     if not len(filled):
         return None
     first, last = int(filled[0]), int(filled[-1])
-    return History(steps[::wide], each.low + first, counts[first : last + 1])
+    return History(steps[::wide], each.low + first, counts[first : last + 1], bad)
+
+
+def _none(table: Table, name: str, kind: str, rank: int | None, theme: str) -> Figure:
+    """Why there is nothing to draw."""
+    rows = table.series(kind, name, rank)
+    finite = "no value of" if table.nonfinite(rows).any() else "no exponents of"
+    also = " is finite" if table.nonfinite(rows).any() else ""
+    return message_figure(f"{finite} {name} ({kind}){also}", theme=theme)
+
+
+def _not_finite(found: History, look: Theme) -> list[dict[str, Any]]:
+    """Steps at which something was not finite, marked; coloured where nothing else was there."""
+    at = np.flatnonzero(found.bad)
+    if not len(at):
+        return []
+    top = found.low + len(found.counts)
+    alone = (found.bad > 0) & ~found.counts.any(axis=0)
+    count = found.bad[at]
+    marks = {
+        "type": "scatter", "mode": "markers", "name": "not finite", "x": typed(found.steps[at]),
+        "y": typed(np.full(len(at), top + 0.5)), "customdata": typed(count),
+        "marker": {
+            "symbol": "x", "size": 7, "color": look.nan, "line": {"width": 1, "color": look.page},
+        },
+        "hovertemplate": "step %{x}: <b>%{customdata:,} NaN or Inf</b><extra></extra>",
+    }  # fmt: skip
+    if not alone.any():
+        return [marks]
+    z = np.where(alone, 1.0, np.nan).astype(np.float32)
+    flat = {
+        "type": "heatmap", "x": typed(found.steps), "y": [found.low, top],
+        "z": typed(z[np.newaxis]), "zmin": 0, "zmax": 1,
+        "colorscale": [[0, look.nan], [1, look.nan]], "showscale": False, "hoverongaps": False,
+        "hovertemplate": "step %{x}: <b>nothing is finite</b><extra></extra>",
+    }  # fmt: skip
+    return [flat, marks]
 
 
 def _over_steps(
@@ -325,7 +363,7 @@ def _over_steps(
 ) -> Figure:
     found = _history(table, name, kind, rank, _STEPS)
     if found is None:
-        return message_figure(f"no exponents of {name} ({kind})", theme=theme)
+        return _none(table, name, kind, rank, theme)
     look = theme_of(theme)
     parts = found.counts / np.maximum(1, found.counts.sum(axis=0))
     with np.errstate(divide="ignore"):
@@ -342,7 +380,7 @@ def _over_steps(
             "title": {"text": "share", "side": "top"}, "tickvals": ticks,
             "ticktext": [f"{number(100 * 10.0**n)} %" for n in ticks],
         },
-    }]  # fmt: skip
+    }, *_not_finite(found, look)]  # fmt: skip
     made = layout(
         theme,
         height=380,
@@ -354,6 +392,8 @@ def _over_steps(
             "nticks": 12,
         },
         hovermode="closest",
+        legend={"x": 1, "xanchor": "right"},
+        showlegend=len(data) > 1,
         shapes=[step_line(step, "x", look)],
         annotations=[],
         meta={"names": [name], "kind": kind, "step": step},
@@ -371,7 +411,7 @@ def _over_steps(
                 made["annotations"].append({
                     "text": f"{word} of {text(target.dtype)}", "xref": "paper", "x": 1,
                     "xanchor": "right", "yref": "y", "y": at, "yanchor": side, "showarrow": False,
-                    "font": {"size": 10, "color": look.bad},
+                    "font": {"size": 10, "color": look.bad}, "bgcolor": look.page,
                 })  # fmt: skip
         ends = [found.low - 1, found.low + len(parts) + 1, target.zero - 2, target.top + 3]
         made["yaxis"]["range"] = [min(ends), max(ends)]
@@ -393,7 +433,7 @@ def _ridge(
         steps = np.unique(np.append(spread, step if step in steps else spread[0]))
     found = _history(table, name, kind, rank, _RIDGES + 1, chosen=steps)
     if found is None:
-        return message_figure(f"no exponents of {name} ({kind})", theme=theme)
+        return _none(table, name, kind, rank, theme)
     look = theme_of(theme)
     parts = found.counts / np.maximum(1, found.counts.sum(axis=0))
     peak = float(parts.max())
@@ -402,13 +442,20 @@ def _ridge(
     data = []
     for place in reversed(range(count)):  # from the back to the front: the first step is in front
         height = np.concatenate([[0], np.repeat(parts[:, place], 2), [0]]) / peak * 2.6
-        chosen = int(found.steps[place]) == step
+        chosen, bad = int(found.steps[place]) == step, int(found.bad[place])
+        colour = look.nan if bad else look.marked if chosen else look.good
+        said = f": {bad:,} NaN or Inf" if bad else ""
         data.append({
             "type": "scatter", "mode": "lines", "x": typed(edges), "y": typed(height + place),
-            "line": {"color": look.marked if chosen else look.good, "width": 1.6 if chosen else 1},
+            "line": {"color": colour, "width": 1.6 if chosen or bad else 1},
             "fill": "toself", "fillcolor": _mixed(look.good, look.page, 0.55),
-            "name": f"step {int(found.steps[place]):,}", "hoverinfo": "name", "hoveron": "fills",
-            "showlegend": False,
+            "name": f"step {int(found.steps[place]):,}{said}", "hoverinfo": "name",
+            "hoveron": "fills", "showlegend": False,
+        })  # fmt: skip
+    if found.bad.any():
+        data.append({
+            "type": "scatter", "mode": "lines", "name": "holds NaN or Inf", "x": [None],
+            "y": [None], "line": {"color": look.nan, "width": 1.6},
         })  # fmt: skip
     ticks = list(range(0, count, max(1, count // 8)))
     made = layout(
@@ -423,6 +470,8 @@ def _ridge(
         shapes=[] if target is None else _range(target, "x", "y", look),
         annotations=[] if target is None else _range_words(target, "x", "y", look, len(parts)),
         hovermode="closest",
+        legend={"x": 1, "xanchor": "right"},
+        showlegend=bool(found.bad.any()),
         meta={"names": [name], "kind": kind, "step": step},
     )  # fmt: skip
     return {"data": data, "layout": made}

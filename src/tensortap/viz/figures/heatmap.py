@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tensortap.viz.feeds import VALUE
 from tensortap.viz.figures.theme import (
     Figure,
     Theme,
@@ -20,6 +21,7 @@ from tensortap.viz.figures.theme import (
     text,
     theme_of,
     typed,
+    whole_ticks,
 )
 from tensortap.viz.figures.tiles import beacons
 from tensortap.viz.table import Table, steady
@@ -107,13 +109,21 @@ def heatmap_figure(
     if marked:
         data.append(_triangles(marked, rows_called, found, look))
     height = min(max(260, 92 + 22 * len(rows_called)), 720)
-    ticks = {"autorange": "reversed", "type": "category", "showgrid": False, "ticklen": 0}
+    # as far as the cells go: around the marks on them plotly would leave a margin
+    ticks = {"type": "category", "showgrid": False, "ticklen": 0}
+    ticks["range"] = [len(rows_called) - 0.5, -0.5]
     ticks["tickfont"] = {"size": 11 if len(rows_called) <= 40 else 9, "color": look.dim}
     made = layout(
         theme,
         height=height,
         margin={"l": 40, "r": 16, "t": 40, "b": 48},
-        xaxis={"title": {"text": "step"}, "showgrid": False, "zeroline": False},
+        xaxis={
+            "title": {"text": "step"},
+            "showgrid": False,
+            "zeroline": False,
+            "range": _span(found.steps),
+            **whole_ticks(float(found.steps[-1] - found.steps[0])),
+        },
         yaxis={**ticks, "zeroline": False},
         hovermode="closest",
         legend={"x": 1, "xanchor": "right"},
@@ -126,6 +136,14 @@ def heatmap_figure(
 
         made["shapes"] = [step_line(step, "x", look)]
     return {"data": data, "layout": made}
+
+
+def _span(steps: Whole) -> list[float]:
+    """From where the first column begins to where the last one ends."""
+    if len(steps) < 2:
+        return [float(steps[0]) - 0.5, float(steps[0]) + 0.5]
+    before, after = (float(steps[1] - steps[0]) / 2, float(steps[-1] - steps[-2]) / 2)
+    return [float(steps[0]) - before, float(steps[-1]) + after]
 
 
 def cells(
@@ -145,7 +163,7 @@ def cells(
     of_layer = [table.series(kind, name, rank) for name in layers]
     rows = np.concatenate([np.empty(0, np.int64), *of_layer])
     value = table.column(metric)[rows]
-    known = ~np.isnan(value) | (table.nonfinite(rows) > 0)
+    known = ~np.isnan(value) | table.given(metric, rows)
     lengths = [len(each) for each in of_layer]
     layer = np.repeat(np.arange(len(layers)), lengths)
     rows, value, layer = rows[known], value[known], layer[known]
@@ -164,6 +182,9 @@ def cells(
     shape = math.ceil(len(layers) / tile), len(firsts)
     place = (layer // tile) * shape[1] + column
     bad = _badness(table, rows)
+    if metric == VALUE:  # a single number that is not finite
+        bad[np.isinf(value)] = INF
+        bad[np.isnan(value)] = NAN
     order = np.argsort(_telling(value, bad, metric), kind="stable")
     best = np.full(shape[0] * shape[1], -1, np.int64)
     best[place[order]] = order  # of several the last one stays, which tells most

@@ -49,6 +49,7 @@ class Line(NamedTuple):
     rank: int
     step: Whole
     value: Reals
+    known: NDArray[np.bool_]  # of others nothing is said, not even that they are not finite
     bad: Whole  # how many values of the tensor were not finite
 
 
@@ -77,7 +78,7 @@ def lines_figure(
     by_name = panels == "name" or (panels is None and len(names) > 8)
     shown, left_out = _few(names, metrics, by_name)
     lines = list(_lines(table, shown, kind, metrics, rank))
-    if not any(len(line.step) for line in lines):
+    if not any(line.known.any() for line in lines):
         words = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         return message_figure(f"no {kind} statistics of {words or 'anything'}", theme=theme)
     look = theme_of(theme)
@@ -134,8 +135,8 @@ def _lines(
             mine = rows if len(ranks) == 1 else rows[table.rank[rows] == each]
             bad = table.nonfinite(mine)
             for metric in metrics:
-                value = table.column(metric)[mine]
-                yield Line(name, metric, each, table.step[mine], value, bad)
+                value, known = table.column(metric)[mine], table.given(metric, mine)
+                yield Line(name, metric, each, table.step[mine], value, known, bad)
 
 
 def _traces(
@@ -187,7 +188,7 @@ def _traces(
             "hovertemplate": "%{customdata:.5~g} at %{x}, not on a logarithmic axis",
             **shared,
         }
-    bad = (line.bad > 0) | ~np.isfinite(line.value)
+    bad = ((line.bad > 0) | ~np.isfinite(line.value)) & line.known
     if bad.any():
         at = _one_a_pixel(line.step, line.bad, np.flatnonzero(bad), width)
         level = _before(drawn, at, low)

@@ -103,5 +103,7 @@ def log_axis(values: NDArray[np.float64], most: int = 5) -> dict[str, Any]:
     decades = float(np.log10(above.max() / above.min())) if len(above) else 0.0
     if decades > 1.5:
         by = max(1, math.ceil(decades / most))
-        return {"type": "log", "exponentformat": "power", "dtick": by}
+        # plotly draws powers a quarter larger than it is told
+        small = {"tickfont": {"size": 9}}
+        return {"type": "log", "exponentformat": "power", "dtick": by, **small}
     return {"type": "log", "exponentformat": "power", "dtick": "D2", "nticks": most}

@@ -9,6 +9,7 @@ import numpy as np
 
 from tensortap.stats.values import check, real
 from tensortap.viz.figures.decimate import decimate
+from tensortap.viz.figures.panels import log_axis
 from tensortap.viz.figures.theme import (
     Figure,
     layout,
@@ -18,6 +19,7 @@ from tensortap.viz.figures.theme import (
     text,
     theme_of,
     typed,
+    whole_ticks,
 )
 from tensortap.viz.figures.tiles import NAN, NEGINF, POSINF, Tiles, beacons, tiles
 
@@ -126,7 +128,7 @@ def histogram_figure(
         title={"text": _titled(title, said, look.dim)},
         bargap=0,
         xaxis={"showgrid": False},
-        yaxis={"type": "log" if wide else "linear", "exponentformat": "power", "nticks": 6},
+        yaxis=log_axis(counts.astype(np.float64), 4) if wide else {"nticks": 6},
         showlegend=False,
     )
     return {"data": [data], "layout": made}
@@ -193,7 +195,8 @@ def _heatmap(
             indexing="ij",
         )
         custom = np.stack([found.low, found.high, down, across], -1)
-        base["customdata"] = typed(custom.astype(z.dtype))
+        exact = z.dtype if max(down.max(), across.max()) < 1 << 24 else np.float64
+        base["customdata"] = typed(custom.astype(exact))
         base["hovertemplate"] = (
             f"{found.height} × {found.width} elements from "
             "[%{customdata[2]:d}, %{customdata[3]:d}] on:<br><b>%{customdata[0]:.6~g}</b> to "
@@ -233,11 +236,16 @@ def _heatmap(
         height=110 + round(min(480.0, max(120.0, 640 * tall))),
         margin={"l": 48, "r": 16, "t": 44, "b": 40},
         title={"text": _titled(title, _about(array, found, reduced), look.dim)},
-        xaxis={**axis, "title": {"text": text(axes[1])}},
+        xaxis={
+            **axis, "title": {"text": text(axes[1])}, **whole_ticks(array.shape[1]),
+            "range": [origin[1] - 0.5, origin[1] + array.shape[1] - 0.5],
+        },
         yaxis={
-            **axis, "title": {"text": text(axes[0])}, "autorange": "reversed",
+            **axis, "title": {"text": text(axes[0])}, **whole_ticks(array.shape[0]),
+            "range": [origin[0] + array.shape[0] - 0.5, origin[0] - 0.5],
         },
         hovermode="closest",
+        showlegend=len(data) > 1,  # of one entry plotly would show none
         legend={"x": 1, "xanchor": "right"},
         meta={"reduced": reduced, "tile": [found.height, found.width], "shape": list(array.shape)},
     )  # fmt: skip
@@ -288,9 +296,10 @@ def _line(array: NDArray[Any], title: str, origin: int, axis: str, theme: str) -
         height=280,
         margin={"l": 56, "r": 16, "t": 44, "b": 40},
         title={"text": _titled(title, said, look.dim)},
-        xaxis={"title": {"text": text(axis)}},
+        xaxis={"title": {"text": text(axis)}, **whole_ticks(len(value))},
         yaxis={"exponentformat": "power"},
         hovermode="closest",
+        showlegend=len(data) > 1,
         legend={"x": 1, "xanchor": "right"},
         meta={"reduced": len(kept) < len(value), "shape": list(array.shape)},
     )

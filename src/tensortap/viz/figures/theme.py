@@ -204,6 +204,7 @@ def labels(names: Sequence[str], most: int = 44) -> list[str]:
     return found
 
 
+_FEW = 8
 _CODES = {"f": "f", "i": "i", "u": "u"}
 
 
@@ -259,6 +260,11 @@ def message_figure(words: str, *, theme: str = "light", height: int = 220) -> Fi
     hidden = {"visible": False, "fixedrange": True}
     made = layout(theme, height=height, annotations=[note], xaxis=hidden, yaxis=hidden)
     return {"data": [], "layout": {**made, "shapes": [], "meta": {"empty": True}}}
+
+
+def whole_ticks(size: float) -> dict[str, Any]:
+    """For an axis of whole numbers: of few of them plotly would also name halves."""
+    return {"dtick": 1} if size < _FEW else {}
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -34,6 +34,7 @@ def training_figure(
     *,
     names: Sequence[str] | None = None,
     rank: int | None = None,
+    ranks: int = 1,
     step: int | None = None,
     log: bool | None = None,
     width_px: int = 1000,
@@ -42,10 +43,12 @@ def training_figure(
 ) -> Figure:
     """The training statistics over steps, each on a scale of its own; `step` is marked.
 
-    The first has the axis on the left, the second that on the right.
+    The first has the axis on the left, the second that on the right. `ranks` is of how many ranks
+    given curves are the mean.
     """
     curves = source.training(rank) if isinstance(source, Table) else dict(source)
-    ranks = len(source.ranks()) if isinstance(source, Table) and rank is None else 1
+    if isinstance(source, Table) and rank is None:
+        ranks = len(source.ranks())
     of = f" (mean of {ranks} ranks)" if ranks > 1 else ""
     if names is not None:
         curves = {name: curves[name] for name in names if name in curves}
@@ -76,6 +79,7 @@ def training_figure(
         data.append({
             "type": "scatter", "mode": "lines+markers" if len(kept) <= 40 else "lines",
             "x": typed(steps[kept]), "y": typed(drawn[kept]), "name": text(name + of),
+            "meta": {"name": name},
             "yaxis": axis, "line": {"color": colour, "width": 1.6}, "marker": {"size": 4},
             "connectgaps": False,
             # beside a gap, hovering finds the next value: then it says of which step that is
@@ -121,13 +125,21 @@ def sparkline(
 ) -> str:
     """Values as the ``d`` of an SVG path of a few pixels; gaps where they are not finite.
 
+    Of several at one step, of ranks or calls, that which is farthest from zero.
+
     >>> import numpy as np
     >>> sparkline(np.array([0.0, 1.0, np.nan, 1.0, 0.0]), width=8, height=4)
     'M0 3.5L2 0.5M6 0.5L8 3.5'
+    >>> sparkline(np.array([0.0, 0.5, 0.0, 1.0]), width=8, height=4, steps=np.array([0, 0, 1, 1]))
+    'M0 3.5L8 0.5'
     """
     values = np.asarray(values, np.float64)
     place = np.arange(len(values)) if steps is None else np.asarray(steps)
     values = np.where(np.isfinite(values), values, np.nan)
+    starts = np.flatnonzero(np.diff(place, prepend=place[:1] - 1))
+    if len(starts) < len(place):
+        least, most = (each.reduceat(values, starts) for each in (np.fmin, np.fmax))
+        place, values = place[starts], np.where(-least > most, least, most)
     good = values[~np.isnan(values)]
     if not len(good):
         return ""

@@ -91,8 +91,9 @@ def cancel(asked: Asked) -> dict[str, Any]:
 async def report_page(request: Request) -> Response:
     """The report as a page of its own, which may run the one script that is in it."""
 
+    asked = Asked(request.app.state.place, request)
+
     def work() -> Response:
-        asked = Asked(request.app.state.place, request)
         job = asked.place.jobs.get(asked.text("job"))
         if job.state["state"] != "done":
             raise TensortapError("the comparison is not done yet")
@@ -107,7 +108,7 @@ async def report_page(request: Request) -> Response:
         headers = {"content-security-policy": policy}
         return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
-    return await run_in_threadpool(guarded, work)
+    return await run_in_threadpool(guarded, work, asked)
 
 
 def _in_theme(page: str, theme: str) -> str:

@@ -34,8 +34,10 @@ def theme_of(asked: Asked) -> str:
 
 def training(asked: Asked) -> dict[str, Any]:
     """The curve that is always in sight."""
-    found = curves(asked.shown.table(), asked.number("rank"))
-    return training_figure(found, height=104, width_px=1000, theme=theme_of(asked))
+    table, rank = asked.shown.table(), asked.number("rank")
+    ranks = len(table.ranks()) if rank is None else 1
+    found = curves(table, rank)
+    return training_figure(found, ranks=ranks, height=104, width_px=1000, theme=theme_of(asked))
 
 
 def sparklines(asked: Asked) -> dict[str, Any]:
@@ -48,12 +50,12 @@ def sparklines(asked: Asked) -> dict[str, Any]:
         for name in asked.texts("name")[:_SPARKLINES]:
             rows = table.series(kind, name, rank)
             values = column[rows]
+            bad = bool(table.nonfinite(rows).any())
             if np.isnan(values).all() and table.has("value"):
                 values = table.column("value")[rows]  # single numbers that were caught
-            found[name] = {
-                "d": sparkline(values, width=37, height=18, steps=table.step[rows]),
-                "bad": bool(table.nonfinite(rows).any()),
-            }
+                bad |= bool((table.given("value", rows) & ~np.isfinite(values)).any())
+            d = sparkline(values, width=37, height=18, steps=table.step[rows])
+            found[name] = {"d": d, "bad": bad}
     return {"lines": found}
 
 
@@ -62,7 +64,8 @@ def overview(asked: Asked) -> dict[str, Any]:
     table, kind = asked.shown.table(), _kind(asked)
     metric = asked.text("metric", _METRIC)
     if not table.layers(kind):
-        return message_figure(f"no {kind} in this run", theme=theme_of(asked))
+        words = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
+        return message_figure(words, theme=theme_of(asked))
     return heatmap_figure(
         table, kind=kind, metric=metric, names=_matching(table, kind, asked),
         rank=asked.number("rank"), theme=theme_of(asked),

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tensortap.formats.columns import numbers
-from tensortap.readers.live import LiveReader
-from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Record
+from tensortap.record import Kind
 from tensortap.web.asked import Asked
 from tensortap.web.shown import Shown, described
 
@@ -57,51 +52,9 @@ def _run(shown: Shown, table: Table) -> dict[str, Any]:
 
 def held(asked: Asked) -> dict[str, Any]:
     """Which tensors were kept whole, not only their statistics: by name and kind, their steps."""
-    reader: Any = asked.shown.reader()
-    found = _held_in_run(reader) if isinstance(reader, RunReader) else _held_live(reader)
+    found = asked.shown.held()
     rows = [
         {"name": name, "kind": kind, "steps": sorted(steps)}
         for (name, kind), steps in list(found.items())[:_HELD]
     ]
     return {"total": len(found), "held": rows}
-
-
-def _held_in_run(reader: RunReader) -> dict[tuple[str, str], set[int]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    columns = ["name", "kind", "step", "dtype", "value", "payloads", "tags", "missing", "count"]
-    found: dict[tuple[str, str], set[int]] = {}
-    for table in reader.tables(columns):
-        # a value of one byte is None: only statistics. A tensor has a dtype, or lies in a file
-        inline = numbers(pc.binary_length(table.column("value"))) > 1
-        inline &= numbers(pc.utf8_length(table.column("dtype"))) > 0
-        apart = numbers(pc.list_value_length(table.column("payloads"))) > 0
-        bare = np.isnan(numbers(table.column("count")))
-        here = ~numbers(pc.cast(table.column("missing"), pa.int8())).astype(bool)
-        rows = table.take(pa.array(np.flatnonzero((inline | apart | bare) & here)))
-        sure = (inline | apart)[(inline | apart | bare) & here].tolist()
-        words = (rows.column(name).to_pylist() for name in ("name", "kind", "step", "tags"))
-        for name, kind, step, tags, whole in zip(*words, sure, strict=True):
-            # what was dumped is a file beside the tables
-            if kind != Kind.ALERT.value and (whole or "file" in dict(tags or ())):
-                found.setdefault((name, kind), set()).add(step)
-    return found
-
-
-def _held_live(reader: Any) -> dict[tuple[str, str], set[int]]:
-    far = isinstance(reader, LiveReader)  # its records come without values
-    found: dict[tuple[str, str], set[int]] = {}
-    for name in reader.names():
-        for record in reader.records(name):
-            if _has_tensor(record, far):
-                found.setdefault((name, record.kind.value), set()).add(record.step)
-    return found
-
-
-def _has_tensor(record: Record, far: bool) -> bool:
-    if record.kind in (Kind.ALERT, Kind.METRIC):
-        return False
-    if far:
-        return bool(record.dtype) and record.stats is None
-    return record.value is not None and not isinstance(record.value, (bool, int, float, str))

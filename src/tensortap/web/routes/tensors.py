@@ -51,7 +51,7 @@ def tensor(asked: Asked) -> dict[str, Any]:
     drawn = found_in.cut(array, part)
     minus = _minus(asked, found)
     if minus is not None:
-        about["minus"] = _said(minus)
+        about["minus"] = _said(asked, minus)
         about["python"] += "\n" + _minus_python(asked, minus, leaf, part)
         other = minus.leaves[_leaf(minus, leaf)]
         if other.shape != array.shape:
@@ -116,8 +116,10 @@ def _minus_python(asked: Asked, minus: Found, leaf: str, part: Slice) -> str:
     return "\n".join([*lines, "x - y"])
 
 
-def _said(found: Found) -> str:
-    return f"step {found.record.step:,}, rank {found.record.rank}"
+def _said(asked: Asked, found: Found) -> str:
+    other = asked.other if asked.text("minus") == "run" else None
+    title = "" if other is None else f"{other.title}, "
+    return f"{title}step {found.record.step:,}, rank {found.record.rank}"
 
 
 def _axis(number: int) -> str:
@@ -157,8 +159,9 @@ def _statistics(summary: Summary | None) -> dict[str, Any]:
 async def download(request: Request) -> Response:
     """The whole tensor as a file of NumPy."""
 
+    asked = Asked(request.app.state.place, request)
+
     def work() -> Response:
-        asked = Asked(request.app.state.place, request)
         found = found_in.find_tensor(asked.shown, _place(asked))
         array = np.ascontiguousarray(found.leaves[_leaf(found, asked.text("leaf"))])
         # in a file: it may be larger than memory has room for twice
@@ -173,4 +176,4 @@ async def download(request: Request) -> Response:
             background=BackgroundTask(path.unlink, missing_ok=True),
         )  # fmt: skip
 
-    return await run_in_threadpool(guarded, work)
+    return await run_in_threadpool(guarded, work, asked)

@@ -59,6 +59,11 @@ export function segments(label, options, change) {
   const buttons = options.map(([value, text]) =>
     h("button", { type: "button", "data-value": value, onclick: () => change(value) }, text));
   const made = h("div", { class: "segments", role: "group", "aria-label": label }, ...buttons);
+  made.allow = (/** @type {string} */ value, /** @type {boolean} */ may, /** @type {string} */ why) => {
+    const button = /** @type {any} */ (buttons.find((b) => b.dataset.value === value));
+    button.disabled = !may;
+    button.title = may ? "" : why;
+  };
   made.choose = (/** @type {string} */ value) => {
     for (const b of buttons) b.setAttribute("aria-pressed", String(b.dataset.value === value));
   };

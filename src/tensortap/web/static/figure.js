@@ -37,6 +37,7 @@ export async function draw(into, figure, how = {}) {
 export function clear(into) {
   if (into.classList.contains("js-plotly-plot")) plotly().purge(into);
   into.classList.remove("js-plotly-plot");
+  delete into.heard; // nobody listens to the next plot that is drawn here
 }
 
 /** A line at the step across every axis of steps. @param {any} layout @param {number | null} step */
@@ -84,9 +85,13 @@ export async function extend(into, points) {
   for (const [name, [x, y]] of Object.entries(points)) {
     const number = into.data.findIndex((/** @type {any} */ t) => (t.meta?.name ?? t.name) === name);
     if (number < 0) return false;
+    // the server may tell again of the last step that was known
+    const known = into.data[number].x, last = known.length ? known[known.length - 1] : -Infinity;
+    const at = array(x), values = array(y), from = at.findIndex((step) => step > last);
+    if (from < 0) continue;
     which.push(number);
-    added.x.push(array(x));
-    added.y.push(array(y));
+    added.x.push(at.slice(from));
+    added.y.push(values.slice(from));
   }
   if (which.length) await plotly().extendTraces(into, added, which);
   return true;

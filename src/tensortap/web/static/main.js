@@ -44,6 +44,14 @@ async function show(changed) {
   drawTabs();
   await drawTraining().catch(said);
   await showTab(changed);
+  if (changed.has("run") || changed.has("*run")) setTimeout(prepare, 300);
+}
+
+/** What takes long the first time is asked for before somebody wants to see it. */
+function prepare() {
+  const run = model.run;
+  // what is wrong with it is said where it is shown
+  if (run) ask("held", { run: run.id }).catch(() => undefined);
 }
 
 function drawTabs() {

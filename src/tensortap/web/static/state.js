@@ -9,14 +9,14 @@
  * @property {string} axes @property {string} at @property {string} leaf @property {string} zoom
  * @property {string} minus @property {string} other @property {string} otherstep
  * @property {string} otherrank @property {string} atol @property {string} rtol
- * @property {string} names @property {string} steps @property {string} rule @property {string} theme
+ * @property {string} span @property {string} names @property {string} steps @property {string} rule @property {string} theme
  */
 
 /** @type {State} */
 const NOTHING = {
   run: "", tab: "overview", step: null, follow: false, q: "", kind: "", rank: "", metric: "",
   name: [], stat: [], scale: "", by: "", dtype: "", over: "", axes: "", at: "", leaf: "", zoom: "",
-  minus: "", other: "", otherstep: "", otherrank: "", atol: "", rtol: "", names: "", steps: "", rule: "", theme: "",
+  minus: "", other: "", otherstep: "", otherrank: "", atol: "", rtol: "", span: "", names: "", steps: "", rule: "", theme: "",
 };
 
 /** @returns {State} */

@@ -38,7 +38,9 @@ export async function drawTraining() {
 /** @param {Record<string, [any, any]>} points */
 export async function addTraining(points) {
   if (!Object.keys(points).length) return;
-  if (!(await extend($("training"), points))) {
+  // a mean over ranks may still change, and what is not finite has marks of its own: drawn anew
+  const plain = (model.run?.ranks.length ?? 1) < 2 && Object.values(points).every(([, y]) => array(y).every(Number.isFinite));
+  if (!plain || !(await extend($("training"), points))) {
     redoTraining();
     await drawTraining();
   }

@@ -33,7 +33,7 @@ export function drawRuns() {
 
 /** @param {string} id */
 function pick(id) {
-  if (id !== get().run) set({ run: id, step: null, name: [], leaf: "", at: "", axes: "", zoom: "" }, true);
+  if (id !== get().run) set({ run: id, step: null, span: "", name: [], leaf: "", at: "", axes: "", zoom: "" }, true);
 }
 
 /** @param {string} state */

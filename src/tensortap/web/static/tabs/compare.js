@@ -18,7 +18,7 @@ export const compare = {
   title: "Compare",
 
   mount(panel) {
-    a = h("select", { "aria-label": "This run", onchange: () => set({ run: a.value, step: null, name: [] }, true) });
+    a = h("select", { "aria-label": "This run", onchange: () => set({ run: a.value, step: null, span: "", name: [] }, true) });
     b = h("select", { "aria-label": "The other run", onchange: () => set({ other: b.value }) });
     /** @param {string} key @param {string} label @param {string} hint @param {string} width */
     const field = (key, label, hint, width) => {

@@ -3,6 +3,7 @@ import { ask } from "../api.js";
 import { fill, h, segments } from "../dom.js";
 import { draw, mark, onStep } from "../figure.js";
 import { chosen, model } from "../model.js";
+import { listenSpan, spanButton, spanned } from "../span.js";
 import { get, set } from "../state.js";
 import { go } from "../top.js";
 
@@ -26,7 +27,7 @@ export const lines = {
     plot = h("div", {});
     panel.append(
       h("div", { class: "tools" }, stats),
-      h("div", { class: "tools" }, names, h("span", { class: "grow" }), by, scale),
+      h("div", { class: "tools" }, names, h("span", { class: "grow" }), spanButton(), by, scale),
       h("div", { class: "card figure" }, plot));
   },
 
@@ -47,7 +48,7 @@ export const lines = {
       now.names.length > 12 && h("span", { class: "dim" }, `and ${now.names.length - 12} more`),
       h("span", { class: "dim" }, "Ctrl-click on the left adds names"));
     const width = Math.max(300, plot.clientWidth || 900);
-    const key = JSON.stringify([run.id, run.version, now.kind, now.names, now.stats, now.rank, state.scale, panels, now.theme]);
+    const key = JSON.stringify([run.id, run.version, now.kind, now.names, now.stats, now.rank, state.scale, panels, now.theme, state.span]);
     if (key === drawn) return mark(plot, now.step);
     const figure = await ask("lines", {
       run: run.id, kind: now.kind, name: now.names, stat: now.stats, rank: now.rank, scale: state.scale, by: panels,
@@ -55,9 +56,10 @@ export const lines = {
     });
     // two or three panels fit the window; of more one scrolls
     const room = plot.parentElement.parentElement.clientHeight - 120, tall = figure.layout.height ?? 0;
-    await draw(plot, figure, { height: tall > room ? Math.max(room, 0.72 * tall) : Math.min(room, 1.3 * tall), step: now.step, keep: JSON.stringify([run.id, now.kind, now.names, now.stats, state.scale]) });
+    await draw(plot, figure, { height: tall > room ? Math.max(room, 0.72 * tall) : Math.min(room, 1.3 * tall), step: now.step, layout: spanned(figure.layout), keep: JSON.stringify([run.id, now.kind, now.names, now.stats, state.scale, state.span]) });
     drawn = key;
     onStep(plot, (step) => go(step));
+    listenSpan(plot);
   },
 };
 

@@ -30,7 +30,7 @@ const rate = (n, s) => (s > 0 ? `${count(Number((n / s).toPrecision(3)))} / s` :
 
 /** @param {any} f */
 const disk = (f) => figures([
-  ["records", count(f.records)], ["names", count(f.names)], ["ranks", `${f.ranks} of ${f.world_size}`],
+  ["records", count(f.records)], ["ranks", `${f.ranks} of ${f.world_size}`],
   ["steps", count(f.steps)], ["time", seconds(f.seconds)], ["records", rate(f.records, f.seconds)], ["steps", rate(f.steps, f.seconds)],
   ["tables", bytes(f.nbytes.records)], ["tensors", bytes(f.nbytes.tensors)],
   ["dropped", count(f.dropped), f.dropped ? "bad" : ""], ...(f.cut ? [/** @type {[string, any, string]} */ (["cut off", bytes(f.cut), "warn"])] : []),

@@ -19,9 +19,12 @@ import { get, set } from "../state.js";
 /** @type {any} */ let split;
 /** @type {any} */ let none;
 /** @type {any} */ let save;
+/** @type {any} */ let out;
 let python = "";
 let drawn = "";
 let zoomed = 0;
+let reset = -1000; // when it was zoomed out of: plotly goes back to where it began, which may be a part
+/** @type {number[]} */ let whole = [0, 0]; // rows and columns of the slice
 
 /** @type {import("../main.js").Tab} */
 export const tensors = {
@@ -38,14 +41,15 @@ export const tensors = {
     plot = h("div", { class: "tensor" });
     bars = h("div", {});
     axes = h("div", { class: "axes" });
-    stats = h("dl", { class: "stats" });
+    stats = h("div", {});
     card = h("div", { class: "card figure" }, plot);
     split = h("div", { class: "split" }, card,
       h("div", { class: "column" },
-        h("div", { class: "card", "aria-label": "Axes" }, axes), h("div", { class: "card" }, stats),
+        h("div", { class: "card", "aria-label": "Axes" }, axes), h("div", { class: "card", "aria-label": "Statistics" }, stats),
         h("div", { class: "card figure", "aria-label": "Histogram" }, bars)));
     none = h("div", { class: "card" });
-    line = h("div", { class: "tools" }, head, save, copyButton(() => python, "Copy as Python"));
+    out = h("button", { type: "button", hidden: true, onclick: () => set({ zoom: "" }) }, "Whole slice");
+    line = h("div", { class: "tools" }, head, out, save, copyButton(() => python, "Copy as Python"));
     panel.append(tools, line, split, none);
   },
 
@@ -63,7 +67,7 @@ export const tensors = {
     }
     const about = {
       run: run.id, name: name.name, kind: name.kind, step: now.step, rank: now.rank, axes: state.axes, at: state.at,
-      leaf: state.leaf, minus: state.minus, otherstep: state.otherstep, otherrank: state.otherrank,
+      leaf: state.leaf, minus: state.minus, otherstep: state.otherstep, otherrank: otherRank(state),
       other: state.minus === "run" ? state.other : "", zoom: state.zoom, theme: now.theme,
     };
     save.href = address("tensor.npy", { run: run.id, name: name.name, kind: name.kind, step: now.step, rank: now.rank, leaf: state.leaf });
@@ -89,12 +93,15 @@ export const tensors = {
       clear(bars);
       fill(bars);
       fill(stats);
+      stats.parentElement.hidden = bars.parentElement.hidden = true;
       drawn = key;
       return;
     }
+    stats.parentElement.hidden = bars.parentElement.hidden = false;
     drawStats(found);
-    const room = card.parentElement.parentElement.clientHeight - 130;
+    const room = card.parentElement.parentElement.clientHeight - 138;
     const [top, bottom, left, right] = found.region;
+    whole = found.whole;
     const part = state.zoom !== "";
     const layout = /** @type {any} */ ({});
     if (part && found.axes[0] >= 0) {
@@ -103,7 +110,12 @@ export const tensors = {
     } else if (part) layout.xaxis = { ...found.figure.layout.xaxis, range: [left - 0.5, right - 0.5], autorange: false };
     await draw(plot, found.figure, { height: Math.max(340, room), keep: key, layout });
     on(plot, "plotly_relayout", (/** @type {any} */ e) => zoom(e));
-    if (found.histogram) await draw(bars, found.histogram, { height: 190, keep: key, config: { displayModeBar: false }, layout: { margin: { l: 40, r: 8, t: 30, b: 28 } } });
+    on(plot, "plotly_doubleclick", () => {
+      clearTimeout(zoomed);
+      reset = performance.now();
+      set({ zoom: "" });
+    });
+    if (found.histogram) await draw(bars, found.histogram, { height: 160, keep: key, config: { displayModeBar: false }, layout: { margin: { l: 40, r: 8, t: 26, b: 24 } } });
     else fill(bars);
     drawn = key;
   },
@@ -129,22 +141,31 @@ function drawTools(held, name, state) {
   if (name && !options.some((/** @type {any} */ o) => o[0] === mine)) options.unshift([mine, `${name.name} · statistics only`]);
   choose(kept, options.length ? options : [["", "none"]], mine);
   kept.disabled = !options.length;
-  kept.style.maxWidth = "260px";
+  kept.style.maxWidth = "300px";
   minus.choose(state.minus);
+  minus.allow("rank", (model.run?.ranks.length ?? 0) > 1 || state.minus === "rank", "There is one rank only");
+  minus.allow("run", model.shown.length > 1 || state.minus === "run", "There is one run only");
   save.hidden = !name;
+  out.hidden = !state.zoom;
   if (state.minus === "step") {
     const input = h("input", { type: "number", value: state.otherstep, placeholder: "the step before", "aria-label": "The other step", style: "width: 110px", onchange: () => set({ otherstep: input.value }) });
     input.value = state.otherstep;
     fill(other, input);
   } else if (state.minus === "rank") {
     const select = h("select", { "aria-label": "The other rank", onchange: () => set({ otherrank: select.value }) });
-    choose(select, (model.run?.ranks ?? []).map(String), state.otherrank);
+    choose(select, (model.run?.ranks ?? []).map((r) => /** @type {[string, string]} */ ([String(r), `rank ${r}`])), otherRank(state));
     fill(other, select);
   } else if (state.minus === "run") {
     const select = h("select", { "aria-label": "The other run", onchange: () => set({ other: select.value }) });
     choose(select, [["", "choose a run"], ...model.shown.filter((s) => s.id !== model.run?.id).map((s) => /** @type {[string, string]} */ ([s.id, s.title]))], state.other);
     fill(other, select);
   } else fill(other);
+}
+
+/** The rank that is taken away: the one that is chosen, or the first that is another. @param {any} state */
+function otherRank(state) {
+  const ranks = (model.run?.ranks ?? []).map(String), mine = chosen(state).rank || ranks[0];
+  return ranks.includes(state.otherrank) ? state.otherrank : ranks.find((r) => r !== mine) ?? "";
 }
 
 /** @param {any} found @param {number | null} step */
@@ -169,7 +190,7 @@ function drawAxes(found) {
   // a slider that is held must stay: only what it says changes
   const held = document.activeElement?.closest?.(".axes") && axes.dataset.key === JSON.stringify([found.shape, found.axes]);
   axes.dataset.key = JSON.stringify([found.shape, found.axes]);
-  const choices = found.shape.map((/** @type {number} */ n, /** @type {number} */ i) => [String(i), `axis ${i} (${count(n)})`]);
+  const choices = found.shape.map((/** @type {number} */ n, /** @type {number} */ i) => [String(i), `${i} (${count(n)})`]);
   if (held) {
     for (const slider of axes.querySelectorAll("input")) slider.nextElementSibling.textContent = found.at[Number(slider.dataset.axis)];
     return;
@@ -183,7 +204,7 @@ function drawAxes(found) {
       next[Number(which)] = to;
       set({ axes: next.join(","), zoom: "" });
     });
-    return [h("span", { class: "dim" }, String(label)), select, h("span", {})];
+    return [h("label", { class: "dim" }, String(label), select)];
   });
   const sliders = found.shape.flatMap((/** @type {number} */ size, /** @type {number} */ axis) => {
     if (axis === rows || axis === columns) return [];
@@ -198,20 +219,25 @@ function drawAxes(found) {
     });
     return [h("span", { class: "dim" }, `axis ${axis}`), slider, h("span", { class: "num" }, found.at[axis])];
   });
-  fill(axes, ...pickers, ...sliders);
+  fill(axes, h("div", { class: "pickers" }, ...pickers), ...sliders);
 }
 
 const SAID = ["count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "mean", "std", "rm2", "min_abs", "max_abs"];
 const WORDS = /** @type {any} */ ({ nans: "NaN", posinfs: "+Inf", neginfs: "−Inf" });
 /** @param {any} found */
 function drawStats(found) {
-  const said = found.statistics ?? {};
-  fill(stats, ...SAID.filter((key) => key in said && !(key in WORDS && !said[key])).flatMap((key) => [
-    h("dt", {}, WORDS[key] ?? key), h("dd", { class: key in WORDS ? "bad" : "" }, number(said[key]))]));
+  const slice = found.shape.length > 2;
+  fill(stats, slice && h("h3", {}, `This slice of ${found.shape.length} axes`), table(found.statistics ?? {}),
+    found.of_all && h("details", {}, h("summary", {}, `All ${count(found.of_all.count)} elements`), table(found.of_all)));
 }
+
+/** @param {any} said */
+const table = (said) => h("dl", { class: "stats" }, ...SAID.filter((key) => key in said && !(key in WORDS && !said[key])).flatMap((key) => [
+  h("dt", {}, WORDS[key] ?? key), h("dd", { class: key in WORDS ? "bad" : "" }, number(said[key]))]));
 
 /** The part that is in sight; the server gives it in finer tiles. @param {any} e */
 function zoom(e) {
+  if (performance.now() - reset < 500) return;
   if (e["xaxis.autorange"] || e["yaxis.autorange"] || (e.autosize && !e["xaxis.range[0]"])) {
     if (!e.autosize && get().zoom) set({ zoom: "" });
     return;
@@ -222,8 +248,9 @@ function zoom(e) {
   const [left, right] = order(xaxis.range), [top, bottom] = line ? [0, 1] : order(yaxis.range);
   const next = [Math.floor(top + 0.5), Math.ceil(bottom + 0.5), Math.floor(left + 0.5), Math.ceil(right + 0.5)].map((n) => Math.max(0, n));
   if (line) next[1] = 1;
+  const all = next[0] <= 0 && next[2] <= 0 && next[1] >= whole[0] && next[3] >= whole[1];
   clearTimeout(zoomed);
-  zoomed = window.setTimeout(() => set({ zoom: next.join(",") }), 120);
+  zoomed = window.setTimeout(() => set({ zoom: all ? "" : next.join(",") }), 120);
 }
 
 /** @param {[number, number]} range */
