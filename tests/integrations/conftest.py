@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.session import session
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +30,6 @@ def tracked(tmp_path_factory):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters())
-    session.restart()  # other tests have left the clock where it was
     path = tap.init(tmp_path_factory.mktemp("runs"))
     with tap.track(model, optimizer, stash=lambda tensor: {"numel": tensor.numel()}) as tracker:
         for step in range(4):

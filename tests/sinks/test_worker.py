@@ -13,7 +13,6 @@ import pytest
 
 import tensortap as tap
 from tensortap.record import Kind
-from tensortap.session import session
 from tensortap.sinks import launch
 from tensortap.sinks import worker as workers
 from tests.sinks.contract import SinkContract, record
@@ -25,7 +24,6 @@ def no_settings(monkeypatch):
     for name in list(os.environ):
         if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
-    session.clock.restart()  # tests before these may have advanced it
 
 
 @pytest.fixture

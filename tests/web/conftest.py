@@ -14,7 +14,6 @@ from tensortap.alerts.alert import Alert, record_of
 from tensortap.arrays.tree import borrow
 from tensortap.formats.folders import end_run, make_run
 from tensortap.record import Kind, Record
-from tensortap.session import session
 from tensortap.sinks.background import Background
 from tensortap.sinks.store import Store
 from tensortap.sinks.ticket import Ticket
@@ -37,7 +36,6 @@ STEPS = 30
 
 @pytest.fixture(autouse=True)
 def nobody_listens(monkeypatch, tmp_path_factory):
-    session.restart()  # the steps of the tests before are over
     for name in list(os.environ):
         if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
