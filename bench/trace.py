@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 
-from bench.harness import Row, in_turns
+from bench.harness import Row
 from bench.runs import _no_server
 
-_CALLS = 50  # of the model, a measurement
+_ROUNDS = 15
+_CALLS = 50  # of each model, a round
 
 
 def _model():
@@ -42,17 +44,28 @@ def _model():
             logits = x.mean(-1)
             return logits.exp()
 
-    return Model(), [torch.randn(32, 64) for _ in range(_CALLS)]
+    return Model()
 
 
-def _time(model, batches) -> float:
-    start = time.perf_counter()
-    for x in batches:  # each another one: what has not changed is not kept again
-        model(x)
-    return (time.perf_counter() - start) / len(batches)
+def _in_turns(batches, *calls) -> list[list[float]]:
+    """Of every round the median of each, taken call by call in turns.
+
+    What else a machine does lasts longer than a call, and so disturbs all of them alike.
+    """
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(_ROUNDS):
+        times: list[list[float]] = [[] for _ in calls]
+        for x in batches:  # each another one: what has not changed is not kept again
+            for mine, call in zip(times, calls, strict=True):
+                start = time.perf_counter()
+                call(x)
+                mine.append(time.perf_counter() - start)
+        for results, mine in zip(found, times, strict=True):
+            results.append(statistics.median(mine))
+    return found
 
 
-def _line(tracer):
+def _by_lines(model):
     """How it is usually done: look at the locals at every line, keep what is wanted."""
     kept = []
 
@@ -63,49 +76,39 @@ def _line(tracer):
                 kept.append(value.detach().clone())
         return on_event
 
-    sys.settrace(on_event)
-    try:
-        return tracer()
-    finally:
-        sys.settrace(None)
+    def call(x):
+        sys.settrace(on_event)
+        try:
+            model(x)
+        finally:
+            sys.settrace(None)
+
+    return call
 
 
 def helpers() -> list[Row]:
-    import tensortap as tap
-
-    _no_server()
-    model, x = _model()
-
-    def ours() -> float:
-        with tap.trace(model, ["forward.logits"]) as tracer:
-            took = _time(model, x)
-        assert len(tracer.results["forward.logits"].values) == _CALLS
-        return took
-
-    def base() -> float:
-        return _time(model, x)
-
-    def lines() -> float:
-        return _line(base)
-
-    a, b, c = in_turns(15, ours, base, lines)
-    note = f"a forward of {sorted(b)[len(b) // 2] * 1e3:.2f} ms"
-    first = Row("forward with 50 helper calls, one local traced ÷ untraced", 1.05, True, a, b)
-    first.note = note
-    least = 1e-6  # less is not told from noise
-    added = [max(one - two, least) for one, two in zip(a, b, strict=True)]
-    naive = [one - two for one, two in zip(c, b, strict=True)]
-    second = Row("sys.settrace on every line ÷ ours, of the time added", 10, False, naive, added)
-    return [first, second]
-
-
-def one_of_200() -> list[Row]:
     import torch
 
     import tensortap as tap
 
     _no_server()
-    torch.set_num_threads(1)
+    traced, plain, by_lines = _model(), _model(), _model()  # each with functions of its own
+    x = [torch.randn(32, 64) for _ in range(_CALLS)]
+    with tap.trace(traced, ["forward.logits"]) as tracer:
+        a, b, c = _in_turns(x, traced, plain, _by_lines(by_lines))
+    assert len(tracer.results["forward.logits"].values) == _ROUNDS * _CALLS
+    first = Row("forward with 50 helper calls, one local traced ÷ untraced", 1.05, True, a, b)
+    first.note = f"a forward of {statistics.median(b) * 1e3:.2f} ms"
+    least = 1e-6  # less is not told from noise
+    added = [max(one - two, least) for one, two in zip(a, b, strict=True)]
+    naive = [one - two for one, two in zip(c, b, strict=True)]
+    second = Row("sys.settrace on every line ÷ ours, of the time added", 10, False, naive, added)
+    second.note = f"{statistics.median(added) * 1e6:.0f} µs a traced value"
+    return [first, second]
+
+
+def _layers():
+    import torch
 
     class Layer(torch.nn.Module):
         def __init__(self):
@@ -116,16 +119,21 @@ def one_of_200() -> list[Row]:
             y = self.linear(x)
             return x + y.relu()
 
-    model = torch.nn.Sequential(*[Layer() for _ in range(100)])
+    return torch.nn.Sequential(*[Layer() for _ in range(100)])
+
+
+def one_of_200() -> list[Row]:
+    import torch
+
+    import tensortap as tap
+
+    _no_server()
+    torch.set_num_threads(1)
+    traced, plain = _layers(), _layers()
     x = [torch.randn(64, 128) for _ in range(_CALLS)]
-
-    def ours() -> float:
-        with tap.trace(model, ["57.forward.y"]) as tracer:
-            took = _time(model, x)
-        assert len(tracer.results["57.forward.y"].values) == _CALLS
-        return took
-
-    a, b = in_turns(15, ours, lambda: _time(model, x))
+    with tap.trace(traced, ["57.forward.y"]) as tracer:
+        a, b = _in_turns(x, traced, plain)
+    assert len(tracer.results["57.forward.y"].values) == _ROUNDS * _CALLS
     return [Row("a model with 200 modules, one path ÷ untraced", 1.02, True, a, b)]
 
 

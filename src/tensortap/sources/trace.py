@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensortap import ranks
@@ -58,7 +58,7 @@ class Tracer:
         self._root: Any = None
         self._replicas: Any = None
         self._resolver: Resolver | None = None
-        self._digests: dict[str, bytes | None] = {}
+        self._digests: dict[str, Hashable] = {}
         self._gathered: set[str] = set()  # paths that a rank has brought something of
         self._meant: dict[Point, str] = {}  # which of the paths each point is from
         self._unmatched: set[str] = set()
