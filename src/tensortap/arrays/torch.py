@@ -53,6 +53,12 @@ _SCALAR = {size: (ctypes.c_char * size).from_address for size in (1, 2, 4, 8, 16
 _function_modes = torch._C._len_torch_function_stack
 
 
+def is_lazy(value: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether its bytes are not its values: it is a negative or conjugate view of others."""
+    lazy = _KNOWN[dtype][2]
+    return bool(lazy and (value.is_neg() or (lazy == 2 and value.is_conj())))
+
+
 def _take(value: torch.Tensor, pool: Pool | None, path: Path) -> Taken:
     # even reading an attribute would run a mode
     if _function_modes():
@@ -64,7 +70,7 @@ def _take(value: torch.Tensor, pool: Pool | None, path: Path) -> Taken:
 def _take_plain(value: torch.Tensor, pool: Pool | None) -> Taken:
     try:
         name, itemsize, lazy = _KNOWN[value.dtype]
-        if value.is_cpu and not (lazy and (value.is_neg() or (lazy == 2 and value.is_conj()))):
+        if value.is_cpu and not (lazy and is_lazy(value, value.dtype)):
             if not value.ndim:
                 if address := value.data_ptr():
                     return TensorData("torch", name, (), _SCALAR[itemsize](address).raw), itemsize

@@ -15,7 +15,15 @@ from tensortap.session import session
 from tensortap.sources.locals import calls
 from tensortap.sources.locals.counts import Counts, Moment
 from tensortap.sources.locals.gather import Gatherer
-from tensortap.sources.locals.kept import Part, Results, Turns, copied, fingerprint
+from tensortap.sources.locals.kept import (
+    Part,
+    Results,
+    Turns,
+    copied,
+    fingerprint,
+    marked_copy,
+    whole,
+)
 from tensortap.sources.locals.listen import Listening
 from tensortap.sources.locals.paths import joined, parse
 from tensortap.sources.locals.records import put
@@ -58,7 +66,7 @@ class Tracer:
         self._root: Any = None
         self._replicas: Any = None
         self._resolver: Resolver | None = None
-        self._digests: dict[str, Hashable] = {}
+        self._marks: dict[str, Hashable] = {}  # path → what tells whether its value has changed
         self._gathered: set[str] = set()  # paths that a rank has brought something of
         self._meant: dict[Point, str] = {}  # which of the paths each point is from
         self._unmatched: set[str] = set()
@@ -224,7 +232,8 @@ class Tracer:
             return self._done
         sources: list[Mapping[str, Part]] = [self._done, self._now]
         if self.settings.gathering_interval is None:
-            sources.append(self._filling)
+            with self._lock:
+                sources.append({path: part.whole() for path, part in self._filling.items()})
         merged = Results()
         for source in sources:
             for path, part in list(source.items()):
@@ -235,22 +244,27 @@ class Tracer:
 
     def keep(self, path: str, name: str, value: Any, moment: Moment, order: int) -> bool:
         """Keep a copy of a value, unless it is what was kept last; whether it was kept."""
+        settings = self.settings
         with self._lock:
-            mark = None
-            if self.settings.changed:
+            both = None if settings.pre_save else marked_copy(value)
+            mark: Hashable = None
+            if both is not None:
+                mark, value = both
+            elif settings.changed:
                 mark = fingerprint(value)
-                if mark is not None and self._digests.get(path) == mark:
-                    return True
-            value = copied(value)
-            if self.settings.pre_save:
+            if settings.changed and mark is not None and self._marks.get(path) == mark:
+                return True
+            if both is None:
+                value = copied(value)
+            if settings.pre_save:
                 value = self._before_saving(path, value)
                 if value is None:
                     return False
-            if self.settings.changed:
-                self._digests[path] = mark
+            if settings.changed:
+                self._marks[path] = mark
             if session.on:
                 try:
-                    put(name, value, moment, order)
+                    put(name, whole(value), moment, order)
                 except Exception as error:  # the results have it all the same
                     session.fault(path, error, "was not handed on")
             if self._holding:

@@ -57,7 +57,7 @@ class Counts:
         self._depth += 1
         self.last = self._tally.add("train" if training else "eval")
         self.taking = self.wants(self.last)
-        return self._due(self.last)
+        return None if self._interval is None else self._due(self.last)
 
     def end_of_root(self) -> None:
         """The call of the model is over."""

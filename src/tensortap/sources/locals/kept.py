@@ -73,8 +73,14 @@ class Turns(Part):
 
     turns: list[int] = field(default_factory=list)
 
+    def whole(self) -> Part:
+        """All of them, as they are for users: small tensors wait as their bytes."""
+        self.values[:] = [whole(one) for one in self.values]
+        return self
+
     def before(self, boundary: int | None) -> Part:
         """Those of earlier turns than `boundary` (None: all), which it has no more then."""
+        self.whole()
         taken = [boundary is None or turn < boundary for turn in self.turns]
         found = Part()
         for name in ("values", "iterations", "ranks", "orders", "turns"):
@@ -89,6 +95,24 @@ class Results(dict[str, Part]):
 
     def __missing__(self, path: str) -> Part:
         raise KeyError(f"nothing was traced as {path!r}; {near(path, self)}")
+
+
+def marked_copy(value: Any) -> tuple[Hashable, Any] | None:
+    """The `fingerprint` of a plain tensor and a copy, in one go; of a small one it is its bytes.
+
+    None for any other value.
+    """
+    take = _takes.get(type(value))
+    return None if take is None else take(value)
+
+
+_takes: dict[type, Callable[[Any], tuple[Hashable, Any] | None]] = {}
+_smalls: set[type] = set()
+
+
+def whole(kept: Any) -> Any:
+    """What was kept, as it is for users."""
+    return kept.tensor() if type(kept) in _smalls else kept
 
 
 def copied(value: Any) -> Any:
@@ -108,9 +132,11 @@ def _learn(value: Any) -> Callable[[Any], Any]:
     torch, jax = _loaded("torch", "Tensor"), _loaded("jax", "Array")
     found: Callable[[Any], Any] = _copied_deeply
     if torch is not None and issubclass(cls, torch.Tensor):
-        from tensortap.sources.locals.torch_copies import copied_tensor
+        from tensortap.sources.locals import torch_copies
 
-        found = copied_tensor
+        found = torch_copies.copied_tensor
+        _takes[torch.Tensor] = torch_copies.marked_copy
+        _smalls.add(torch_copies.Small)
     elif jax is not None and isinstance(value, jax.Array):
         found = _copied_jax
     if len(_copies) < 4096:  # a program that makes classes without end must not fill memory

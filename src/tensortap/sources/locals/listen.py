@@ -79,7 +79,9 @@ class Listening:
             return None
         counts = tracer.counts
         if self.counted:
-            tracer.root_begins(counts.model)
+            boundary = counts.begin_root(counts.model.training)
+            if boundary is not None:
+                tracer.gather_before(boundary)
         moment = counts.last
         if moment is None or self.own or self.called_by is not None:
             moment = self._moment()
