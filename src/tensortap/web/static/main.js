@@ -20,7 +20,7 @@ import { tensors } from "./tabs/tensors.js";
  * @typedef {object} Tab
  * @property {string} id @property {string} title @property {(panel: HTMLElement) => void} mount
  * @property {(state: import("./state.js").State, changed: Set<string>) => void | Promise<void>} show
- * @property {(news: any) => void} [hear]
+ * @property {(news: any) => void} [hear] @property {(state: any) => [string, any]} [question]
  */
 /** @type {Tab[]} */
 const TABS = [overview, lines, exponents, tensors, compare, alerts, provenance, receipt];
@@ -47,11 +47,16 @@ async function show(changed) {
   if (changed.has("run") || changed.has("*run")) setTimeout(prepare, 300);
 }
 
-/** What takes long the first time is asked for before somebody wants to see it. */
-function prepare() {
+/** What takes long the first time is asked for before somebody wants to see it, one after the other. */
+async function prepare() {
   const run = model.run;
-  // what is wrong with it is said where it is shown
-  if (run) ask("held", { run: run.id }).catch(() => undefined);
+  /** @type {(() => [string, any])[]} */
+  const questions = TABS.flatMap((tab) => (tab.question && tab !== tabNow() ? [() => /** @type {any} */ (tab.question)(get())] : []));
+  for (const question of [...questions, () => ["held", { run: run?.id }]]) {
+    if (!run || model.run?.id !== run.id) return;
+    // what is wrong with it is said where it is shown
+    await ask(...question()).catch(() => undefined);
+  }
 }
 
 function drawTabs() {

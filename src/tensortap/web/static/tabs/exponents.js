@@ -15,6 +15,9 @@ const FORMATS = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_
 /** @type {any} */ let said;
 let drawn = "";
 
+/** @param {any} state */
+const overAll = (state) => state.over === "steps" || state.over === "ridge";
+
 /** @type {import("../main.js").Tab} */
 export const exponents = {
   id: "exponents",
@@ -31,6 +34,14 @@ export const exponents = {
       h("div", { class: "card figure" }, plot));
   },
 
+  question(state) {
+    const now = chosen(state);
+    return ["exponents", {
+      run: model.run.id, kind: now.kind, name: overAll(state) ? now.names.slice(0, 1) : now.names, rank: now.rank,
+      dtype: state.dtype, over: state.over, step: now.step, scale: state.scale, theme: now.theme,
+    }];
+  },
+
   async show(state) {
     const run = model.run, now = chosen(state);
     if (!run) return;
@@ -38,13 +49,10 @@ export const exponents = {
     over.choose(state.over);
     scale.choose(state.scale === "log" ? "log" : "");
     scale.hidden = state.over !== "";
-    const all = state.over === "steps" || state.over === "ridge";
+    const all = overAll(state);
     const key = JSON.stringify([run.id, run.version, now.kind, now.names, state.dtype, state.over, state.scale, now.rank, now.theme, all && state.over === "steps" ? 0 : now.step]);
     if (key === drawn) return state.over === "steps" ? mark(plot, now.step) : undefined;
-    const figure = await ask("exponents", {
-      run: run.id, kind: now.kind, name: all ? now.names.slice(0, 1) : now.names, rank: now.rank, dtype: state.dtype, over: state.over,
-      step: now.step, scale: state.scale, theme: now.theme,
-    });
+    const figure = await ask(...exponents.question(state));
     const room = /** @type {any} */ (plot.parentElement).parentElement.clientHeight - 100;
     const single = all || now.names.length === 1;
     await draw(plot, figure, {
