@@ -57,6 +57,23 @@ def test_the_text_of_a_difference(report):
     assert " rank " not in text.splitlines()[-3]  # a column of zeros says nothing
 
 
+@pytest.mark.parametrize("width", [70, 80, 160])
+def test_a_difference_has_a_line_in_a_narrow_terminal(width):
+    note = "statistics differ: " + "min -2.14423 and -3.20997, " * 3
+    found = Comparison(
+        equal=False, reason="", notes=(note,), max_abs=1.2, max_rel=0.3, count=4, mismatches=4
+    )
+    key = Key("blocks.2.mlp", "Activation", 60, 0, 0)
+    report = Report("a", "b", 2, 0, 2, differences=(Difference(key, found),) * 2)
+    lines = shown(report_text(report), width).splitlines()
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("step")) :]
+    rows = [line for line in table if "blocks.2.mlp" in line]
+    assert all("Activation" in row and "1.2" in row and "statistics" in row for row in rows)
+    assert ("relative" in table[0]) == (width == 160)
+    if width < 160:
+        assert len(table) == 3  # the heading, and a line each
+
+
 def test_the_text_of_an_agreement(write):
     report = compare_runs(write(layers()), write(layers()))
     text = shown(report)
