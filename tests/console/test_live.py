@@ -185,7 +185,7 @@ def test_an_alert_is_shown_and_does_not_hide_its_value(server, capsys):
     tap.summary()
     printed = " ".join(capsys.readouterr().out.split())
     assert "loss step 0 2 NaN of 4" in printed  # among the alerts
-    assert "loss 0 1 1.5" in printed
+    assert "loss 0 1.5" in printed
     assert tap.get("loss") == 1.5
     assert tap.get_all("loss") == [1.5]
     assert tap.get("loss", kind="Alert")["rule"] == "nan"

@@ -75,6 +75,16 @@ def test_trends_rates_and_alerts():
         assert word not in plain
 
 
+def test_a_narrow_terminal_shows_values_and_what_is_gone():
+    rows = row(trend=(0.0,) * 15 + (1.0,), rate=20.0), row("b", evicted=9)
+    text = printed(overview(names=rows), width=80)
+    assert "a second" not in text
+    assert "▁▁▁▁▁▁▁█" in text
+    assert "▁▁▁▁▁▁▁▁█" not in text
+    assert "(+9 gone)" in " ".join(text.split())
+    assert "held  " not in printed(overview(names=rows[:1]), width=80).split("name", 1)[1]
+
+
 def test_many_clients_and_names_are_cut():
     text = printed(
         overview(clients=(client(),) * 50, names=tuple(row(f"n{i}") for i in range(300)))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from tensortap.compare.provenance import rows_of
 from tensortap.compare.report import Difference, Gap, Report, gaps
 from tensortap.compare.result import Comparison
+from tensortap.viz.fitting import Fitting
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, Group, RenderableType
+    from rich.console import Group, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -109,47 +110,37 @@ def _differences(report: Report, most: int) -> RenderableType | None:
     if not report.differences:
         return None
     shown = report.differences[:most]
-    return Group(_Fitting(shown), *_more(len(report.differences) - most))
+    table = Fitting(lambda width: _difference_table(shown, width))
+    return Group(table, *_more(len(report.differences) - most))
 
 
-class _Fitting:
-    """Differences as a table of a line each, with as many columns as the terminal has room for."""
+def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
+    """In a narrow terminal a line each, with less figures and the beginning of the reason."""
+    from rich.text import Text
 
-    def __init__(self, shown: tuple[Difference, ...]) -> None:
-        self.shown = shown
-        self.ranked = any(each.key.rank for each in shown)
-        self.why = any(_why(each.comparison, each.expected) for each in shown)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        if not self.why or options.max_width >= _WIDE:
-            yield self._table(all_figures=True)
-        else:
-            table = self._table(all_figures=False)
-            why = table.columns[-1]
-            why.no_wrap, why.overflow, why.max_width = True, "ellipsis", options.max_width - 56
-            yield table
-
-    def _table(self, all_figures: bool) -> Table:
-        from rich.text import Text
-
-        figures = ("max|Δ|", "relative", "cosine", "differ")
-        kept = figures if all_figures else (figures[0], figures[3])
-        table = _table(
-            "step", *(["rank"] if self.ranked else []), "name", "kind", *kept,
-            *(["why"] if self.why else []),
-        )  # fmt: skip
-        for each in self.shown:
-            key = each.key
-            cells: list[RenderableType] = [f"{key.step}·{key.call}" if key.call else str(key.step)]
-            if self.ranked:
-                cells.append("all" if key.rank < 0 else str(key.rank))
-            cells += [Text(_plain(key.name), style="bold"), Text(key.kind, style="dim")]
-            found = dict(zip(figures, _figures(each.comparison), strict=True))
-            cells += [found[name] for name in kept]
-            if self.why:
-                cells.append(Text(_why(each.comparison, each.expected)))
-            table.add_row(*cells, style="dim" if each.expected else "")
-        return table
+    ranked = any(each.key.rank for each in shown)
+    why = any(_why(each.comparison, each.expected) for each in shown)
+    figures = ("max|Δ|", "relative", "cosine", "differ")
+    narrow = why and width < _WIDE
+    kept = (figures[0], figures[3]) if narrow else figures
+    table = _table(
+        "step", *(["rank"] if ranked else []), "name", "kind", *kept, *(["why"] if why else []),
+    )  # fmt: skip
+    if narrow:
+        reason = table.columns[-1]
+        reason.no_wrap, reason.overflow, reason.max_width = True, "ellipsis", width - 56
+    for each in shown:
+        key = each.key
+        cells: list[RenderableType] = [f"{key.step}·{key.call}" if key.call else str(key.step)]
+        if ranked:
+            cells.append("all" if key.rank < 0 else str(key.rank))
+        cells += [Text(_plain(key.name), style="bold"), Text(key.kind, style="dim")]
+        found = dict(zip(figures, _figures(each.comparison), strict=True))
+        cells += [found[name] for name in kept]
+        if why:
+            cells.append(Text(_why(each.comparison, each.expected)))
+        table.add_row(*cells, style="dim" if each.expected else "")
+    return table
 
 
 def _figures(found: Comparison) -> Iterator[str]:

@@ -9,6 +9,7 @@ from tensortap.formats.questions import ClientRow, NameRow, Overview
 from tensortap.limits import format_size
 from tensortap.record import Kind
 from tensortap.viz import text
+from tensortap.viz.fitting import Fitting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 500  # characters of anybody's text that a terminal is to show
+_WIDE = 100  # columns
 
 
 def plain(text: str) -> str:
@@ -58,13 +60,17 @@ class Rates:
         return f"{self.records:,.0f} records/s, {format_size(self.nbytes)}/s"
 
 
-def names_table(view: Overview) -> Table:
+def names_table(view: Overview) -> Fitting:
     """All names with their latest capture."""
     return rows_table(view.names)
 
 
-def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
-    """Names with their latest record."""
+def rows_table(rows: Sequence[NameRow], most: int = 200) -> Fitting:
+    """Names with their latest record; a narrow terminal has no room for how many and how fast."""
+    return Fitting(lambda width: _rows(rows, most, width >= _WIDE))
+
+
+def _rows(rows: Sequence[NameRow], most: int, wide: bool) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -80,10 +86,12 @@ def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
     trends = any(row.trend for row in rows)
     if trends:
         table.add_column("trend", no_wrap=True, min_width=8)
-    rates = any(row.rate for row in rows)
+    rates = wide and any(row.rate for row in rows)
     if rates:
         table.add_column("a second", justify="right", no_wrap=True)
-    table.add_column("held", justify="right")
+    held = wide or any(row.evicted for row in rows)  # what is gone is said in any case
+    if held:
+        table.add_column("held", justify="right")
     table.add_column("latest", overflow="fold")
     table.add_column("when", justify="right", style="dim", no_wrap=True)
     for row in rows[:most]:
@@ -95,10 +103,12 @@ def rows_table(rows: Sequence[NameRow], most: int = 200) -> Table:
             cells.append(str(head.rank))
         cells.append(str(head.step))
         if trends:
-            cells.append(_trend(row.trend))
+            cells.append(_trend(row.trend if wide else row.trend[-8:]))
         if rates:
             cells.append(text.number(row.rate) if row.rate else "")
-        cells.extend((_held(row), text.styled(plain(row.line)), ago(head.time_ns)))
+        if held:
+            cells.append(_held(row))
+        cells.extend((text.styled(plain(row.line)), ago(head.time_ns)))
         table.add_row(*cells)
     if len(rows) > most:
         table.add_row(Text(f"… and {len(rows) - most} more", style="dim"))
