@@ -103,7 +103,7 @@ def assert_agrees(summary, array, tolerance=1e-5, same_program=True):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_activations_and_their_gradients(jitted, dtype):
     model, x = MLP(dtype), batch()
-    params, state, update = training(model, optax.adam(1e-2), x)
+    params, state, update = training(model, optax.sgd(1e-2, momentum=0.9), x)
     fn = jax.jit(update) if jitted else update
     intercept = Intercept()
     results, seen = intercept(fn, params, state, x)
@@ -155,10 +155,13 @@ def test_ten_steps_are_the_same_to_the_last_bit(jitted, dtype):
         @nn.compact
         def __call__(self, x):
             h = nn.LayerNorm(dtype=dtype)(x)
-            h = nn.MultiHeadDotProductAttention(num_heads=2, dtype=dtype)(h)
+            if attention:
+                h = nn.MultiHeadDotProductAttention(num_heads=2, dtype=dtype)(h)
             x = x + nn.gelu(nn.Dense(16, dtype=dtype)(h))
-            return nn.Dense(5, dtype=dtype)(x)
+            return nn.Dense(5 if jitted else 16, dtype=dtype)(x)
 
+    # compiling is what takes long: without jit that of each operation on each shape
+    attention = jitted and dtype == "float32"
     x = batch((3, 6, 16))
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
     params, state, update = training(Model(), chain, x)
@@ -170,7 +173,7 @@ def test_ten_steps_are_the_same_to_the_last_bit(jitted, dtype):
         results, seen = intercept(fn, *ours, x)
         ours = results[:2]
         intercept.observe_trees(results[0], results[1], results[2])
-        assert len(seen) == 18
+        assert len(seen) == (18 if attention else 8)
     assert_same(plain, ours)
 
 
@@ -381,7 +384,7 @@ def test_lifted_scan_over_layers():
 
 
 def test_arguments_that_are_no_arrays():
-    model, optimizer, x = MLP(), optax.adam(1e-2), batch()
+    model, optimizer, x = MLP(), optax.sgd(1e-2, momentum=0.9), batch()
     params, state, _ = training(model, optimizer, x)
 
     def update(params, state, optimizer, x, scale=1.0, *, mode="mean"):
