@@ -37,3 +37,13 @@ def first_step():
     session = sys.modules.get("tensortap.session")
     if session is not None:
         session.session.restart()
+
+
+@pytest.fixture(scope="session")
+def torch_forks():
+    """Runs programs that need torch and not much else."""
+    from tests.forks import Forks
+
+    found = Forks()
+    yield found
+    found.close()
