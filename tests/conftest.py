@@ -7,10 +7,6 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Threads of OpenMP that wait for work do it asleep, here and in the programs that tests start:
-# torch has two in each process, and on cores that others need they would spin for most of the time.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 # No deadlines: two workers share two cores with the processes that the tests start, and a first
 # call into torch or jax takes as long as it takes.
 settings.register_profile("tensortap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
