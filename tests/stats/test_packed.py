@@ -73,7 +73,9 @@ def test_64_bits(assert_close, name):
     raw = np.random.default_rng(0).integers(0, 1 << 63, 1000, np.uint64) * np.uint64(2)
     with jax.enable_x64(True):
         array = raw.view(name)
-        assert_close(summary(jax.jit(jax_stats.pack), array), summarize_array(array), 1e-9)
+        # operation by operation for one of them, which takes seconds
+        pack = jax_stats.pack if name == "float64" else jax.jit(jax_stats.pack)
+        assert_close(summary(pack, array), summarize_array(array), 1e-9)
 
 
 FLOATS = st.one_of(
