@@ -1,5 +1,6 @@
 """Settings that pyproject.toml has no place for."""
 
+import gc
 import os
 import sys
 
@@ -30,6 +31,16 @@ def few_modules():
     Finder._walk = whole
 
 
+@pytest.fixture(autouse=True, scope="module")
+def only_what_is_new():
+    """A collection of garbage goes through what the tests of a file have made, not through what
+    all before it have left: in a process that has compiled for JAX, that takes seconds each time.
+
+    What is frozen is alive; a test that looks at what dies has made it itself."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def first_step():
     """A test begins with a clock that nobody has advanced: the process may have run others."""
@@ -37,3 +48,13 @@ def first_step():
     session = sys.modules.get("tensortap.session")
     if session is not None:
         session.session.restart()
+
+
+@pytest.fixture(scope="session")
+def torch_forks():
+    """Runs programs that need torch and not much else."""
+    from tests.forks import Forks
+
+    found = Forks()
+    yield found
+    found.close()

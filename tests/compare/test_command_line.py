@@ -12,23 +12,32 @@ import numpy as np
 import pytest
 import torch
 
+from tests.commands import type_in
+
 ROOT = Path(__file__).parents[2]
 
 
-def compare(*arguments, code=0, **environment):
+def compare_for_real(*arguments):
+    """In a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tensortap", "compare", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120", **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"},
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    assert done.returncode == code, done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-    return done.stdout, done.stderr
+    return done.returncode, done.stdout, done.stderr
 
 
-def one_line(*arguments):
+def compare(*arguments, code=0, real=False):
+    typed = compare_for_real(*arguments) if real else type_in("compare", *arguments)
+    ended, out, said = typed
+    assert ended == code, said + out
+    assert "Traceback" not in said
+    return out, said
+
+
+def one_line(*arguments, real=False):
     """What is said about misuse: one line, and nothing to be read as data."""
-    out, said = compare(*arguments, code=2)
+    out, said = compare(*arguments, code=2, real=real)
     assert not out
     assert said.startswith("tensortap: ")
     assert said.count("\n") == 1
@@ -55,9 +64,9 @@ def runs(write):
 
 
 def test_runs_that_agree_and_runs_that_differ(runs, tmp_path):
-    out, _ = compare(runs[1], runs[1])
+    out, _ = compare(runs[1], runs[1], real=True)
     assert out.startswith("✓ agree")
-    out, said = compare(*runs, code=1)
+    out, said = compare(*runs, code=1, real=True)
     assert out.startswith("✗ differ")
     assert "mlp  Activation  step 3  rank 0" in out
     assert "\x1b" not in out
@@ -100,7 +109,7 @@ def test_the_tolerance_and_what_is_looked_at(runs, write, tmp_path):
 
 
 def test_processes(runs):
-    out, _ = compare(*runs, "--processes", 2, "--json", code=1)
+    out, _ = compare(*runs, "--processes", 2, "--json", code=1, real=True)
     assert len(json.loads(out)["differences"]) == 4
 
 
@@ -122,7 +131,7 @@ def test_files(tmp_path):
     torch.save(x, tmp_path / "x.pt")
     np.save(tmp_path / "x.npy", x.numpy())
     np.save(tmp_path / "y.npy", x.numpy() + 1)
-    out, _ = compare(tmp_path / "x.pt", tmp_path / "x.npy")
+    out, _ = compare(tmp_path / "x.pt", tmp_path / "x.npy", real=True)
     assert out.startswith("✓ agree")
     out, _ = compare(tmp_path / "x.pt", tmp_path / "y.npy", code=1)
     assert "6 of 6 elements" in out
@@ -143,7 +152,7 @@ def test_bad_files(runs, tmp_path):
     (tmp_path / "x.what").write_bytes(b"?")
     good = tmp_path / "x.npy"
     assert "no such file" in one_line(tmp_path / "nothing.npy", good)
-    assert "no such file" in one_line("nothing", "nothing")
+    assert "no such file" in one_line("nothing", "nothing", real=True)
     assert "no such file" in one_line("nothing", "nothing", "--names", "x")
     assert "no format has this suffix" in one_line(tmp_path / "x.what", good)
     for name in ("cut.npy", "cut.pt"):

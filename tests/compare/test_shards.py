@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -22,22 +20,23 @@ PARALLEL = """
     rank, store = int(os.environ["RANK"]), sys.argv[1]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
     mesh = init_device_mesh("cpu", (4,))
-    tap.init("parallel")
-    torch.manual_seed(0)
-    for step in range(3):
-        tap.step(step)
-        weight, bias = torch.randn(10, 6), torch.randn(6)
-        columns = distribute_tensor(weight, mesh, [Shard(1)])
-        if "bug" in sys.argv and step == 1 and rank == 2:
-            columns._local_tensor.add_(0.5)
-        tap.catch(columns, "weight")
-        tap.catch(distribute_tensor(bias, mesh, [Replicate()]), "bias")
-        parts = torch.chunk(weight, 4, 0)
-        start = sum(len(part) for part in parts[:rank])
-        tap.catch(parts[rank], "rows", shard=tap.Shard((10, 6), (start, 0)))
-    assert tap.flush(30)
-    dist.barrier()
-    tap.finish()
+    for folder in ("parallel", "bug"):
+        tap.init(folder)
+        torch.manual_seed(0)
+        for step in range(3):
+            tap.step(step)
+            weight, bias = torch.randn(10, 6), torch.randn(6)
+            columns = distribute_tensor(weight, mesh, [Shard(1)])
+            if folder == "bug" and step == 1 and rank == 2:
+                columns._local_tensor.add_(0.5)
+            tap.catch(columns, "weight")
+            tap.catch(distribute_tensor(bias, mesh, [Replicate()]), "bias")
+            parts = torch.chunk(weight, 4, 0)
+            start = sum(len(part) for part in parts[:rank])
+            tap.catch(parts[rank], "rows", shard=tap.Shard((10, 6), (start, 0)))
+        assert tap.flush(30)
+        dist.barrier()
+        tap.finish()
     dist.destroy_process_group()
 """
 
@@ -52,42 +51,36 @@ ONE = """
 """
 
 
-def start(folder, code, *args, **env):
-    program = folder / f"program{env.get('RANK', '')}.py"
+def run_in(folder, forks, code, *args, world=None):
+    program = folder / "program.py"
     program.write_text(textwrap.dedent(code))
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TENSORTAP_SERVER": "127.0.0.1:1"}
-    environ |= {"XDG_CONFIG_HOME": str(folder), **env}
-    return subprocess.Popen(
-        [sys.executable, str(program), *args], cwd=folder, env=environ,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def end(processes):
-    for process in processes:
-        _, errors = process.communicate(timeout=100)
-        assert process.returncode == 0, errors
+    environ |= {"XDG_CONFIG_HOME": str(folder)}
+    codes = forks(program, environ, *args, world=world)
+    assert codes == [0] * (world or 1), [p.read_text() for p in folder.glob("program.py.e*")]
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
+def one(tmp_path_factory, torch_forks):
     """The run of a single process."""
     folder = tmp_path_factory.mktemp("one")
-    end([start(folder, ONE)])
+    run_in(folder, torch_forks, ONE)
     (run,) = (folder / "one").iterdir()
     return run
 
 
-def parallel(folder, *args):
-    """The run of four processes, each with a part of every tensor."""
-    store = str(folder / "store")
-    end([start(folder, PARALLEL, store, *args, RANK=str(r), WORLD_SIZE="4") for r in range(4)])
-    (run,) = (folder / "parallel").iterdir()
-    return run
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory, torch_forks):
+    """The runs of four processes, each with a part of every tensor: a right one and a wrong one."""
+    folder = tmp_path_factory.mktemp("parallel")
+    run_in(folder, torch_forks, PARALLEL, str(folder / "store"), world=4)
+    runs = [list((folder / name).iterdir()) for name in ("parallel", "bug")]
+    (right,), (wrong,) = runs
+    return right, wrong
 
 
-def test_one_process_against_four_way_tensor_parallel(one, tmp_path):
-    run = parallel(tmp_path)
+def test_one_process_against_four_way_tensor_parallel(one, parallel):
+    run, _ = parallel
     shard = next(iter(tap.open(run).records("weight"))).shard
     assert shard.global_shape == (10, 6)
     assert shard.placements == ("S(1)",)
@@ -97,8 +90,8 @@ def test_one_process_against_four_way_tensor_parallel(one, tmp_path):
     assert not report.missing
 
 
-def test_a_shard_that_differs_is_found(one, tmp_path):
-    report = compare_runs(one, parallel(tmp_path, "bug"))
+def test_a_shard_that_differs_is_found(one, parallel):
+    report = compare_runs(one, parallel[1])
     assert not report
     assert (report.first.key.name, report.first.key.step) == ("weight", 1)
     assert report.first.comparison.mismatches == 20  # six columns in parts of two: rank 2 has two

@@ -30,7 +30,6 @@ def look(python, tmp_path):
         "import numpy",
         "import torch, torch.distributed, torch.utils.data, torch._dynamo, torch.distributed.fsdp",
         "import jax, jax.numpy, jax.experimental.pallas",
-        "import torch, numpy, jax",
         "import scipy.stats, sympy, networkx, hypothesis, hypothesis.extra.numpy, pytest",
         "import msgspec, zmq, rich.console, typer, pydantic, asyncio, unittest.mock, logging",
     ],
@@ -275,11 +274,10 @@ Own.f = new
 """.strip().splitlines()
 
 
-@pytest.mark.parametrize("part", [0, 1, 2])
-def test_what_is_found(python, project, part):
+def test_what_is_found(python, project):
     """Each patch in a process of its own, forked from one that has imported everything."""
-    patches = FOUND[::2][part::3]
-    expected = [line.split() for line in FOUND[1::2][part::3]]
+    patches = FOUND[::2]
+    expected = [line.split() for line in FOUND[1::2]]
     out = python(
         """
         import builtins, configparser, functools, json, math, os, sys, textwrap, warnings

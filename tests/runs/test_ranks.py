@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -41,22 +40,16 @@ def free_port() -> str:
 
 
 @pytest.mark.parametrize("early", ["0", "1"], ids=["after the group", "before the group"])
-def test_four_gloo_processes_share_one_folder(tmp_path, early):
-    port = free_port()
-    (tmp_path / "train.py").write_text(GLOO)
-    ranks = []
-    for rank in range(4):
-        env = dict(
-            os.environ, RANK=str(rank), WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-            PYTHONPATH=str(ROOT / "src"), EARLY=early, OMP_NUM_THREADS="1",
-        )  # fmt: skip
-        pipe = subprocess.PIPE
-        command = [sys.executable, "train.py"]
-        ranks.append(
-            subprocess.Popen(command, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True)
-        )
-    outputs = [process.communicate(timeout=110) for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * 4, outputs
+def test_four_gloo_processes_share_one_folder(tmp_path, early, torch_forks):
+    program = tmp_path / "train.py"
+    program.write_text(GLOO)
+    env = dict(
+        os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), EARLY=early,
+        PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    codes = torch_forks(program, env, world=4)
+    outputs = [[Path(f"{program}.{kind}{rank}").read_text() for kind in "oe"] for rank in range(4)]
+    assert codes == [0] * 4, outputs
     paths = {out.strip() for out, _ in outputs}
     assert len(paths) == 1
     (name,) = paths

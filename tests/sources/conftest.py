@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -16,6 +12,7 @@ import pytest
 
 from tensortap.record import Kind
 from tensortap.session import session
+from tests.forks import Forks
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,59 +80,13 @@ def found():
     return lambda tracker: Found(tracker.records)
 
 
-class Forks:
-    """A process that has imported what ranks import, which takes longer than all they do.
-
-    It forks the ranks of a program, and says when they have ended; `0` for each that did well.
-    """
-
-    CODE = """
-    import json, os, runpy, sys
-    import torch, torch.distributed, torch.nn.parallel, torch._dynamo  # DDP imports the last
-    import h5py, tensortap, tensortap.formats.hdf5
-
-    def run(task, rank):
-        os.environ.clear()
-        os.environ.update(task["env"], RANK=str(rank), LOCAL_RANK=str(rank))
-        os.chdir(os.path.dirname(task["program"]))
-        for fd, name in enumerate(["/dev/null", *[f"{task['program']}.{k}{rank}" for k in "oe"]]):
-            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), fd)
-        runpy.run_path(task["program"], run_name="__main__")
-        sys.exit()
-
-    for line in sys.stdin:
-        task, ranks = json.loads(line), []
-        for rank in range(int(task["env"]["WORLD_SIZE"])):
-            ranks.append(os.fork())
-            if not ranks[-1]:
-                run(task, rank)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-        print(json.dumps(codes), flush=True)
-    """
-
-    def __init__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(self.CODE)], text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
-
-    def __call__(self, program, env):
-        print(
-            json.dumps({"program": str(program), "env": env}), file=self.process.stdin, flush=True
-        )
-        return json.loads(self.process.stdout.readline())
-
-    def close(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # its ranks too
-        self.process.communicate()
-
-
 @pytest.fixture(scope="session")
 def forks():
     """What ranks are forked from."""
-    found = Forks()
+    # DDP imports the last of torch
+    found = Forks(
+        "torch.distributed, torch.nn.parallel, torch._dynamo, h5py, tensortap.formats.hdf5"
+    )
     yield found
     found.close()
 
@@ -170,11 +121,11 @@ class Ranks:
         name = self.folder / f"program_{port}.py"
         name.write_text("\n".join(textwrap.dedent(piece) for piece in (self.HEAD, code)))
         full = {
-            **os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+            **os.environ, "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
             "TENSORTAP_SERVER": "127.0.0.1:1", **env,
         }  # fmt: skip
-        codes = self.forks(name, full)
+        codes = self.forks(name, full, world=world)
         printed, self.errors = (
             [Path(f"{name}.{kind}{rank}").read_text() for rank in range(world)] for kind in "oe"
         )

@@ -46,12 +46,19 @@ class Shared(nn.Module):
 
 
 def batch(shape=(5, 4), seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def start(model, x, seed=0):
+    """Parameters, from NumPy: JAX would compile every operation that draws them."""
+    random = np.random.default_rng(seed)
+    draw = lambda leaf: jnp.asarray(0.5 * random.standard_normal(leaf.shape), leaf.dtype)
+    return jax.tree.map(draw, jax.eval_shape(model.init, jax.random.key(0), x))
 
 
 def training(model, optimizer, x):
     """Parameters, optimizer state, and a plain update function."""
-    params = model.init(jax.random.key(1), x)
+    params = start(model, x, seed=1)
 
     def loss(params, x):
         return jnp.mean(model.apply(params, x).astype(jnp.float32) ** 2)
@@ -99,11 +106,10 @@ def assert_agrees(summary, array, tolerance=1e-5, same_program=True):
 # -- linen -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jitted", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("jitted", "dtype"), [(True, "float32"), (False, "bfloat16")])
 def test_activations_and_their_gradients(jitted, dtype):
     model, x = MLP(dtype), batch()
-    params, state, update = training(model, optax.adam(1e-2), x)
+    params, state, update = training(model, optax.sgd(1e-2, momentum=0.9), x)
     fn = jax.jit(update) if jitted else update
     intercept = Intercept()
     results, seen = intercept(fn, params, state, x)
@@ -127,7 +133,7 @@ def test_activations_and_their_gradients(jitted, dtype):
 
 def test_a_function_that_was_compiled_before_keeps_its_code():
     traced = []
-    params, state, update = training(MLP(), optax.adam(1e-2), x := batch())
+    params, state, update = training(MLP(), optax.sgd(1e-2), x := batch())
 
     @jax.jit
     def step(*args):
@@ -155,10 +161,13 @@ def test_ten_steps_are_the_same_to_the_last_bit(jitted, dtype):
         @nn.compact
         def __call__(self, x):
             h = nn.LayerNorm(dtype=dtype)(x)
-            h = nn.MultiHeadDotProductAttention(num_heads=2, dtype=dtype)(h)
+            if attention:
+                h = nn.MultiHeadDotProductAttention(num_heads=2, dtype=dtype)(h)
             x = x + nn.gelu(nn.Dense(16, dtype=dtype)(h))
-            return nn.Dense(5, dtype=dtype)(x)
+            return nn.Dense(5 if jitted else 16, dtype=dtype)(x)
 
+    # compiling is what takes long: without jit that of each operation on each shape
+    attention = jitted and dtype == "float32"
     x = batch((3, 6, 16))
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
     params, state, update = training(Model(), chain, x)
@@ -170,7 +179,7 @@ def test_ten_steps_are_the_same_to_the_last_bit(jitted, dtype):
         results, seen = intercept(fn, *ours, x)
         ours = results[:2]
         intercept.observe_trees(results[0], results[1], results[2])
-        assert len(seen) == 18
+        assert len(seen) == (18 if attention else 8)
     assert_same(plain, ours)
 
 
@@ -222,7 +231,7 @@ def test_other_methods_go_by_their_name():
             return embed.attend(embed(tokens))
 
     model, tokens = Tied(), jnp.array([1, 2])
-    params = model.init(jax.random.key(0), tokens)
+    params = start(model, tokens)
     _, seen = Intercept()(jax.jit(model.apply), params, tokens)
     assert [o.name for o in seen] == ["Embed_0", "Embed_0.attend", "Tied"]
 
@@ -232,7 +241,7 @@ def test_other_methods_go_by_their_name():
 
 def test_scan_gives_a_call_for_each_iteration():
     dense, x = nn.Dense(4), batch((3, 4))
-    params = dense.init(jax.random.key(0), x)
+    params = start(dense, x)
 
     def loss(params, x):
         def body(carry, _):
@@ -277,7 +286,7 @@ def test_remat_is_not_counted_twice(jitted):
 @pytest.mark.parametrize("jitted", [True, False])
 def test_vmap_is_seen_as_one_batch(jitted):
     model, x = MLP(), batch()
-    params = model.init(jax.random.key(0), x[0])
+    params = start(model, x[0])
     fn = jax.vmap(lambda x: model.apply(params, x))
     fn = jax.jit(fn) if jitted else fn
     results, seen = Intercept()(fn, x)
@@ -289,7 +298,7 @@ def test_vmap_is_seen_as_one_batch(jitted):
 @pytest.mark.parametrize("outer", [True, False])
 def test_an_inner_jit_that_was_compiled_before(outer):
     model, x = MLP(), batch()
-    params = model.init(jax.random.key(0), x)
+    params = start(model, x)
     inner = jax.jit(jax.value_and_grad(lambda params, x: jnp.sum(model.apply(params, x) ** 2)))
     inner(params, x)
 
@@ -313,7 +322,7 @@ def test_an_inner_jit_that_was_compiled_before(outer):
 
 def test_both_branches_of_a_cond():
     model, x = MLP(), batch()
-    params = model.init(jax.random.key(0), x)
+    params = start(model, x)
 
     @jax.jit
     def fn(flag, x):
@@ -331,7 +340,7 @@ def test_both_branches_of_a_cond():
 @pytest.mark.parametrize("jitted", [True, False])
 def test_a_while_loop_calls_back(jitted):
     dense, x = nn.Dense(4), batch()
-    params = dense.init(jax.random.key(0), x)
+    params = start(dense, x)
 
     def fn(x):
         return jax.lax.while_loop(
@@ -348,7 +357,7 @@ def test_a_while_loop_calls_back(jitted):
 
 def test_forward_mode_works():
     model, x = MLP(), batch()
-    params = model.init(jax.random.key(0), x)
+    params = start(model, x)
     fn = jax.jit(lambda x: jax.jvp(lambda x: model.apply(params, x), (x,), (x,)))
     results, seen = Intercept()(fn, x)
     assert_same(results, fn(x))
@@ -368,7 +377,7 @@ def test_lifted_scan_over_layers():
                              split_rngs={"params": True}, length=3)  # fmt: skip
             return layers(name="layers")(x, None)[0]
 
-    params, state, update = training(Model(), optax.adam(0.1), x := batch())
+    params, state, update = training(Model(), optax.sgd(0.1), x := batch())
     fn = jax.jit(update)
     results, seen = Intercept()(fn, params, state, x)
     assert_same(results, fn(params, state, x))
@@ -381,7 +390,7 @@ def test_lifted_scan_over_layers():
 
 
 def test_arguments_that_are_no_arrays():
-    model, optimizer, x = MLP(), optax.adam(1e-2), batch()
+    model, optimizer, x = MLP(), optax.sgd(1e-2, momentum=0.9), batch()
     params, state, _ = training(model, optimizer, x)
 
     def update(params, state, optimizer, x, scale=1.0, *, mode="mean"):
@@ -411,7 +420,7 @@ def test_a_method_that_is_jitted():
             return jax.grad(lambda p: jnp.sum(self.model.apply(p, x)))(params)
 
     trainer, x = Trainer(), batch()
-    params = trainer.model.init(jax.random.key(0), x)
+    params = start(trainer.model, x)
     results, seen = Intercept()(trainer.step, params, x)
     assert_same(results, trainer.step(params, x))
     assert len(seen) == 6
@@ -439,7 +448,7 @@ def test_shardings_are_kept():
 
     where = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), PartitionSpec("x"))
     model, x = MLP(), batch()
-    params = model.init(jax.random.key(0), x)
+    params = start(model, x)
     fn = jax.jit(lambda x: model.apply(params, x), in_shardings=where, out_shardings=where)
     results, seen = Intercept()(fn, x)
     assert results.sharding == fn(x).sharding
@@ -449,7 +458,7 @@ def test_shardings_are_kept():
 def test_the_users_exception_is_the_users():
     @jax.jit
     def broken(x):
-        MLP().init(jax.random.key(0), x)
+        Pair().apply({}, x)
         raise KeyError("mine")
 
     for fn in (broken, broken.__wrapped__):
@@ -487,7 +496,7 @@ def test_without_the_extension(monkeypatch):
 
     monkeypatch.setattr(jax_stats, "native", lambda: False)
     model, x = MLP("bfloat16"), batch()
-    params = model.init(jax.random.key(0), x)
+    params = start(model, x)
     fn = jax.jit(lambda x: jnp.sum(model.apply(params, x)))
     intercept = Intercept(lambda kind, name: name == "MLP")
     _, seen = intercept(jax.grad(fn), x)  # grad around a jitted function: it calls back
