@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 
 import websockets
 
+from tensortap.web.library import Library
+from tensortap.web.push import Listener, _look, _news_of
+from tensortap.web.shown import ShownRun
 from tests.web.conftest import Writer, cookie_of, entered, serving
 
 
@@ -126,6 +130,31 @@ def test_a_run_that_comes_and_one_that_goes(tmp_path):
     with serving(tmp_path) as page, entered(page) as client:
         assert client.get("/api/run?run=first").status_code == 200
         asyncio.run(talk(page, client))
+
+
+def test_a_run_that_is_seen_half_deleted(tmp_path):
+    """Somebody looks while its files go, one after the other."""
+    run = Writer(tmp_path, "r")
+    for step in range(3):
+        run.step(step)
+    run.close()
+    shown = ShownRun("r", tmp_path / "r")
+    listener = Listener(None)
+    listener.shows, listener.step = "r", 2
+    library = Library()
+    library.add(tmp_path)
+    library._shown["r"] = shown
+    assert _news_of(library, listener)["records"] == len(shown.table())
+    for path in sorted((tmp_path / "r" / "records").rglob("*.parquet")):
+        path.write_bytes(b"")  # about to go
+    _look(shown)
+    shutil.rmtree(tmp_path / "r")
+    assert _look(shown)
+    assert _news_of(library, listener)["state"] == "gone"
+    assert len(shown.table().steps()) == 3  # what was read of it is still there
+    shown._table = None  # and where it is not, that the run has gone is said all the same
+    shown._reader = None
+    assert _news_of(library, listener)["state"] == "gone"
 
 
 def test_who_talks_nonsense_is_hung_up_on(page):

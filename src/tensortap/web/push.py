@@ -194,13 +194,16 @@ def _news_of(library: Library, listener: Listener) -> dict[str, Any] | None:
     """What a browser does not know yet of the run that it shows."""
     try:
         shown = library.get(listener.shows)
+    except TensortapError as error:
+        return {"id": listener.shows, "error": str(error)}
+    try:
         table = shown.table()
         if shown.version == listener.known:
             return None
         with table.lock:
             return _news(shown, table, listener)
     except (TensortapError, OSError) as error:
-        return {"id": listener.shows, "error": str(error)}
+        return {**described(shown), "error": str(error)}
 
 
 def _news(shown: Shown, table: Table, listener: Listener) -> dict[str, Any]:

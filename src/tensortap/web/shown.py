@@ -155,8 +155,12 @@ class ShownRun:
             try:
                 another = layout.read_info(self.path).id != self._reader.info.id
                 if was_gone or another or _shrunk(before, now):
-                    # another run took its place, or files of it went: nothing held is true
-                    self._reader, self._table = RunReader(self.path), None
+                    # another run took its place, or files of it went: nothing held is true, but
+                    # it stays until there is something else (it may be about to be deleted)
+                    reader = RunReader(self.path)
+                    table = table_of(reader)
+                    table.refresh()
+                    self._reader, self._table = reader, table
                 elif self._table is not None:
                     self._table.refresh()
                 else:

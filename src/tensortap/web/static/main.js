@@ -181,9 +181,13 @@ async function hear(news) {
   const said = news.run;
   if (!said || said.id !== model.run?.id) return;
   const run = model.run;
-  if (said.error) return notice(said.error);
   const known = model.shown.find((s) => s.id === said.id);
-  if (known) Object.assign(known, { state: said.state, version: said.version });
+  if (known && said.state) Object.assign(known, { state: said.state, version: said.version });
+  if (said.error) {
+    run.state = said.state ?? run.state;
+    drawHere();
+    return notice(standing() || said.error);
+  }
   if (said.reset || said.version < run.version) return update(["*run"]);
   const grown = said.names !== run.total;
   run.steps.push(.../** @type {number[]} */ array(said.steps));
