@@ -210,3 +210,12 @@ def test_what_came_after_a_mark_in_pieces_and_with_gaps():
     mark, left = small.newer(0)
     assert mark == 300
     assert left == sorted(held, key=lambda r: r.seq)
+
+
+def test_what_was_sent_again_is_in_its_place():
+    history = History(1 << 20)
+    order = [0, 1, 4, 5, 2, 3]
+    history.write([Record("x", Kind.VALUE, n, 0, n, 0, 1, 10 + n) for n in order])
+    assert [r.step for r in history.records("x")] == [0, 1, 2, 3, 4, 5]
+    mark, came = history.newer(2)
+    assert (mark, [r.step for r in came]) == (6, [4, 5, 2, 3])  # as they came

@@ -77,6 +77,7 @@ class History:
         self._tracks: dict[Key, collections.deque[Record]] = {}
         self._numbers: dict[Key, collections.deque[int]] = {}  # in which order they came
         self._by_name: dict[str, list[Key]] = {}
+        self._late: set[Key] = set()  # whose records did not come in the order of their capture
         self._changed = threading.Condition()
 
     def write(self, records: Collection[Record]) -> None:
@@ -90,6 +91,8 @@ class History:
                     track = tracks[key] = collections.deque()
                     self._numbers[key] = collections.deque()
                     self._by_name.setdefault(record.name, []).append(key)
+                elif track and record.time_ns < track[-1].time_ns:
+                    self._late.add(key)  # it was sent again, after others
                 track.append(record)
                 self._numbers[key].append(number)
                 value = record.value
@@ -135,6 +138,7 @@ class History:
 
     def _forget(self, key: Key) -> None:
         del self._tracks[key], self._numbers[key]
+        self._late.discard(key)
         keys = self._by_name[key[0]]
         keys.remove(key)
         if not keys:
@@ -156,9 +160,11 @@ class History:
     ) -> list[Record]:
         """All that is held under a name and fits, oldest to newest."""
         with self._changed:
-            tracks = [list(self._tracks[key]) for key in self._by_name.get(name, ())]
+            keys = list(self._by_name.get(name, ()))
+            tracks = [list(self._tracks[key]) for key in keys]
+            late = not self._late.isdisjoint(keys)
         found = [r for track in tracks for r in track if fits(r, step, rank, kind)]
-        if len(tracks) > 1:
+        if late or len(tracks) > 1:
             found.sort(key=lambda r: (r.time_ns, r.seq))
         return found
 
