@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ import tensortap as tap
 from tensortap.record import Kind
 from tensortap.sinks import launch
 from tensortap.sinks import worker as workers
+from tests.processes import gone, wait_for
 from tests.sinks.contract import SinkContract, record
 from tests.sources.notes import Notes, Trouble, note, note_the_end
 
@@ -49,21 +49,6 @@ def notes(tmp_path):
 @pytest.fixture
 def trouble(tmp_path):
     return Trouble(tmp_path / "notes")
-
-
-def wait_for(found, timeout=60):
-    deadline = time.monotonic() + timeout
-    while not found():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
-def gone(pid):
-    """Whether a process has ended; one that only waits to be reaped has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
 
 
 class TestContract(SinkContract):

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.processes import gone, wait_for
 from tests.sources.notes import Notes
 
 ROOT = Path(__file__).parents[2]
@@ -49,20 +49,6 @@ def programs(tmp_path, notes):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def wait_for(found, timeout=60):
-    deadline = time.monotonic() + timeout
-    while not found():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
-def gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
 
 
 def nobody_is_left(process):
