@@ -42,8 +42,8 @@ def _records():
 
 def _ours(mode):
     """Frames a second: everything that a frame has, statistics, legend and colour bar too."""
-    from tensortap.viz.films.frames import Painter
-    from tensortap.viz.films.style import Style
+    from tensortap.films.frames import Painter
+    from tensortap.films.style import Style
 
     painter = Painter(Style(size=_SIZE, mode=mode))
     records = _records()
@@ -132,9 +132,9 @@ def film_surface() -> list[Row]:
 def film_encoded() -> list[Row]:
     """Through `Recorder`, against the same encoder fed with frames that are ready."""
     import tensortap as tap
-    from tensortap.formats.video import create
-    from tensortap.viz.films.frames import Painter
-    from tensortap.viz.films.style import Style
+    from tensortap.films.frames import Painter
+    from tensortap.films.style import Style
+    from tensortap.films.video import create
 
     folder = Path(_folder())
     records = _records()

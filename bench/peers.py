@@ -30,7 +30,7 @@ def process(target: Any, *args: Any) -> Iterator[Connection]:
 
 def session(pipe: Connection, memory: str) -> None:
     """A live session that says its address, and then how many records it has when asked."""
-    from tensortap.console import live
+    from tensortap.api import session as live
 
     server = live.start("127.0.0.1", 0, memory)
     pipe.send(str(server.address))
@@ -41,7 +41,7 @@ def session(pipe: Connection, memory: str) -> None:
 
 def stopwatch(pipe: Connection, count: int) -> None:
     """A live session that notes when `get` first sees each of `count` values named "tick"."""
-    from tensortap.console import live
+    from tensortap.api import session as live
 
     server = live.start("127.0.0.1", 0, "1GB")
     live._server = server

@@ -11,7 +11,7 @@ import time
 
 from bench.harness import Row, in_turns, time_of
 from bench.live import _connect
-from bench.peers import process, session
+from bench.peers import pipeline, process
 
 MIB4 = 4 << 20
 
@@ -213,7 +213,7 @@ def training_thread() -> list[Row]:
     import numpy as np
 
     import tensortap as tap
-    from tensortap.session import session as here
+    from tensortap.pipeline.pipeline import pipeline as here
 
     folder = _folder()
     array = np.arange(64, dtype=np.float32)
@@ -231,7 +231,7 @@ def training_thread() -> list[Row]:
         return seconds
 
     try:
-        with process(session, "256MB") as pipe:
+        with process(pipeline, "256MB") as pipe:
             _connect(pipe.recv())
             for _ in range(300):
                 large()

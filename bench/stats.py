@@ -32,7 +32,7 @@ def statistics_of_many() -> list[Row]:
     import numpy as np
     import torch
 
-    from tensortap.arrays.torch import summarize_tensor
+    from tensortap.frameworks.torch.adapter import summarize_tensor
 
     torch.set_num_threads(1)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(MANY, np.float32))
@@ -61,7 +61,7 @@ def statistics_of_many() -> list[Row]:
 def statistics_of_few() -> list[Row]:
     import torch
 
-    from tensortap.arrays.torch import summarize_tensor
+    from tensortap.frameworks.torch.adapter import summarize_tensor
 
     torch.set_num_threads(1)
     rows = []

@@ -14,7 +14,7 @@ import sys
 import torch
 
 import tensortap as tap
-from tensortap.arrays.tree import borrow
+from tensortap.frameworks.snapshot import borrow
 
 SIDE, FRAMES = 64, 120
 

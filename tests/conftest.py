@@ -7,6 +7,8 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.fixtures import errors, forks, found, gloo, no_errors, open_run  # noqa: F401 - fixtures
+
 # No deadlines: two workers share two cores with the processes that the tests start, and a first
 # call into torch or jax takes as long as it takes.
 settings.register_profile("tensortap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,6 +33,15 @@ def few_modules():
     Finder._walk = whole
 
 
+@pytest.fixture(autouse=True)
+def isolated_settings(tmp_path_factory, monkeypatch):
+    """Hide the key, the settings and the rank of whoever runs the tests."""
+    for name in list(os.environ):
+        if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def only_what_is_new():
     """A collection of garbage goes through what the tests of a file have made, not through what
@@ -45,9 +56,9 @@ def only_what_is_new():
 def first_step():
     """A test begins with a clock that nobody has advanced: the process may have run others."""
     yield
-    session = sys.modules.get("tensortap.session")
-    if session is not None:
-        session.session.restart()
+    pipeline = sys.modules.get("tensortap.pipeline.pipeline")
+    if pipeline is not None:
+        pipeline.pipeline.restart()
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +66,6 @@ def torch_forks():
     """Runs programs that need torch and not much else."""
     from tests.forks import Forks
 
-    found = Forks()
-    yield found
-    found.close()
+    started = Forks()
+    yield started
+    started.close()

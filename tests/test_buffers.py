@@ -263,15 +263,15 @@ def test_a_child_of_fork_does_not_write_where_its_parent_reads():
     code = f"""
 import sys; sys.path.insert(0, {SOURCE!r})
 import os, numpy
-from tensortap.session import session
-mine = session.pool.acquire(100_000)
+from tensortap.pipeline.pipeline import pipeline
+mine = pipeline.pool.acquire(100_000)
 mine.writable[:] = b"p" * 100_000
 where = mine.address
 child = os.fork()
 if child == 0:
     del mine
     for _ in range(10):
-        lease = session.pool.acquire(100_000)
+        lease = pipeline.pool.acquire(100_000)
         lease.writable[:] = b"c" * 100_000
     os._exit(0 if lease.address != where else 3)
 assert os.waitpid(child, 0)[1] == 0

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from tensortap import Kind, Record, TensorData
-from tensortap.viz.films.frames import Painter
-from tensortap.viz.films.style import Style
+from tensortap.films.frames import Painter
+from tensortap.films.style import Style
 
 SIZE = (448, 336)
 COLUMNS = 3

@@ -12,7 +12,9 @@ import tempfile
 
 from rich.console import Console
 
-from tensortap.console import answers, live, tables
+from tensortap.api import session as live
+from tensortap.api import tables
+from tensortap.server import answers
 
 TRAINING = """
 import numpy as np, torch, tensortap as tap

@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 from tensortap import alerts, errors
 from tensortap._version import __version__
 from tensortap.errors import StopTraining, TensortapError
-from tensortap.receipt import Receipt
+from tensortap.pipeline.receipt import Receipt
 from tensortap.record import Kind, Record, Shard, Summary, TensorData
 from tensortap.sources.catch import catch
-from tensortap.sources.switches import disable, enable, flush, receipt, step
+from tensortap.sources.controls import disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
     from tensortap import integrations, testing, viz
-    from tensortap.arrays.view import array_of
-    from tensortap.compare.verb import compare
-    from tensortap.console.live import (
+    from tensortap.api.open import open
+    from tensortap.api.session import (
         close,
         describe,
         get,
@@ -37,53 +36,54 @@ if TYPE_CHECKING:
         status,
         summary,
     )
-    from tensortap.console.open import open
-    from tensortap.console.summarize import summarize
-    from tensortap.formats.files import register_format
-    from tensortap.formats.hdf5 import HDF5
-    from tensortap.formats.hdf5_read import read_hdf5
-    from tensortap.formats.logframe import read_logframe, validate_logframe
+    from tensortap.api.summarize import summarize
+    from tensortap.compare.api import compare
+    from tensortap.films.recorder import Recorder
+    from tensortap.frameworks.view import array_of
+    from tensortap.hdf5.callback import HDF5
+    from tensortap.hdf5.reader import read_hdf5
+    from tensortap.runs.object_files import register_format
     from tensortap.sources.dump import dump
-    from tensortap.sources.locals.stack import stack_padded_tensors
+    from tensortap.sources.init import finish, init, update_metadata
     from tensortap.sources.probes import list_probes
-    from tensortap.sources.run import finish, init, update_metadata
     from tensortap.sources.trace import trace
+    from tensortap.sources.tracing.stack import stack_padded_tensors
     from tensortap.sources.track import track
     from tensortap.sources.watch import watch, watcher
-    from tensortap.viz.films.recorder import Recorder
-    from tensortap.web.verb import view
+    from tensortap.table.logframe_schema import read_logframe, validate_logframe
+    from tensortap.web.view import view
 
 # what pulls in heavier modules is looked up when it is first used
 _LATER = {
-    "HDF5": "tensortap.formats.hdf5",
-    "Recorder": "tensortap.viz.films.recorder",
-    "array_of": "tensortap.arrays.view",
-    "close": "tensortap.console.live",
-    "compare": "tensortap.compare.verb",
-    "describe": "tensortap.console.live",
+    "HDF5": "tensortap.hdf5.callback",
+    "Recorder": "tensortap.films.recorder",
+    "array_of": "tensortap.frameworks.view",
+    "close": "tensortap.api.session",
+    "compare": "tensortap.compare.api",
+    "describe": "tensortap.api.session",
     "dump": "tensortap.sources.dump",
-    "finish": "tensortap.sources.run",
-    "get": "tensortap.console.live",
-    "get_all": "tensortap.console.live",
-    "help": "tensortap.console.live",
-    "ingest_all": "tensortap.console.live",
-    "init": "tensortap.sources.run",
+    "finish": "tensortap.sources.init",
+    "get": "tensortap.api.session",
+    "get_all": "tensortap.api.session",
+    "help": "tensortap.api.session",
+    "ingest_all": "tensortap.api.session",
+    "init": "tensortap.sources.init",
     "list_probes": "tensortap.sources.probes",
-    "open": "tensortap.console.open",
-    "read_hdf5": "tensortap.formats.hdf5_read",
-    "read_logframe": "tensortap.formats.logframe",
-    "register_format": "tensortap.formats.files",
-    "serve": "tensortap.console.live",
-    "stack_padded_tensors": "tensortap.sources.locals.stack",
-    "status": "tensortap.console.live",
-    "summarize": "tensortap.console.summarize",
-    "summary": "tensortap.console.live",
+    "open": "tensortap.api.open",
+    "read_hdf5": "tensortap.hdf5.reader",
+    "read_logframe": "tensortap.table.logframe_schema",
+    "register_format": "tensortap.runs.object_files",
+    "serve": "tensortap.api.session",
+    "stack_padded_tensors": "tensortap.sources.tracing.stack",
+    "status": "tensortap.api.session",
+    "summarize": "tensortap.api.summarize",
+    "summary": "tensortap.api.session",
     "testing": "",
     "trace": "tensortap.sources.trace",
     "track": "tensortap.sources.track",
-    "update_metadata": "tensortap.sources.run",
-    "validate_logframe": "tensortap.formats.logframe",
-    "view": "tensortap.web.verb",
+    "update_metadata": "tensortap.sources.init",
+    "validate_logframe": "tensortap.table.logframe_schema",
+    "view": "tensortap.web.view",
     "viz": "",
     "watch": "tensortap.sources.watch",
     "watcher": "tensortap.sources.watch",

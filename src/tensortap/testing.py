@@ -30,7 +30,7 @@ def assert_runs_match(run: Any, reference: Any, **options: Any) -> Report:
     """
     from pathlib import Path
 
-    from tensortap.compare.verb import compare
+    from tensortap.compare.api import compare
     from tensortap.errors import TensortapError
 
     __tracebackhide__ = True  # pytest shows the line of the test

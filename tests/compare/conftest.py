@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.formats.folders import end_run, make_run
+from tensortap.pipeline.queue import Background
+from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
-from tensortap.sinks.background import Background
+from tensortap.runs.folders import end_run, make_run
 from tensortap.sinks.store import Store
-from tensortap.sinks.ticket import Ticket
 
 
 @pytest.fixture(autouse=True)
-def nobody_listens(monkeypatch, tmp_path_factory):
-    for name in list(os.environ):
-        if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+def no_live_session(monkeypatch, isolated_settings):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
 
 
 @pytest.fixture
 def write(tmp_path):
     """Write a run from (name, kind, step, value) or (…, rank); a value that is a Summary is one."""
-    from tensortap.arrays.tree import borrow
+    from tensortap.frameworks.snapshot import borrow
 
     def write(records, folder="runs"):
         run = make_run(tmp_path / folder, 1)

@@ -14,7 +14,7 @@ import pytest
 import tensortap as tap
 from tensortap.compare.files import path_of
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats import files
+from tensortap.runs import object_files as files
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import tensortap as tap
-from tensortap.compare.as_json import as_json, comparison_as_json
+from tensortap.compare.json_report import as_json, comparison_as_json
 from tensortap.compare.provenance import provenance_diff
 from tensortap.compare.report import Difference, Key, Missing, Report, gaps
 from tensortap.compare.result import Comparison

@@ -99,12 +99,12 @@ def test_a_shard_that_differs_is_found(one, parallel):
 
 def record_all(folder, parts):
     """A run whose ranks wrote these parts of 'x'."""
-    from tensortap.arrays.tree import borrow
-    from tensortap.formats.folders import end_run, make_run
+    from tensortap.frameworks.snapshot import borrow
+    from tensortap.pipeline.queue import Background
+    from tensortap.pipeline.ticket import Ticket
     from tensortap.record import Kind, Record
-    from tensortap.sinks.background import Background
+    from tensortap.runs.folders import end_run, make_run
     from tensortap.sinks.store import Store
-    from tensortap.sinks.ticket import Ticket
 
     run = make_run(folder, len(parts))
     for rank, (array, shard) in enumerate(parts):

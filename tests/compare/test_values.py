@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import tensortap as tap
-from tensortap.arrays.tree import borrow
 from tensortap.compare import Comparison, compare_values
-from tensortap.formats import files
+from tensortap.frameworks.snapshot import borrow
+from tensortap.runs import object_files as files
 from tests.compare import reference
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,7 @@ import tensortap as tap
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+def alone(monkeypatch, isolated_settings):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
     yield
     tap.finish()

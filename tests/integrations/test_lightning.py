@@ -11,8 +11,8 @@ import torch
 
 import tensortap as tap
 from tensortap.integrations.lightning import Track
+from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
-from tensortap.session import session
 
 # Lightning, of torch's own pytree
 pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
@@ -216,7 +216,7 @@ def test_what_fails_inside_does_not_reach_the_training(tmp_path, monkeypatch):
 
 
 def test_strict_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "strict", True)
+    monkeypatch.setattr(pipeline, "strict", True)
     monkeypatch.setattr("tensortap.integrations.training.track", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, Track())

@@ -16,21 +16,13 @@ from typing import Any
 
 import pytest
 
-from tensortap.console import answers, live
-from tensortap.console.open import View
-from tensortap.formats.questions import ClientRow
+from tensortap.api import session as live
+from tensortap.api.open import View
+from tensortap.server import answers
 from tensortap.server.server import Server
+from tensortap.wire.questions import ClientRow
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def own_key(tmp_path_factory, monkeypatch):
-    """A key of the test's own, and no settings of whoever runs it."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-    for name in list(os.environ):
-        if name.startswith("TENSORTAP_"):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -187,7 +179,7 @@ _SERVE = """
 {prelude}
 import gc, json, os, sys
 import tensortap as tap
-from tensortap.console import answers, live
+from tensortap.api import answers, live
 server = live._server = live.start("127.0.0.1", {port}, {memory!r})
 print(server.address, flush=True)
 for line in sys.stdin:

@@ -9,8 +9,8 @@ from typing import Any
 # catches a number at every word from the test, and tells its receipt
 TALKS = """
     import json, sys, numpy as np, tensortap as tap
-    from tensortap.session import session
-    pool = session.pool
+    from tensortap.pipeline.pipeline import pipeline
+    pool = pipeline.pool
     i = 0
     def catch(count, size=1, wait=0):
         global i

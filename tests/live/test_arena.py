@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from tensortap.console.verbs import get as fetch
+from tensortap.api.verbs import get as fetch
 from tests.live.talking import TALKS, Talker, segments
 
 
@@ -221,7 +221,7 @@ def test_what_arrived_before_a_cut_is_not_taken_twice(server, run, wait_for, are
         assert r["state"][0].endswith("TCP" if arena else "shared memory")
         server.history._tracks.clear()
         server.history._by_name.clear()
-        lent = "len(list(session._lives.values())[0].drain._lent)"
+        lent = "len(list(pipeline._lives.values())[0].drain._lent)"
         wait_for(lambda: talk(lent) == 0, what=lambda: talk(lent))
     finally:
         proxy.close()

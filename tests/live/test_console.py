@@ -13,7 +13,7 @@ import time
 import pytest
 
 import tensortap as tap
-from tensortap.console import live
+from tensortap.api import session as live
 from tensortap.errors import NotFound
 from tests.live.conftest import ROOT
 

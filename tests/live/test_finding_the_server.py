@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from tensortap.console import live
-from tensortap.console.verbs import get as fetch
+from tensortap.api import session as live
+from tensortap.api.verbs import get as fetch
 from tests.live.talking import TALKS, Talker, segments
 
 

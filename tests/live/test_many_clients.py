@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import signal
 
-from tensortap.console import answers
-from tensortap.console.verbs import get as fetch
+from tensortap.api.verbs import get as fetch
+from tensortap.server import answers
 
 # ten sinks, each with an id, a socket and a thread of its own, as ten programs have them
 TEN = """
     import json, os, secrets, sys, time
     import numpy as np
-    from tensortap.arrays import snapshot
+    from tensortap.frameworks import snapshot
     from tensortap.buffers import Pool
     from tensortap.formats import wire
-    from tensortap.formats.address import parse_address
+    from tensortap.wire.address import parse_address
     from tensortap.record import Kind, Record
-    from tensortap.sinks.background import Background
+    from tensortap.pipeline.queue import Background
     from tensortap.sinks.live import Live
-    from tensortap.sinks.ticket import Ticket
+    from tensortap.pipeline.ticket import Ticket
 
     number = int(os.environ["NUMBER"])
     def make(k):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensortap.console import live
-from tensortap.console.verbs import get as fetch
+from tensortap.api import pipeline as live
+from tensortap.api.verbs import get as fetch
 
 PATHS = {"shared memory": "", "TCP": "1"}
 
@@ -36,8 +36,8 @@ def test_memory_stays_within_its_bound(serving, run, path):
                 tap.catch(np.full(100_000, i), "rare")
         assert tap.flush(30)
         r = tap.receipt()
-        from tensortap.session import session
-        print(json.dumps([r.captured, r.dropped, session.pool.nbytes]))
+        from tensortap.pipeline.pipeline import pipeline
+        print(json.dumps([r.captured, r.dropped, pipeline.pool.nbytes]))
         """,
         to=where.address,
         TENSORTAP_NO_ARENA=PATHS[path],

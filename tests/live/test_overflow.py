@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tensortap.console.verbs import get as fetch
+from tensortap.api.verbs import get as fetch
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.console.open import View
-from tensortap.console.verbs import get as fetch
+from tensortap.api.open import View
+from tensortap.api.verbs import get as fetch
 from tensortap.errors import NotFound
 
 CATCH = """

@@ -1,6 +1,6 @@
 """Local variables that are traced in one program, looked at in another."""
 
-from tensortap import arrays
+from tensortap import frameworks as arrays
 from tensortap.record import Kind, Opaque
 from tests.live.conftest import wait_for
 

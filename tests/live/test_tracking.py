@@ -1,6 +1,6 @@
 """A model that is tracked in one program, looked at in another."""
 
-from tensortap.console import glance
+from tensortap.api import glance
 from tensortap.record import Kind
 
 

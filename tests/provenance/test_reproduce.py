@@ -11,9 +11,9 @@ import torch
 
 import tensortap as tap
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats.files import load_file
 from tensortap.provenance import collect, reproduce
 from tensortap.provenance.recipe import Recipe, requirements
+from tensortap.runs.object_files import load_file
 from tests.provenance.conftest import SRC, tree
 
 SCRIPT = """\

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensortap.arrays import rebuild
 from tensortap.errors import NotFound
+from tensortap.frameworks import rebuild
 from tensortap.readers.reader import find, find_all
 from tensortap.record import Items, Kind, Record, TensorData
 

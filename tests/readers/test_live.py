@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from tensortap.console import live
+from tensortap.api import session as live
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats import keys
-from tensortap.formats.address import Address
 from tensortap.readers.live import LiveReader
 from tensortap.readers.open import open_live
+from tensortap.wire import keys
+from tensortap.wire.address import Address
 from tests.readers.contract import RECORDS, ReaderContract, record
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tensortap.formats import run as layout
-from tensortap.formats.folders import make_run
-from tensortap.readers.rank import RankReader
+from tensortap.pipeline.queue import Background
+from tensortap.pipeline.ticket import Ticket
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
-from tensortap.sinks.background import Background
+from tensortap.runs import format as layout
+from tensortap.runs.folders import make_run
+from tensortap.runs.rank_tables import RankReader
 from tensortap.sinks.store import Store
-from tensortap.sinks.ticket import Ticket
 from tests.readers.contract import RECORDS, ReaderContract
 
 

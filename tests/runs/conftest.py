@@ -13,15 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def nobody_listens(monkeypatch, tmp_path_factory):
-    """No live session and no settings of whoever runs the tests."""
-    for name in list(os.environ):
-        if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-
-
 def run_program(folder: Path, code: str, *args: str, env: dict[str, str] | None = None) -> str:
     """Run a program in a folder to its end; what it printed."""
     path = folder / "program.py"

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensortap.arrays import rebuild
 from tensortap.buffers import Pool
-from tensortap.formats.folders import make_run
-from tensortap.formats.tensors import CorruptFile
-from tensortap.readers.rank import Corrupt
+from tensortap.frameworks import rebuild
+from tensortap.pipeline.ticket import Ticket
 from tensortap.readers.run import RunReader
-from tensortap.sinks.ticket import Ticket
+from tensortap.runs.folders import make_run
+from tensortap.runs.payloads import CorruptFile
+from tensortap.runs.rank_tables import Corrupt
 from tests.readers.test_run import write
 from tests.sinks.test_store import large
 
@@ -31,7 +31,7 @@ import sys, numpy as np
 from pathlib import Path
 from tensortap.buffers import Pool
 from tensortap.sinks import store
-from tensortap.sinks.background import Background
+from tensortap.pipeline.queue import Background
 from tests.sinks.test_store import large, put
 store._TAIL_ROWS, store._AGE = 50, 0.01
 sink, pool = Background(store.Store(Path(sys.argv[1]), 0), budget=1 << 28, overflow="newest",

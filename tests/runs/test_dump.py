@@ -12,7 +12,7 @@ import torch
 
 import tensortap as tap
 from tensortap.errors import NotFound
-from tensortap.formats import files
+from tensortap.runs import object_files as files
 
 
 @pytest.fixture
@@ -154,9 +154,9 @@ def test_a_disk_that_is_full_does_not_stop_training(run, monkeypatch):
 
 
 def test_strict_raises(run, monkeypatch):
-    from tensortap.session import session
+    from tensortap.pipeline.pipeline import pipeline
 
-    monkeypatch.setattr(session, "strict", True)
+    monkeypatch.setattr(pipeline, "strict", True)
     with pytest.raises((pickle.PicklingError, AttributeError)):
         tap.dump(lambda: 1, "f")
 

@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 import tensortap as tap
 from tensortap.errors import TensortapError
-from tensortap.formats.folders import make_run
-from tensortap.formats.run import NotARun, write_json
+from tensortap.runs.folders import make_run
+from tensortap.runs.format import NotARun, write_json
 from tests.runs.conftest import run_program
 
 TRAINING = """
@@ -280,7 +280,7 @@ def test_any_name_is_stored_and_found_again_and_never_outside(program, tmp_path)
 
 
 def test_a_payload_place_outside_the_run_is_refused(run, monkeypatch):
-    from tensortap.readers.rank import Corrupt
+    from tensortap.runs.rank_tables import Corrupt
 
     place = {"file": "../../../../etc/passwd", "key": "x"}
     with pytest.raises(Corrupt, match="outside"):

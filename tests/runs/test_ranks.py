@@ -11,7 +11,7 @@ import pytest
 
 import tensortap as tap
 from tensortap.errors import NotFound
-from tensortap.formats import folders
+from tensortap.runs import folders
 from tests.runs.conftest import ROOT
 
 GLOO = """

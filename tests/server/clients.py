@@ -13,11 +13,12 @@ import time
 import zmq
 
 from tensortap.buffers import Pool
-from tensortap.formats import keys, wire
+from tensortap.pipeline.queue import Background
+from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record, TensorData
-from tensortap.sinks.background import Background
 from tensortap.sinks.live import Live
-from tensortap.sinks.ticket import Ticket
+from tensortap.wire import keys
+from tensortap.wire import messages as wire
 
 _seq = itertools.count()
 

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensortap.console import answers, live
-from tensortap.formats import keys, wire
-from tests.formats.test_wire import HEADERS, deep, mutate, some_records
+from tensortap.api import session as live
+from tensortap.server import answers
+from tensortap.wire import keys
+from tensortap.wire import messages as wire
 from tests.server.clients import Raw, assert_serves, wait_for
+from tests.wire.test_messages import HEADERS, deep, mutate, some_records
 
 seeds = st.integers(0, (1 << 64) - 1)
 BATCH = 50  # messages an example: 200 examples make the 10,000 cases

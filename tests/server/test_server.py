@@ -17,12 +17,13 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tensortap.arrays import rebuild
+from tensortap.api import tables
 from tensortap.buffers import Segment
-from tensortap.console import answers, tables
-from tensortap.formats import wire
+from tensortap.frameworks import rebuild
 from tensortap.readers.live import LiveReader
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
+from tensortap.server import answers
+from tensortap.wire import messages as wire
 from tests.server.clients import Raw, assert_serves, record, wait_for
 
 MIB = 1 << 20
@@ -125,7 +126,7 @@ def test_a_message_without_end_is_cut_off(server, bystander):
 
 
 def test_whoever_says_nothing_is_hung_up_on(server, bystander, monkeypatch):
-    monkeypatch.setattr("tensortap.server.door._PATIENCE", 0.3)
+    monkeypatch.setattr("tensortap.server.handshake._PATIENCE", 0.3)
     silent = [socket.create_connection(tuple(server.address), 5) for _ in range(20)]
     spoke = [greet(server.address) for _ in range(20)]
     for connection in (*silent, *spoke):
@@ -437,7 +438,7 @@ def memfd(name, size, sealed=True):
 )  # fmt: skip
 def test_segments_that_are_none(server, bystander, arena, tmp_path, manner):
     """The client hears that they are out of reach, and can send the bytes themselves."""
-    from tensortap.formats import keys
+    from tensortap.wire import keys
 
     secret = tmp_path / "memfd:tensortap"
     secret.write_bytes(bytes(8192))
@@ -598,7 +599,7 @@ EVIL = {
 
 @pytest.mark.parametrize("manner", EVIL)
 def test_names_do_not_reach_the_terminal_raw(server, bystander, raw, manner, capsys, monkeypatch):
-    from tensortap.console import live
+    from tensortap.api import session as live
 
     name = EVIL[manner]
     raw.batch(pack([record(name, "value of evil")]))

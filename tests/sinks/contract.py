@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
-from tensortap.sinks.ticket import Ticket
 
 _seq = itertools.count()
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tensortap.arrays import digest, rebuild
 from tensortap.buffers import Pool
-from tensortap.formats.folders import make_run
+from tensortap.frameworks import digest, rebuild
+from tensortap.pipeline.queue import Background
+from tensortap.pipeline.ticket import Ticket
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, TensorData
-from tensortap.sinks.background import Background
+from tensortap.runs.folders import make_run
 from tensortap.sinks.store import Store
-from tensortap.sinks.ticket import Ticket
 from tests.sinks.contract import SinkContract, record
 
 

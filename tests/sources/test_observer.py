@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.arrays.summary import Later
+from tensortap.frameworks.summary import Later
 from tensortap.record import Kind
 from tensortap.sources.observer import Observer, Seen, Settings
 
@@ -71,7 +71,9 @@ def test_what_devices_work_on_at_the_end_is_not_lost():
 
 def test_a_device_that_failed_costs_one_record(observer, monkeypatch):
     faults = []
-    monkeypatch.setattr("tensortap.session.session.fault", lambda *fault: faults.append(fault))
+    monkeypatch.setattr(
+        "tensortap.pipeline.pipeline.pipeline.fault", lambda *fault: faults.append(fault)
+    )
     observer.add(SEEN, None, Later(lambda: True, lambda: 1 / 0))
     observer.add(SEEN._replace(name="y"), None, Device().later())
     assert [r.name for r in observer.records] == ["y"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.session import session
+from tensortap.pipeline.pipeline import pipeline
 
 
 class Net(nn.Module):
@@ -136,7 +136,7 @@ def test_a_model_that_raises_is_left_as_it_was():
         tap.list_probes(model, torch.randn(4, 2))
     assert model.norm.num_batches_tracked == 0
     assert not model.norm._forward_hooks
-    assert session.enabled
+    assert pipeline.enabled
 
 
 def test_models_whose_output_needs_no_gradient_and_no_models():

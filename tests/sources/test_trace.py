@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import tensortap as tap
+from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Opaque
-from tensortap.session import session
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -582,12 +582,12 @@ def test_objects_that_no_record_can_hold_are_pickled_too(open_run):
 
 
 def test_what_is_kept_is_on_the_receipt(open_run):
-    before = session.receipt()
+    before = pipeline.receipt()
     with tap.trace(keeps, ["y"]):
         for i in range(3):
             keeps(np.full(4, i))
             tap.catch(i, "seldom", every=3)
-    spent = session.receipt().since(before)
+    spent = pipeline.receipt().since(before)
     assert (spent.captured, spent.tracked, spent.skipped) == (4, 0, 2)
     assert spent.bytes >= 3 * 32
 
@@ -654,7 +654,7 @@ class TestFaults:
         assert "it has left 1 values, 2 iterations and 2 ranks" in told
 
     def test_strict_raises_after_everybody_has_gathered(self, monkeypatch):
-        monkeypatch.setattr(session, "strict", True)
+        monkeypatch.setattr(pipeline, "strict", True)
 
         def broken(name, values, iterations, ranks):
             raise ZeroDivisionError("on purpose")

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
-from tensortap.sources.locals.calls import instrumented
+from tensortap.sources.tracing.calls import instrumented
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -123,7 +123,7 @@ class TestWrappers:
         check(tracer)
 
     def test_the_copies_that_data_parallel_makes(self, model, monkeypatch):
-        from tensortap.sources.locals import torch_models
+        from tensortap.frameworks.torch import trace_models as torch_models
 
         monkeypatch.setattr(torch_models, "has_replicas", lambda: True)  # devices are not at hand
         copies = [module._replicate_for_data_parallel() for module in model.blocks]

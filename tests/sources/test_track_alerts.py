@@ -6,7 +6,7 @@ from torch import nn
 
 import tensortap as tap
 from tensortap import alerts
-from tensortap.arrays import rebuild
+from tensortap.frameworks import rebuild
 from tensortap.record import Kind
 
 pytestmark = pytest.mark.usefixtures("no_errors")

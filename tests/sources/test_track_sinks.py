@@ -118,7 +118,7 @@ def test_a_tensor_with_what_a_stash_said_of_it_has_both(open_run):
     train(1, stash=lambda t: {"l1": 2.5}, tensors="^0$")
     tap.flush()
     run = tap.open(open_run)
-    from tensortap.console import glance
+    from tensortap.api import glance
 
     record = next(r for r in run.records("0") if r.kind is Kind.ACTIVATION)
     assert glance.line(record).endswith("; l1=2.5")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap.arrays import rebuild
+from tensortap.frameworks import rebuild
 from tensortap.record import Kind
 
 pytestmark = pytest.mark.usefixtures("no_errors")

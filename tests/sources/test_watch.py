@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
+from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
-from tensortap.session import session
 from tensortap.sources import watching
 from tests.sources.notes import Notes
 
@@ -492,7 +492,7 @@ def test_kept_in_the_run_as_well(watch, notes, open_run):
 
 
 def test_a_worker_needs_no_key_of_the_user_and_makes_none(watch, notes):
-    from tensortap.formats import keys
+    from tensortap.wire import keys
 
     watcher = watch()
     watcher.catch(1.0, "x")
@@ -501,11 +501,11 @@ def test_a_worker_needs_no_key_of_the_user_and_makes_none(watch, notes):
 
 
 def test_a_live_session_hears_nothing_of_it(watch, notes, monkeypatch):
-    from tensortap.console import live
-    from tensortap.session import Session
+    from tensortap.api import pipeline as live
+    from tensortap.pipeline.pipeline import Pipeline
 
     server = live.start("127.0.0.1", 0, "64MB")
-    other = Session()
+    other = Pipeline()
     monkeypatch.setenv("TENSORTAP_SERVER", str(server.address))
     try:
         watcher = watch()
@@ -672,7 +672,7 @@ def test_training_goes_on_when_memory_cannot_be_had(watch, notes, monkeypatch, e
 
 
 def test_strict_raises(watch, monkeypatch):
-    monkeypatch.setattr(session, "strict", True)
+    monkeypatch.setattr(pipeline, "strict", True)
     model = nn.Linear(2, 2)
     watch({"fc": model}, transform=lambda t: 1 / 0)
     with pytest.raises(tap.TensortapError, match="transform raised"):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.record import Summary
-from tensortap.stats import cpu, merge
-from tensortap.stats.cpu import summarize_array
+from tensortap.stats import merge
+from tensortap.stats import numpy_summary as cpu
+from tensortap.stats.numpy_summary import summarize_array
 
 Reference = Callable[[Iterable[float]], Summary]
 AssertClose = Callable[[Summary, Summary, float], None]

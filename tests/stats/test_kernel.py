@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.record import Summary
-from tensortap.stats import cpu, memory, summarize_array, summarize_memory
+from tensortap.stats import numpy_summary as cpu
+from tensortap.stats import summarize as memory
+from tensortap.stats import summarize_array, summarize_memory
 
 if memory.kernel is None:
     pytest.skip("the kernel was not built", allow_module_level=True)

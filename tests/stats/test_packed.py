@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.arrays import jax_stats
+from tensortap.frameworks.jax import device_stats as jax_stats
 from tensortap.stats import summarize_array
 from tensortap.stats.packed import HEAD, layout, unpack
 

@@ -19,7 +19,8 @@ from hypothesis.extra import numpy as hnp
 
 from tensortap import stats
 from tensortap.record import Summary
-from tensortap.stats import cpu, memory
+from tensortap.stats import numpy_summary as cpu
+from tensortap.stats import summarize as memory
 
 Reference = Callable[[Iterable[float]], Summary]
 AssertClose = Callable[[Summary, Summary, float], None]

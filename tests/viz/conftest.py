@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
 from tensortap.alerts import Alert, record_of
-from tensortap.formats.folders import make_run
+from tensortap.pipeline.queue import Background
+from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
-from tensortap.sinks.background import Background
+from tensortap.runs.folders import make_run
 from tensortap.sinks.store import Store
-from tensortap.sinks.ticket import Ticket
 from tensortap.stats import summarize_array
 
 HOSTILE = "</script><b>bold</b><img src=x onerror=\"document.title='owned'\">&amp;😀"
 LAYERS = ["embed", "blocks.0.up", "blocks.0.down", HOSTILE, "output"]
 STEPS = 12
-
-
-@pytest.fixture(autouse=True)
-def own_settings(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-    for name in list(os.environ):
-        if name.startswith("TENSORTAP_"):
-            monkeypatch.delenv(name)
 
 
 def values(layer: int, step: int, kind: Kind) -> np.ndarray:
@@ -104,6 +94,6 @@ def run_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def table(run_path):
-    from tensortap.viz.table import table_of
+    from tensortap.table.table import table_of
 
     return table_of(run_path)

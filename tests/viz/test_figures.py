@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.alerts import Alert
-from tensortap.arrays.tree import borrow
 from tensortap.errors import NotFound
+from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Kind, Record
 from tensortap.stats import summarize_array
 from tensortap.stats.formats import what_if
+from tensortap.table.table import table_of
 from tensortap.viz.figures import (
     exponents_figure,
     heatmap_figure,
@@ -27,7 +28,6 @@ from tensortap.viz.figures import (
 )
 from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.theme import DARK, LIGHT, labels, recoloured, share, typed, untyped
-from tensortap.viz.table import table_of
 from tests.viz.conftest import HOSTILE, LAYERS, STEPS, training, values
 
 ACTIVATION = Kind.ACTIVATION.value

@@ -12,7 +12,7 @@ import pytest
 
 import tensortap as tap
 from tensortap import viz
-from tensortap.console import live
+from tensortap.api import session as live
 from tensortap.errors import MissingExtra, NotFound
 from tests.viz.conftest import HOSTILE, LAYERS, training
 

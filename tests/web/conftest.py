@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 
 import httpx
@@ -11,14 +10,14 @@ import numpy as np
 import pytest
 
 from tensortap.alerts.alert import Alert, record_of
-from tensortap.arrays.tree import borrow
-from tensortap.formats.folders import end_run, make_run
+from tensortap.frameworks.snapshot import borrow
+from tensortap.pipeline.queue import Background
+from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
-from tensortap.sinks.background import Background
+from tensortap.runs.folders import end_run, make_run
 from tensortap.sinks.store import Store
-from tensortap.sinks.ticket import Ticket
 from tensortap.stats import summarize_array
-from tensortap.web.library import Library
+from tensortap.web.catalog import Library
 from tensortap.web.server import Page
 
 HOSTILE = "<img src=x onerror=alert(1)><b>'\"&😀"
@@ -35,11 +34,7 @@ STEPS = 30
 
 
 @pytest.fixture(autouse=True)
-def nobody_listens(monkeypatch, tmp_path_factory):
-    for name in list(os.environ):
-        if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+def no_live_session(monkeypatch, isolated_settings):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import websockets
 
-from tensortap.web.access import Door
+from tensortap.web.auth import Door
 from tests.web.conftest import cookie_of
 
 

@@ -9,9 +9,9 @@ import shutil
 
 import websockets
 
-from tensortap.web.library import Library
+from tensortap.web.catalog import Library
+from tensortap.web.entries import ShownRun
 from tensortap.web.push import Listener, _look, _news_of
-from tensortap.web.shown import ShownRun
 from tests.web.conftest import Writer, cookie_of, entered, serving
 
 

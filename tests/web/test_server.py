@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.console import live
+from tensortap.api import session as live
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats.files import load_file
-from tensortap.web import verb
-from tensortap.web.library import Library, inside
+from tensortap.runs.object_files import load_file
+from tensortap.web import view as verb
+from tensortap.web.catalog import Library, inside
 from tensortap.web.server import PORT, Page, listen
 from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, entered, serving
 
@@ -49,8 +49,8 @@ def test_the_library_and_a_run(client):
 
 
 def test_figures_are_the_ones_of_viz(client, runs):
+    from tensortap.table.table import table_of
     from tensortap.viz.figures import heatmap_figure, lines_figure
-    from tensortap.viz.table import table_of
 
     table = table_of(tap.open(runs / "a"))
     wanted = heatmap_figure(table, kind="Gradient", metric="rm2", theme="dark")
@@ -397,7 +397,7 @@ def test_two_ranks_apart_and_from_each_other(tmp_path):
 def test_live_sessions_here_and_elsewhere(tmp_path):
     server = live.start("127.0.0.1", 0, "64MB")
     try:
-        from tensortap.arrays.tree import borrow
+        from tensortap.frameworks.snapshot import borrow
         from tensortap.record import Kind, Record
         from tensortap.stats import summarize_array
 

@@ -11,6 +11,7 @@ or None.
 from __future__ import annotations
 
 from tensortap.alerts.alert import Alert, Finding, alert_of, record_of
+from tensortap.alerts.monitor import Memory, Moment, Watcher
 from tensortap.alerts.rules import (
     DEFAULT,
     Rule,
@@ -23,7 +24,6 @@ from tensortap.alerts.rules import (
     saturated,
     vanishing,
 )
-from tensortap.alerts.watcher import Memory, Moment, Watcher
 
 __all__ = [
     "Alert",

@@ -16,7 +16,7 @@ from tensortap.errors import NotFound
 from tensortap.record import Kind, Record, Summary
 
 if TYPE_CHECKING:
-    from tensortap.alerts.watcher import Memory
+    from tensortap.alerts.monitor import Memory
 
 Rule = Callable[[Record, "Memory"], "Finding | str | None"]
 

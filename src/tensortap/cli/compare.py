@@ -70,7 +70,7 @@ def compare(
     ),
 ) -> None:  # fmt: skip
     """Compare two runs or two files; ends with 0 if they agree, with 1 if they differ."""
-    from tensortap.compare.verb import compare as look
+    from tensortap.compare.api import compare as look
 
     options = _for_runs(
         rules=rules, mapping=mapping, steps=parse_steps(steps), names=names, kinds=_kinds(kinds),
@@ -105,7 +105,7 @@ def _print(found: Report | Comparison, a: str, b: str, rows: int, as_json: bool)
     if as_json:
         import json
 
-        from tensortap.compare.as_json import comparison_as_json, report_as_json
+        from tensortap.compare.json_report import comparison_as_json, report_as_json
 
         runs = isinstance(found, Report)
         said = report_as_json(found) if runs else comparison_as_json(found, a, b)  # type: ignore[arg-type]

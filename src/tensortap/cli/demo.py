@@ -21,8 +21,8 @@ from tensortap.record import Kind
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tensortap.formats.questions import Overview
     from tensortap.server.server import Server
+    from tensortap.wire.questions import Overview
 
 STEPS = 200
 _LIMIT = 120.0
@@ -91,7 +91,9 @@ def _end(trainer: subprocess.Popen[str]) -> tuple[Path, str]:
 
 def _watched(console: Console, steps: int, runs: Path) -> tuple[Path, str]:
     """A live session in this process, a training program in another."""
-    from tensortap.console import answers, live, tables
+    from tensortap.api import session as live
+    from tensortap.api import tables
+    from tensortap.server import answers
 
     server = live.start("127.0.0.1", 0, "512MB")
     try:
@@ -118,7 +120,7 @@ def _part(whole: Overview) -> Overview:
 
 def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) -> None:
     """Print the losses as they arrive."""
-    from tensortap.console import verbs
+    from tensortap.api import verbs
     from tensortap.viz import text
 
     history = server.history
@@ -139,7 +141,7 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
 
 def _use(console: Console, server: Server) -> None:
     """What one would type next."""
-    from tensortap.console import verbs
+    from tensortap.api import verbs
 
     console.rule('tap.get("caught"): a weight in this process, as it was in the other')
     weight = verbs.get(server.history, "caught")

@@ -43,8 +43,8 @@ def examine(server: str | None) -> dict[str, object]:
     """Everything that the doctor looks at."""
     from tensortap import buffers, limits
     from tensortap._version import __version__
-    from tensortap.formats import keys
-    from tensortap.formats.address import parse_address
+    from tensortap.wire import keys
+    from tensortap.wire.address import parse_address
 
     versions = {name: _version(name) for name in _NEEDED}
     extras = {extra: {name: _version(name) for name in names} for extra, names in _EXTRAS.items()}
@@ -61,7 +61,7 @@ def examine(server: str | None) -> dict[str, object]:
         "missing": [name for name, version in versions.items() if version is None],
         "extras": extras,
         "shared memory": "yes" if buffers.can_share else "no memfd here: tensors go over TCP",
-        "statistics kernel": _kernel("tensortap.stats.memory"),
+        "statistics kernel": _kernel("tensortap.stats.summarize"),
         "comparison kernel": _kernel("tensortap.compare.elements"),
         "key": key,
         "environment": {k: _hidden(k, v) for k, v in os.environ.items() if "TENSORTAP" in k},
@@ -89,7 +89,7 @@ def _hidden(name: str, value: str) -> str:
 
 
 def _ask(server: str | None) -> str:
-    from tensortap.console.open import View
+    from tensortap.api.open import View
     from tensortap.errors import TensortapError
 
     try:

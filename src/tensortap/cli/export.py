@@ -11,7 +11,7 @@ import typer
 from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
-    from tensortap.console.run import Run
+    from tensortap.api.run import Run
 
 
 def export(
@@ -29,8 +29,8 @@ def export(
     from rich.console import Console
     from rich.progress import track
 
-    from tensortap.console.export import export as write
-    from tensortap.console.run import Run
+    from tensortap.api.export import export as write
+    from tensortap.api.run import Run
 
     if to is not None:
         _to_dashboard(Run(run), target, to, names)

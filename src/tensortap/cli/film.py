@@ -46,8 +46,8 @@ def film(
     ),
 ) -> None:  # fmt: skip
     """Make a film of the tensors that a run holds under a name."""
+    from tensortap.films.film import film as make
     from tensortap.readers.run import RunReader
-    from tensortap.viz.films.film import film as make
 
     with progress_bar("filming") as progress:
         frames = make(

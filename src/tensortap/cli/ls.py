@@ -12,7 +12,7 @@ def ls(
     as_json: bool = typer.Option(False, "--json", help="As JSON."),
 ) -> None:
     """List the runs of a folder: when, how many records of how many ranks, how large."""
-    from tensortap.console.runs import list_runs
+    from tensortap.api.run_list import list_runs
 
     found = list_runs(folder)
     if as_json:

@@ -17,11 +17,11 @@ def serve(
     save: Path | None = typer.Option(None, help="A folder: keep all that arrives as a run there."),
 ) -> None:
     """Listen for training programs until Ctrl-C; look on with tensortap top or tap.open()."""
-    from tensortap.console import live
+    from tensortap.api import session as live
 
     saver = None
     if save is not None:
-        from tensortap.console.saving import Saver
+        from tensortap.api.save import Saver
 
         saver = Saver(save)
     server = live.start(host, port, memory, keep=saver)

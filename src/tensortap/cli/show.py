@@ -10,7 +10,7 @@ import typer
 from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
-    from tensortap.console.run import Run
+    from tensortap.api.run import Run
     from tensortap.record import Record
 
 
@@ -27,7 +27,7 @@ def show(
     picture: bool = typer.Option(True, help="A tensor as a small heatmap."),
 ) -> None:
     """Print a run, or what is held under a name, a line a tensor."""
-    from tensortap.console.run import Run
+    from tensortap.api.run import Run
     from tensortap.readers.reader import find
 
     opened = Run(run)
@@ -44,7 +44,7 @@ def show(
 def _draw(run: Run, head: Record, at: str | None) -> None:
     from rich.console import Console
 
-    from tensortap.arrays.view import as_numpy
+    from tensortap.frameworks.view import as_numpy
     from tensortap.readers.reader import value_of
     from tensortap.record import TensorData
     from tensortap.viz.cells import heatmap

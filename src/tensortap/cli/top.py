@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from tensortap.console.open import View
+    from tensortap.api.open import View
 
 
 def top(
@@ -19,10 +19,10 @@ def top(
     as_json: bool = typer.Option(False, "--json", help="Look once, as JSON."),
 ) -> None:
     """Watch a live session; where none runs on this machine, start one for as long as it shows."""
-    from tensortap.console import live
-    from tensortap.console.open import View
+    from tensortap.api import session as live
+    from tensortap.api.open import View
     from tensortap.errors import NotFound
-    from tensortap.formats.address import parse_address
+    from tensortap.wire.address import parse_address
 
     own = None
     try:
@@ -54,7 +54,7 @@ def _watch(view: View, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from tensortap.console import tables
+    from tensortap.api import tables
 
     rates = tables.Rates()
     console = Console()

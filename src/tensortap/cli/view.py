@@ -27,7 +27,7 @@ def view(
 
 def stay_up(*what: str, **options: Any) -> None:
     """Show the page until Ctrl-C."""
-    from tensortap.web.verb import view as show
+    from tensortap.web.view import view as show
 
     page = show(*what, **options)
     done = threading.Event()

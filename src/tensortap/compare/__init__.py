@@ -9,10 +9,10 @@ import sys
 import types
 from typing import Any
 
+from tensortap.compare.api import compare
 from tensortap.compare.explain import Explanation, explain
 from tensortap.compare.result import Comparison
 from tensortap.compare.values import compare_values
-from tensortap.compare.verb import compare
 
 __all__ = ["Comparison", "Explanation", "compare", "compare_values", "explain"]
 

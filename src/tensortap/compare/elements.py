@@ -145,7 +145,7 @@ def _code_of(dtype: np.dtype[Any]) -> int | None:
         return known
     if dtype.itemsize != 1:
         return None
-    from tensortap.stats.cpu import pattern_values
+    from tensortap.stats.numpy_summary import pattern_values
 
     code: int = kernel.add_table(pattern_values(dtype).tobytes())
     return code

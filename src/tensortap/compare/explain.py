@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap.arrays.dtypes import numpy_dtype
-from tensortap.arrays.view import array_of
 from tensortap.compare.elements import coarser, compare_arrays, format_of, is_number, is_whole
+from tensortap.dtypes import numpy_dtype
+from tensortap.frameworks.view import array_of
 from tensortap.stats.values import float64, parts
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats.files import load_file, suffixes
-from tensortap.formats.run import RUN_FILE
 from tensortap.readers.mirror import is_url
+from tensortap.runs.format import RUN_FILE
+from tensortap.runs.object_files import load_file, suffixes
 
 
 def path_of(value: Any) -> Path | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap._version import __version__
-from tensortap.compare.as_json import as_json, figures_of
+from tensortap.compare.json_report import as_json, figures_of
 from tensortap.compare.pictures import pictures_of
 from tensortap.compare.provenance import rows_of
 from tensortap.compare.report import Difference, Report, gaps

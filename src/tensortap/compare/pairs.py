@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap.compare.heads import KEY
+from tensortap.compare.columns import KEY
 from tensortap.errors import TensortapError
-from tensortap.formats import run as layout
 from tensortap.record import Kind
+from tensortap.runs import format as layout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ def chosen(table: pa.Table, choice: Choice, *, rename: bool) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from tensortap.formats.columns import column, scalar
+    from tensortap.runs.arrow import column, scalar
 
     names = table.column("name")
     if rename and choice.renames:
@@ -185,7 +185,7 @@ def _nothing(table: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     import numpy as np
     import pyarrow.compute as pc
 
-    from tensortap.formats.columns import scalar
+    from tensortap.runs.arrow import scalar
 
     value = _taken(table.column("value"), rows)
     nil = pc.equal(value, scalar(_NIL, value.type))

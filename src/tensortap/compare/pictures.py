@@ -7,8 +7,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from tensortap.arrays.view import array_of
 from tensortap.compare.elements import is_number
+from tensortap.frameworks.view import array_of
 from tensortap.stats.values import real
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tensortap.errors import TensortapError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tensortap.compare.look import Look
+    from tensortap.compare.located_values import Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON has it; docs/compare.md says what is where."""
-        from tensortap.compare.as_json import report_as_json
+        from tensortap.compare.json_report import report_as_json
 
         return report_as_json(self)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap.compare.look import Look
+from tensortap.compare.located_values import Look
 from tensortap.compare.noise import Noise
 from tensortap.compare.pairs import Choice, chosen, pair, parse_mapping, same
 from tensortap.compare.report import Difference, Key, Missing, Report, Sizes
@@ -19,7 +19,7 @@ from tensortap.compare.statistics import compare_statistics
 from tensortap.compare.tensors import check_tolerance
 from tensortap.compare.values import compare_values
 from tensortap.errors import TensortapError
-from tensortap.formats.pickles import UntrustedFile
+from tensortap.runs.pickles import UntrustedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -324,7 +324,7 @@ def _sharded(table: pa.Table) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
 def _rows_at(table: pa.Table, at: tuple[Any, ...]) -> list[dict[str, Any]]:
     import pyarrow.compute as pc
 
-    from tensortap.formats.columns import scalar
+    from tensortap.runs.arrow import scalar
 
     mask = None
     for name, value in zip(("name", "kind", "step", "call"), at, strict=True):

@@ -6,13 +6,13 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap.arrays.rebuild import rebuild
-from tensortap.arrays.view import as_numpy
-from tensortap.compare.heads import heads_of, heads_of_records, stub
-from tensortap.formats.files import load_file
+from tensortap.compare.columns import heads_of, heads_of_records, stub
+from tensortap.frameworks.rebuild import rebuild
+from tensortap.frameworks.view import as_numpy
 from tensortap.readers.reader import value_of
 from tensortap.readers.run import RunReader
 from tensortap.record import Record, Shard, Summary, TensorData
+from tensortap.runs.object_files import load_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

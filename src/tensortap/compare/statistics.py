@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tensortap.arrays.view import as_numpy
 from tensortap.compare.result import Comparison
 from tensortap.compare.sides import Part, Side
+from tensortap.frameworks.view import as_numpy
 from tensortap.record import Summary, TensorData
 from tensortap.stats import merge, summarize_array
 

@@ -25,16 +25,16 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from tensortap.arrays.rebuild import rebuild
-from tensortap.arrays.scalars import safe_repr
-from tensortap.arrays.tree import DEPTH
-from tensortap.arrays.view import array_of
 from tensortap.compare.elements import AUTO, is_number, nudged
 from tensortap.compare.result import Comparison
 from tensortap.compare.tensors import Rules, check_tolerance, compare_tensors
 from tensortap.errors import TensortapError
-from tensortap.formats.files import own_comparison
+from tensortap.frameworks.rebuild import rebuild
+from tensortap.frameworks.scalars import safe_repr
+from tensortap.frameworks.snapshot import DEPTH
+from tensortap.frameworks.view import array_of
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
+from tensortap.runs.object_files import own_comparison
 
 if TYPE_CHECKING:
     import numpy as np

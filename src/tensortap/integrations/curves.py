@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap.console import logframe
-from tensortap.console.run import Run
+from tensortap.api.run import Run
 from tensortap.errors import TensortapError
-from tensortap.formats import run as layout
 from tensortap.record import Record
+from tensortap.runs import format as layout
+from tensortap.table import logframe
 
 if TYPE_CHECKING:
     import pyarrow as pa

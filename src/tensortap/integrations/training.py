@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.errors import StopTraining
-from tensortap.session import session
-from tensortap.sources import run as runs
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.sources import init as runs
 from tensortap.sources.track import Tracker, settings_of, track
 
 log = logging.getLogger("tensortap")
@@ -34,8 +34,8 @@ class Training:
         with _Guard("begin of the training"):
             if self.folder is not None:
                 self.path = runs.init(self.folder)
-            if session.clock.owner is None:
-                session.clock.restart()  # the steps of an earlier training are over
+            if pipeline.clock.owner is None:
+                pipeline.clock.restart()  # the steps of an earlier training are over
             options = {"init_step": step, **self.options}
             tracker = track(model, optimizers, **options)
             self.tracker = tracker.__enter__()
@@ -83,7 +83,7 @@ class _Guard:
     def __exit__(self, cls: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        session.fault(self.what, error)
+        pipeline.fault(self.what, error)
         return True
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 import zmq
 
-from tensortap.arrays.dtypes import itemsize
+from tensortap.dtypes import itemsize
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats import questions, wire
-from tensortap.formats.address import Address
-from tensortap.formats.channel import Channel, State
 from tensortap.record import Kind, Record
 from tensortap.select import fits
+from tensortap.wire import messages as wire
+from tensortap.wire import questions
+from tensortap.wire.address import Address
+from tensortap.wire.channel import Channel, State
 
 _rows = msgspec.msgpack.Decoder(questions.Rows)
 _held = msgspec.msgpack.Decoder(questions.Held)

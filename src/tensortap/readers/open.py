@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensortap.formats.address import parse_address
 from tensortap.readers.live import LiveReader
+from tensortap.wire.address import parse_address
 
 
 def open_live(address: str | None = None, timeout: float = 5.0) -> LiveReader:

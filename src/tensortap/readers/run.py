@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tensortap.arrays.dtypes import itemsize
-from tensortap.formats import run as layout
-from tensortap.formats import wire
-from tensortap.formats.columns import scalar
-from tensortap.formats.tensors import TensorReader
+from tensortap.dtypes import itemsize
 from tensortap.readers.mirror import Mirror, is_url
-from tensortap.readers.rank import TAIL, Corrupt, RankReader, Unit
 from tensortap.record import Kind, Record, Value
+from tensortap.runs import format as layout
+from tensortap.runs.arrow import scalar
+from tensortap.runs.payloads import TensorReader
+from tensortap.runs.rank_tables import TAIL, Corrupt, RankReader, Unit
 from tensortap.select import fits
+from tensortap.wire import messages as wire
 
 if TYPE_CHECKING:
     import pyarrow as pa

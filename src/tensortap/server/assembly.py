@@ -8,7 +8,7 @@ from typing import Any
 
 from tensortap.buffers import Pool, size_class
 from tensortap.errors import WireError
-from tensortap.formats import wire
+from tensortap.wire import messages as wire
 
 _LEAST = 1 << 20  # of blocks for small payloads, whatever the bound
 

@@ -18,16 +18,17 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tensortap._version import __version__
-from tensortap.arrays.dtypes import itemsize
 from tensortap.buffers import Mapped, OutOfMemory, Pool, Slot
+from tensortap.dtypes import itemsize
 from tensortap.errors import Refused, TensortapError, WireError
-from tensortap.formats import keys, wire
-from tensortap.formats.address import Address
 from tensortap.history import History
 from tensortap.record import Record
 from tensortap.server.assembly import Assembly, Unreachable
-from tensortap.server.door import Door, read_nonce
-from tensortap.server.peer import Peer
+from tensortap.server.client import Peer
+from tensortap.server.handshake import Door, read_nonce
+from tensortap.wire import keys
+from tensortap.wire import messages as wire
+from tensortap.wire.address import Address
 
 log = logging.getLogger("tensortap")
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tensortap.errors import TensortapError
-from tensortap.formats.worker import Orders
+from tensortap.wire.worker import Orders
 
 START_METHODS = ("spawn", "fork", "forkserver")
 _ROOT = str(Path(__file__).parents[2])

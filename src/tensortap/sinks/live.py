@@ -14,13 +14,13 @@ import zmq
 import zmq.utils.garbage  # now: what ends first at exit is what was imported last
 
 from tensortap.buffers import Lease, OutOfMemory, Pool, Segment
-from tensortap.formats import wire
-from tensortap.formats.address import Address
-from tensortap.formats.channel import NO_KEY, Channel, State
 from tensortap.limits import format_size
+from tensortap.pipeline.queue import Entry, Wake
+from tensortap.pipeline.ticket import settle
 from tensortap.record import Kind
-from tensortap.sinks.background import Entry, Wake
-from tensortap.sinks.ticket import settle
+from tensortap.wire import messages as wire
+from tensortap.wire.address import Address
+from tensortap.wire.channel import NO_KEY, Channel, State
 
 log = logging.getLogger("tensortap")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tensortap.history import History
+from tensortap.pipeline.ticket import Ticket, settle
 from tensortap.record import Kind, Record
-from tensortap.sinks.ticket import Ticket, settle
 
 
 class Memory:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
-from tensortap.sinks.ticket import Ticket
 
 
 class Sink(Protocol):

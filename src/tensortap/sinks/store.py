@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from tensortap import arrays
+from tensortap import frameworks as arrays
 from tensortap.buffers import view_of
-from tensortap.formats import run as layout
-from tensortap.formats.run import Payload
-from tensortap.formats.tensors import TensorFile
+from tensortap.pipeline.queue import Entry, Wake
+from tensortap.pipeline.ticket import settle
 from tensortap.record import Kind, Record, TensorData
-from tensortap.sinks.background import Entry, Wake
-from tensortap.sinks.ticket import settle
+from tensortap.runs import format as layout
+from tensortap.runs.format import Payload
+from tensortap.runs.payloads import TensorFile
 
 log = logging.getLogger("tensortap")
 

@@ -19,9 +19,14 @@ import time
 from collections.abc import Callable
 
 from tensortap.buffers import Pool
-from tensortap.formats import wire
-from tensortap.formats.address import Address
-from tensortap.formats.worker import (
+from tensortap.pipeline.queue import Background
+from tensortap.pipeline.ticket import Ticket
+from tensortap.record import Kind, Record
+from tensortap.sinks.launch import Process, Task, launch, pickled
+from tensortap.sinks.live import Live
+from tensortap.wire import messages as wire
+from tensortap.wire.address import Address
+from tensortap.wire.worker import (
     TIME_UP,
     UNASKED,
     Answer,
@@ -33,12 +38,7 @@ from tensortap.formats.worker import (
     Lines,
     Ready,
 )
-from tensortap.formats.worker import send as say
-from tensortap.record import Kind, Record
-from tensortap.sinks.background import Background
-from tensortap.sinks.launch import Process, Task, launch, pickled
-from tensortap.sinks.live import Live
-from tensortap.sinks.ticket import Ticket
+from tensortap.wire.worker import send as say
 
 log = logging.getLogger("tensortap")
 

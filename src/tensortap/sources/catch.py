@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Shard
 from tensortap.select import Gates
-from tensortap.session import session
-from tensortap.sinks.ticket import SKIPPED, Ticket
 from tensortap.sources.names import CallSites
 
 _getframe = sys._getframe
@@ -43,42 +43,42 @@ def catch(
         if name is None:
             frame = _getframe(1)
             name = _known.get((id(frame.f_code), frame.f_lasti)) or _sites.lookup(frame)
-        gate = session.gates[name]
+        gate = pipeline.gates[name]
         if _tracers and type(value) in _tracers:
             return _when_it_runs(value, name, every, first, when, changed, server)
         number = gate.tick()
-        if gate.step != session.clock.step:
-            gate.begin(number, session.clock.step)
+        if gate.step != pipeline.clock.step:
+            gate.begin(number, pipeline.clock.step)
         if number % every or (first is not None and number >= first * every):
             return SKIPPED
-        if not session.on and server is None:
-            session.miss()
+        if not pipeline.on and server is None:
+            pipeline.miss()
             return SKIPPED
         if (
-            session.hot is not None
+            pipeline.hot is not None
             and when is True
             and not changed
             and server is None
             and shard is None
         ):
-            ticket = session.hot(value, name, number, gate.step, number - gate.base)
+            ticket = pipeline.hot(value, name, number, gate.step, number - gate.base)
             if ticket is not None:
                 return ticket
-        return session.capture(value, gate, number, when, changed, server, shard=shard)
+        return pipeline.capture(value, gate, number, when, changed, server, shard=shard)
     except Exception as error:
-        return session.fault(name, error, called=True)
+        return pipeline.fault(name, error, called=True)
 
 
 def _look_for_tracers() -> None:
     """Learn JAX's classes once it is there; called when a name is new, so not in anybody's way."""
     if hasattr(sys.modules.get("jax"), "Array"):
-        from tensortap.sources.catch_in_jit import tracers
+        from tensortap.frameworks.jax.catch_in_jit import tracers
 
         _tracers.update(tracers())
 
 
 def _when_it_runs(value: Any, name: str, *options: Any) -> Ticket:
-    from tensortap.sources.catch_in_jit import insert
+    from tensortap.frameworks.jax.catch_in_jit import insert
 
     insert(value, name, *options)
     return SKIPPED

@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tensortap import arrays, ranks
-from tensortap.formats.files import format_of
-from tensortap.formats.folders import file_name
+from tensortap import frameworks as arrays
+from tensortap import ranks
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
-from tensortap.session import session
-from tensortap.sinks.ticket import Ticket
+from tensortap.runs.folders import file_name
+from tensortap.runs.object_files import format_of
+from tensortap.sources.init import OpenRun, current
 from tensortap.sources.names import CallSites
-from tensortap.sources.run import OpenRun, current
 
 _sites = CallSites("obj")
 
@@ -29,26 +30,26 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     object that no pickle holds) is logged and missing in the run, and training goes on;
     ``TENSORTAP_STRICT=1`` raises.
     """
-    if not session.enabled:
+    if not pipeline.enabled:
         return None
     run = current()
     if name is None:
         name = _sites.lookup(sys._getframe(1))
-    gate = session.gates[name]
+    gate = pipeline.gates[name]
     number = gate.tick()
-    if gate.step != session.clock.step:
-        gate.begin(number, session.clock.step)
+    if gate.step != pipeline.clock.step:
+        gate.begin(number, pipeline.clock.step)
     step = number if gate.step is None else gate.step
     call = 0 if gate.step is None else number - gate.base
     try:
         path = write_file(obj, name, run)
     except Exception as error:
         run.sink.missed(name, Kind.VALUE, step, run.rank)
-        session.fault(name, error)
+        pipeline.fault(name, error)
         return None
     kind, dtype, shape = arrays.describe(obj)
     record = Record(
-        name, Kind.VALUE, step, call, session.next_number(), run.rank, run.world_size,
+        name, Kind.VALUE, step, call, pipeline.next_number(), run.rank, run.world_size,
         time.time_ns(), kind, dtype, shape, tags={"file": path.name},
     )  # fmt: skip
     run.sink.write(record, Ticket(1), 0)

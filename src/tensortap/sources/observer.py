@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from tensortap import arrays, ranks
+from tensortap import frameworks as arrays
+from tensortap import ranks
 from tensortap.alerts import Alert, Watcher, record_of
-from tensortap.arrays.summary import Later
+from tensortap.frameworks.summary import Later
+from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Shard, Summary
 from tensortap.record import Mapping as Pairs
-from tensortap.session import session
 from tensortap.sources.patterns import Patterns, Wanted, compiled
 
 log = logging.getLogger("tensortap")
@@ -133,7 +134,7 @@ class Observer:
         self.watcher: Watcher | None = None
         if settings.alerts is not False and settings.alerts is not None:
             self.watcher = Watcher(
-                settings.alerts, on_alert=settings.on_alert, on_fault=session.fault
+                settings.alerts, on_alert=settings.on_alert, on_fault=pipeline.fault
             )
         elif settings.on_alert is not None:
             raise ValueError("on_alert= needs alerts=True, or a list of rules")
@@ -142,7 +143,7 @@ class Observer:
 
     def begin(self) -> None:
         """Observe from here on."""
-        from tensortap.sources import run
+        from tensortap.sources import init as run
 
         self._run = run.opened()
         first = self.settings.init_step
@@ -150,8 +151,8 @@ class Observer:
             # a second tracker goes on where the first one of a run has ended
             first = self._run.next_step if self._run is not None else 0
         self._own = self._begun = first
-        session.clock.begin(first)
-        self._first_seq = session.next_number()
+        pipeline.clock.begin(first)
+        self._first_seq = pipeline.next_number()
         self.active = True
         self.on = True
 
@@ -160,10 +161,10 @@ class Observer:
         self.active = self.on = False
         self.settle()
         self.say_unseen()
-        self._last_seq = session.next_number()
+        self._last_seq = pipeline.next_number()
         if self._run is not None:
             self._run.next_step = self._own
-        session.clock.release(_OWNER)
+        pipeline.clock.release(_OWNER)
 
     # -- observing -----------------------------------------------------------------------
 
@@ -171,7 +172,7 @@ class Observer:
     def step_number(self) -> int:
         """The training step that is under way."""
         if self._current is None:
-            held = session.clock.step
+            held = pipeline.clock.step
             self._current = self._own if held is None else held
         return self._current
 
@@ -187,7 +188,7 @@ class Observer:
         if stats is None and self.settings.stats:
             stats, later = arrays.summary_of(value)
         self.add(seen, stats, later, value, step)
-        session.bill(_now() - start)
+        pipeline.bill(_now() - start)
         return stats
 
     def add(
@@ -203,7 +204,7 @@ class Observer:
             step = self.step_number
         rank, world_size = ranks.rank_and_world_size()
         record = Record(
-            seen.name, seen.kind, step, seen.call, session.next_number(), rank, world_size,
+            seen.name, seen.kind, step, seen.call, pipeline.next_number(), rank, world_size,
             time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, None, stats,
             seen.tags,
         )  # fmt: skip
@@ -231,7 +232,7 @@ class Observer:
         try:
             stats = pending.later.resolve()
         except Exception as error:
-            session.fault(pending.record.name, error)
+            pipeline.fault(pending.record.name, error)
             return
         if stats is not None:
             self._put(_replace(pending.record, stats=stats), pending.nbytes)
@@ -239,7 +240,7 @@ class Observer:
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """A number about a step as a whole: the one that is under way, or another."""
         rank, world_size = ranks.rank_and_world_size()
-        number, now = session.next_number(), time.time_ns()
+        number, now = pipeline.next_number(), time.time_ns()
         step = self.step_number if step is None else step
         self._put(Record(name, Kind.METRIC, step, 0, number, rank, world_size, now,
                          "builtins.float", value=value), 0)  # fmt: skip
@@ -252,10 +253,10 @@ class Observer:
                 found = self.settings.stash(value)
                 extra = [(str(key), float(number)) for key, number in found.items()]
             except Exception as error:
-                session.fault(record.name, error)
+                pipeline.fault(record.name, error)
         if not self._wants_whole(record):
             return (_replace(record, value=Pairs(tuple(extra))), 0) if extra else (record, 0)
-        neutral, nbytes = arrays.snapshot(value, session.pool)
+        neutral, nbytes = arrays.snapshot(value, pipeline.pool)
         if extra:
             neutral = Pairs((("tensor", neutral), *extra))
             return _replace(record, value=neutral, tags={**record.tags, "stash": "1"}), nbytes
@@ -269,7 +270,7 @@ class Observer:
 
     def _alert(self, alert: Alert, world_size: int) -> None:
         self._alerts.append(alert)
-        number, now = session.next_number(), time.time_ns()
+        number, now = pipeline.next_number(), time.time_ns()
         self._hand_on(record_of(alert, seq=number, time_ns=now, world_size=world_size), 0)
 
     def say_unseen(self) -> None:
@@ -300,7 +301,7 @@ class Observer:
             self._kept.append(record)
         else:
             self._mine.add((record.kind, record.name))
-        session.put(record, nbytes)
+        pipeline.put(record, nbytes)
 
     # -- steps ---------------------------------------------------------------------------
 
@@ -310,10 +311,10 @@ class Observer:
         self.say_unseen()
         step = self.step_number
         # of two trackers that take turns neither sets the other back
-        session.advance(_OWNER, max(step + 1, session.clock.step or 0))
+        pipeline.advance(_OWNER, max(step + 1, pipeline.clock.step or 0))
         self._own = step + 1
         # counted here: by the time it is first asked for, another tracker may have gone on
-        self._current = self._own if session.clock.owner == _OWNER else None
+        self._current = self._own if pipeline.clock.owner == _OWNER else None
         self.on = self.active and (self._own - self._begun) % self.settings.every == 0
         if self.watcher is not None:
             self.watcher.check(self.skipped)
@@ -327,7 +328,7 @@ class Observer:
         if self._run is None:
             yield from list(self._kept)
             return
-        session.flush(30)
+        pipeline.flush(30)
         from tensortap.readers.run import RunReader
 
         reader = RunReader(self._run.path)

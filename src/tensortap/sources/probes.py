@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.arrays.torch import why_not
+from tensortap.frameworks.torch.adapter import why_not
+from tensortap.frameworks.torch.names import Names
+from tensortap.frameworks.torch.outputs import Outputs
+from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Summary
-from tensortap.session import session
 from tensortap.sources.observer import Seen, Settings
 from tensortap.sources.outputs import leaves
 from tensortap.sources.patterns import Patterns
-from tensortap.sources.torch_names import Names
-from tensortap.sources.torch_outputs import Outputs
 
 
 class Probe(NamedTuple):
@@ -189,15 +189,15 @@ def _untouched(model: torch.nn.Module) -> Iterator[None]:
     ]  # fmt: skip
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    enabled = session.enabled
-    session.switch(False)  # a pass of ours is nothing that anybody tracks or watches
+    enabled = pipeline.enabled
+    pipeline.switch(False)  # a pass of ours is nothing that anybody tracks or watches
     try:
         for parameter, _ in gradients:
             parameter.grad = None
         with torch.random.fork_rng(devices=_devices(model)):
             yield
     finally:
-        session.switch(enabled)
+        pipeline.switch(enabled)
         for held, saved in attributes:
             _restore(held, saved)
         for parameter, gradient in gradients:

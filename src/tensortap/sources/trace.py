@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensortap import ranks
-from tensortap.session import session
-from tensortap.sources.locals import calls
-from tensortap.sources.locals.counts import Counts, Moment
-from tensortap.sources.locals.gather import Gatherer
-from tensortap.sources.locals.kept import (
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.sources.tracing import calls
+from tensortap.sources.tracing.counts import Counts, Moment
+from tensortap.sources.tracing.gather import Gatherer
+from tensortap.sources.tracing.kept import (
     Part,
     Results,
     Turns,
@@ -24,11 +24,11 @@ from tensortap.sources.locals.kept import (
     marked_copy,
     whole,
 )
-from tensortap.sources.locals.listen import Listening
-from tensortap.sources.locals.paths import joined, parse
-from tensortap.sources.locals.records import put
-from tensortap.sources.locals.resolve import Place, Point, Resolver, items
-from tensortap.sources.locals.rewrite import NoSource, forget_files
+from tensortap.sources.tracing.listen import Listening
+from tensortap.sources.tracing.paths import joined, parse
+from tensortap.sources.tracing.records import put
+from tensortap.sources.tracing.resolve import Place, Point, Resolver, items
+from tensortap.sources.tracing.rewrite import NoSource, forget_files
 
 log = logging.getLogger("tensortap")
 
@@ -146,7 +146,7 @@ class Tracer:
     def _watch_root(self, target: Any) -> None:
         torch: Any = sys.modules.get("torch")
         if hasattr(torch, "nn") and isinstance(target, torch.nn.Module):
-            from tensortap.sources.locals.torch_models import (
+            from tensortap.frameworks.torch.trace_models import (
                 Replicas,
                 Root,
                 closed,
@@ -262,11 +262,11 @@ class Tracer:
                     return False
             if settings.changed:
                 self._marks[path] = mark
-            if session.on:
+            if pipeline.on:
                 try:
                     put(name, whole(value), moment, order)
                 except Exception as error:  # the results have it all the same
-                    session.fault(path, error, "was not handed on")
+                    pipeline.fault(path, error, "was not handed on")
             if self._holding:
                 if self._rank is None:
                     self._rank = ranks.rank_and_world_size()[0]
@@ -294,7 +294,7 @@ class Tracer:
 
     def fault(self, name: str, error: Exception) -> None:
         """Something went wrong under a path."""
-        session.fault(name, error, "was not traced")
+        pipeline.fault(name, error, "was not traced")
 
     def say(self, path: str, text: str) -> None:
         """Tell the user something about a path, once."""
@@ -323,7 +323,7 @@ class Tracer:
 
     def root_begins(self, model: Any, args: Any = None) -> None:
         """The model is called."""
-        if self.on and session.enabled:
+        if self.on and pipeline.enabled:
             boundary = self.counts.begin_root(model.training)
             if boundary is not None:
                 self.gather_before(boundary)
@@ -380,10 +380,10 @@ class Tracer:
 
     def _report(self, name: str, error: Exception) -> None:
         """Count and log an error; where errors are to be raised it waits for the others."""
-        if session.strict:
+        if pipeline.strict:
             self._errors.append(error)
         else:
-            session.fault(name, error, "failed")
+            pipeline.fault(name, error, "failed")
 
     def _raise(self) -> None:
         if self._errors:
@@ -414,7 +414,7 @@ def _resolver(target: Any) -> tuple[Any, Resolver]:
     torch: Any = sys.modules.get("torch")
     if not hasattr(torch, "nn"):
         return target, Resolver(target, items)
-    from tensortap.sources.locals import torch_models
+    from tensortap.frameworks.torch import trace_models as torch_models
 
     torch_models.use()
     if not isinstance(target, torch.nn.Module):

@@ -66,22 +66,22 @@ class Tracker:
         of steps between every n-th as well. JAX has its states where only the caller knows:
         ``tracker.step(params, opt_state, grads)``.
         """
-        from tensortap.session import session
+        from tensortap.pipeline.pipeline import pipeline
 
         observer = self._observer
         if not observer.active or self._source is None:
             self._say_idle()
             return
         named = {name: metrics.pop(name) for name in _STATES if name in metrics}
-        for name, value in metrics.items() if session.enabled else ():
+        for name, value in metrics.items() if pipeline.enabled else ():
             try:
                 observer.metric(name, _number(value))
             except Exception as error:
-                session.fault(name, error)
+                pipeline.fault(name, error)
         try:
             self._source.end_step(*states, **named)
         except Exception as error:
-            session.fault("tracker.step", error)
+            pipeline.fault("tracker.step", error)
         observer.advance()
 
     def _say_idle(self) -> None:
@@ -101,14 +101,14 @@ class Tracker:
         ``tracker.log({"accuracy": 0.9}, step=40)`` is for what is known only later, and at any
         step, whatever `every` says.
         """
-        from tensortap.session import session
+        from tensortap.pipeline.pipeline import pipeline
 
-        if session.enabled and self._observer.active:
+        if pipeline.enabled and self._observer.active:
             for name, value in metrics.items():
                 try:
                     self._observer.metric(str(name), _number(value), step)
                 except Exception as error:
-                    session.fault(name, error)
+                    pipeline.fault(name, error)
 
     @property
     def on(self) -> bool:
@@ -141,13 +141,13 @@ class Tracker:
 
     def logframe(self, exponents: tuple[int, int] | None = None) -> pd.DataFrame:
         """The statistics as a frame: metadata, scalar_stats, exponent_counts."""
-        from tensortap.console.logframe import logframe_of
+        from tensortap.table.logframe import logframe_of
 
         return logframe_of(self.records, exponents=exponents)
 
     def metrics(self) -> pd.DataFrame:
         """The numbers that were given to `step()`: a row a step."""
-        from tensortap.console.logframe import metrics_of
+        from tensortap.table.logframe import metrics_of
 
         return metrics_of(self.records)
 
@@ -185,7 +185,7 @@ def track(
     wanted = optimizer_state is not False and optimizer_state is not None
     observer = Observer(settings_of({**options, "optimizer_state": wanted}))
     if jax:
-        from tensortap.sources.jax_track import JaxStates
+        from tensortap.frameworks.jax.track import JaxStates
 
         if module is not None:
             raise TypeError("track a torch module, or model_state= of JAX, not both")
@@ -194,7 +194,7 @@ def track(
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
         raise TypeError(f"track a torch.nn.Module, or model_state= of JAX, not {module!r:.100}")
-    from tensortap.sources.torch_hooks import TorchHooks
+    from tensortap.frameworks.torch.track import TorchHooks
 
     return Tracker(TorchHooks(module, optimizer, observer), observer)
 

@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tensortap import arrays
+from tensortap import frameworks as arrays
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats.worker import leave_main
 from tensortap.limits import parse_size
+from tensortap.pipeline.pipeline import pipeline, setting
 from tensortap.record import Kind, Record
-from tensortap.server import begin
-from tensortap.session import session, setting
+from tensortap.server import worker_start as begin
 from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
 from tensortap.sinks.worker import Worker
 from tensortap.sources.observer import Seen, Settings
@@ -33,6 +32,7 @@ from tensortap.sources.watch_options import (
     titled,
 )
 from tensortap.sources.watching import Transform, Watching
+from tensortap.wire.worker import leave_main
 
 log = logging.getLogger("tensortap")
 
@@ -126,7 +126,7 @@ class Watcher:
                 raise ValueError(f"{what} watched already: name it with a dict, {{'name': target}}")
             found = None
             if "torch" in sys.modules:
-                from tensortap.sources.torch_watch import watched
+                from tensortap.frameworks.torch.watch import watched
 
                 found = watched(target, watching, title)
             if found is None:
@@ -153,7 +153,7 @@ class Watcher:
     def catch(self, value: Any, name: str) -> None:
         """Hand a value of any framework to the worker, if it is time for one of its name."""
         watching = self._watching
-        if not watching.on or not session.enabled:
+        if not watching.on or not pipeline.enabled:
             return
         try:
             step, call = watching.place(name)
@@ -161,7 +161,7 @@ class Watcher:
                 seen = Seen(name, Kind.VALUE, call, *arrays.describe(value))
                 watching.observe(seen, value, step)
         except Exception as error:
-            session.fault(name, error)
+            pipeline.fault(name, error)
 
     @property
     def unseen(self) -> dict[str, str]:
@@ -224,7 +224,7 @@ class Watcher:
             self._failed = True  # not tried again with every record
             arena = not os.environ.get("TENSORTAP_NO_ARENA")
             for task in self._tasks:
-                self._workers.append(Worker(task, session.pool, session.introduce, arena=arena))
+                self._workers.append(Worker(task, pipeline.pool, pipeline.introduce, arena=arena))
             self._failed = False
 
     def _route(self, name: str) -> Worker | None:
@@ -371,7 +371,7 @@ def watch(
         _register_exit()
         if targets is not None:
             watcher.attach(targets)
-        if enabled and session.enabled and watcher._watching.here:
+        if enabled and pipeline.enabled and watcher._watching.here:
             watcher._start()
     except BaseException:
         watcher.close(1.0)

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from tensortap import arrays, ranks
+from tensortap import frameworks as arrays
+from tensortap import ranks
 from tensortap.errors import CaptureError
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record, Summary
 from tensortap.select import Gates
-from tensortap.session import session
 from tensortap.sinks.sink import Sink
-from tensortap.sinks.ticket import Ticket
 from tensortap.sources.observer import Seen, Settings
 from tensortap.sources.patterns import Patterns
 
@@ -121,7 +122,7 @@ class Watching:
     @property
     def step_number(self) -> int:
         """The training step that is under way."""
-        return session.clock.step or 0
+        return pipeline.clock.step or 0
 
     def due(self, name: str, kind: Kind) -> bool:
         """Whether one of this name is wanted, and so soon after the last."""
@@ -131,8 +132,8 @@ class Watching:
         """The step and the call of a name; `again`: of the last one, which is computed anew."""
         gate = self._gates[name]
         number = max(0, gate.calls - 1) if again else gate.tick()
-        if gate.step != session.clock.step:
-            gate.begin(number, session.clock.step)
+        if gate.step != pipeline.clock.step:
+            gate.begin(number, pipeline.clock.step)
         return (number, 0) if gate.step is None else (gate.step, number - gate.base)
 
     def observe(
@@ -143,7 +144,7 @@ class Watching:
             return None
         start = _now()
         self._take(seen, value, self.step_number if step is None else step)
-        session.bill(_now() - start)
+        pipeline.bill(_now() - start)
         return None
 
     def _take(self, seen: Seen, value: Any, step: int) -> None:
@@ -166,9 +167,9 @@ class Watching:
                 sink.missed(seen.name, seen.kind, step, rank)
         if not admitted:
             return
-        neutral, nbytes = arrays.snapshot(value, session.pool)
+        neutral, nbytes = arrays.snapshot(value, pipeline.pool)
         record = Record(
-            seen.name, seen.kind, step, seen.call, session.next_number(), rank, world_size,
+            seen.name, seen.kind, step, seen.call, pipeline.next_number(), rank, world_size,
             time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, neutral, None,
             tags,
         )  # fmt: skip
@@ -182,7 +183,7 @@ class Watching:
         if worker is not None:
             found.append(worker)
         if self._keep:
-            from tensortap.sources import run
+            from tensortap.sources import init as run
 
             opened = run.opened()
             if opened is not None:
@@ -198,10 +199,10 @@ class Watching:
                 found = self._transform(value)
         except Exception as error:
             reason = f"transform raised for {name!r}: {type(error).__name__}: {error}"
-            session.fault(f"transform of {self._name}", CaptureError(reason))
+            pipeline.fault(f"transform of {self._name}", CaptureError(reason))
             return None
         if getattr(value, "_version", None) != before:
-            session.fault(f"in-place transform of {self._name}", CaptureError(
+            pipeline.fault(f"in-place transform of {self._name}", CaptureError(
                 f"transform changed {name!r} in place, which changes the training: "
                 "let it return a new tensor"
             ))  # fmt: skip

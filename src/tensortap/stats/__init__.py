@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensortap.stats.memory import summarize_array, summarize_memory
 from tensortap.stats.merge import merge
+from tensortap.stats.summarize import summarize_array, summarize_memory
 
 __all__ = ["merge", "summarize_array", "summarize_memory"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensortap.errors import NotFound
 from tensortap.stats.formats import limits, shares
-from tensortap.viz.table import Table
+from tensortap.table.table import Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tensortap.errors import MissingExtra, TensortapError
 from tensortap.readers.live import LiveReader
 from tensortap.record import Kind
-from tensortap.viz.choose import (
+from tensortap.table.choose import (
     Layers,
     check_statistics,
     choose_kind,
@@ -29,7 +29,8 @@ from tensortap.viz.choose import (
     choose_rank,
     choose_step,
 )
-from tensortap.viz.feeds import VALUE
+from tensortap.table.feeds import VALUE
+from tensortap.table.table import Table, table_of
 from tensortap.viz.figures import (
     exponents_figure,
     heatmap_figure,
@@ -38,7 +39,6 @@ from tensortap.viz.figures import (
     training_figure,
 )
 from tensortap.viz.figures.theme import with_arrays
-from tensortap.viz.table import Table, table_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -220,7 +220,7 @@ def tensor(
     Of more than two axes the last two are shown, at `index` of those before them (all 0).
     Large ones are shown in tiles; no NaN and no infinity is lost by that.
     """
-    from tensortap.arrays.view import array_of
+    from tensortap.frameworks.view import array_of
 
     array = array_of(x)
     if array is None:

@@ -12,11 +12,11 @@ from tensortap._version import __version__
 from tensortap.errors import MissingExtra
 from tensortap.readers.run import RunReader, read_json
 from tensortap.record import Kind
+from tensortap.table.table import Table, table_of
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure, training_figure
 from tensortap.viz.figures.theme import Figure, recoloured, share
 from tensortap.viz.notable import FORMATS, losses_table, notable, telling_step
 from tensortap.viz.page import as_data, static, write_page
-from tensortap.viz.table import Table, table_of
 
 if TYPE_CHECKING:
     from tensortap.alerts import Alert

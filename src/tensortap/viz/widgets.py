@@ -17,8 +17,7 @@ import numpy as np
 
 from tensortap.errors import MissingExtra
 from tensortap.record import Kind
-from tensortap.viz import plots
-from tensortap.viz.choose import (
+from tensortap.table.choose import (
     Layers,
     choose_kind,
     choose_layers,
@@ -26,9 +25,10 @@ from tensortap.viz.choose import (
     choose_rank,
     choose_step,
 )
+from tensortap.table.table import Table, table_of
+from tensortap.viz import plots
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure
 from tensortap.viz.figures.theme import Figure, message_figure
-from tensortap.viz.table import Table, table_of
 
 if TYPE_CHECKING:
     from tensortap.viz.explorer import Explorer

@@ -11,7 +11,7 @@ from tensortap.record import Kind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tensortap.viz.table import Table
+    from tensortap.table.table import Table
 
 _CAUGHT = 2
 

@@ -18,11 +18,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tensortap.errors import TensortapError
-from tensortap.viz.table import Table
-from tensortap.web.asked import as_json
+from tensortap.table.table import Table
+from tensortap.web.catalog import Library
 from tensortap.web.curves import curves
-from tensortap.web.library import Library
-from tensortap.web.shown import Shown, described
+from tensortap.web.entries import Shown, described
+from tensortap.web.responses import as_json
 
 log = logging.getLogger("tensortap")
 

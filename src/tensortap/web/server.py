@@ -20,10 +20,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from tensortap.errors import MissingExtra, TensortapError
-from tensortap.web.access import Door, Guarded
-from tensortap.web.asked import Memory
-from tensortap.web.library import Library
+from tensortap.web.auth import Door, Guarded
+from tensortap.web.catalog import Library
 from tensortap.web.push import Push
+from tensortap.web.responses import Memory
 from tensortap.web.routes.all import routes
 
 log = logging.getLogger("tensortap")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap.arrays.view import array_of
 from tensortap.errors import NotFound, TensortapError
-from tensortap.formats.files import load_file
+from tensortap.frameworks.view import array_of
 from tensortap.readers.reader import find_all, value_of
 from tensortap.readers.run import RunReader
 from tensortap.record import Fields, Items, Kind, Mapping, Record
+from tensortap.runs.object_files import load_file
 from tensortap.stats.values import real
-from tensortap.web.library import inside
-from tensortap.web.shown import Shown, ShownRun
+from tensortap.web.catalog import inside
+from tensortap.web.entries import Shown, ShownRun
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.stats.formats import Exponents, Limits, limits, losses
+from tensortap.table.table import Table, steady
 from tensortap.viz.figures.panels import axis_id, axis_name, grid, heading, step_line
 from tensortap.viz.figures.theme import (
     Figure,
@@ -22,7 +23,6 @@ from tensortap.viz.figures.theme import (
     theme_of,
     typed,
 )
-from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

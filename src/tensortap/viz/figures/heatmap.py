@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.viz.feeds import VALUE
+from tensortap.table.feeds import VALUE
+from tensortap.table.table import Table, steady
 from tensortap.viz.figures.theme import (
     Figure,
     Theme,
@@ -24,7 +25,6 @@ from tensortap.viz.figures.theme import (
     whole_ticks,
 )
 from tensortap.viz.figures.tiles import beacons
-from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tensortap.table.table import Table, steady
 from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.panels import (
     Grid,
@@ -27,7 +28,6 @@ from tensortap.viz.figures.theme import (
     theme_of,
     typed,
 )
-from tensortap.viz.table import Table, steady
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

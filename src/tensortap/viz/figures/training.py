@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensortap.table.table import Table
 from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.panels import log_axis, step_line
 from tensortap.viz.figures.theme import (
@@ -17,7 +18,6 @@ from tensortap.viz.figures.theme import (
     theme_of,
     typed,
 )
-from tensortap.viz.table import Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

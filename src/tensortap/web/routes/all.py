@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from tensortap.web.asked import answering
-from tensortap.web.routes import compare, figures, runs, tensors, words
+from tensortap.web.responses import answering
+from tensortap.web.routes import compare, figures, runs, tensors
+from tensortap.web.routes import texts as words
 
 
 def routes() -> list[Route]:

@@ -11,14 +11,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tensortap.compare.api import compare
 from tensortap.compare.html import render
 from tensortap.compare.report import Report
-from tensortap.compare.verb import compare
 from tensortap.errors import TensortapError
 from tensortap.select import parse_steps
-from tensortap.web.asked import Asked, guarded
+from tensortap.web.entries import Shown, ShownRun
 from tensortap.web.jobs import Progress
-from tensortap.web.shown import Shown, ShownRun
+from tensortap.web.responses import Asked, guarded
 
 _PICTURES = 40
 

@@ -16,11 +16,11 @@ from tensortap.viz.figures import (
     training_figure,
 )
 from tensortap.viz.figures.theme import message_figure
-from tensortap.web.asked import Asked
 from tensortap.web.curves import curves
+from tensortap.web.responses import Asked
 
 if TYPE_CHECKING:
-    from tensortap.viz.table import Table
+    from tensortap.table.table import Table
 
 _METRIC = "rm2"
 _SPARKLINES = 200  # in one answer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tensortap.record import Kind
-from tensortap.web.asked import Asked
-from tensortap.web.shown import Shown, described
+from tensortap.web.entries import Shown, described
+from tensortap.web.responses import Asked
 
 if TYPE_CHECKING:
-    from tensortap.viz.table import Table
+    from tensortap.table.table import Table
 
 _HELD = 5000  # names with tensors that are told
 

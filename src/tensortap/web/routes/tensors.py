@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from tensortap.errors import NotFound
-from tensortap.formats.files import format_of
-from tensortap.formats.folders import file_name
 from tensortap.record import Summary
+from tensortap.runs.folders import file_name
+from tensortap.runs.object_files import format_of
 from tensortap.stats import summarize_array
 from tensortap.viz.figures import histogram_figure, tensor_figure
 from tensortap.web import tensors as found_in
-from tensortap.web.asked import Asked, guarded
+from tensortap.web.responses import Asked, guarded
 from tensortap.web.routes.figures import theme_of
 from tensortap.web.tensors import Found, Place, Slice
 

@@ -1,0 +1,245 @@
+"""The recorder: a film of every name that it is shown.
+
+A `Recorder` is settings until its first record: cheap, and it can be pickled, so that it can be
+made in one process and film in another. Open films are bounded; a film that has not been needed
+for long makes room for a new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import re
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tensortap.errors import TensortapError
+from tensortap.films.style import Style, check_count
+from tensortap.films.video import FORMATS, FilmError, Writer, check_fps, create, film_size
+from tensortap.record import Kind, Record
+from tensortap.runs.folders import file_name
+
+log = logging.getLogger("tensortap")
+
+_IDLE = 4  # rounds of all open films that one may miss before it makes room
+
+
+class Recorder:
+    """Films tensors, one film a name: call it with records, then `close` it.
+
+    `mode` is ``auto`` (matrices as images, single numbers as curves, others as histograms),
+    ``image``, ``surface``, ``histogram``, ``pca``, ``pca_lowrank``, ``tsne`` or ``grid``;
+    `range` is ``follow``, ``exact``, ``fixed`` or a pair. After `max_frames` a new file begins.
+
+    >>> import tempfile, numpy
+    >>> from tensortap import Kind, Record, TensorData
+    >>> with Recorder(tempfile.mkdtemp(), size=(160, 120), format="gif") as recorder:
+    ...     for step in range(3):
+    ...         x = numpy.eye(4, k=step)
+    ...         value = TensorData("numpy", "float64", x.shape, x.tobytes())
+    ...         recorder(Record("weights", Kind.VALUE, step, 0, step, 0, 1, 0, value=value))
+    >>> [path.name for path in recorder.films]
+    ['weights-rank0.gif']
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = "videos",
+        *,
+        size: tuple[int, int] = (640, 480),
+        fps: float = 20,
+        mode: str = "auto",
+        colormap: str | Sequence[Any] = "auto",
+        range: str | tuple[float, float] = "follow",  # noqa: A002  the word that people expect
+        symmetric: bool | None = None,
+        theme: str = "dark",
+        legend_color: str | Sequence[int] | None = None,
+        max_frames: int | None = None,
+        format: str = "mp4",  # noqa: A002  the word that people expect
+        seed: int = 0,
+        open_films: int = 64,
+    ) -> None:
+        if format not in FORMATS:
+            raise TensortapError(f"format={format!r}: it is one of {', '.join(FORMATS)}")
+        self.fps = check_fps(fps)
+        for name, count in (("max_frames", max_frames), ("open_films", open_films)):
+            if count is not None:
+                check_count(name, count)
+        style = Style(
+            size=size, mode=mode, colormap=colormap, range=range, symmetric=symmetric,
+            theme=theme, legend_color=legend_color, seed=seed,
+        )  # fmt: skip
+        self.folder = Path(folder)
+        self.style = dataclasses.replace(style, size=film_size(style.size, format))
+        self.format = format
+        self.max_frames, self.open_films = max_frames, open_films
+        if self.style.size != tuple(size):
+            log.warning(
+                "tensortap: the sides of an MP4 are even: frames are %dx%d, not %dx%d",
+                *self.style.size, *size,
+            )  # fmt: skip
+        self._begin()
+
+    def _begin(self) -> None:
+        self.films: list[Path] = []  # every file that was begun, in order
+        self.skipped: dict[str, int] = {}  # name -> frames that found no room among open films
+        self._films: OrderedDict[object, Film] = OrderedDict()
+        self._drawn = 0
+        # a program that ends without closing has whole films all the same
+        self._finalizer = weakref.finalize(self, _close_at_exit, self._films)
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("folder", "style", "fps", "format", "max_frames", "open_films")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __repr__(self) -> str:
+        width, height = self.style.size
+        return f"<Recorder {self.folder} {self.format} {width}x{height} {self.style.mode}>"
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __call__(self, record: Record) -> None:
+        """Draw one frame of the film of the record's name."""
+        if record.kind is Kind.ALERT:
+            return
+        device = record.tags.get("device", "")
+        key = record.name, record.kind, record.rank, device
+        film = self._films.get(key)
+        if film is None:
+            if not self._has_room(record.name):
+                return
+            stem = film_name(record.name, record.kind, record.rank, device)
+            film = self._films[key] = Film(self, stem)
+        self._films.move_to_end(key)
+        self._drawn += 1
+        film.last_drawn = self._drawn
+        film.draw(record)
+
+    def _has_room(self, name: str) -> bool:
+        """Whether one more film may be open; the one idle for longest is closed if need be."""
+        if len(self._films) < self.open_films:
+            return True
+        key, oldest = next(iter(self._films.items()))
+        if self._drawn - oldest.last_drawn >= _IDLE * self.open_films:
+            del self._films[key]
+            oldest.close()
+            return True
+        # closing one that is still needed would give files of one frame each
+        if not self.skipped:
+            log.warning(
+                "tensortap: no film of %r: %d films are open, which is the limit; open_films=… "
+                "raises it, and each takes some megabytes. Others that find no room are said at "
+                "the end", name, self.open_films,
+            )  # fmt: skip
+        self.skipped[name] = self.skipped.get(name, 0) + 1
+        return False
+
+    def flush(self) -> None:
+        """Frames are on disk as they are drawn, but for the last of each film: nothing to do."""
+
+    def close(self) -> None:
+        """Finish all files; further records begin new ones."""
+        errors = _close_all(self._films)
+        if len(self.skipped) > 1:
+            first, last = next(iter(self.skipped)), next(reversed(self.skipped))
+            log.warning(
+                "tensortap: %d names had no film, %r to %r: open_films=%d is the limit",
+                len(self.skipped), first, last, self.open_films,
+            )  # fmt: skip
+        if errors:
+            raise errors[0]
+
+
+def _close_all(films: OrderedDict[object, Film]) -> list[FilmError]:
+    errors = []
+    while films:
+        _, film = films.popitem(last=False)
+        try:
+            film.close()
+        except FilmError as error:  # the others are still closed
+            errors.append(error)
+    return errors
+
+
+def _close_at_exit(films: OrderedDict[object, Film]) -> None:
+    for error in _close_all(films):
+        log.error("tensortap: %s", error)  # nobody is left who could catch it
+
+
+class Film:
+    """The film of one name: its painter, and the file that is written at the moment."""
+
+    def __init__(self, recorder: Recorder, stem: str) -> None:
+        from tensortap.films.frames import Painter
+
+        self._recorder = weakref.proxy(recorder)
+        self._stem = stem
+        self._painter = Painter(recorder.style)
+        self._writer: Writer | None = None
+        self.last_drawn = 0
+
+    def draw(self, record: Record) -> None:
+        """Add the frame of a record."""
+        frame = self._painter.draw(record)
+        most = self._recorder.max_frames
+        if self._writer is not None and most is not None and self._writer.frames >= most:
+            self.close()
+        if self._writer is None:
+            self._writer = self._next_file()
+        try:
+            self._writer.write(frame)
+        except FilmError:
+            self._writer = None  # where there is room again, the next file begins
+            raise
+
+    def _next_file(self) -> Writer:
+        recorder = self._recorder
+        folder: Path = recorder.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FilmError(f"no films in {folder}: {error.strerror}") from None
+        suffix = "" if recorder.format == "png" else f".{recorder.format}"
+        palette = self._painter.palette() if recorder.format == "gif" else None
+        for number in itertools.count(1):
+            part = "" if number == 1 else f"-{number}"
+            path = folder / f"{self._stem}{part}{suffix}"
+            try:
+                writer = create(path, recorder.format, recorder.style.size, recorder.fps, palette)
+            except FileExistsError:
+                continue
+            recorder.films.append(path)
+            return writer
+        raise AssertionError("numbers do not end")
+
+    def close(self) -> None:
+        """Finish the file."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+def film_name(name: str, kind: Kind, rank: int, device: str) -> str:
+    """The file name of a film, without its suffix and its number.
+
+    >>> film_name("fc1", Kind.GRADIENT, 1, "cuda:0"), film_name("../x", Kind.VALUE, 0, "")
+    ('fc1-gradient-rank1-cuda0', '%2E.%2Fx-rank0')
+    """
+    words = [file_name(name) or "unnamed"]
+    if kind is not Kind.VALUE:
+        words.append(kind.value.lower())
+    words.append(f"rank{rank}")
+    plain = re.sub(r"[^A-Za-z0-9]+", "", device)[:20]
+    return "-".join([*words, plain] if plain else words)

@@ -1,0 +1,154 @@
+"""JAX arrays: read in place when they are ready, else copied on their device and waited for later.
+
+An array may still be computing when it is caught, and may be donated or deleted right after.
+`Deferred` holds a copy of its own, made asynchronously, so neither matters and nobody waits.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from tensortap.buffers import Pool
+from tensortap.dtypes import name_of
+from tensortap.errors import CaptureError
+from tensortap.frameworks.numpy.adapter import build as build_numpy
+from tensortap.frameworks.numpy.adapter import describe
+from tensortap.frameworks.protocol import Adapter, Path, Taken, keep, refusing
+from tensortap.record import TensorData
+
+_WIDE = ("int64", "uint64", "float64", "complex128")
+
+# several elements share a byte of the device's memory, also on the CPU
+_PACKED = ("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn")
+
+
+class Deferred:
+    """The bytes of an array that is still on its way; `view` waits for them."""
+
+    __slots__ = ("_array", "_lock", "_view", "nbytes")
+
+    def __init__(self, array: jax.Array, nbytes: int) -> None:
+        self._array: jax.Array | None = array
+        self._view: memoryview | None = None
+        self._lock = threading.Lock()
+        self.nbytes = nbytes
+
+    def settle(self) -> None:
+        """Return when the bytes are there; their device memory is free again."""
+        with self._lock:  # several sinks may ask at once
+            if self._view is None and self._array is not None:
+                self._view = _host_bytes(self._array)
+                self._array = None
+
+    @property
+    def view(self) -> memoryview:
+        self.settle()
+        assert self._view is not None
+        return self._view
+
+
+def _host_bytes(array: jax.Array) -> memoryview:
+    try:
+        # the user's guard is meant for his own transfers
+        with jax.transfer_guard("allow"):
+            host = np.ascontiguousarray(np.asarray(array))
+    except Exception as error:  # the computation that made the array failed
+        raise CaptureError(f"the array was never computed: {error}") from error
+    return host.reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def _take(value: Any, pool: Pool | None, path: Path) -> Taken:
+    if value.is_deleted():
+        raise CaptureError(
+            "this array has been donated or deleted: catch it before the call that takes it"
+        )
+    dtype = value.dtype
+    if not isinstance(dtype, np.dtype):
+        raise CaptureError(
+            f"an array of {dtype} holds random keys, not numbers: catch jax.random.key_data(key)"
+        )
+    name, shape = name_of(dtype), value.shape
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return TensorData("jax", name, shape, b""), 0
+    if name not in _PACKED and _can_be_read(value):
+        return TensorData(
+            "jax", name, shape, keep(value.unsafe_buffer_pointer(), nbytes, pool)
+        ), nbytes
+    if not value.is_fully_addressable:
+        raise CaptureError(
+            "parts of this array lie on other hosts: catch array.addressable_shards[i].data, or "
+            "jax.experimental.multihost_utils.process_allgather(array)"
+        )
+    return TensorData("jax", name, shape, Deferred(_copy(value), nbytes)), nbytes
+
+
+def _can_be_read(value: Any) -> bool:
+    """Whether the bytes lie in this process's memory, finished and in C order."""
+    devices = value.sharding.device_set
+    if len(devices) != 1 or next(iter(devices)).platform != "cpu" or not value.is_ready():
+        return False
+    return value.ndim < 2 or bool(_axes(value) == tuple(range(value.ndim)))
+
+
+def _axes(value: Any) -> Any:
+    """The axes of an array in the order in which memory has them."""
+    form = value.format if hasattr(value, "format") else value.layout  # before JAX 0.6
+    layout = form.layout if hasattr(form, "layout") else form.device_local_layout  # before 0.7
+    return layout.major_to_minor
+
+
+def _copy(value: Any) -> jax.Array:
+    # inside a jit this would be traced; the array is a constant there and can be copied now
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        copy = jax.device_put(value, value.sharding, may_alias=False)
+        copy.copy_to_host_async()
+    return copy
+
+
+def _nbytes(value: Any, path: Path) -> int:
+    return int(math.prod(value.shape) * getattr(value.dtype, "itemsize", 0))
+
+
+def _describe(value: Any) -> tuple[str, tuple[int, ...]]:
+    if isinstance(value.dtype, np.dtype):
+        return describe(value)
+    return str(value.dtype), tuple(value.shape)
+
+
+_ARRAY = Adapter(_take, _nbytes, _describe)
+_TRACER = refusing(
+    "inside jit, grad or vmap an array has no value yet: return it from the function and catch "
+    "the result, or use tap.track"
+)
+
+
+def adapter(cls: type) -> Adapter | None:
+    """The adapter for a class of JAX's."""
+    if Tracer in cls.__mro__:
+        return _TRACER
+    return _ARRAY if jax.Array in cls.__mro__ else None
+
+
+def build(node: TensorData) -> Any:
+    """The array on the CPU; as NumPy where JAX would change it or hasn't got the dtype.
+
+    Without ``jax_enable_x64`` a 64-bit array of JAX's claims its dtype but computes in 32 bits,
+    so 64-bit arrays come back as NumPy there.
+    """
+    array = build_numpy(node)
+    if node.dtype in _WIDE and not jax.config.jax_enable_x64:
+        return array
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        try:
+            with jax.default_device(jax.local_devices(backend="cpu")[0]):
+                built = jax.device_put(array)
+        except (RuntimeError, TypeError, ValueError):
+            return array
+    return built if built.dtype == array.dtype else array

@@ -1,0 +1,194 @@
+"""Tensors on a CUDA device: copied to pinned memory on a stream of their own, waited for later.
+
+The training thread only queues work. A clone on the device is taken first where there is room,
+on the current stream, so that training may overwrite the tensor at once; without room the
+current stream waits for the copy instead. All that touches the device is behind `DevicePort`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from tensortap.buffers import Lease, Pool, Segment
+from tensortap.errors import CaptureError
+from tensortap.frameworks.torch.adapter import as_bits, target
+
+
+class Event(Protocol):
+    """A mark in a stream."""
+
+    def query(self) -> bool:
+        """Whether the stream has passed it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return when the stream has passed it."""
+        ...
+
+
+class DevicePort(Protocol):
+    """What the courier needs of a device."""
+
+    def capturing(self) -> bool:
+        """Whether the current stream is being recorded into a graph."""
+        ...
+
+    def has_room(self, tensor: torch.Tensor, nbytes: int) -> bool:
+        """Whether `nbytes` more fit on the tensor's device, without squeezing the training."""
+        ...
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Pin host memory, so that copies into it run by themselves; whether it worked."""
+        ...
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+        ...
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy on the same device, on the current stream."""
+        ...
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> Event:
+        """Copy to the host on a side stream, after what the current stream has queued so far."""
+        ...
+
+    def wait(self, event: Event, tensor: torch.Tensor) -> None:
+        """Let the current stream of the tensor's device, not the host, wait for the event."""
+        ...
+
+
+class Courier:
+    """Brings tensors from a device into leases."""
+
+    def __init__(self, port: DevicePort) -> None:
+        self._port = port
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        # a lease must not go back to its pool while the device still writes into it
+        self._under_way: dict[int, tuple[Event, Lease, torch.Tensor]] = {}
+        self._pinned: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+    @property
+    def under_way(self) -> int:
+        """How many copies have not been seen to arrive."""
+        return len(self._under_way)
+
+    def send(self, tensor: torch.Tensor, nbytes: int, pool: Pool) -> Lease:
+        """A lease into which the tensor, as it is now, is on its way."""
+        port = self._port
+        if port.capturing():
+            raise CaptureError(
+                "while a CUDA graph is recorded nothing has a value: catch the tensor after replay"
+            )
+        self.reap()
+        lease = pool.acquire(nbytes)
+        self._pin(lease.segment)
+        source = self._stage(tensor, nbytes)
+        staged = source is not None
+        if source is None:
+            source = tensor
+        source = as_bits(source)
+        event = port.copy(source, target(source, lease.writable))
+        if not staged:
+            port.wait(event, tensor)
+        number = next(self._numbers)
+        self._under_way[number] = event, lease, source
+        lease.fill_later(self._arrival(number, event))
+        return lease
+
+    def reap(self) -> None:
+        """Let go of the copies that have arrived."""
+        for number, (event, _, _) in list(self._under_way.items()):
+            if event.query():
+                self._under_way.pop(number, None)
+
+    def _stage(self, tensor: torch.Tensor, nbytes: int) -> torch.Tensor | None:
+        if not self._port.has_room(tensor, nbytes):
+            return None
+        try:
+            return self._port.clone(tensor)
+        except torch.cuda.OutOfMemoryError:  # taken by somebody else meanwhile
+            return None
+
+    def _arrival(self, number: int, event: Event) -> Callable[[], None]:
+        # knows the lease only by number: a lease that held itself would never go back
+        def wait() -> None:
+            event.synchronize()
+            self._under_way.pop(number, None)
+
+        return wait
+
+    def _pin(self, segment: Segment) -> None:
+        with self._lock:
+            if segment in self._pinned:
+                return
+            self._pinned.add(segment)
+        if self._port.pin(segment.address, segment.nbytes):
+            # the export keeps the mapping until it is unpinned: another one at the same address
+            # would be taken for pinned
+            export = (ctypes.c_char * 1).from_buffer(segment.memory)
+            weakref.finalize(segment, _unpin, self._port, segment.address, export)
+
+
+def _unpin(port: DevicePort, address: int, export: Any) -> None:
+    port.unpin(address)
+
+
+class CudaPort:
+    """The real device."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def capturing(self) -> bool:
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def has_room(self, tensor: torch.Tensor, nbytes: int) -> bool:
+        if nbytes <= 1 << 20:  # the allocator serves these from what it holds
+            return True
+        free, total = torch.cuda.mem_get_info(tensor.device)
+        return bool(free - nbytes > total // 50)
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        portable = 1  # pinned for all devices of the process
+        return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, portable)) == 0
+
+    def unpin(self, address: int) -> None:
+        with contextlib.suppress(Exception):  # at exit CUDA may be gone before us
+            torch.cuda.cudart().cudaHostUnregister(address)
+
+    def clone(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_conj() or tensor.is_neg():
+            return tensor.resolve_conj().resolve_neg().contiguous()
+        return as_bits(tensor).clone(memory_format=torch.contiguous_format)
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> Event:
+        stream = self._streams.get(source.device)
+        if stream is None:
+            stream = self._streams[source.device] = torch.cuda.Stream(source.device)
+        stream.wait_stream(torch.cuda.current_stream(source.device))
+        with torch.cuda.stream(stream):
+            into.copy_(source, non_blocking=True)
+            event: Event = stream.record_event()
+        # its memory must not be given to somebody else while the side stream reads it
+        source.record_stream(stream)
+        return event
+
+    def wait(self, event: Any, tensor: torch.Tensor) -> None:
+        torch.cuda.current_stream(tensor.device).wait_event(event)
+
+
+@functools.cache
+def cuda() -> Courier:
+    """The courier of this process for CUDA."""
+    return Courier(CudaPort())

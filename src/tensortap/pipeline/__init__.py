@@ -1,0 +1,1 @@
+"""Turn values into records and hand them to sinks."""

@@ -1,0 +1,1 @@
+"""The run format on disk."""

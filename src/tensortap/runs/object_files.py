@@ -1,0 +1,221 @@
+"""One plain file an object: `.pt`, `.npy`, `.pkl`, and what users add.
+
+Reading never runs what a file says: `.pt` through ``weights_only``, `.npy` without objects,
+`.pkl` through an unpickler that knows only harmless classes, unless the caller trusts the file.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensortap.errors import NotFound, TensortapError
+from tensortap.runs import pickles
+from tensortap.runs.payloads import TensorReader
+from tensortap.runs.pickles import UntrustedFile
+
+
+class Format(NamedTuple):
+    """How objects of a type are saved, loaded and compared."""
+
+    type: type | str  # a class, or "module.Class" of one that need not be imported
+    suffix: str
+    save: Callable[[Any, Path], None]
+    load: Callable[[Path, bool], Any]  # the path, and whether it is trusted
+    compare: Callable[[Any, Any], bool] | None = None
+    map: Callable[[Path, bool], Any] | None = None  # `load`, but for the bytes of tensors
+
+
+_formats: list[Format] = []
+
+
+def register_format(
+    type: type,  # noqa: A002  the word that people expect
+    suffix: str,
+    save: Callable[[Any, Path], None],
+    load: Callable[[Path], Any],
+    compare: Callable[[Any, Any], bool] | None = None,
+) -> None:
+    """Dump objects of a type in a format of its own: ``save(obj, path)``, ``load(path)``.
+
+    >>> import json, pathlib
+    >>> register_format(
+    ...     dict,
+    ...     ".json",
+    ...     lambda obj, path: path.write_text(json.dumps(obj)) and None,
+    ...     lambda path: json.loads(path.read_text()),
+    ... )
+    >>> _ = _formats.pop(0)
+    """
+    if not suffix.startswith(".") or "/" in suffix:
+        raise ValueError(f"a suffix is like '.json', not {suffix!r}")
+    _formats.insert(0, Format(type, suffix, save, lambda path, trust: load(path), compare))
+
+
+def format_of(obj: object) -> Format:
+    """The format for an object: what was registered last comes first."""
+    for known in (*_formats, *_BUILT_IN):
+        cls = _resolve(known.type)
+        if cls is not None and isinstance(obj, cls) and not _holds_objects(obj):
+            return known
+    return _PICKLE
+
+
+def own_comparison(a: object, b: object) -> Callable[[Any, Any], bool] | None:
+    """The comparison that was registered for a type that both are of."""
+    for known in _formats:
+        if known.compare is None or isinstance(known.type, str):
+            continue
+        if isinstance(a, known.type) and isinstance(b, known.type):
+            return known.compare
+    return None
+
+
+def _holds_objects(obj: Any) -> bool:
+    # NumPy's own files hold arrays of objects as pickles only
+    return bool(getattr(getattr(obj, "dtype", None), "hasobject", False))
+
+
+def format_of_file(path: Path) -> Format:
+    """The format of a file, by its suffix."""
+    for known in (*_formats, *_BUILT_IN, *_READ_ONLY, _PICKLE):
+        if path.name.endswith(known.suffix):
+            return known
+    there = ", ".join(sorted(suffixes()))
+    raise TensortapError(f"{path.name}: no format has this suffix; there are {there}")
+
+
+def suffixes() -> set[str]:
+    """The suffixes of all files that can be read."""
+    return {form.suffix for form in (*_formats, *_BUILT_IN, *_READ_ONLY, _PICKLE)}
+
+
+def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
+    """The object in a file; a pickle of unknown classes only if the file is trusted.
+
+    `mapped` leaves the bytes of tensors in the file where its format allows that: what is larger
+    than memory can be read, and nothing may be written.
+    """
+    form = format_of_file(path)
+    try:
+        if mapped and form.map is not None:
+            return form.map(path, trust)
+        return form.load(path, trust)
+    except (TensortapError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise NotFound(f"no such file: {path}") from None
+    except Exception as error:
+        # what a damaged file makes of a reader is anything: EOFError, KeyError, struct.error …
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise TensortapError(f"{path} cannot be read, it may be damaged: {reason}") from error
+
+
+def _resolve(name: type | str) -> type | None:
+    if not isinstance(name, str):
+        return name
+    module, _, attribute = name.rpartition(".")
+    found = getattr(sys.modules.get(module), attribute, None)
+    return found if isinstance(found, type) else None
+
+
+def _save_torch(obj: Any, path: Path) -> None:
+    import torch
+
+    torch.save(obj, path)
+
+
+def _load_torch(path: Path, trust: bool, mapped: bool = False) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not trust, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        raise UntrustedFile(
+            f"{path.name} holds more than tensors and may run code when read: "
+            f"trust=True if it is yours ({str(error).splitlines()[0][:120]})"
+        ) from None
+
+
+def _map_torch(path: Path, trust: bool) -> Any:
+    # only the files that torch writes today can be mapped, which are zip archives
+    return _load_torch(path, trust, mapped=zipfile.is_zipfile(path))
+
+
+def _save_numpy(obj: Any, path: Path) -> None:
+    import ml_dtypes
+    import numpy
+
+    array = numpy.asarray(obj)
+    if hasattr(ml_dtypes, array.dtype.name):
+        # bfloat16 and its like, which NumPy's files know only as bytes: a field tells the name
+        bits = numpy.dtype([(array.dtype.name, f"u{array.dtype.itemsize}")])
+        array = numpy.ascontiguousarray(array).view(bits)
+    with path.open("wb") as stream:
+        numpy.save(stream, array, allow_pickle=False)
+
+
+def _load_numpy(path: Path, trust: bool, mapped: bool = False) -> Any:
+    import ml_dtypes
+    import numpy
+
+    try:
+        array = numpy.load(path, allow_pickle=trust, mmap_mode="r" if mapped else None)
+    except ValueError as error:
+        if mapped:  # no elements, or objects: neither can be mapped
+            return _load_numpy(path, trust)
+        if "allow_pickle" not in str(error):
+            raise
+        raise UntrustedFile(
+            f"{path.name} is damaged, or holds objects, which may run code when read: "
+            "trust=True if it is yours"
+        ) from None
+    names: tuple[str, ...] = array.dtype.names or ()
+    if len(names) == 1 and hasattr(ml_dtypes, names[0]):
+        return array.view(getattr(ml_dtypes, names[0]))
+    return array
+
+
+def _map_numpy(path: Path, trust: bool) -> Any:
+    return _load_numpy(path, trust, mapped=True)
+
+
+def _load_tensors(path: Path, trust: bool) -> Any:
+    from tensortap.frameworks.numpy.adapter import build
+
+    return {name: build(tensor) for name, tensor in _map_tensors(path, trust).items()}
+
+
+def _map_tensors(path: Path, trust: bool) -> Any:
+    if not path.exists():
+        raise FileNotFoundError(path)
+    return TensorReader(path).tensors()
+
+
+def _save_nothing(obj: Any, path: Path) -> None:
+    raise TensortapError(f"{path.name}: a file of many tensors is not written by dump")
+
+
+def _save_pickle(obj: Any, path: Path) -> None:
+    with path.open("wb") as stream:
+        pickles.save(obj, stream)
+
+
+def _load_pickle(path: Path, trust: bool) -> Any:
+    with path.open("rb") as stream:
+        if trust:
+            return pickle.load(stream)  # noqa: S301  the caller says that he trusts it
+        return pickles.load(stream, path.name)
+
+
+_BUILT_IN = (
+    Format("torch.Tensor", ".pt", _save_torch, _load_torch, map=_map_torch),
+    Format("numpy.ndarray", ".npy", _save_numpy, _load_numpy, map=_map_numpy),
+    Format("jax.Array", ".npy", _save_numpy, _load_numpy, map=_map_numpy),
+)
+_READ_ONLY = (Format(object, ".safetensors", _save_nothing, _load_tensors, map=_map_tensors),)
+_PICKLE = Format(object, ".pkl", _save_pickle, _load_pickle)

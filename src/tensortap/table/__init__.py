@@ -1,0 +1,1 @@
+"""One columnar table of records and their statistics."""

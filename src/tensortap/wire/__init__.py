@@ -1,0 +1,1 @@
+"""Messages, handshake, keys and addresses of the live connection."""

@@ -1,0 +1,193 @@
+"""A run in another format."""
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import tensortap as tap
+from tensortap.errors import TensortapError
+
+BIG = torch.arange(10_000, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tap.init(tmp_path_factory.mktemp("runs"))
+    for step in range(3):
+        tap.step(step)
+        tap.catch(BIG + step, "blocks/0")
+        tap.catch({"a": np.arange(3), "b": [1.5, torch.ones(2)]}, "tree")
+        tap.catch(torch.full((4,), step, dtype=torch.bfloat16), "half")
+        tap.catch("a text", "text")
+    tap.catch(7.0, "again")
+    tap.catch(8.0, "again")
+    tap.dump(torch.ones(3), "dumped")
+    tap.dump(object, "a class")
+    tap.finish()
+    return tap.open(path)
+
+
+COUNT = 3 * 3 + 2 + 1  # neither texts nor classes
+
+
+def test_npz(run, tmp_path):
+    assert run.export(tmp_path / "out.npz") == COUNT
+    with np.load(tmp_path / "out.npz") as found:
+        assert (found["blocks%2F0@2"] == BIG.numpy() + 2).all()
+        assert found["tree@1[a]"].tolist() == [0, 1, 2]
+        assert found["tree@1[b][0]"] == 1.5
+        assert found["tree@1[b][1]"].tolist() == [1.0, 1.0]
+        assert found["half@2"].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
+        assert (found["again@2"], found["again@2.1"]) == (7.0, 8.0)
+        assert found["dumped@2"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_hdf5(run, tmp_path):
+    assert run.export(tmp_path / "out.h5") == COUNT + 3  # the texts
+    with h5py.File(tmp_path / "out.h5") as file:
+        group = file["blocks%2F0"]
+        assert group["values"].shape == (3, len(BIG))
+        assert (group["values"][1] == BIG.numpy() + 1).all()
+        assert group["iterations"][:].tolist() == [0, 1, 2]
+        assert group["ranks"][:].tolist() == [0, 0, 0]
+        half = file["half"]["values"]
+        assert half.attrs["tensortap_dtype"] == "bfloat16"
+        assert half[2].view(ml_dtypes.bfloat16).tolist() == [2.0] * 4
+        assert file["again"]["calls"][:].tolist() == [0, 1]
+        assert sorted(file) == [
+            "again", "blocks%2F0", "dumped", "half", "text", "tree[a]", "tree[b][0]", "tree[b][1]",
+        ]  # fmt: skip
+    found = tap.read_hdf5(tmp_path / "out.h5")
+    assert torch.equal(found["half"].values[2], torch.full((4,), 2, dtype=torch.bfloat16))
+    assert found["tree[b][0]"].values == [1.5] * 3
+    assert found["again"].beside == {"calls": [0, 1]}
+    assert found["text"].values == ["a text"] * 3
+
+
+def test_hdf5_leaves_out_what_it_cannot_hold(tmp_path):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(
+        {"nul": "a\0", "text": "é", "big": 1 << 70, "complex": 1 + 2j, "not utf-8": "\ud800"}, "x"
+    )
+    tap.finish()
+    assert tap.open(path).export(tmp_path / "out.h5") == 1
+    found = tap.read_hdf5(tmp_path / "out.h5")
+    assert {name: one.values for name, one in found.items()} == {
+        "x[text]": ["é"],
+        "x[complex]": [1 + 2j],
+    }
+
+
+def test_hdf5_of_a_name_that_changes_its_nature(tmp_path):
+    path = tap.init(tmp_path / "runs")
+    values = [torch.ones(2), torch.ones(3), torch.ones(2, 2), 1, torch.zeros(3), 2]
+    for value in values:
+        tap.catch(value, "x")
+    tap.finish()
+    assert tap.open(path).export(tmp_path / "out.h5") == len(values)
+    found = tap.read_hdf5(tmp_path / "out.h5")
+    shapes = {name: [getattr(v, "shape", v) for v in s.values] for name, s in found.items()}
+    assert shapes == {"x": [(2,), (3,), (3,)], "x%~1": [(2, 2)], "x%~2": [1, 2]}
+    assert found["x"].iterations == [0, 1, 4]
+
+
+def test_a_folder(run, tmp_path):
+    assert run.export(tmp_path / "out") == COUNT + 1
+    assert (np.load(tmp_path / "out/blocks%2F0@0.npy") == BIG.numpy()).all()
+    assert torch.load(tmp_path / "out/dumped.pt").tolist() == [1.0, 1.0, 1.0]
+    assert (tmp_path / "out/a class.pkl").exists()
+    with pytest.raises(TensortapError, match="not empty"):
+        run.export(tmp_path / "out")
+
+
+def test_parquet(run, tmp_path):
+    assert run.export(tmp_path / "out.parquet") == 3 * 4 + 2 + 2
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert set(table["name"].to_pylist()) == set(run.names())
+
+
+def test_some_names(run, tmp_path):
+    assert run.export(tmp_path / "out.npz", names="^half$") == 3
+    assert run.export(tmp_path / "out.parquet", names="^half$") == 3
+    with pytest.raises(TensortapError, match="regular expression"):
+        run.export(tmp_path / "other.npz", names="(")
+
+
+def test_records_of_several_kinds_do_not_collide(tmp_path):
+    from tensortap.pipeline.pipeline import pipeline
+    from tensortap.record import Kind, Record
+
+    path = tap.init(tmp_path / "runs")
+    for number, kind in enumerate((Kind.ACTIVATION, Kind.GRADIENT)):
+        record = Record("fc", kind, 0, 0, number, 0, 1, 0, value=float(number))
+        for sink in pipeline._sinks:
+            sink.write(record, None, 0)
+    tap.finish()
+    assert tap.open(path).export(tmp_path / "out.npz") == 2
+    with np.load(tmp_path / "out.npz") as found:
+        assert {name: float(found[name]) for name in found} == {
+            "fc.Activation@0": 0.0,
+            "fc.Gradient@0": 1.0,
+        }
+
+
+@pytest.mark.parametrize("target", ["out.csv", "out.pkl"])
+def test_an_unknown_suffix(run, tmp_path, target):
+    with pytest.raises(TensortapError, match=r"there is \.h5"):
+        run.export(tmp_path / target)
+
+
+def test_nothing_is_overwritten(run, tmp_path):
+    (tmp_path / "out.npz").write_text("mine")
+    with pytest.raises(TensortapError, match="there already"):
+        run.export(tmp_path / "out.npz")
+    assert (tmp_path / "out.npz").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5", "out"])
+def test_a_step_that_was_done_again_is_there_twice(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    for value in (1.0, 2.0, 3.0):  # as after an interrupted cell
+        tap.step(5)
+        tap.catch(np.zeros(1), "x")
+        tap.step(6)
+        tap.catch(np.full(2, value), "x")
+    tap.finish()
+    target = tmp_path / name
+    assert tap.open(path).export(target) == 6
+    keys = ("x@6", "x@6~1", "x@6~2")
+    if name == "out.npz":
+        with np.load(target) as file:
+            found = [file[key] for key in keys]
+    elif name == "out.h5":
+        kept = tap.read_hdf5(target)["x"]
+        assert kept.iterations == [5, 6, 5, 6, 5, 6]
+        found = kept.values[1::2]
+    else:
+        found = [np.load(target / f"{key}.npy") for key in keys]
+    assert [array.tolist() for array in found] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5"])
+def test_an_export_that_fails_leaves_nothing(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(np.zeros(100_000), "x")
+    tap.finish()
+    (tensors,) = (path / "tensors").rglob("*.safetensors")
+    tensors.unlink()
+    with pytest.raises((TensortapError, OSError), match="safetensors"):
+        tap.open(path).export(tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("name", ["out.npz", "out.h5"])
+def test_a_name_with_a_zero_byte(tmp_path, name):
+    path = tap.init(tmp_path / "runs")
+    tap.catch(1.0, "nul\0")
+    tap.finish()
+    assert tap.open(path).export(tmp_path / name) == 1
+    if name == "out.h5":
+        assert list(tap.read_hdf5(tmp_path / name)) == ["nul\0"]

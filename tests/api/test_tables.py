@@ -1,0 +1,142 @@
+"""A live session as people see it, whatever strangers call themselves."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tensortap.api import tables
+from tensortap.wire.questions import ClientRow, NameRow, Overview
+from tests.readers.contract import record
+
+
+def client(**fields) -> ClientRow:
+    plain = ClientRow(
+        program="train.py", host="gpu7", pid=77, rank=0, world_size=1, connected=True, path="TCP",
+        records=10, nbytes=1000, unheard=0, dropped=0, failed=0,
+    )  # fmt: skip
+    return msgspec.structs.replace(plain, **fields)
+
+
+def row(name="loss", line="0.5", **fields) -> NameRow:
+    head = msgspec.structs.replace(record(1, name, None), time_ns=time.time_ns())
+    return NameRow(**{"head": head, "held": 3, "evicted": 0, "line": line, **fields})
+
+
+def overview(**fields) -> Overview:
+    plain = Overview(
+        address="127.0.0.1:2875", pid=1, started=0.0, written=10, written_nbytes=2048, nbytes=1024,
+        bound=4096, evicted=0, refused={}, clients=(client(),), names=(row(),), recent=(row(),),
+    )  # fmt: skip
+    return msgspec.structs.replace(plain, **fields)
+
+
+def printed(view: Overview, width=200) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=width)
+    console.print(tables.summary(view))
+    return out.getvalue()
+
+
+def test_a_session():
+    text = printed(overview())
+    for words in ("tensortap on 127.0.0.1:2875", "1 program, 1 connected", "10 records, 2.0 KiB",
+                  "1.0 KiB held of at most 4.0 KiB", "train.py on gpu7: sending over TCP",
+                  "loss", "0.5", "now"):  # fmt: skip
+        assert words in text
+    assert "refused" not in text
+
+
+def test_what_is_missing_is_said():
+    gone = client(connected=False, dropped=1234, failed=5, unheard=6, rank=1, world_size=4)
+    text = printed(overview(clients=(gone,), evicted=42, refused={"wrong key": 3, "error": 1}))
+    assert "train.py on gpu7 rank 1 of 4: gone, 10 records" in text
+    assert "1,234 dropped over budget, 5 lost on the way, 6 before anybody listened" in text
+    assert "42 older captures made room" in text
+    assert "3 wrong key, 1 error" in text
+    assert "3 (+9 gone)" in printed(overview(names=(row(evicted=9),)))
+
+
+def test_trends_rates_and_alerts():
+    alert = row("fc", "3 NaN of 12, the first of the step")
+    trend = (1.0, 0.5, float("nan"), 0.0)
+    text = printed(overview(names=(row(trend=trend, rate=20.0), row("b")), alerts=(alert,)))
+    assert "█▅!▁" in text
+    assert "a second" in text
+    assert "fc step 1 3 NaN of 12, the first of the step" in " ".join(text.split())
+    plain = printed(overview())
+    for word in ("trend", "a second", "alerts"):
+        assert word not in plain
+
+
+def test_a_narrow_terminal_shows_values_and_what_is_gone():
+    rows = row(trend=(0.0,) * 15 + (1.0,), rate=20.0), row("b", evicted=9)
+    text = printed(overview(names=rows), width=80)
+    assert "a second" not in text
+    assert "▁▁▁▁▁▁▁█" in text
+    assert "▁▁▁▁▁▁▁▁█" not in text
+    assert "(+9 gone)" in " ".join(text.split())
+    assert "held  " not in printed(overview(names=rows[:1]), width=80).split("name", 1)[1]
+
+
+def test_many_clients_and_names_are_cut():
+    text = printed(
+        overview(clients=(client(),) * 50, names=tuple(row(f"n{i}") for i in range(300)))
+    )
+    assert "and 30 more programs" in text
+    assert "and 100 more" in text
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\x00\x9b1m\u202e[red]x[/] [/] [link=x]:smile:"
+
+
+def test_hostile_names_everywhere():
+    bad = row(HOSTILE, HOSTILE)
+    view = overview(
+        alerts=(bad,),
+        names=(bad,),
+        recent=(bad,),
+        clients=(client(program=HOSTILE, host=HOSTILE),),
+        refused={HOSTILE: 1},
+    )
+    text = printed(view)
+    for evil in ("\x1b[2J", "\x1b]", "\x07", "\x00", "\x9b", "\u202e", "\r"):
+        assert evil not in text
+    assert text.count("[red]x[/] [/] [link=x]:smile:") >= 6
+
+
+@given(st.text(max_size=50))
+def test_plain_text_is_printable(text):
+    assert tables.plain(text).isprintable()
+    if text.isprintable():
+        assert tables.plain(text) == text
+
+
+def test_books_are_cut():
+    assert len(tables.plain("x" * 1_000_000)) == 501
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "now"), (5, "5 s ago"), (120, "2 min ago"), (7200, "2 h ago"), (200_000, "2 d ago"),
+     (-100, "now")],
+)  # fmt: skip
+def test_how_long_ago(seconds, words):
+    assert tables.ago(time.time_ns() - int(seconds * 1e9)) == words
+
+
+def test_rates(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(tables.time, "monotonic", lambda: now[0])
+    rates = tables.Rates()
+    rates.look(0, 0)
+    assert str(rates) == "0 records/s, 0 B/s"
+    now[0] += 2
+    rates.look(5000, 4 << 20)
+    assert str(rates) == "2,500 records/s, 2.0 MiB/s"

@@ -1,0 +1,37 @@
+"""Records to film, and films read back with PyAV."""
+
+from __future__ import annotations
+
+import av
+import numpy as np
+
+from tensortap import Kind, Record, TensorData
+from tensortap.dtypes import name_of
+from tensortap.films.frames import Painter
+from tensortap.films.style import Style
+
+
+def record(x, name="x", step=0, kind=Kind.VALUE, rank=0, world_size=1, stats=None, **tags):
+    if isinstance(x, np.ndarray):
+        value = TensorData("numpy", name_of(x.dtype), x.shape, np.ascontiguousarray(x).tobytes())
+    else:
+        value = x
+    return Record(name, kind, step, 0, step, rank, world_size, 0, value=value, stats=stats,
+                  tags=tags)  # fmt: skip
+
+
+def draw(x, **style):
+    """One frame, of red, green and blue."""
+    return Painter(Style(**style)).draw(record(x))[..., :3].copy()
+
+
+def near(frame, color, within=40):
+    """Where a frame has about this colour."""
+    return np.abs(frame.astype(int) - np.array(color)).max(axis=-1) <= within
+
+
+def frames_of(path):
+    """The pictures of a film, and the seconds at which they are shown."""
+    with av.open(str(path)) as container:
+        found = list(container.decode(video=0))
+        return [f.to_ndarray(format="rgb24") for f in found], [float(f.time) for f in found]

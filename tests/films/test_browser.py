@@ -1,0 +1,79 @@
+"""A real browser plays the films, whole ones and interrupted ones."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+import tensortap as tap
+from tests.films.filming import record
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+PLAY = """
+async (source) => {
+  const video = document.createElement("video");
+  video.muted = true;
+  document.body.append(video);
+  const loaded = new Promise((done, failed) => {
+    video.onloadeddata = done;
+    video.onerror = () => failed(new Error(video.error.message));
+  });
+  video.src = source;
+  await loaded;
+  const known = video.duration;
+  const ended = new Promise((done) => { video.onended = done; });
+  video.playbackRate = 8;
+  await video.play();
+  await ended;
+  return [known, video.currentTime, video.videoWidth, video.videoHeight];
+}
+"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    """Where a whole film and an interrupted one can be fetched."""
+    folder = tmp_path_factory.mktemp("films")
+    recorder = tap.Recorder(folder, size=(320, 240))
+    for step in range(40):
+        recorder(record(np.eye(16, k=step % 10), "x", step))
+    shutil.copy(folder / "x-rank0.mp4", folder / "cut.mp4")
+    recorder.close()
+    (folder / "index.html").write_text("<!doctype html><body></body>")
+    handler = functools.partial(Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_browser_plays_films_to_their_end(films):
+    from playwright.sync_api import sync_playwright
+
+    assert CHROMIUM, "films are played in Chromium: install it"
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
+                 "--disable-component-update", "--disable-sync"]  # fmt: skip
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        page = browser.new_page()
+        page.goto(films + "index.html")
+        known, end, *size = page.evaluate(PLAY, films + "x-rank0.mp4")
+        assert known == pytest.approx(2.0, abs=0.01)  # its length is known before it plays
+        assert end == pytest.approx(2.0, abs=0.06)
+        assert size == [320, 240]
+        _, end, *_ = page.evaluate(PLAY, films + "cut.mp4")
+        assert end == pytest.approx(1.95, abs=0.06)
+        browser.close()

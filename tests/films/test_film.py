@@ -1,0 +1,147 @@
+"""Films of stored runs, by function and by command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensortap as tap
+from tensortap import TensortapError
+from tensortap.errors import NotFound
+from tests.films.filming import frames_of
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two ranks' worth of kinds of values."""
+    folder = tmp_path_factory.mktemp("films")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
+                patch.delenv(name)
+        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        patch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
+        path = tap.init(folder / "runs")
+        for step in range(6):
+            tap.step(step * 10)
+            tap.catch(np.eye(8, k=step, dtype=np.float32), "weights")
+            tap.catch(1.0 / (step + 1), "loss")
+            tap.catch(np.full((8, 6), step, np.float32), "both")
+        tap.dump(np.ones((3, 4)), "dumped")
+        tap.finish()
+    return path
+
+
+def test_a_film_has_a_frame_a_record(run, tmp_path):
+    seen = []
+    count = tap.open(run).film(
+        "weights", tmp_path / "w.mp4", size=(320, 240), progress=lambda *x: seen.append(x)
+    )
+    assert count == 6
+    assert seen[-1] == (6, 6)
+    pictures, times = frames_of(tmp_path / "w.mp4")
+    assert len(pictures) == 6
+    assert times[-1] == pytest.approx(0.25)
+    assert (pictures[0] != pictures[5]).any()
+
+
+def test_numbers_dumps_formats_and_steps(run, tmp_path):
+    opened = tap.open(run)
+    options = {"size": (320, 240)}
+    assert opened.film("loss", tmp_path / "loss.gif", **options) == 6
+    assert opened.film("dumped", tmp_path / "frames", **options) == 1
+    assert (
+        opened.film("weights", tmp_path / "w.mp4", steps=(10, 30), mode="surface", **options) == 3
+    )
+    assert (
+        opened.film("weights", tmp_path / "w2.mp4", steps=(None, 15), format="gif", **options) == 2
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "frames",
+        "loss.gif",
+        "w.mp4",
+        "w2.mp4",
+    ]
+
+
+def test_what_is_not_there_is_said_and_nothing_is_written(run, tmp_path):
+    opened = tap.open(run)
+    with pytest.raises(NotFound, match="did you mean 'weights'"):
+        opened.film("weight", tmp_path / "w.mp4")
+    with pytest.raises(NotFound, match="there are 0 to 50"):
+        opened.film("weights", tmp_path / "w.mp4", steps=(60, None))
+    with pytest.raises(NotFound, match="no 'weights' of rank 3"):
+        opened.film("weights", tmp_path / "w.mp4", rank=3)
+    with pytest.raises(TensortapError, match=r"a film is \.mp4 or \.gif"):
+        opened.film("weights", tmp_path / "w.avi")
+    with pytest.raises(TensortapError, match="format='avi'"):
+        opened.film("weights", tmp_path / "w.mp4", format="avi")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "w.mp4").write_text("mine")
+    with pytest.raises(TensortapError, match=r"w\.mp4 exists"):
+        opened.film("weights", tmp_path / "w.mp4")
+    assert (tmp_path / "w.mp4").read_text() == "mine"
+
+
+def command(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "tensortap", "film", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_the_command(run, tmp_path):
+    target = tmp_path / "out.mp4"
+    said = command(
+        run, "weights", target, "--mode", "surface", "--size", "400x300", "--fps", "10",
+        "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "value", "--theme", "light",
+        "--legend-color", "#ff8c00", "--no-symmetric", "--seed", "3",
+    )  # fmt: skip
+    assert said == f"tensortap: 4 frames in {target}\n"
+    pictures, times = frames_of(target)
+    assert pictures[0].shape == (300, 400, 3)
+    heading = pictures[0][:40].astype(int)
+    assert (heading[..., 0] - heading[..., 2] > 60).sum() > 50  # orange, as fine as H.264 has it
+    assert times == pytest.approx([0, 0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "no 'nothing'"),
+        (["weights", "--size", "big"], "--size is like 640x480, not 'big'"),
+        (["weights", "--range", "1,b"], "--range is a rule or two numbers"),
+        (["weights", "--range", "1,1"], "the smaller first"),
+        (["weights", "--mode", "movie"], "mode='movie'"),
+        (["weights", "--fps", "0"], "fps=0.0: frames a second, more than 0"),
+        (["weights", "--fps", "nan"], "fps=nan"),
+        (["weights", "--steps", "x"], "steps are like 10:20"),
+    ],
+)
+def test_misuse_is_one_line(run, tmp_path, arguments, said, monkeypatch, capsys):
+    from tensortap.cli.main import main
+
+    name, *options = arguments
+    target = str(tmp_path / "out.mp4")
+    monkeypatch.setattr(sys, "argv", ["tensortap", "film", str(run), name, target, *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    out, found = capsys.readouterr()
+    assert not out
+    assert found.startswith("tensortap: ")
+    assert said in found
+    assert found.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,98 @@
+"""What stands around a picture: readable, whatever is said, in a frame of any size."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tensortap import Kind
+from tensortap.films.canvas import Canvas, badge_width, text_width
+from tensortap.films.frames import Painter
+from tensortap.films.legend import second_line
+from tensortap.films.look import look_at
+from tensortap.films.style import Style
+from tests.films.filming import record
+
+LONG = "model.encoder.layers.11.attention.self.query_key_value.weight_quantized.lora_A.default"
+RNG = np.random.default_rng(0)
+MATRIX = RNG.standard_normal((256, 300)).astype(np.float32)
+MATRIX[0, 0], MATRIX[1, 1], MATRIX[2, :200] = np.nan, np.inf, -np.inf
+TENSORS = {
+    "image": MATRIX,
+    "surface": MATRIX,
+    "histogram": MATRIX * 1e-7,
+    "pca": np.tile(MATRIX[:, :16], (20, 1)),
+    "grid": RNG.standard_normal((64, 3, 7, 7)) * 1e5,
+}
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Every text that is drawn, and the box that it takes."""
+    found = []
+    text, badge = Canvas.text, Canvas.badge
+
+    def note_text(self, x, y, words, size, color, align="left", *, moving=False):
+        width = text(self, x, y, words, size, color, align, moving=moving)
+        left = x - {"left": 0, "middle": width / 2, "right": width}[align]
+        found.append((words, left, y - size * 0.45, left + width, y + size * 0.45))
+        return width
+
+    def note_badge(self, x, y, words, size, color):
+        width = badge(self, x, y, words, size, color)
+        assert width == badge_width(words, size)
+        found.append((words, x - width, y - size * 0.7, x, y + size * 0.7))
+        return width
+
+    monkeypatch.setattr(Canvas, "text", note_text)
+    monkeypatch.setattr(Canvas, "badge", note_badge)
+    return found
+
+
+@pytest.mark.parametrize("mode", TENSORS)
+@pytest.mark.parametrize(
+    "size", [(160, 120), (240, 180), (320, 240), (640, 480), (1920, 1080), (300, 900), (1000, 200)]
+)
+def test_nothing_overlaps_and_nothing_is_cut_off(written, mode, size):
+    width, height = size
+    said = {"kind": Kind.GRADIENT, "rank": 3, "world_size": 8, "device": "cuda:3"}
+    for name, message in (("w", "epoch 3"), (LONG, "warm up of the learning rate, second try")):
+        written.clear()
+        painter = Painter(Style(size=size, mode=mode))
+        painter.draw(record(TENSORS[mode], name, 12_345, message=message, **said))
+        boxes = [box for box in written if box[0].strip()]
+        assert len(boxes) > 5
+        for words, left, top, right, bottom in boxes:
+            assert left >= 0, words
+            assert top >= 0, words
+            assert right <= width, words
+            assert bottom <= height, words
+        for one, other in itertools.combinations(boxes, 2):
+            apart = one[3] <= other[1] or other[3] <= one[1]
+            assert apart or one[4] <= other[2] or other[4] <= one[2], (one, other)
+
+
+def test_range_mean_and_counts_are_said_at_320_by_240(written):
+    Painter(Style(size=(320, 240))).draw(record(MATRIX))
+    words = " ".join(box[0] for box in written)
+    assert "mean" in words
+    for each in ("NaN 1", "+Inf 1", "-Inf 200"):
+        assert each in words
+    assert f"{np.nanmax(MATRIX[3:]):.3g}"[:4] in words
+
+
+@pytest.mark.parametrize("room", [620, 400, 300])
+def test_the_shape_and_the_sampling_are_said_before_all_else(room):
+    said = {"rank": 3, "world_size": 8, "device": "cuda:3", "message": "warm up, second try" * 3}
+    look = look_at(record(np.zeros((5000, 64), np.float32), kind=Kind.GRADIENT, **said))
+    words, message = second_line(
+        look, "4,000 of 5,000 rows", "1 row not finite · t-SNE", 12, room, 10
+    )
+    assert "[5000, 64]" in words
+    assert "4,000 of 5,000 rows" in words
+    assert message.startswith("warm")
+    assert text_width(words, 12) + 10 + text_width(message, 12) <= room
+    everything, _ = second_line(look, "note", "aside", 12, 2000, 10)
+    assert everything == "gradient · [5000, 64] float32 · rank 3 of 8 · cuda:3 · note · aside"

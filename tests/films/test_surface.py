@@ -1,0 +1,139 @@
+"""The surface: what is in front hides what is behind it, and colours are where heights are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensortap.films.shades import Shades
+from tensortap.films.style import Box, Style
+from tensortap.films.surface import _LIGHTS, View, drawn_over, lit_colors
+from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, pixels_of, table_of
+from tests.films.filming import draw, near
+
+WALLS = (1, 2, 3), (4, 5, 6)
+
+
+def shades(**options):
+    made = Shades(Style(range=(0, 1), colormap="grey", **options))
+    made.see(None)
+    return made
+
+
+def seen(heights, room=(300, 240)):
+    """Which point of the grid, wall (-2, -1) or nothing (-3) each half pixel shows."""
+    view = View(*heights.shape, Box(0, 0, *room))
+    rows, columns = view._grid
+    numbers = np.arange(rows * columns, dtype=np.uint32)
+    view._heights = lambda *_: (
+        heights,
+        np.concatenate([numbers, [2**32 - 2, 2**32 - 1, 2**32 - 3]]),
+    )
+    drawn = view.draw(heights, shades(), True, np.zeros(1, np.uint32))
+    return view, drawn.astype(np.int64).astype(np.int32)
+
+
+def marched(view, heights):
+    """The same, ray by ray: from the front, the first sample that reaches a pixel."""
+    import itertools
+
+    _rows, columns = heights.shape
+    depth = view._reach.shape[0]
+    ground, reach = np.full(view._reach.shape, np.nan), np.full(view._reach.shape, -1.0)
+    ground.reshape(-1)[view._at] = view._ground
+    for k, at in enumerate(view._at):
+        i, j = divmod(view._place[k], columns)
+        right, down = float(view._right[k]), float(view._down[k])
+        z = heights[i : i + 2, j : j + 2].astype(float)
+        upper, lower = z[:, 0] + (z[:, 1] - z[:, 0]) * right
+        z = upper + (lower - upper) * down
+        reach.reshape(-1)[at] = z * view._rise + ground.reshape(-1)[at]
+    top = view.area.height * 2
+    found = np.full((top, view.area.width), -3)
+    for x, y in itertools.product(range(view.area.width), range(top)):
+        if y < view._front[x]:
+            continue
+        for v in range(depth):
+            if reach[v, x] >= y + 1:
+                code = view._seen[v, x]
+                found[y, x] = code if code < heights.size else code - heights.size - 2
+                break
+    return found[::-1]
+
+
+def test_every_pixel_shows_what_a_ray_meets_first():
+    rng = np.random.default_rng(1)
+    rough = rng.random((96, 96)).astype(np.float32)
+    heights = (rough + np.roll(rough, 1, 0) + np.roll(rough, 1, 1)) / 3
+    view, drawn = seen(heights, (90, 70))
+    expected = marched(view, heights)
+    agree = drawn == expected
+    assert agree.mean() > 0.995  # float32 against float64, at the edges of pixels
+    assert {-3, -2, -1} < set(np.unique(drawn))
+
+
+def test_a_peak_is_drawn_where_it_stands():
+    heights = np.zeros((96, 96), np.float32)
+    heights[30:33, 60:63] = 1
+    view, drawn = seen(heights)
+    rows, columns = np.nonzero(np.isin(drawn, [31 * 96 + 61]))
+    x, y = view.on_screen(61 / 95, 31 / 95, 1)
+    assert abs(columns.mean() - (x - view.area.left)) < 3
+    assert abs(rows.min() / 2 - (y - view.area.top)) < 4
+
+
+def test_a_ridge_hides_what_is_behind_it():
+    heights = np.zeros((96, 96), np.float32)
+    _, flat = seen(heights)
+    heights[60] = 1  # row 60 stands before rows 0 to 59
+    _, ridge = seen(heights)
+    hidden = set(range(48 * 96, 60 * 96)) & set(np.unique(flat)) - set(np.unique(ridge))
+    assert len(hidden) > 500
+    before = set(range(64 * 96, 96 * 96)) & set(np.unique(flat))
+    assert len(before - set(np.unique(ridge))) < len(before) / 20
+
+
+def test_half_pixels_are_averaged_over_what_is_there():
+    under = np.array([[0xFF000000]], np.uint32)
+    drawn = np.array([[0], [0xFF204060]], np.uint32)
+    assert drawn_over(under, drawn).tolist() == [[0xFF102030]]
+    assert drawn_over(under, np.zeros((2, 1), np.uint32)).tolist() == under.tolist()
+
+
+def test_what_is_not_finite_shines_and_can_be_seen():
+    x = np.random.default_rng(0).random((256, 256)).astype(np.float32) * 0.3
+    x[0, 0] = 1.0
+    assert not near(draw(x, mode="surface")[60:430], NAN_COLOR, 30).any()
+    x[200, 100], x[100, 60], x[40, 200] = np.nan, np.inf, -np.inf
+    frame = draw(x, mode="surface")[60:430]
+    for color in (NAN_COLOR, POSINF_COLOR, NEGINF_COLOR):
+        assert near(frame, color, 30).sum() > 10
+
+
+def test_light_does_not_change_what_is_not_finite():
+    lit = lit_colors(pixels_of(table_of("grey")), WALLS)
+    strange = lit[253 * _LIGHTS : 254 * _LIGHTS].view(np.uint8).reshape(-1, 4)
+    assert (strange[:, :3] == NAN_COLOR).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 300), (300, 2), (5, 7), (96, 257), (1000, 3)])
+def test_every_shape_has_a_surface(shape):
+    x = np.random.default_rng(0).standard_normal(shape)
+    frame = draw(x, mode="surface", size=(320, 240), colormap="ember")
+    assert len(np.unique(frame[60:200, 40:240].reshape(-1, 3), axis=0)) > 60
+
+
+def test_the_same_tensor_gives_the_same_picture():
+    x = np.random.default_rng(0).standard_normal((40, 50))
+    assert (draw(x, mode="surface") == draw(x, mode="surface")).all()
+
+
+def test_noise_keeps_its_colours():
+    """A matrix of weights is all slopes: light must not make it black and white."""
+    x = np.random.default_rng(0).standard_normal((256, 256))
+    frame = draw(x, mode="surface", colormap=["#ff0000", "#ff0000"], range=(-4, 4))
+    red = frame[100:400, 40:480].astype(float)
+    lit = red[(red[..., 0] > 60) & (red[..., 1] < 10)][:, 0]
+    assert len(lit) > 20_000
+    assert np.percentile(lit, 5) > 110
+    assert lit.std() > 10  # it is still a surface

@@ -1,0 +1,233 @@
+"""Films on disk, read back with PyAV."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from tensortap.films.video import FilmError, create, film_size
+
+ROOT = Path(__file__).parents[2]
+SIZE = (160, 120)
+
+
+def frame(i, size=SIZE):
+    """A bright column that moves with the number of the frame."""
+    made = np.full((size[1], size[0], 4), 255, np.uint8)
+    made[..., :3] = (10, 20, 60)
+    made[:, 10 * i % size[0] : 10 * i % size[0] + 10, :3] = (250, 200, 40)
+    return made
+
+
+def written(path, form, frames=7, fps=20.0, size=SIZE, palette=None):
+    writer = create(path, form, size, fps, palette)
+    for i in range(frames):
+        writer.write(frame(i, size))
+    writer.close()
+    assert writer.frames == frames
+    return path
+
+
+def column(picture):
+    return np.nonzero(picture[60, :, 0] > 150)[0].mean()
+
+
+@pytest.mark.parametrize(("fps", "frames"), [(20, 7), (12.5, 3), (30000 / 1001, 31), (1, 2)])
+def test_an_mp4_is_h264_with_every_frame_at_its_time(tmp_path, fps, frames):
+    path = written(tmp_path / "a.mp4", "mp4", frames, fps)
+    with av.open(str(path)) as film:
+        stream = film.streams.video[0]
+        assert (stream.codec_context.name, stream.pix_fmt) == ("h264", "yuv420p")
+        assert (stream.width, stream.height) == SIZE
+        assert float(stream.average_rate) == pytest.approx(fps, rel=1e-3)
+        assert film.duration / 1e6 == pytest.approx(frames / fps, rel=0.02)
+        found = list(film.decode(video=0))
+    assert [f.time for f in found] == pytest.approx([i / fps for i in range(frames)], abs=1e-3)
+    for i, each in enumerate(found):
+        assert column(each.to_ndarray(format="rgb24")) == pytest.approx(10 * i % 160 + 4.5, abs=1.5)
+
+
+def test_every_frame_is_on_disk_before_the_next_but_one(tmp_path):
+    writer = create(tmp_path / "a.mp4", "mp4", SIZE, 20)
+    for i in range(9):
+        writer.write(frame(i))
+        copy = tmp_path / f"cut{i}.mp4"
+        copy.write_bytes(writer.path.read_bytes())
+        if i:
+            with av.open(str(copy)) as film:
+                assert len(list(film.decode(video=0))) >= i
+    writer.close()
+
+
+def boxes(data):
+    """(where, length, kind) of the parts of an MP4."""
+    found, at = [], 0
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at : at + 8])
+        found.append((at, length, kind))
+        at += length
+    return found
+
+
+def test_a_film_that_is_torn_plays_up_to_there(tmp_path):
+    """Cut within a frame: all frames before it are decoded, then it ends."""
+    writer = create(tmp_path / "a.mp4", "mp4", SIZE, 20)
+    for i in range(9):
+        writer.write(frame(i))
+    data = writer.path.read_bytes()
+    writer.close()
+    fragments = [box for box in boxes(data) if box[2] in (b"moof", b"mdat")]
+    assert len(fragments) == 16  # a frame each, but for the last
+    for number, (at, length, _) in enumerate(fragments):
+        for cut in (at, at + 8, at + length // 2):
+            path = tmp_path / "cut.mp4"
+            path.write_bytes(data[:cut])
+            found = []
+            with av.open(str(path)) as film, contextlib.suppress(av.error.FFmpegError):
+                found.extend(film.decode(video=0))  # what came before an error is kept
+            assert len(found) >= number // 2, (number, cut)
+
+
+def test_a_killed_program_leaves_a_film(tmp_path):
+    """kill -9 in the middle: all frames but the last are there, in order."""
+    program = f"""
+        import sys
+        sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
+        from tensortap.films.video import create
+        from tests.films.test_video import frame
+        from pathlib import Path
+        writer = create(Path("a.mp4"), "mp4", (160, 120), 20)
+        for i in range(100000):
+            writer.write(frame(i))
+            print(i, flush=True)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    try:
+        for line in child.stdout:
+            if int(line) == 40:
+                break
+    finally:
+        child.kill()
+        last = [40, *map(int, child.stdout.read().split(b"\n")[:-1])][-1]
+        child.stdout.close()
+        child.wait()
+    with av.open(str(tmp_path / "a.mp4")) as film:
+        found = list(film.decode(video=0))
+    assert len(found) in (last, last + 1, last + 2)
+    for i in (0, 17, 39):
+        assert column(found[i].to_ndarray(format="rgb24")) == pytest.approx(
+            10 * i % 160 + 4.5, abs=2
+        )
+
+
+def test_a_gif_has_the_colours_of_its_palette(tmp_path):
+    palette = np.array([[250, 200, 40], [10, 20, 60], [0, 255, 0]], np.uint8)
+    path = written(tmp_path / "a.gif", "gif", palette=palette)
+    with av.open(str(path)) as film:
+        assert film.streams.video[0].codec_context.name == "gif"
+        found = list(film.decode(video=0))
+    assert [f.time for f in found] == pytest.approx([i / 20 for i in range(7)], abs=0.011)
+    for i, each in enumerate(found):
+        picture = each.to_ndarray(format="rgb24")
+        assert picture.shape == (120, 160, 3)
+        assert (picture == frame(i)[..., :3]).all()
+    from PIL import Image
+
+    with Image.open(path) as image:
+        assert image.n_frames == 7
+        assert image.info["loop"] == 0
+
+
+def test_png_frames(tmp_path):
+    from PIL import Image
+
+    written(tmp_path / "frames", "png", 3)
+    names = sorted(path.name for path in (tmp_path / "frames").iterdir())
+    assert names == ["000000.png", "000001.png", "000002.png"]
+    assert (np.asarray(Image.open(tmp_path / "frames" / names[2])) == frame(2)[..., :3]).all()
+
+
+@pytest.mark.parametrize("form", ["mp4", "gif", "png"])
+def test_nothing_is_ever_overwritten(tmp_path, form):
+    path = tmp_path / "a"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        create(path, form, SIZE, 20)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("form", ["mp4", "gif", "png"])
+def test_where_nothing_can_be_written_it_says_so(tmp_path, form):
+    (tmp_path / "file").touch()
+    with pytest.raises(FilmError, match=r"cannot .*file/a.*: Not a directory"):
+        create(tmp_path / "file" / "a", form, SIZE, 20)
+
+
+def test_a_full_disk_ends_the_film_with_its_reason_and_leaves_what_plays(tmp_path):
+    """A limit on the size of files is to write() what a full disk is."""
+    program = f"""
+        import resource, sys
+        sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
+        import numpy as np
+        from pathlib import Path
+        from tensortap.films.video import FilmError, create
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        writer = create(Path("a.mp4"), "mp4", (160, 120), 20)
+        rng = np.random.default_rng(0)
+        try:
+            for i in range(1000):
+                writer.write(rng.integers(0, 255, (120, 160, 4), np.uint8))
+        except FilmError as error:
+            print(error)
+            print(writer.frames)
+        try:
+            writer.write(np.zeros((120, 160, 4), np.uint8))
+        except FilmError as error:
+            print(error)
+        writer.close()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, capture_output=True,
+        text=True, timeout=100, check=False, env=dict(os.environ),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said, frames, again = done.stdout.splitlines()
+    assert (
+        f"the film a.mp4 ends after {frames} frames, it cannot be written: File too large" == said
+    )
+    assert again == "the film a.mp4 has been closed"
+    with av.open(str(tmp_path / "a.mp4")) as film:
+        assert len(list(film.decode(video=0))) >= int(frames) - 2 > 2
+
+
+def test_closing_twice_and_films_without_frames(tmp_path):
+    for form in ("mp4", "gif", "png"):
+        writer = create(tmp_path / form, form, SIZE, 20)
+        writer.close()
+        writer.close()
+
+
+def test_the_sides_of_an_mp4_are_even():
+    assert film_size((641, 479), "mp4") == (642, 480)
+    assert film_size((640, 480), "mp4") == (640, 480)
+    assert film_size((641, 479), "png") == (641, 479)
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    from tensortap.errors import MissingExtra
+
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingExtra, match=r"films need PyAV: pip install 'tensortap\[video\]'"):
+        create(tmp_path / "a.mp4", "mp4", SIZE, 20)
+    assert not (tmp_path / "a.mp4").exists()

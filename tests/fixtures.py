@@ -1,0 +1,134 @@
+"""Fixtures shared by the tests of sources and frameworks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.record import Kind
+from tests.forks import Forks
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def no_errors():
+    """Nothing went wrong inside tensortap, unnoticed."""
+    before = pipeline.receipt().errors
+    yield
+    assert pipeline.receipt().errors == before
+
+
+@pytest.fixture
+def errors():
+    """How many errors inside tensortap were counted since the test began."""
+    before = pipeline.receipt().errors
+    return lambda: pipeline.receipt().errors - before
+
+
+@pytest.fixture
+def open_run(tmp_path):
+    """A run that is open while the test runs; its path."""
+    import tensortap as tap
+
+    path = tap.init(tmp_path / "runs")
+    yield path
+    tap.finish()
+
+
+class Found:
+    """Records by name and kind."""
+
+    def __init__(self, records):
+        self.all = list(records)
+
+    def of(self, kind, name=None, step=None):
+        kind = Kind(kind)
+        return [
+            r
+            for r in self.all
+            if r.kind is kind
+            and (name is None or r.name == name)
+            and (step is None or r.step == step)
+        ]
+
+    def one(self, kind, name, step=0):
+        (found,) = self.of(kind, name, step)
+        return found
+
+    def names(self, kind, step=None):
+        return [r.name for r in self.of(kind, step=step)]
+
+
+@pytest.fixture
+def found():
+    return lambda tracker: Found(tracker.records)
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """What ranks are forked from."""
+    # DDP imports the last of torch
+    found = Forks(
+        "torch.distributed, torch.nn.parallel, torch._dynamo, h5py, tensortap.hdf5.callback"
+    )
+    yield found
+    found.close()
+
+
+class Ranks:
+    """Programs in several ranks over gloo; what each has printed last, as JSON."""
+
+    HEAD = """
+    import json, os, sys, torch, torch.distributed as dist
+    from torch import nn
+    import tensortap as tap
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    """
+    TAIL = """
+    print(json.dumps(result), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+
+    def __init__(self, folder, forks):
+        self.folder = folder
+        self.forks = forks
+
+    def printed(self, code, world, **env):
+        """What each rank of a program has printed."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        # in a file: functions are traced by their source
+        name = self.folder / f"program_{port}.py"
+        name.write_text("\n".join(textwrap.dedent(piece) for piece in (self.HEAD, code)))
+        full = {
+            **os.environ, "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
+            "TENSORTAP_SERVER": "127.0.0.1:1", **env,
+        }  # fmt: skip
+        codes = self.forks(name, full, world=world)
+        printed, self.errors = (
+            [Path(f"{name}.{kind}{rank}").read_text() for rank in range(world)] for kind in "oe"
+        )
+        assert codes == [0] * world, (printed, self.errors)
+        return printed
+
+    def __call__(self, code, world=2, **env):
+        printed = self.printed(code + textwrap.dedent(self.TAIL), world, **env)
+        return [json.loads(text.splitlines()[-1]) for text in printed]
+
+
+@pytest.fixture(scope="module")
+def gloo(tmp_path_factory, forks):
+    """Run a program in several ranks."""
+    return Ranks(tmp_path_factory.mktemp("ranks"), forks)

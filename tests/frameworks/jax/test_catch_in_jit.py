@@ -1,0 +1,244 @@
+"""`tap.catch` inside functions that JAX compiles, vectorises and differentiates."""
+
+import logging
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import tensortap as tap
+from tensortap.frameworks import rebuild
+from tensortap.frameworks.jax import catch_in_jit
+from tensortap.frameworks.jax.intercept import Intercept
+from tensortap.history import History
+from tensortap.pipeline.pipeline import Pipeline
+from tensortap.sinks.memory import Memory
+from tensortap.sources import catch as catching
+from tensortap.wire.address import parse_address
+
+
+@pytest.fixture
+def pipeline(monkeypatch):
+    """A session of its own that keeps everything in memory."""
+    fresh = Pipeline()
+    address = parse_address("127.0.0.1:1")
+    fresh._lives[address] = fresh._history = Memory(History(1 << 30))
+    fresh._default = address
+    fresh._refresh()
+    for module in (catching, catch_in_jit):
+        monkeypatch.setattr(module, "session", fresh)
+    return fresh
+
+
+@pytest.fixture
+def caught(pipeline):
+    """The records under a name, once everything has run."""
+
+    def records(name):
+        pipeline.flush()
+        return pipeline._history.history.records(name)
+
+    return records
+
+
+def values(records):
+    return [np.asarray(rebuild(record.value)).tolist() for record in records]
+
+
+def test_the_value_of_every_call(caught):
+    @jax.jit
+    def double(x):
+        y = x * 2
+        tap.catch(y, "y")
+        tap.catch(y + 1)
+        return y
+
+    for i in range(3):
+        assert double(float(i)) == 2 * i
+    records = caught("y")
+    assert values(records) == [0.0, 2.0, 4.0]
+    assert [r.step for r in records] == [0, 1, 2]
+    assert values(caught("y + 1")) == [1.0, 3.0, 5.0]
+    assert isinstance(rebuild(records[0].value), jax.Array)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "int8", "bool", "complex64",
+                                  "float8_e4m3fn", "uint32"])  # fmt: skip
+def test_bit_for_bit(caught, name):
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    raw = np.random.default_rng(0).integers(0, 256, 999 * dtype.itemsize, np.uint8)
+    x = raw.view(dtype) if name != "bool" else raw % 2 == 0
+    jax.jit(lambda x: tap.catch(x, name) and None)(x)
+    (record,) = caught(name)
+    assert (record.dtype, record.shape) == (name, (999,))
+    assert np.asarray(rebuild(record.value)).tobytes() == x.tobytes()
+
+
+def test_conditions_are_about_what_runs(caught):
+    asked = []
+
+    def condition(value):
+        asked.append(type(value))
+        return value % 3 == 0
+
+    @jax.jit
+    def function(x):
+        tap.catch(x, "every", every=4)
+        tap.catch(x, "first", first=2)
+        tap.catch(x, "both", every=3, first=2)
+        tap.catch(x, "when", when=condition)
+        tap.catch(x // 4, "changed", changed=True)
+        tap.catch(x, "never", when=False)
+        return x
+
+    for i in range(10):
+        function(i).block_until_ready()
+    function(1.0)  # traced again: the counts go on
+    assert values(caught("every")) == [0, 4, 8]
+    assert values(caught("first")) == [0, 1]
+    assert values(caught("both")) == [0, 3]
+    assert values(caught("when")) == [0, 3, 6, 9]
+    assert len(asked) == 11
+    assert issubclass(asked[0], np.ndarray)
+    assert values(caught("changed"))[:3] == [0, 1, 2]
+    assert caught("never") == []
+
+
+def test_scan_and_vmap_and_grad(caught):
+    def loss(w, x):
+        def body(carry, item):
+            carry = carry * w + item
+            tap.catch(carry, "carry")
+            return carry, None
+
+        return jax.lax.scan(body, 0.0, x)[0]
+
+    x = jnp.arange(1.0, 5.0)
+    assert jax.jit(jax.grad(loss))(2.0, x) == 1 * 12 + 2 * 4 + 3
+    assert values(caught("carry")) == [1.0, 4.0, 11.0, 26.0]
+    jax.jit(jax.vmap(lambda x: tap.catch(x, "each") and None))(x)
+    assert sorted(values(caught("each"))) == [1.0, 2.0, 3.0, 4.0]
+    # without jit: grad and vmap trace as well
+    jax.grad(lambda x: (tap.catch(x * x, "square"), x**2)[1])(3.0)
+    assert values(caught("square")) == [9.0]
+
+
+def test_a_value_belongs_to_the_step_it_was_computed_in(pipeline, caught):
+    @jax.jit
+    def slow(x):
+        for _ in range(30):
+            x = jnp.tanh(x @ x)
+        tap.catch(x[0, 0], "corner")
+        return x
+
+    x = jnp.eye(300)
+    for _ in range(4):
+        x = slow(x)
+        pipeline.advance("test")
+    assert [r.step for r in caught("corner")][1:] == [1, 2, 3]
+
+
+def test_who_listens_is_asked_when_it_runs(pipeline, caught):
+    @jax.jit
+    def function(x):
+        tap.catch(x, "x")
+        return x
+
+    pipeline.switch(False)
+    function(1.0)
+    pipeline._settle()
+    pipeline.switch(True)
+    function(2.0)
+    assert values(caught("x")) == [2.0]
+
+
+def test_ten_steps_are_the_same_to_the_last_bit(caught):
+    model = nn.Sequential([nn.Dense(32), nn.gelu, nn.LayerNorm(), nn.Dense(4)])
+    x = jax.random.normal(jax.random.key(0), (16, 8))
+    optimizer = optax.adamw(1e-2)
+
+    def training(catch):
+        def update(params, state, x):
+            def loss(params):
+                y = model.apply(params, x)
+                if catch:
+                    tap.catch(y, "output")
+                return jnp.mean(y**2)
+
+            value, grads = jax.value_and_grad(loss)(params)
+            if catch:
+                tap.catch(grads["params"]["layers_0"]["kernel"], "grads")
+                tap.catch(value, "loss")
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        params = model.init(jax.random.key(1), x)
+        state = optimizer.init(params)
+        update = jax.jit(update)
+        for _ in range(10):
+            params, state = update(params, state, x)
+        return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((params, state))]
+
+    assert training(True) == training(False)
+    assert len(caught("output")) == len(caught("grads")) == len(caught("loss")) == 10
+
+
+def test_equinox(caught):
+    class Net(eqx.Module):
+        inner: eqx.nn.Linear
+
+        def __call__(self, x):
+            y = self.inner(x)
+            tap.catch(y, "inner")
+            return y
+
+    net = Net(eqx.nn.Linear(3, 2, key=jax.random.key(0)))
+    x = jnp.arange(6.0).reshape(2, 3)
+    y = eqx.filter_jit(lambda net, x: jax.vmap(net)(x))(net, x)
+    assert sorted(values(caught("inner"))) == sorted(np.asarray(y).tolist())
+
+
+def test_inside_an_intercepted_function(caught):
+    @jax.jit
+    def function(x):
+        y = nn.Dense(3).init_with_output(jax.random.key(0), x)[0]
+        tap.catch(y, "y")
+        return y
+
+    intercept = Intercept()
+    for i in range(2):
+        results, seen = intercept(function, jnp.ones((2, 2)) * i)
+        assert [o.name for o in seen] == ["Dense"]
+    assert len(caught("y")) == 2
+    assert values(caught("y"))[1] == results.tolist()
+
+
+def test_an_error_is_counted_and_ends_nothing(pipeline, caught, caplog):
+    def broken(value):
+        raise RuntimeError("no such thing")
+
+    @jax.jit
+    def function(x):
+        tap.catch(x, "broken", when=broken)
+        tap.catch(jax.random.key(0), "key")
+        return x + 1
+
+    with caplog.at_level(logging.WARNING, "tensortap"):
+        assert [float(function(i)) for i in (1.0, 2.0)] == [2.0, 3.0]
+        assert caught("broken") == []
+    assert [("no such thing" in m, "key_data" in m) for m in caplog.messages] == [
+        (False, True), (True, False),
+    ]  # fmt: skip
+    assert pipeline._errors == 3
+
+
+def test_a_constant_is_caught_when_it_is_traced(caught):
+    constant = jnp.arange(3)
+    function = jax.jit(lambda x: (tap.catch(constant, "constant"), x)[1])
+    function(1.0), function(1.0)
+    assert values(caught("constant")) == [[0, 1, 2]]

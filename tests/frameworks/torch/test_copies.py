@@ -1,0 +1,94 @@
+"""Tensors that are kept: bit for bit, whatever their dtype, size and layout."""
+
+import numpy as np
+import pytest
+import torch
+
+import tensortap as tap
+from tensortap.sources.tracing.kept import copied, fingerprint, marked_copy, whole
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+    torch.float64, torch.float8_e4m3fn, torch.complex64,
+]  # fmt: skip
+SHAPES = [(), (1,), (3, 4), (100, 50), (200, 400)]  # as bytes, and as a tensor
+
+
+def bits(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def any_bits(dtype, shape):
+    count = int(np.prod(shape)) * dtype.itemsize
+    raw = np.random.default_rng(0).integers(0, 2 if dtype is torch.bool else 256, count, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_copy_is_the_same_bit_for_bit(dtype, shape):
+    value = any_bits(dtype, shape)
+    copied(value)  # the first of a class
+    mark, kept = marked_copy(value)
+    found = whole(kept)
+    assert (found.dtype, found.shape, bits(found)) == (dtype, torch.Size(shape), bits(value))
+    assert marked_copy(value.clone())[0] == mark
+    before = bits(found)
+    value.view(-1).view(torch.uint8)[0] ^= 1
+    assert bits(found) == before
+    assert marked_copy(value)[0] != mark
+
+
+def test_layouts_and_views_go_by_their_content():
+    def traced(x):
+        y = x
+        return y, None
+
+    same = torch.arange(6.0).reshape(2, 3)
+    other = torch.tensor([[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]])  # in memory as `same`, if transposed
+    large = torch.randn(300, 400)
+    values = [
+        same, same.T.contiguous().T, other.T.contiguous().T, other, same.requires_grad_() * 1,
+        large, large.T.contiguous().T, large.clone(),
+    ]  # fmt: skip
+    with tap.trace(traced, ["y"]) as tracer:
+        for value in values:
+            traced(value)
+        assert len(tracer.results["y"].values) == 4  # while it is under way, too
+    kept = tracer.results["y"]
+    assert kept.iterations == [0, 2, 4, 5]
+    for value, found in zip([same, other, same, large], kept.values, strict=True):
+        assert torch.equal(value, found)
+        assert not found.requires_grad
+
+
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_other_ways_to_tell_agree(size):
+    """The next value of a path may be one that has to be looked at more closely."""
+    value = torch.arange(float(size))
+    assert fingerprint(value) == fingerprint(value.clone())
+    if size > 4096:
+        assert marked_copy(value)[0] == fingerprint(value)
+    assert marked_copy(value.resolve_conj()) is not None
+    assert marked_copy(torch.zeros(size, dtype=torch.complex64).conj()) is None
+    assert marked_copy(torch.empty(0)) is None
+    assert marked_copy(torch.empty(size, device="meta")) is None
+    assert marked_copy(torch.eye(3).to_sparse()) is None
+
+
+def test_modes_of_the_user_see_nothing():
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    value = torch.ones(3)
+    copied(value)
+    with Mode():
+        assert marked_copy(value) is None
+        assert torch.equal(copied(value), value) is True
+    assert [f for f in seen if f is not torch.equal] == []

@@ -1,0 +1,62 @@
+"""Names of modules and parameters: those that their author gave, whatever is wrapped around."""
+
+import pytest
+import torch
+from torch import nn
+
+from tensortap.frameworks.torch.names import Names, type_name, unwrapped
+
+
+def names_of(model):
+    names = Names(model)
+    return [n for n, _ in names.modules()], [n for n, _ in names.parameters()]
+
+
+class HasModule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+
+
+PLAIN = (["HasModule", "module"], ["module.weight", "module.bias"])
+WRAPPERS = [
+    lambda m: m,
+    nn.DataParallel,
+    lambda m: torch.compile(m, backend="eager"),
+    lambda m: nn.DataParallel(torch.compile(m, backend="eager")),
+    lambda m: torch.compile(nn.DataParallel(nn.DataParallel(m)), backend="eager"),
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_wrappers_leave_no_trace(wrap):
+    model = HasModule()
+    assert names_of(wrap(model)) == PLAIN
+    assert unwrapped(wrap(model)) is model
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_nor_inside_a_model(wrap):
+    model = nn.Sequential(nn.Linear(2, 2), wrap(HasModule()))
+    assert names_of(model) == (
+        ["Sequential", "0", "1", "1.module"],
+        ["0.weight", "0.bias", "1.module.weight", "1.module.bias"],
+    )
+
+
+def test_checkpoint_wrappers():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)))
+    assert names_of(model) == (["Sequential", "0"], ["0.weight", "0.bias"])
+
+
+def test_shared_parameters_have_each_of_their_names():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    assert names_of(model)[1] == ["0.weight", "1.weight"]
+
+
+def test_types_as_people_import_them():
+    assert type_name(nn.Linear(1, 1)) == "torch.nn.Linear"
+    assert type_name(HasModule()).endswith("test_torch_names.HasModule")

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tensortap as tap
+from tensortap.errors import CaptureError
+from tensortap.frameworks.torch import adapter
+from tensortap.frameworks.torch.adapter import summarize_tensor
+from tensortap.record import Summary
+from tensortap.stats import summarize_array
+
+DTYPES = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.bool),
+    *(torch.complex64, torch.complex128, torch.complex32),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e8m0fnu),
+]
+
+
+def values() -> torch.Tensor:
+    x = torch.linspace(-7, 7, 1200, dtype=torch.float64)
+    x[5] = 0.0
+    return x
+
+
+def same(got: Summary, want: Summary) -> None:
+    assert (got.count, got.zeros, got.exponents) == (want.count, want.zeros, want.exponents)
+    assert (got.min, got.max, got.min_abs) == (want.min, want.max, want.min_abs)
+    assert [got.mean, got.std, got.rm8] == pytest.approx([want.mean, want.std, want.rm8], 1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_every_dtype(dtype: torch.dtype) -> None:
+    x = values().to(torch.complex64).to(dtype) if dtype.is_complex else values().to(dtype)
+    exact = x.to(torch.complex128) if dtype.is_complex else x.to(torch.float64)
+    want = summarize_array(exact.numpy())
+    same(summarize_tensor(x), want)
+    same(summarize_tensor(x.view(30, 40).T), want)
+    same(tap.summarize(x), want)
+    same(
+        summarize_tensor(x.view(30, 40)[::2, 3:]),
+        summarize_array(exact.view(30, 40)[::2, 3:].numpy()),
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.expand(5, -1),
+        lambda x: x.view(20, 60).t(),
+        lambda x: x[::7],
+        lambda x: x.requires_grad_(),
+        lambda x: torch.nn.Parameter(x),
+        lambda x: x[:0],
+        lambda x: x.view(20, 60)[:, :0].t(),
+        lambda x: x[3],
+        lambda x: torch._neg_view(x),
+    ],
+)
+def test_views(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = change(values().float())
+    want = x.detach().resolve_neg().contiguous().numpy()
+    if want.size:
+        same(summarize_tensor(x), summarize_array(want))
+    assert summarize_tensor(x).count == want.size
+
+
+def test_lazy_complex_views() -> None:
+    x = torch.complex(values(), -values())
+    same(summarize_tensor(x.conj()), summarize_tensor(x))
+    same(summarize_tensor(x.conj().imag), summarize_array(x.imag.neg().numpy()))
+
+
+class Marked(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError("code of the subclass ran")
+
+
+def test_a_subclass_runs_no_code_of_its_own() -> None:
+    with torch._C.DisableTorchFunction():
+        x = values().as_subclass(Marked)
+    same(summarize_tensor(x), summarize_array(values().numpy()))
+
+
+def test_no_mode_notices() -> None:
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Functions(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = values()
+    y = x.view(20, 60).t()
+    with Mode(), Functions():
+        summarize_tensor(x)
+        summarize_tensor(y)
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: x.to_sparse(), "not dense"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantized"),
+        (lambda x: torch.nested.nested_tensor([x, x[:3]]), "nested"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_not_dense_is_refused(make: Callable[[torch.Tensor], Any], message: str) -> None:
+    x = make(values().float())
+    with pytest.raises(CaptureError, match=message):
+        summarize_tensor(x)
+    with pytest.raises(CaptureError, match=message):
+        tap.summarize(x)
+
+
+def test_wrappers_are_refused() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(3)
+    with pytest.raises(CaptureError, match="fake tensor"):
+        summarize_tensor(fake)
+    with pytest.raises(CaptureError, match=r"torch\.func"):
+        torch.vmap(lambda x: summarize_tensor(x) and x)(torch.ones(2, 3))
+    freed = torch.ones(3)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(CaptureError, match="freed"):
+        summarize_tensor(freed)
+
+
+def test_other_devices_are_not_ours() -> None:
+    with pytest.raises(NotImplementedError, match="meta"):
+        summarize_tensor(torch.empty(3, device="meta"))
+    with pytest.raises(CaptureError, match="meta tensor"):
+        tap.summarize(torch.empty(3, device="meta"))
+
+
+def test_no_tensor_at_all() -> None:
+    with pytest.raises(CaptureError, match="ndarray is no tensor"):
+        summarize_tensor(np.ones(3))
+
+
+def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = values().bfloat16().view(30, 40)[:, ::2]
+    want = summarize_tensor(x)
+    monkeypatch.setattr(adapter, "_CODES", {})
+    monkeypatch.setattr(adapter.stats, "code_of", lambda dtype: None)
+    monkeypatch.setattr(adapter.stats, "_code_of", lambda dtype: None)
+    same(summarize_tensor(x), want)

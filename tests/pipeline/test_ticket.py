@@ -1,0 +1,75 @@
+"""What `catch` returns."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from tensortap.pipeline import ticket as tickets
+from tensortap.pipeline.ticket import SKIPPED, Ticket, settle
+
+
+def entry(ticket):
+    return (None, ticket, 0)
+
+
+def test_a_value_that_was_skipped_never_arrives():
+    assert SKIPPED.done
+    assert SKIPPED.wait(0) is False
+    assert SKIPPED.wait(None) is False
+
+
+def test_every_sink_has_to_have_it():
+    ticket = Ticket(2)
+    assert not ticket.done
+    settle([entry(ticket)], True)
+    assert not ticket.done
+    assert ticket.wait(0) is False
+    settle([entry(ticket)], True)
+    assert ticket.done
+    assert ticket.wait(0) is True
+
+
+def test_one_sink_that_lost_it_is_enough():
+    for fates in ((True, False), (False, True), (False, False)):
+        ticket = Ticket(2)
+        for fate in fates:
+            settle([entry(ticket)], fate)
+        assert ticket.done
+        assert ticket.wait(0) is False
+
+
+def test_waiting_ends_with_the_time():
+    began = time.monotonic()
+    assert Ticket(1).wait(0.05) is False
+    assert 0.04 < time.monotonic() - began < 2
+
+
+def test_whoever_waits_hurries_the_sink():
+    hurried = []
+    ticket = Ticket(1, lambda: hurried.append(1))
+    ticket.wait(0.01)
+    assert hurried == [1]
+    settle([entry(ticket)], True)
+    ticket.wait(0.01)
+    assert hurried == [1]
+
+
+def test_many_wait_and_all_are_woken():
+    for _ in range(20):
+        waited = [Ticket(1) for _ in range(8)]
+        found = []
+        threads = [
+            threading.Thread(target=lambda t=t, found=found: found.append(t.wait(10)))
+            for t in waited
+        ]
+        for thread in threads:
+            thread.start()
+        settle([entry(t) for t in waited[:4]], True)
+        settle([entry(t) for t in waited[4:]], False)
+        began = time.monotonic()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - began < 5
+        assert sorted(found) == [False] * 4 + [True] * 4
+    assert tickets._waiting == 0

@@ -1,0 +1,772 @@
+# ruff: noqa: B905, C416, F401, F841, F842, PT017, RET504  what binds names is meant
+"""Checks of the instrumentation that need the standard library alone.
+
+`test_core.py` runs them here; as a program this file runs them all, under any Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import linecache
+import sys
+import tempfile
+import threading
+import traceback
+import types
+from pathlib import Path
+
+if __name__ == "__main__":  # without the rest of tensortap, which needs NumPy and more
+    for name in ("tensortap", "tensortap.sources"):
+        package = types.ModuleType(name)
+        package.__path__ = [str(Path(sys.argv[1], *name.split(".")))]
+        sys.modules[name] = package
+
+from tensortap.sources.tracing.calls import instrumented, listen, unlisten
+from tensortap.sources.tracing.functions import names_of, plain
+from tensortap.sources.tracing.resolve import Resolver
+from tensortap.sources.tracing.rewrite import NoSource
+from tensortap.sources.tracing.wanted import Wanted
+
+
+class Log:
+    """A listener that writes down all it hears; each call has a number."""
+
+    def __init__(self):
+        self.heard = []
+        self.calls = 0
+
+    def open(self):
+        self.calls += 1
+        return Heard(self, self.calls)
+
+    def fault(self, error):
+        raise error
+
+    def of(self, name):
+        return [entry[2] for entry in self.heard if entry[1] == name]
+
+
+class Heard:
+    def __init__(self, log, number):
+        self.log, self.number = log, number
+
+    def see(self, name, value, via):
+        self.log.heard.append((self.number, name if via is None else f"{name}/{via}", value))
+
+    def give(self, value):
+        self.log.heard.append((self.number, "return", value))
+
+    def leave(self):
+        self.log.heard.append((self.number, "leave", None))
+
+    def inner(self, name):
+        return self.log.open()
+
+
+@contextlib.contextmanager
+def heard(function, *names, this=None, returns=False, leaves=False, inner=None):
+    log = Log()
+    code = function.__code__
+    listen(function, this, log, Wanted(frozenset(names), returns, leaves, inner or {}))
+    try:
+        yield log
+    finally:
+        unlisten(function, log)
+    assert function.__code__ is code
+    assert function not in instrumented()
+
+
+# -- every way to bind a name --------------------------------------------------------------
+
+counter = 0
+
+
+def bindings(x, *rest, key=3, **more):
+    """A docstring."""
+    global counter
+    counter = 7
+    y = x + 1
+    y += 2
+    z: int = 5
+    unset: int
+    a, (b, *c) = 1, (2, 3, 4)
+    for i in range(2):
+        last = i
+    with contextlib.nullcontext(5) as w, contextlib.nullcontext((6, 7)) as (u, v):
+        pass
+    try:
+        raise ValueError("told")
+    except ValueError as error:
+        pass
+    import collections.abc
+    import os.path as place
+
+    squares = [q * q for q in range(3) if q]
+    pairs = {k: p for k, p in {"a": 1}.items()}
+    if (walrus := 3) > 2:
+        pass
+    firsts = [(found := n) for n in (8, 9)]
+    match [1, {"m": 2, "r": 3}]:
+        case [first, {"m": second, **others}] if first:
+            pass
+    del y
+    first = place and squares and firsts and last and (w, u, v, z, a, b, c)
+
+    class Local:
+        x = "an attribute, no local"
+
+    return first
+
+
+ALL = (
+    "x rest key more counter y z a b c i w u v error place collections q k p walrus found first "
+    "second others Local"
+)
+
+
+def check_every_way_to_bind_a_name():
+    names = ALL.split()
+    with heard(bindings, *names, returns=True) as log:
+        bindings(1, 2, other=4)
+    assert log.of("x") == [1]
+    assert log.of("rest") == [(2,)]
+    assert log.of("key") == [3]
+    assert log.of("more") == [{"other": 4}]
+    assert log.of("counter") == [7]
+    assert log.of("y") == [2, 4]
+    assert log.of("z") == [5]
+    assert (log.of("a"), log.of("b"), log.of("c")) == ([1], [2], [[3, 4]])
+    assert log.of("i") == [0, 1]
+    assert (log.of("w"), log.of("u"), log.of("v")) == ([5], [6], [7])
+    assert [str(error) for error in log.of("error")] == ["told"]
+    assert log.of("place") == [__import__("os").path]
+    assert log.of("collections") == [__import__("collections")]
+    assert log.of("q") == [0, 1, 2]
+    assert (log.of("k"), log.of("p")) == (["a"], [1])
+    assert log.of("walrus") == [3]
+    assert log.of("found") == [8, 9]
+    assert log.of("first")[0] == 1
+    assert (log.of("second"), log.of("others")) == ([2], [{"r": 3}])
+    assert [cls.__name__ for cls in log.of("Local")] == ["Local"]
+    assert len(log.of("return")) == 1
+    assert set(names) <= set(names_of(bindings.__code__))
+    assert "unset" not in names_of(bindings.__code__)
+
+
+def check_what_is_heard_is_in_the_order_of_the_program():
+    with heard(bindings, "x", "y", "i", returns=True, leaves=True) as log:
+        bindings(1)
+    names = [name for _, name, _ in log.heard]
+    assert names == ["x", "y", "y", "i", "i", "return", "leave"]
+
+
+def setting(self, out):
+    self.count += 1
+    self.child.value = 2
+    out["a"] = 1
+    out["b"]["c"] = 2
+    which = "d"
+    out[which] = 3
+    self.pair, other = 1, 2
+    return other
+
+
+def check_parts_that_are_set():
+    this = types.SimpleNamespace(count=0, child=types.SimpleNamespace())
+    with heard(setting, "self", "out") as log:
+        setting(this, {"b": {}})
+    names = [name for _, name, _ in log.heard]
+    assert names == [
+        "self", "out", "self/count", "self/child", "out/a", "out/b", "out/*", "self/pair",
+    ]  # fmt: skip
+
+
+# -- kinds of functions --------------------------------------------------------------------
+
+
+def generator(n):
+    """Yields."""
+    for i in range(n):
+        double = i * 2
+        got = yield double
+    return got
+
+
+def check_generators():
+    with heard(generator, "n", "double", "got", returns=True) as log:
+        running = generator(2)
+        assert next(running) == 0
+        assert running.send("sent") == 2
+        assert list(running) == []
+    assert log.heard == [
+        (1, "n", 2), (1, "double", 0), (1, "return", 0), (1, "got", "sent"), (1, "double", 2),
+        (1, "return", 2), (1, "got", None),
+    ]  # fmt: skip
+
+
+def check_a_generator_that_outlives_the_listening():
+    with heard(generator, "double") as log:
+        running = generator(3)
+        next(running)
+    assert list(running) == [2, 4]
+    assert log.of("double") == [0, 2, 4]  # it was entered while somebody listened
+
+
+async def waiting(x):
+    y = x + 1
+    async with contextlib.AsyncExitStack() as stack:
+        z = [i async for i in numbers()]
+    return y, z, stack is None
+
+
+async def numbers():
+    for i in range(2):
+        yield i
+
+
+def check_async_functions():
+    with heard(waiting, "y", "i", "z", "stack", returns=True) as log:
+        assert asyncio.run(waiting(1)) == (2, [0, 1], False)
+    assert (log.of("y"), log.of("i"), log.of("z")) == ([2], [0, 1], [[0, 1]])
+    assert len(log.of("stack")) == 1
+    assert log.of("return") == [(2, [0, 1], False)]
+    with heard(numbers, "i", returns=True) as log:
+        asyncio.run(waiting(1))
+    assert log.of("i") == log.of("return") == [0, 1]
+
+
+def recursive(n):
+    m = n - 1
+    below = recursive(m) if m else 0
+    return below + 1
+
+
+def check_recursion_tells_calls_apart():
+    with heard(recursive, "m", "below", returns=True) as log:
+        assert recursive(3) == 3
+    assert [entry for entry in log.heard if entry[1] == "m"] == [
+        (1, "m", 2),
+        (2, "m", 1),
+        (3, "m", 0),
+    ]
+    assert [entry[0] for entry in log.heard if entry[1] == "below"] == [3, 2, 1]
+
+
+lambdas = [lambda x: x + 1, lambda x: x + 1, lambda x, y=2: (z := x * y) + z]
+
+
+def check_lambdas_even_two_alike_in_a_line():
+    with heard(lambdas[1], "x", returns=True) as log:
+        assert [one(3) for one in lambdas] == [4, 4, 12]
+    assert log.heard == [(1, "x", 3), (1, "return", 4)]
+    with heard(lambdas[2], "x", "y", "z", returns=True) as log:
+        assert lambdas[2](3) == 12
+    assert log.heard == [(1, "x", 3), (1, "y", 2), (1, "z", 6), (1, "return", 12)]
+
+
+def outer(x):
+    def helper(h):
+        nonlocal x
+        x = h * 2
+        inside = x + 1
+        return inside
+
+    def unwanted(h):
+        h = 1
+        return h
+
+    short = lambda t: t + 1
+    unwanted(5)
+    return helper(x) + short(1)
+
+
+def check_functions_inside():
+    inner = {
+        "helper": Wanted(frozenset({"h", "inside"}), True),
+        "short": Wanted(frozenset({"t"}), True),
+    }
+    with heard(outer, "x", inner=inner) as log:
+        assert outer(2) == 7
+    assert log.heard == [
+        (1, "x", 2), (2, "h", 2), (1, "x", 4), (2, "inside", 5), (2, "return", 5), (3, "t", 1),
+        (3, "return", 2),
+    ]  # fmt: skip
+
+
+def closure(factor):
+    def multiply(x):
+        y = x * factor
+        return y
+
+    return multiply
+
+
+def check_closures_keep_what_they_close_over():
+    twice, thrice = closure(2), closure(3)
+    with heard(twice, "y") as log:
+        assert (twice(5), thrice(5)) == (10, 15)
+    assert log.of("y") == [10]  # the other one is another function
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def around(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return around
+
+
+def silently(function):
+    def around(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return around
+
+
+class Base:
+    def method(self, x):
+        return x
+
+
+class Kinds(Base):
+    def method(this, x):
+        y = super().method(x) + 1
+        return y
+
+    @staticmethod
+    def static(x):
+        y = x
+        return y
+
+    @classmethod
+    def of_class(cls, x):
+        y = (cls.__name__, x)
+        return y
+
+    @decorated
+    @decorated
+    def wrapped(self, x):
+        y = x + 1
+        return y
+
+    @silently
+    def silent(self, x):
+        y = x + 1
+        return y
+
+    @property
+    def prop(self):
+        y = 4
+        return y
+
+    def only_rest(*args):
+        y = args[1]
+        return y
+
+    def __hidden(self, __x):
+        __y = __x + 1
+        return __y
+
+    def call_hidden(self, x):
+        return self.__hidden(x)
+
+    later = functools.partialmethod(method, 5)
+
+
+def check_methods_of_every_kind():
+    one, other = Kinds(), Kinds()
+    for name in "method static of_class wrapped silent only_rest".split():
+        found = plain(Kinds.__dict__[name], one, name)
+        with heard(found.function, "x", "y", this=found.this, returns=True) as log:
+            value = getattr(one, name)(3)
+            getattr(other, name)(3)
+        times = 2 if found.this is not one else 1  # a static method belongs to nobody
+        assert log.of("y") == log.of("return") == [value] * times, name
+    with heard(plain(Kinds.__dict__["prop"], one).function, "y", this=one) as log:
+        assert one.prop == 4
+    assert log.of("y") == [4]
+    found = plain(Kinds.__dict__["later"], one)
+    with heard(found.function, "x", this=one) as log:
+        one.later()
+    assert log.of("x") == [5]
+    assert plain(len) is None
+
+
+def check_names_of_classes_are_mangled():
+    function = Kinds._Kinds__hidden
+    one = Kinds()
+    assert names_of(function.__code__)[-2:] == ("__x", "__y")
+    with heard(function, "__x", "__y", this=one) as log:
+        assert one.call_hidden(1) == 2
+    assert (log.of("__x"), log.of("__y")) == ([1], [2])
+
+
+# -- nothing is disturbed ------------------------------------------------------------------
+
+
+def looking(x):
+    y = x
+    return sorted(locals()), sorted(vars()), dir(), y
+
+
+def check_locals_has_nothing_of_ours():
+    plainly = looking(1)
+    with heard(looking, "x", "y", returns=True):
+        assert looking(1) == plainly
+
+
+def raising(x):
+    y = x
+    if y:
+        raise KeyError("as before")
+    return y
+
+
+def check_errors_pass_and_lines_hold():
+    def where():
+        try:
+            raising(1)
+        except KeyError as error:
+            return [
+                (f.name, f.lineno) for f in traceback.extract_tb(error.__traceback__)
+            ], error.args
+        return None
+
+    before = where()
+    with heard(raising, "y", returns=True, leaves=True) as log:
+        assert where() == before
+    assert log.heard == [(1, "y", 1), (1, "leave", None)]
+
+
+def check_metadata_of_the_function_holds():
+    before = (bindings.__doc__, bindings.__defaults__, bindings.__kwdefaults__, bindings.__name__)
+    with heard(bindings, "x", returns=True, leaves=True):
+        after = (
+            bindings.__doc__,
+            bindings.__defaults__,
+            bindings.__kwdefaults__,
+            bindings.__name__,
+        )
+        assert after == before
+        assert bindings.__code__.co_flags == bindings.__code__.co_flags
+        import inspect
+
+        assert inspect.getsource(bindings).startswith("def bindings(")
+        assert inspect.isgeneratorfunction(generator)
+
+
+def check_several_listen_and_leave_in_any_order():
+    code = recursive.__code__
+    logs = [Log(), Log(), Log()]
+    wants = [Wanted(frozenset({"m"})), Wanted(frozenset({"n"}), True), Wanted(frozenset({"below"}))]
+    for log, want in zip(logs, wants):
+        listen(recursive, None, log, want)
+    recursive(1)
+    for index in (1, 0, 2):
+        unlisten(recursive, logs[index])
+        recursive(1)
+    assert recursive.__code__ is code
+    assert [len(log.of(name)) for log, name in zip(logs, ("m", "n", "below"))] == [2, 1, 3]
+
+
+def check_one_object_of_a_class_and_the_others():
+    one, two = Kinds(), Kinds()
+    log, everything = Log(), Log()
+    listen(Kinds.method, one, log, Wanted(frozenset({"y"})))
+    two.method(1)
+    one.method(2)
+    assert log.of("y") == [3]
+    assert log.calls == 1  # the other was not even asked for
+    listen(Kinds.method, None, everything, Wanted(frozenset({"y"})))
+    two.method(3)
+    one.method(4)
+    assert (log.of("y"), everything.of("y")) == ([3, 5], [4, 5])
+    unlisten(Kinds.method, log)
+    unlisten(Kinds.method, everything)
+
+
+def check_a_trace_function_that_is_there_already():
+    def lines(function, *args):
+        seen = []
+
+        def on_event(frame, event, arg):
+            if frame.f_code.co_name == function.__name__:
+                if event in ("call", "return") or not seen or seen[-1] != (event, frame.f_lineno):
+                    seen.append((event, frame.f_lineno))
+                return on_event
+            return None
+
+        before = sys.gettrace()
+        sys.settrace(on_event)
+        try:
+            function(*args)
+        finally:
+            assert sys.gettrace() is on_event
+            sys.settrace(before)
+        return seen
+
+    plainly = {line for _, line in lines(bindings, 1)}
+    with heard(bindings, "y", "i", "first", returns=True) as log:
+        assert {line for _, line in lines(bindings, 1)} == plainly
+    assert log.of("y") == [2, 4]
+
+
+def check_threads():
+    with heard(recursive, "m") as log:
+        threads = [threading.Thread(target=recursive, args=(50,)) for _ in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert len(log.of("m")) == 400
+
+
+def check_functions_come_and_go():
+    import gc
+    import weakref
+
+    function = closure(2)
+    with heard(function, "y"):
+        function(1)
+    gone = weakref.ref(function)
+    del function
+    gc.collect()
+    assert gone() is None
+
+
+def check_many_objects_are_one_compilation():
+    from tensortap.sources.tracing import rewrite
+
+    made = []
+    original = rewrite.rewritten
+    rewrite.rewritten = lambda *args: made.append(1) or original(*args)
+    try:
+        objects, log = [Kinds() for _ in range(300)], [Log() for _ in range(300)]
+        for one, mine in zip(objects, log):
+            listen(Kinds.method, one, mine, Wanted(frozenset({"y"})))
+        for number, one in enumerate(objects):
+            one.method(number)
+        for mine in log:
+            unlisten(Kinds.method, mine)
+    finally:
+        rewrite.rewritten = original
+    assert len(made) == 1
+    assert [mine.of("y") for mine in log] == [[number + 1] for number in range(300)]
+
+
+# -- without source ------------------------------------------------------------------------
+
+TEXT = """
+def made(x, *rest, key=3, **more):
+    y = x + 1
+    y += 2
+    a, (b, *c) = 1, (2, 3, 4)
+    for i in range(2):
+        z = i
+    try:
+        raise ValueError("told")
+    except ValueError as error:
+        pass
+    def helper():
+        nonlocal y
+        y = 9
+        return x
+    helper()
+    global known
+    known = 5
+    if not x:
+        raise KeyError(y)
+    return y
+
+def steps(n):
+    for i in range(n):
+        j = i * 2
+        yield j
+
+class Made:
+    def __hidden(self, __x):
+        __y = __x
+        return __y
+    def go(self):
+        return self.__hidden(4)
+"""
+
+
+def without_source():
+    """Whether this Python can do without source: always since 3.12, before that with `bytecode`."""
+    if sys.version_info >= (3, 12):
+        return True
+    try:
+        import bytecode
+    except ImportError:
+        return False
+    return True
+
+
+def check_functions_without_source():
+    names = {}
+    exec(TEXT, names)
+    made = names["made"]
+    if not without_source():
+        try:
+            listen(made, None, Log(), Wanted(frozenset("y")))
+        except NoSource as error:
+            assert "pip install 'tensortap[trace]'" in str(error)
+        else:
+            raise AssertionError("it says that it sees what it cannot")
+        return
+    wanted = "x rest key more y a b c i z error known".split()
+    with heard(made, *wanted, returns=True, leaves=True) as log:
+        assert made(1, 2, other=4) == 9
+        try:
+            made(0)
+        except KeyError as error:
+            assert error.args == (9,)
+    first = [entry[1:] for entry in log.heard if entry[0] == 1]
+    assert [name for name, _ in first] == [
+        "x", "key", "rest", "more", "y", "y", "a", "b", "c", "i", "z", "i", "z", "error", "error",
+        "known", "return", "leave",
+    ] or [name for name, _ in first] == [
+        "x", "key", "rest", "more", "y", "y", "a", "b", "c", "i", "z", "i", "z", "error", "known",
+        "return", "leave",
+    ]  # fmt: skip
+    assert log.of("y")[:2] == [2, 4]
+    assert log.of("known") == [5, 5]
+    assert log.of("return") == [9]
+    steps = names["steps"]
+    with heard(steps, "n", "j", returns=True) as log:
+        assert list(steps(2)) == [0, 2]
+    assert log.heard == [(1, "n", 2), (1, "j", 0), (1, "return", 0), (1, "j", 2), (1, "return", 2)]
+    cls = names["Made"]
+    one = cls()
+    with heard(cls._Made__hidden, "__x", "__y", this=one, returns=True) as log:
+        one.go()
+        cls().go()
+    assert log.heard == [(1, "__x", 4), (1, "__y", 4), (1, "return", 4)]
+
+
+def check_source_that_is_not_what_runs():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "module.py")
+        path.write_text("def f(x):\n    y = x + 1\n    return y\n")
+        names = {}
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        path.write_text("def f(x):\n    y = x + 2\n    return y\n# changed since\n")
+        linecache.clearcache()
+        if without_source():
+            with heard(names["f"], "y") as log:
+                assert names["f"](1) == 2
+            assert log.of("y") == [2]
+        else:
+            try:
+                listen(names["f"], None, Log(), Wanted(frozenset("y")))
+            except NoSource as error:
+                assert "changed since" in str(error)
+            else:
+                raise AssertionError("it runs what was never loaded")
+
+
+def check_source_that_is_in_no_file():
+    text = "def cell(x):\n    y = [x for x in range(x)]\n    return y\n"
+    name = "<cell 1>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)  # as notebooks do
+    names = {}
+    exec(compile(text, name, "exec"), names)
+    with heard(names["cell"], "x", "y") as log:
+        assert names["cell"](2) == [0, 1]
+    assert log.heard == [(1, "x", 2), (1, "x", 0), (1, "x", 1), (1, "y", [0, 1])]
+
+
+# -- paths ---------------------------------------------------------------------------------
+
+
+def shared(z):
+    w = z + 1
+    return w
+
+
+class Leaf:
+    def forward(me, x):
+        scores = x * 2
+        return scores
+
+
+class Tree:
+    def __init__(self):
+        self.leaves = {"0": Leaf(), "1": Leaf()}
+        self.one = Leaf()
+
+    def forward(self, x):
+        def nested(t):
+            return t
+
+        out = {"logits": nested(shared(x))}
+        return out
+
+
+def children(owner):
+    return {**owner.leaves, "one": owner.one} if isinstance(owner, Tree) else {}
+
+
+def check_paths_are_resolved():
+    tree = Tree()
+    resolver = Resolver(tree, children)
+
+    def keys(*segments):
+        return sorted(".".join((*p.key, *p.deep)) for p in resolver.resolve(segments)[0])
+
+    assert keys("forward") == ["forward"]
+    assert keys("forward", "x") == ["forward.x"]
+    assert keys("0") == ["0"]
+    assert keys("*", "forward", "scores") == [
+        "0.forward.scores",
+        "1.forward.scores",
+        "one.forward.scores",
+    ]
+    assert keys("**", "scores") == keys("*", "forward", "scores")
+    assert keys("*", "*", "scores") == keys("*", "forward", "scores")
+    assert keys("forward", "out", "logits") == ["forward.out.logits"]
+    # the object itself would be a copy of everything: only by name, or on the way into it
+    assert keys("forward", "*") == ["forward.nested", "forward.out", "forward.x"]
+    assert keys("forward", "self") == ["forward.self"]
+    assert "forward.self.one" in keys("forward", "*", "one")
+    assert keys("*") == ["0", "1", "forward", "one"]  # no __init__
+    assert keys("__init__", "self") == ["__init__.self"]
+    assert keys("**") == ["0", "1", "forward", "one"]  # the target itself is its forward
+    assert keys("forward", "nested", "t") == ["forward.nested.t"]
+    assert keys("forward", "shared", "w") == ["forward.shared.w"]
+    assert keys("forward", "return", "logits") == ["forward.return.logits"]
+    assert keys("forward", "**") == ["forward", *keys("forward", "*")]
+    assert resolver.resolve(("0", "forward", "score"))[1] == (
+        "no local 'score' in 0.forward; it has 'scores', 'me', 'x'"
+    )
+    why = resolver.resolve(("**", "score"))[1]
+    assert why.startswith("nothing there is called 'score'; it has 'scores', ")
+    assert resolver.resolve(("one", "forwards", "x"))[1] == (
+        "no module or method 'forwards' in one; it has 'forward'"
+    )
+    tree.one.scale = 2
+    assert resolver.resolve(("one", "scale"))[1] == (
+        "one.scale is a value, no function: its value at each call is 'one.forward.me.scale'"
+    )
+    assert Resolver(len, lambda owner: {}).resolve(("x",))[1] == (
+        "<built-in function len> is not written in Python: it has no locals to see"
+    )
+    assert "it has 'forward'" in resolver.resolve(("forwards",))[1]
+    assert "is not a function" in resolver.resolve(("__class__", "x"))[1]
+    points, _ = Resolver(shared, lambda owner: {}).resolve(("w",))
+    assert [point.key for point in points] == [("w",)]
+    assert Resolver(shared, lambda owner: {}).resolve(("v",))[1] == (
+        "no local 'v' in shared; it has 'z', 'w'"
+    )
+
+
+CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+
+if __name__ == "__main__":
+    for check in CHECKS:
+        check()
+    assert "numpy" not in sys.modules, "the instrumentation needs the standard library alone"
+    print(f"{len(CHECKS)} checks on {sys.version.split()[0]}")

@@ -1,0 +1,333 @@
+"""Gathering over torch.distributed: real processes, over gloo."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import types
+
+import pytest
+import torch
+
+from tensortap.errors import TensortapError
+from tensortap.sources.tracing import gather as module
+from tensortap.sources.tracing.gather import Gatherer, Way, device_for, gather
+from tensortap.sources.tracing.kept import Part
+
+pytestmark = pytest.mark.timeout(300)  # three processes, however busy the machine
+
+PROGRAM = """
+import collections, dataclasses, numpy as np
+from tensortap.errors import TensortapError
+from tensortap.sources.tracing.gather import Gatherer, gather
+from tensortap.sources.tracing.kept import Part
+
+Pair = collections.namedtuple("Pair", "a b")
+
+@dataclasses.dataclass
+class Both:
+    x: torch.Tensor
+    n: int
+
+class Thing:
+    def __repr__(self):
+        return "a thing"
+
+complex_of = torch.view_as_complex
+
+def values_of(rank):
+    made = torch.Generator().manual_seed(rank)
+    def normal(*shape):
+        return torch.randn(*shape, generator=made)
+    return {
+        "float32": [normal(rank + 2, 3), normal(1, 40, rank + 1)],
+        "bfloat16": [normal(7).bfloat16(), normal(100, 200).bfloat16()],
+        "float8": [normal(5).to(torch.float8_e4m3fn), normal(200, 200).to(torch.float8_e5m2)],
+        "bool": [normal(6) > 0, normal(20_000) > 0],
+        "complex": [complex_of(normal(4, 2)), complex_of(normal(9000, 2)).conj()],
+        "0-dim": [normal(()), normal(()).double()],
+        "empty": [torch.zeros(0, 3), torch.zeros(2, 0).int()],
+        "strided": [normal(4, 5).T, normal(300, 200).T, normal(300, 300)[::3, 1::2]],
+        "requires grad": [normal(9).requires_grad_(), normal(90, 90).requires_grad_() * 2],
+        "parameter": [nn.Parameter(normal(80, 80))],
+        "numpy": [normal(3).numpy(), np.float16(rank), normal(90, 90).numpy().astype(">f8")],
+        "plain": [rank, rank / 3, True, None, "text é", b"bytes", 1 + 2j, 2**80, float("nan")],
+        "nested": [{"a": [normal(3), (1, normal(99, 99))], 2: {"x"}}, Pair(normal(2), rank)],
+        "dataclass": [Both(normal(100, 100), rank)],
+        f"only {rank}": [normal(2)],
+    }
+
+def parts_of(rank):
+    return {
+        name: Part(list(v), [10 * rank + i for i in range(len(v))], [rank] * len(v), [0] * len(v))
+        for name, v in values_of(rank).items()
+    }
+
+def same(a, b):
+    if type(a) is not type(b) and not isinstance(a, nn.Parameter):
+        return False
+    if isinstance(a, torch.Tensor):
+        bits = [t.detach().resolve_conj().contiguous().reshape(-1) for t in (a, b)]
+        bits = [t.view(torch.uint8) for t in bits]
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if dataclasses.is_dataclass(a):
+        return same(vars(a), vars(b))
+    return a == b or (a != a and b != b)
+
+faults = []
+def report(name, error):
+    faults.append(str(error))
+result = {}
+
+# all kinds of values; the last rank has captured nothing; nothing random is touched
+torch.manual_seed(3)
+before = torch.get_rng_state()
+mine = parts_of(rank) if rank < world - 1 else {}
+found = gather(mine)
+result["random state untouched"] = torch.equal(before, torch.get_rng_state())
+if rank == 0:
+    wrong = []
+    expected = collections.defaultdict(list)
+    for r in range(world - 1):
+        for name, part in parts_of(r).items():
+            expected[name] += zip(part.values, part.iterations, part.ranks)
+    for name, wanted in expected.items():
+        part = found[name]
+        rows = list(zip(part.values, part.iterations, part.ranks, strict=True))
+        if len(rows) != len(wanted) or not all(map(same, wanted, rows)):
+            wrong.append(name)
+    result["wrong"] = wrong
+    result["names"] = sorted(found) == sorted(expected)
+    result["graph free"] = not any(v.requires_grad for v in found["requires grad"].values[2:])
+else:
+    result["nothing here"] = found is None
+
+# objects, and tensors that are not dense
+odd = {"odd": Part([Thing(), torch.eye(2).to_sparse()], [0, 1], [rank] * 2, [0, 0])}
+found = gather(odd)
+if rank == 0:
+    result["odd"] = [[type(v).__name__, getattr(v, "repr", "")[:7]] for v in found["odd"].values]
+
+# lists that callbacks have changed
+found = gather({"x": Part([torch.ones(2, 3) * rank], [[0, 1]], [[rank, rank]], [0, 0])})
+if rank == 0:
+    sums = [v.sum().item() for v in found["x"].values]
+    result["lists"] = [found["x"].iterations, found["x"].ranks, sums]
+
+# ranks that gather different numbers of times, rank 0 the least
+def one(i):
+    return {"x": Part([torch.full((5000,), float(rank))], [i], [rank], [0])}
+gatherer = Gatherer(None, report)
+gatherer.connect()
+seen = []
+for i in range(2 * rank):
+    seen.append(gatherer.gather(one(i)))
+seen.append(gatherer.gather(one(99), last=True))
+gatherer.close()
+if rank == 0:
+    part = seen[0]["x"]
+    result["uneven"] = sorted(zip(part.ranks, part.iterations))
+    result["uneven values"] = all((v == r).all() for v, r in zip(part.values, part.ranks))
+
+# and rank 0 the most
+gatherer = Gatherer(None, report)
+seen = []
+for i in range(4 - rank):
+    seen.append(gatherer.gather(one(i)))
+seen.append(gatherer.gather(one(99), last=True))
+gatherer.close()
+if rank == 0:
+    result["fewer"] = [sorted(zip(f["x"].ranks, f["x"].iterations)) for f in seen]
+
+# a reduction of the user's own is under way meanwhile, and all ranks agree on what comes after
+tensor = torch.full((100_000,), float(rank))
+work = dist.all_reduce(tensor, async_op=True)
+found = gather(one(0))
+work.wait()
+result["reduced"] = tensor[0].item() == sum(range(world))
+
+# a group of some ranks
+some = dist.new_group([1, 2])
+found = gather(one(0), some)
+result["some"] = None if found is None else found["x"].ranks
+result["faults"] = faults
+"""
+
+
+@pytest.fixture(scope="module")
+def found(gloo):
+    return gloo(PROGRAM, 3)
+
+
+def test_what_was_kept_comes_as_it_was(found):
+    first = found[0]
+    assert first["wrong"] == []
+    assert first["names"]
+    assert first["graph free"]
+    assert [other["nothing here"] for other in found[1:]] == [True, True]
+    assert all(one["random state untouched"] for one in found)
+
+
+def test_objects_travel_by_type_and_repr(found):
+    own, others = found[0]["odd"][:2], found[0]["odd"][2:]
+    assert own == [["Thing", ""], ["Tensor", ""]]
+    assert others == [["Opaque", "a thing"], ["Opaque", "tensor("]] * 2
+
+
+def test_lists_that_a_callback_has_changed(found):
+    assert found[0]["lists"] == [
+        [[0, 1]] * 3,
+        [[0, 0], [1, 1], [2, 2]],
+        [0.0, 6.0, 12.0],
+    ]
+
+
+def test_ranks_gather_as_often_as_they_like(found):
+    rows = [[0, 99], *[[1, i] for i in (0, 1, 99)], *[[2, i] for i in (0, 1, 2, 3, 99)]]
+    assert found[0]["uneven"] == rows
+    assert found[0]["uneven values"]
+    assert found[0]["fewer"] == [
+        [[0, 0], [1, 0], [2, 0]],
+        [[0, 1], [1, 1], [2, 1]],
+        [[0, 2], [1, 2], [2, 99]],
+        [[0, 3], [1, 99]],
+        [[0, 99]],
+    ]
+    assert [one["faults"] for one in found] == [[], [], []]
+
+
+def test_collectives_of_the_user_are_not_disturbed(found):
+    assert all(one["reduced"] for one in found)
+
+
+def test_a_group_of_some_ranks(found):
+    assert [one["some"] for one in found] == [[0], [1, 2], None]
+
+
+DYING = """
+import time
+from tensortap.sources.tracing.gather import Gatherer
+from tensortap.sources.tracing.kept import Part
+faults = []
+gatherer = Gatherer(None, lambda name, error: faults.append(str(error)))
+gatherer.connect()
+dying = int(os.environ["DYING"])
+seen = []
+for i in range(3):
+    if rank == dying and i == 1:
+        os._exit(0)
+    part = {"x": Part([torch.ones(10_000)], [i], [rank], [0])}
+    try:
+        found = gatherer.gather(part, last=i == 2)
+    except Exception as error:
+        faults.append(type(error).__name__)
+        found = part
+    seen.append(None if found is None else found["x"].ranks)
+print(json.dumps([seen, faults]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("dying", "world"), [(2, 3), (0, 2)])
+def test_a_rank_that_dies_is_not_waited_for(gloo, dying, world):
+    done = gloo.printed(DYING, world, DYING=str(dying))
+    found = [json.loads(out.splitlines()[-1]) if out else None for out in done]
+    assert found[dying] is None, done
+    if dying:
+        seen, faults = found[0]
+        assert seen == [[0, 1, 2], [0, 1], [0, 1]]
+        assert len(faults) == 1
+        assert faults[0].startswith("rank 2 did not come: what it traces is gathered no more:")
+        assert found[1] == [[None, None, None], []]
+    else:  # the others keep what is theirs
+        seen, faults = found[1]
+        assert seen == [None, [1], [1]], done
+        assert len(faults) == 1
+
+
+def test_without_a_process_group_it_is_local():
+    parts = {"x": Part([1, 2], [0, 1], [0, 0], [0, 0])}
+    assert gather(parts) == parts
+
+
+class Work:
+    def wait(self):
+        return True
+
+
+class Line:
+    """What nccl does for us, in one process: it can't run here."""
+
+    def __init__(self, messages, device="cpu"):
+        self.messages, self.device = messages, torch.device(device)
+
+    def send(self, tensors, to, tag):
+        assert (to, tag) == (0, 0)
+        assert tensors[0].device == self.device
+        self.messages.append(tensors[0].clone())
+        return Work()
+
+    def recv(self, tensors, rank, tag):
+        assert (rank, tag) == (1, 0)
+        assert tensors[0].device == self.device
+        tensors[0].copy_(self.messages.pop(0))
+        return Work()
+
+
+def test_buffers_lie_where_the_backend_wants_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert device_for("nccl") == torch.device("cuda", 3)
+    assert device_for("gloo") == torch.device("cpu")
+    # no device here but the CPU: a meta tensor lies elsewhere, and that is what is seen
+    way = Way(None, [4, 7], 7, torch.device("meta"))
+    devices = []
+    monkeypatch.setattr(way, "_send", lambda tensor: devices.append(tensor.device.type))
+    module._send(way, {"x": Part([torch.arange(9000)], [0], [1], [0])}, True)
+    assert devices == ["meta", "meta", "meta"]
+
+
+def test_where_there_is_no_gloo_it_is_nccl(monkeypatch):
+    made = []
+
+    def nccl(store, rank, size, timeout):
+        made.append((rank, size, timeout))
+        return Line(messages)
+
+    messages = []
+    monkeypatch.setattr(module, "device_for", lambda backend: torch.device("cpu"))
+    ways = []
+    for rank in (4, 7):
+        distributed = types.SimpleNamespace(
+            is_gloo_available=lambda: False, ProcessGroupNCCL=nccl, get_rank=lambda rank=rank: rank,
+            PrefixStore=lambda name, store: (name, store), group=types.SimpleNamespace(WORLD=None),
+            distributed_c10d=types.SimpleNamespace(_get_default_store=lambda: "store"),
+        )  # fmt: skip
+        ways.append(Way.open(distributed, None, [4, 7]))
+    assert made == [(0, 2, datetime.timedelta(minutes=30)), (1, 2, datetime.timedelta(minutes=30))]
+    assert [way.first for way in ways] == [True, False]
+    part = Part([torch.arange(9000), 5], [0, 1], [7, 7], [0, 0])
+    module._send(ways[1], {"x": part}, True)
+    found = {}
+    assert module._take(ways[0], 7, found).last
+    assert torch.equal(found["x"].values[0], part.values[0])
+    assert (found["x"].values[1], found["x"].ranks) == (5, [7, 7])
+    assert not messages
+
+
+def test_a_message_that_is_none(monkeypatch):
+    messages = []
+    ways = [Way(Line(messages), [0, 1], rank, torch.device("cpu")) for rank in range(2)]
+    ways[1].send_numbers(3, 0)
+    ways[1].send(memoryview(b"abc"))
+    faults = []
+    gatherer = Gatherer(None, lambda name, error: faults.append(error))
+    gatherer._way, gatherer._others = ways[0], [1]
+    assert gatherer.gather({"x": Part([1], [0], [0], [0])})["x"].values == [1]
+    assert isinstance(faults[0], TensortapError)
+    assert gatherer.gather({}) == {}  # nobody is waited for any more

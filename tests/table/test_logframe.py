@@ -1,0 +1,315 @@
+"""The LogFrame of records, in memory and in a run, against counts made by hand."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import ml_dtypes
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensortap as tap
+from tensortap.errors import MissingExtra
+from tensortap.pipeline.queue import Background
+from tensortap.pipeline.ticket import Ticket
+from tensortap.record import Kind, Mapping, Record, TensorData
+from tensortap.runs import format as layout
+from tensortap.runs.folders import make_run
+from tensortap.sinks.store import Store
+from tensortap.stats import summarize_array
+from tensortap.table.logframe import logframe_of, metrics_of, table_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:The DataFrame has column names of mixed type")
+
+
+def record(seq, values, name="fc", kind=Kind.ACTIVATION, dtype="float32", **fields) -> Record:
+    array = np.asarray(values).astype(np.dtype(dtype))
+    fields = {"step": seq, "call": 0, "rank": 0, "world_size": 1, "time_ns": seq, **fields}
+    return Record(
+        name, kind, seq=seq, dtype=dtype, shape=array.shape, stats=summarize_array(array), **fields
+    )
+
+
+def kept(path, records) -> tap.console.run.Run:
+    """A run with these records."""
+    folder = make_run(path, 1)
+    ranks = {r.rank for r in records}
+    for rank in ranks:
+        sink = Background(Store(folder, rank), budget=1 << 28, overflow="newest", name="test")
+        for each in records:
+            if each.rank == rank:
+                sink.write(each, Ticket(1, sink.hurry), 1000)
+        assert sink.flush(20)
+        sink.close(10)
+    return tap.open(folder)
+
+
+ONE = [0.0, 0.25, -1.0, 1.5, 3.0, math.nan, math.inf, -math.inf, 2.0**-20, 2.0**20]
+
+
+def test_every_value_is_in_its_bin():
+    frame = logframe_of([record(3, ONE)], exponents=(-2, 1))
+    assert frame["exponent_counts"].columns.tolist() == [-math.inf, -2, -1, 0, 1, math.inf]
+    # the tiny one below; the huge one and both infinities above
+    assert frame["exponent_counts"].iloc[0].tolist() == [1, 1, 0, 2, 1, 3]
+    scalars = frame["scalar_stats"].iloc[0]
+    assert (scalars["zeros"], scalars["nans"], scalars["count"]) == (1, 1, 10)
+    counted = frame["exponent_counts"].sum(axis=1) + scalars["zeros"] + scalars["nans"]
+    assert counted.tolist() == [10]
+
+
+def test_the_full_range_is_what_occurs():
+    frame = logframe_of([record(0, [0.5]), record(1, [16.0]), record(2, [0.0])])
+    assert frame["exponent_counts"].columns.tolist() == [-math.inf, *range(-1, 5), math.inf]
+    assert frame["exponent_counts"].sum(axis=1).tolist() == [1, 1, 0]
+    assert frame["exponent_counts"][4].tolist() == [0, 1, 0]
+
+
+def test_metadata_as_the_schema_has_it():
+    records = [
+        record(0, [1.0], "blocks.0.wq", type="torch.nn.Linear"),
+        record(1, [1.0], "blocks.0.wq", Kind.GRADIENT),
+        record(2, [1.0], "blocks.0.wq.weight", Kind.WEIGHT, "bfloat16"),
+        record(3, [1.0], "blocks.0.wq.bias", Kind.WEIGHT),
+        record(4, [1.0], "blocks.0.wq.weight", Kind.WEIGHT_GRADIENT),
+        record(5, [1.0], "blocks.0.wq.weight", Kind.OPTIMISER_STATE, tags={"state": "exp_avg"}),
+        record(6, [1.0], "weight", Kind.WEIGHT),
+        record(7, [1.0], "blocks.weight", call=2),  # a module of that name keeps it
+    ]
+    frame = logframe_of(records)
+    found = frame["metadata"]
+    assert list(frame.columns.levels[0]) == sorted(("metadata", "scalar_stats", "exponent_counts"))
+    assert found.columns.tolist() == [
+        "name", "type", "tensor_type", "step", "dtype", "rank", "call",
+    ]  # fmt: skip
+    assert found["name"].tolist() == [
+        *["blocks.0.wq"] * 3, "blocks.0.wq.bias", *["blocks.0.wq"] * 2, "weight", "blocks.weight",
+    ]  # fmt: skip
+    assert found["tensor_type"].tolist() == [
+        "Activation", "Gradient", "Weight", "Weight", "Weight_Gradient",
+        "Optimiser_State.exp_avg", "Weight", "Activation",
+    ]  # fmt: skip
+    assert found["type"].tolist() == ["torch.nn.Linear"] + [""] * 7
+    assert found["call"].tolist() == [0] * 7 + [2]
+    assert [ml_dtypes.finfo(d).bits for d in found["dtype"]][:3] == [32, 32, 16]
+    assert frame.metadata.name.nunique() == 4  # as notebooks write it
+
+
+def test_what_is_no_tensor_or_was_computed_twice_is_not_in_it():
+    records = [
+        record(0, [1.0]),
+        record(1, [1.0], tags={"recompute": "1"}),
+        record(2, [1, 2], "ids", dtype="int64"),
+        record(3, [True], "mask", dtype="bool"),
+        record(4, [3], "ids", dtype="int64"),
+        Record("loss", Kind.METRIC, 5, 0, 5, 0, 1, 5, value=0.5),
+        Record("x", Kind.VALUE, 6, 0, 6, 0, 1, 6, value="text"),
+    ]
+    frame = logframe_of(records)
+    assert frame["metadata"]["name"].tolist() == ["fc"]
+    assert frame.attrs["left_out"] == {"int64": 2, "bool": 1}
+
+
+def test_numbers_of_a_stash_function_are_statistics_as_well():
+    tensor = TensorData("numpy", "float32", (1,), b"\0\0\0\0")
+    records = [
+        record(0, [1.0], value=Mapping((("kurtosis", 2.5), ("std", 7), ("text", "no")))),
+        record(1, [1.0]),
+        record(2, [1.0], value=tensor),
+        record(3, [1.0], value=Mapping((("value", tensor), ("sparse", True)))),
+    ]
+    scalars = logframe_of(records)["scalar_stats"]
+    assert scalars["kurtosis"].tolist()[0] == 2.5
+    assert scalars["kurtosis"].isna().tolist() == [False, True, True, True]
+    assert scalars["stash.std"].tolist()[0] == 7
+    assert scalars["std"].tolist() == [0.0] * 4
+    assert scalars["sparse"].tolist()[3] == 1
+    assert list(scalars.columns) == [*layout.STATISTICS, "kurtosis", "stash.std", "sparse"]
+
+
+def test_rows_are_in_the_order_of_capture_and_nothing_is_mixed_up():
+    rng = np.random.default_rng(0)
+    records = [
+        record(i, 2.0 ** rng.integers(-9, 9, 5), f"l{i % 3}", step=i // 6, rank=i % 2)
+        for i in range(60)
+    ]
+    shuffled = [records[i] for i in rng.permutation(60)]
+    pd.testing.assert_frame_equal(logframe_of(shuffled), logframe_of(records))
+    for row, each in zip(logframe_of(shuffled).itertuples(index=False), records, strict=True):
+        assert (row[0], row[3], row[5]) == (each.name, each.step, each.rank)
+        assert list(row[7 + len(layout.STATISTICS) + 1 : -1]) == [
+            each.stats.exponents.get(n, 0) for n in range(-9, 9)
+        ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(width=32), max_size=8), max_size=6),
+    st.integers(-160, 130), st.integers(0, 40),
+)  # fmt: skip
+def test_no_value_is_lost_whatever_the_range(tensors, low, width):
+    records = [record(i, np.array(values, "float32")) for i, values in enumerate(tensors)]
+    frame = logframe_of(records, exponents=(low, low + width))
+    assert len(frame.columns) == 7 + len(layout.STATISTICS) + width + 3
+    whole = frame["exponent_counts"].sum(axis=1)
+    scalars = frame["scalar_stats"]
+    assert (whole + scalars["zeros"] + scalars["nans"]).tolist() == [len(t) for t in tensors]
+    for row, each in zip(frame["exponent_counts"].to_numpy(), records, strict=True):
+        inside = [each.stats.exponents.get(n, 0) for n in range(low, low + width + 1)]
+        assert row.tolist()[1:-1] == inside
+
+
+def test_nothing_at_all_is_a_frame_of_the_schema_too():
+    frame = logframe_of([])
+    assert len(frame) == 0
+    assert frame["exponent_counts"].columns.tolist() == [-math.inf, 0, math.inf]
+    tap.validate_logframe(frame)
+
+
+@pytest.mark.parametrize("wrong", [(3, 1), 5, ("a", "b"), (1, 2, 3)])
+def test_a_range_that_is_none(wrong):
+    with pytest.raises(ValueError, match="exponents"):
+        logframe_of([], exponents=wrong)
+
+
+def test_of_a_run_it_is_the_same_as_of_the_records(tmp_path):
+    records = [
+        record(i, [2.0**i, 0.1], f"l{i}", rank=i % 2, value=Mapping((("extra", i),)))
+        for i in range(9)
+    ]
+    run = kept(tmp_path, records)
+    pd.testing.assert_frame_equal(run.logframe(), logframe_of(records))
+    assert run.logframe(exponents=(-16, 16))["exponent_counts"].shape == (9, 35)
+
+
+def test_tensors_without_statistics_get_them(tmp_path):
+    array = np.array([1.0, 0.0, 6.0], "float32")
+    whole = TensorData("numpy", "float32", (3,), array.tobytes())
+    records = [
+        record(0, [1.0]),
+        Record("x", Kind.VALUE, 1, 0, 1, 0, 1, 1, "", "float32", (3,), value=whole),
+        Record("t", Kind.VALUE, 1, 0, 2, 0, 1, 1, "", "<U1", (1,),
+               value=TensorData("numpy", "<U1", (1,), b"a\0\0\0")),
+    ]  # fmt: skip
+    run = kept(tmp_path, records)
+    frame = run.logframe()
+    assert frame["metadata"]["tensor_type"].tolist() == ["Activation", "Value"]
+    assert frame["exponent_counts"][2].tolist() == [0, 1]
+    assert len(run.logframe(compute=False)) == 1
+    assert run.stats()["zeros"].tolist()[:2] == [0, 1]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "csv.gz", "pkl"])
+@pytest.mark.parametrize("index", [True, False])
+def test_what_pandas_saves_is_read_again(tmp_path, suffix, index):
+    records = [record(i, rng_values(i), name=n) for i, n in enumerate(["NA", "a,b", "nan", "ü"])]
+    frame = logframe_of([*records, record(4, [math.inf, math.nan])])
+    path = tmp_path / f"frame.{suffix}"
+    if suffix == "pkl":
+        frame.to_pickle(path)
+    else:
+        getattr(frame, f"to_{suffix.partition('.')[0]}")(path, index=index)
+    again = tap.read_logframe(path, trust=suffix == "pkl")
+    pd.testing.assert_frame_equal(again, frame)
+
+
+def rng_values(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(50)
+
+
+def test_metrics(tmp_path):
+    def metric(seq, name, value, step, rank=0, kind=Kind.METRIC):
+        return Record(name, kind, step, 0, seq, rank, 2, seq, value=value)
+
+    records = [
+        metric(0, "loss", 2.0, 10), metric(1, "lr", 0.1, 10), metric(2, "loss", 1.5, 11),
+        metric(3, "loss", 1.4, 11), metric(4, "loss", 9.0, 10, rank=1),
+        metric(5, "acc", 3, 11, kind=Kind.VALUE), metric(6, "note", "text", 11),
+    ]  # fmt: skip
+    expected = pd.DataFrame(
+        {"step": [10, 10, 11], "rank": [0, 1, 0], "loss": [2.0, 9.0, 1.4], "lr": [0.1, None, None]}
+    )
+    expected["lr"] = expected["lr"].astype(float)
+    run = kept(tmp_path, records)
+    for found in (metrics_of(records), run.metrics()):
+        pd.testing.assert_frame_equal(found, expected, check_dtype=False, check_column_type=False)
+    assert run.metrics("acc", "loss").columns.tolist() == ["step", "rank", "acc", "loss"]
+    assert run.metrics("nothing").empty
+    assert metrics_of([]).columns.tolist() == ["step", "rank"]
+
+
+def test_without_pandas_it_says_what_to_do(tmp_path, monkeypatch):
+    run = kept(tmp_path, [record(0, [1.0])])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for ask in (run.logframe, run.metrics, run.stats, lambda: run.formats("float16")):
+        with pytest.raises(MissingExtra, match=r"needs pandas: pip install 'tensortap\[view\]'"):
+            ask()
+
+
+def test_no_row_is_looked_at_in_python():
+    """A hundred times the rows, far less than a hundred times the function calls."""
+    import cProfile
+    import pstats
+
+    import pyarrow as pa
+
+    table = table_of([record(i, rng_values(i)) for i in range(200)])
+
+    def calls(of) -> int:
+        profile = cProfile.Profile()
+        profile.runcall(logframe_of, of)
+        return pstats.Stats(profile).total_calls
+
+    calls(table)
+    many = pa.concat_tables([table] * 100).combine_chunks()
+    assert calls(many) < 2 * calls(table)
+
+
+# -- formats -------------------------------------------------------------------------------
+
+
+def test_formats_of_a_run(tmp_path):
+    small, fits, large = [1e-4, 1e-4, 1.0], [1.0, 2.0], [1000.0, 1.0]
+    records = [
+        record(0, large, "a", step=1),
+        record(1, small, "a", step=2),
+        record(2, fits, "a", step=2, rank=1),
+        record(3, large, "b.weight", Kind.OPTIMISER_STATE, step=1, tags={"state": "exp_avg"}),
+        record(4, [1, 2], "ids", step=2, dtype="int32"),
+    ]
+    run = kept(tmp_path, records)
+    frame = run.formats("float8_e4m3fn")
+    assert frame.columns.tolist() == [
+        "name", "tensor_type", "step", "values", "underflow", "underflow_at_most", "subnormal",
+        "overflow", "overflow_at_most", "shift", "scale", "scaled",
+    ]  # fmt: skip
+    rows = frame.set_index("name")
+    # both ranks of the latest step together
+    assert (rows.loc["a", "step"], rows.loc["a", "values"]) == (2, 5)
+    assert rows.loc["a", "underflow"] == pytest.approx(2 / 5)
+    assert rows.loc["a", "shift"] > 0
+    assert rows.loc["a", "scaled"] == 0
+    assert rows.loc["b", "overflow"] == 0.5
+    assert (rows.loc["b", "shift"], rows.loc["b", "scale"]) == (-2, 0.25)
+    assert rows.loc["ids", "values"] == 2
+    assert len(run.formats("float16", step="all")) == 4
+    assert run.formats("float16", step=1)["name"].tolist() == ["a", "b"]
+    assert run.formats("float16", kind="Optimiser_State")["name"].tolist() == ["b"]
+    assert run.formats("float16", kind=Kind.ACTIVATION, name="^a")["name"].tolist() == ["a"]
+    assert run.formats("float16", name="zzz").empty
+
+
+def test_formats_that_cannot_be_told(tmp_path):
+    run = kept(tmp_path, [record(3, [1.0])])
+    with pytest.raises(tap.errors.NotFound, match="no float format is called 'float7'"):
+        run.formats("float7")
+    with pytest.raises(tap.errors.NotFound, match="nothing at step 9; there are steps from 3 to 3"):
+        run.formats("float16", step=9)
+    with pytest.raises(tap.errors.NotFound, match="no kind is called 'Weigth'"):
+        run.formats("float16", kind="Weigth")
+    with pytest.raises(tap.errors.NotFound, match="a step is a number or 'all'"):
+        run.formats("float16", step="last")

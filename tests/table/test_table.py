@@ -1,0 +1,342 @@
+"""One table of statistics, wherever they lie."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+import tensortap as tap
+import tensortap.table.table as table_module
+from tensortap.api import session as live
+from tensortap.errors import NotFound
+from tensortap.history import History
+from tensortap.readers.run import RunReader
+from tensortap.record import Kind
+from tensortap.table.feeds import RunFeed
+from tensortap.table.run_columns import RunColumns
+from tensortap.table.table import Table, table_of
+from tests.viz.conftest import LAYERS, STEPS, Writer, training
+
+
+def checked(table, records):
+    """A table says of its rows what the records say."""
+    wanted = {
+        (r.name, r.kind.value, r.step, r.rank, r.seq): r
+        for r in records
+        if r.kind not in (Kind.ALERT, Kind.METRIC)
+    }
+    seen = 0
+    for kind in ("Activation", "Gradient"):
+        for name in LAYERS:
+            rows = table.series(kind, name)
+            assert (np.diff(table.step[rows]) >= 0).all()
+            for row in rows.tolist():
+                key = (name, kind, int(table.step[row]), int(table.rank[row]))
+                record = next(r for k, r in wanted.items() if k[:4] == key)
+                for statistic in ("rm2", "max_abs", "min", "zeros", "nans"):
+                    expected = getattr(record.stats, statistic)
+                    np.testing.assert_equal(table.column(statistic)[row], expected)
+                found = table.exponents(np.array([row]))
+                bins = {found.low + i: n for i, n in enumerate(found.counts[:, 0].tolist()) if n}
+                assert bins == record.stats.exponents
+                assert table.dtypes[table.dtype[row]] == "float32"
+                seen += 1
+    assert seen == len(wanted)
+    assert table.layers("Activation") == LAYERS
+    assert table.tensor_kinds() == ["Activation", "Gradient"]
+
+
+class TableContract:
+    """Subclasses give `made`, a table of RECORDS, with or without metrics."""
+
+    ranks = 1
+
+    @pytest.fixture
+    def made(self):
+        raise NotImplementedError
+
+    def test_rows_say_what_the_records_say(self, made):
+        checked(made, training(ranks=self.ranks))
+
+    def test_training_statistics(self, made):
+        for rank in range(self.ranks):
+            steps, values = made.training(rank)["loss"]
+            assert steps.tolist() == list(range(STEPS))
+            assert values.tolist() == [1.0 / (1 + s) + rank for s in range(STEPS)]
+
+    def test_alerts(self, made):
+        assert [(a.name, a.step, a.message) for a in made.alerts()] == [
+            (LAYERS[2], 7, "3 NaN")
+        ] * self.ranks
+
+    def test_what_is_not_finite_is_counted(self, made):
+        rows = made.rows(kind="Activation", names=[LAYERS[2]], rank=0, step=7)
+        assert made.nonfinite(rows).tolist() == [3]
+        assert made.column("nonfinite")[rows].tolist() == [3.0]
+
+    def test_nothing_new(self, made):
+        version = made.version
+        assert not made.refresh()
+        assert made.version == version
+
+
+class TestFinishedRun(TableContract):
+    @pytest.fixture
+    def made(self, run_path):
+        return table_of(run_path)
+
+
+class TestRunOfTwoRanks(TableContract):
+    ranks = 2
+
+    @pytest.fixture
+    def made(self, tmp_path):
+        writer = Writer(tmp_path, 2)
+        writer.write(training(ranks=2))
+        writer.close()
+        return table_of(tap.open(writer.path))
+
+
+class TestRunThatIsWritten(TableContract):
+    @pytest.fixture
+    def made(self, writer):
+        writer.write(training())
+        return table_of(RunReader(writer.path))
+
+
+class TestRunThatGrows(TableContract):
+    """Some steps in the open end, some after; columns are asked for at any time between."""
+
+    @pytest.fixture
+    def made(self, writer):
+        writer.write(training(range(5)))
+        table = table_of(writer.path)
+        assert table.column("rm2").shape == (len(table),)
+        records = training()[len(training(range(5))) :]
+        writer.write(records[:20])
+        assert table.refresh()
+        table.column("max_abs")
+        writer.write(records[20:])
+        writer.close()
+        assert table.refresh()
+        return table
+
+
+class TestHistory(TableContract):
+    @pytest.fixture
+    def made(self):
+        history = History(1 << 30)
+        records = training()
+        history.write(records[:30])
+        table = table_of(history)
+        table.column("rm2")
+        history.write(records[30:])
+        assert table.refresh()
+        return table
+
+
+class TestLiveSessionElsewhere(TableContract):
+    @pytest.fixture
+    def made(self):
+        server = live.start("127.0.0.1", 0)
+        server.history.write(training())
+        with tap.open(str(server.address)) as view:
+            yield table_of(view)
+        server.close()
+
+
+class TestRecords(TableContract):
+    @pytest.fixture
+    def made(self):
+        return table_of(training())
+
+
+def test_a_logframe(run_path):
+    frame = tap.open(run_path).logframe()
+    table = table_of(frame)
+    checked(table, training())
+    assert table.training() == {}
+    assert not table.refresh()
+
+
+def test_what_a_logframe_did_not_count_is_said(run_path):
+    from tensortap.viz.figures import exponents_figure
+
+    narrow = table_of(tap.open(run_path).logframe(exponents=(-3, 2)))
+    whole = table_of(run_path)
+    for layer, step in (("embed", 11), ("output", 0), ("output", 8)):
+        rows = narrow.rows(kind="Activation", names=[layer], step=step)
+        below, above = narrow.beyond(rows)
+        counts = whole.exponents(whole.rows(kind="Activation", names=[layer], step=step)).counts
+        assert narrow.exponents(rows).counts.sum() + below + above == counts.sum()
+        figure = exponents_figure(narrow, name=layer, kind="Activation", step=step)
+        said = figure["layout"]["annotations"][1]["text"]
+        assert ("below the range" in said) == bool(below[0])
+        assert ("above it" in said) == bool(above[0])
+
+
+def test_training_statistics_of_several_ranks_are_their_mean():
+    records = training(range(3), ranks=2)
+    again = msgspec.structs.replace(records[-1], value=5.0, seq=900)  # the later one stands
+    steps, values = table_of([*records, again]).training()["loss"]
+    assert steps.tolist() == [0, 1, 2]
+    assert values.tolist() == [1.5, 1.0, (1 / 3 + 5.0) / 2]
+
+
+def test_a_tracker():
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    with tap.track(model, optimizer=optimizer) as tracker:
+        table = table_of(tracker)
+        for step in range(3):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            tracker.step(loss=float(step))
+            table.refresh()
+    assert table.training()["loss"][1].tolist() == [0.0, 1.0, 2.0]
+    assert "weight.exp_avg" in table.layers("Optimiser_State")
+    assert table.steps("Weight").tolist() == [0, 1, 2]
+
+
+def test_an_open_run_reads_heads_and_what_is_asked_for(run_path, monkeypatch):
+    asked = []
+    read = RunColumns.read
+
+    def noted(self, stretches, columns):
+        asked.append(columns)
+        return read(self, stretches, columns)
+
+    monkeypatch.setattr(RunColumns, "read", noted)
+    table = table_of(run_path)
+    table.column("rm2")
+    table.column("rm2")
+    table.refresh()
+    heads, *more = asked
+    assert set(heads) == {"name", "kind", "dtype", "step", "rank", "call", "seq", "missing"}
+    assert more == [["rm2"]]
+
+
+def test_what_found_no_room_is_no_row(writer):
+    records = training(range(2))
+    writer.write(records)
+    writer.stores[0].missed("embed", Kind.ACTIVATION, 1, 0)
+    writer.write([msgspec.structs.replace(records[0], step=5, seq=900)])
+    writer.close()
+    table = table_of(writer.path)
+    assert len(tap.open(writer.path).missing()) == 1
+    assert table.step[table.series("Activation", "embed")].tolist() == [0, 1, 5]
+    assert not np.isnan(table.column("rm2")[table.series("Activation", "embed")]).any()
+
+
+def test_what_is_computed_a_second_time_counts_once(writer):
+    records = training(range(1))
+    again = msgspec.structs.replace(records[0], call=1, seq=500, tags={"recompute": "1"})
+    writer.write([*records, again])
+    for source in (writer.path, [*records, again]):
+        table = table_of(source)
+        rows = table.series("Activation", "embed")
+        assert len(rows) == 2
+        assert table.call[table.once(rows)].tolist() == [0]
+
+
+def test_a_history_that_forgets_keeps_its_table():
+    records = training()
+    history = History(40 * 700)
+    table = table_of(history)
+    for record in records:
+        history.write([record])
+        table.refresh()
+    assert sum(history.evicted.values())
+    checked(table, records)
+
+
+def test_an_empty_run(writer):
+    table = table_of(writer.path)
+    assert len(table) == 0
+    assert (table.tensor_kinds(), table.layers(), table.alerts()) == ([], [], [])
+    assert table.column("rm2").shape == (0,)
+    assert table.exponents(np.empty(0, np.int64)).counts.shape[1] == 0
+
+
+def test_a_table_of_a_table_is_itself(table):
+    assert table_of(table) is table
+    assert isinstance(table, Table)
+
+
+@pytest.mark.parametrize("source", [3, "no/such/folder", object()])
+def test_what_is_no_source(source):
+    with pytest.raises((TypeError, tap.TensortapError)):
+        table_of(source)
+
+
+def test_no_such_statistic(table):
+    with pytest.raises(NotFound, match="no statistic is called 'rm3'; did you mean"):
+        table.column("rm3")
+
+
+def test_rows_may_be_asked_for_in_any_order(table):
+    rows = table.rows(kind="Gradient", names=["output", "embed"])[::-1]
+    one = table.exponents(rows)
+    for place in (0, 5, len(rows) - 1):
+        alone = table.exponents(rows[place : place + 1])
+        width = len(alone.counts)
+        start = alone.low - one.low
+        assert (one.counts[start : start + width, place] == alone.counts[:, 0]).all()
+        assert one.counts[:, place].sum() == alone.counts.sum()
+        assert one.max_abs[place] == alone.max_abs[0]
+
+
+def test_the_feed_of_a_run_needs_no_pandas(run_path, tmp_path):
+    import subprocess
+    import sys
+
+    code = f"""
+import sys
+sys.path.insert(0, "src")
+from tensortap.table.table import table_of
+table = table_of({str(run_path)!r})
+table.exponents(table.rows(kind="Activation")); table.column("rm2"); table.alerts()
+print("pandas" in sys.modules, "plotly" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_feed_says_what_it_has(run_path):
+    assert RunFeed(RunReader(run_path)).statistics()[-1] == "value"
+
+
+def test_a_session_that_forgets_is_forgotten(monkeypatch):
+    monkeypatch.setattr(table_module, "_MOST", 200)
+    history = History(40 * 700)
+    table = table_of(history)
+    table._limit = 200
+    for step in range(200):
+        history.write([msgspec.structs.replace(r, step=step) for r in training(range(1))])
+        table.refresh()
+    held = sum(len(history.records(name)) for name in history.names())
+    assert held < 100
+    assert len(table) <= 200 + 11
+    assert table.step[table.series("Activation", "embed")][-1] == 199
+    assert len(table.column("rm2")) == len(table)
+
+
+def test_a_table_is_steady_while_it_is_drawn(table):
+    from tensortap.viz.figures import lines_figure
+
+    held = []
+
+    class Watching:
+        def __enter__(self):
+            held.append(True)
+
+        def __exit__(self, *_):
+            held.append(False)
+
+    other = table_of(training(range(1)))
+    other.lock = Watching()
+    lines_figure(other, names=["embed"], kind="Activation", metrics=["rm2"])
+    assert held[0] is True
+    assert held[-1] is False

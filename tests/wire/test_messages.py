@@ -1,0 +1,326 @@
+"""The codec of the wire: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import msgspec
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensortap.buffers import Pool
+from tensortap.dtypes import ITEMSIZE, itemsize
+from tensortap.errors import WireError
+from tensortap.frameworks.snapshot import DEPTH
+from tensortap.record import (
+    Blob,
+    Fields,
+    Items,
+    Kind,
+    Mapping,
+    Number,
+    Opaque,
+    Record,
+    Shard,
+    Summary,
+    TensorData,
+)
+from tensortap.wire import messages as wire
+
+int64 = st.integers(-(1 << 63), (1 << 63) - 1)
+words = st.text(max_size=20)
+
+
+@st.composite
+def tensors(draw):
+    dtype = draw(st.sampled_from(sorted(ITEMSIZE)))
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
+    size = itemsize(dtype)
+    for length in shape:
+        size *= length
+    framework = draw(st.sampled_from(["numpy", "numpy.generic", "torch", "jax"]))
+    return TensorData(framework, dtype, shape, draw(st.binary(min_size=size, max_size=size)))
+
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | int64
+    | st.floats(allow_nan=False)
+    | words
+    | tensors()
+    | st.builds(Number, st.just("complex"), st.tuples(st.floats(allow_nan=False), st.floats(0, 1)))
+    | st.builds(Number, st.just("int"), text=st.integers(1 << 63).map(hex))
+    | st.builds(Blob, st.sampled_from(["bytes", "bytearray"]), st.binary(max_size=50))
+    | st.builds(Opaque, words, words)
+)
+
+
+@st.composite
+def fields(draw, children):
+    names = draw(st.lists(words, max_size=3))
+    values = tuple(draw(children) for _ in names)
+    return Fields(draw(st.sampled_from(["namedtuple", "dataclass"])), "m:C", tuple(names), values)
+
+
+values = st.recursive(
+    leaves,
+    lambda children: (
+        st.builds(
+            Items,
+            st.sampled_from(["list", "tuple", "set", "frozenset"]),
+            st.lists(children, max_size=4).map(tuple),
+        )
+        | st.builds(Mapping, st.lists(st.tuples(children, children), max_size=3).map(tuple))
+        | fields(children)
+    ),
+    max_leaves=12,
+)
+summaries = st.builds(
+    Summary,
+    **dict.fromkeys("count zeros nans posinfs neginfs".split(), st.integers(0, 1 << 40)),
+    **dict.fromkeys(
+        "min max mean std mean_abs max_abs min_abs rm2 rm4 rm8".split(), st.floats(allow_nan=False)
+    ),
+    first_bin=st.integers(-1100, 1100),
+    bins=st.lists(st.integers(0, 9), max_size=5).map(tuple),
+)
+shards = st.builds(
+    Shard, st.tuples(int64), st.tuples(int64), st.lists(words, max_size=2).map(tuple)
+)
+records = st.builds(
+    Record,
+    words,
+    st.sampled_from(Kind),
+    int64,
+    int64,
+    int64,
+    int64,
+    int64,
+    int64,
+    type=words,
+    dtype=words,
+    shape=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    shard=st.none() | shards,
+    digest=st.none() | st.binary(min_size=16, max_size=16),
+    value=values,
+    stats=st.none() | summaries,
+    tags=st.dictionaries(words, words, max_size=2),
+)
+
+
+@given(st.lists(records, max_size=4))
+@settings(max_examples=300)
+def test_records_come_out_as_they_went_in(sent):
+    body = wire.encode_records(sent, None)
+    assert wire.decode_records(body, [], itemsize) == sent
+    assert wire.decode_records(memoryview(bytearray(body)), [], itemsize) == sent
+
+
+@given(st.lists(tensors(), min_size=1, max_size=5))
+def test_payloads_outside_the_body_come_back_in_their_places(held):
+    """Blocks are told by their index, wherever in the tree their tensors lie."""
+    pool = Pool(shared=False)
+    outside, leased = [], []
+    for tensor in held:
+        lease = pool.acquire(len(tensor.data))
+        lease.writable[:] = tensor.data
+        leased.append(TensorData(tensor.framework, tensor.dtype, tensor.shape, lease))
+    tree = Items("list", (Mapping((("a", leased[0]),)), *leased[1:]))
+    record = Record("x", Kind.VALUE, 0, 0, 0, 0, 1, 0, value=tree)
+
+    def external(block):
+        outside.append(block)
+        return len(outside) - 1
+
+    body = wire.encode_records([record], external)
+    assert len(outside) == len(held)
+    found = wire.decode_records(body, outside, itemsize)[0].value
+    tensors_found = [found.items[0].items[0][1], *found.items[1:]]
+    assert [bytes(t.data.view) for t in tensors_found] == [t.data for t in held]
+    with pytest.raises(WireError, match=r"nowhere|claims"):
+        wire.decode_records(body, outside[:-1], itemsize)
+
+
+HEADERS = [
+    (wire.HELLO, wire.Hello(1, "0.1.0", "source", bytes(16))),
+    (wire.CHALLENGE, wire.Challenge(1, "0.1.0", bytes(16), bytes(32))),
+    (wire.PROOF, wire.Proof(bytes(32), wire.Client(bytes(16)), (wire.Probe("a", "Value"),))),
+    (wire.WELCOME, wire.Welcome(1 << 28, 1 << 33, bytes(16), "host", 77)),
+    (wire.REFUSED, wire.Refusal("no")),
+    (
+        wire.RECORDS,
+        wire.Batch(
+            7,
+            100,
+            612,
+            (wire.External(1, 4096, 512),),
+            (wire.SegmentOffer(1, 9, 8192),),
+            (wire.Probe("loss", "Value"),),
+            wire.Tally(1, 2, 3),
+        ),
+    ),
+    (wire.PART, wire.Part(7, 0, 1 << 20)),
+    (wire.ACK, wire.Ack(7, 612, ((1, 4096),), (6,))),
+    (wire.SEGMENTS, wire.Segments((1, 2))),
+    (wire.CONTROL, wire.Control("enable", ("loss",), {"every": "10"})),
+    (wire.QUERY, wire.Query(3, "load", {"name": "x", "seq": 1})),
+    (wire.REPLY, wire.Reply(3, "", 100)),
+    (wire.GOODBYE, wire.Goodbye("bye")),
+    (wire.PING, wire.Goodbye()),
+]
+
+
+@pytest.mark.parametrize(("kind", "header"), HEADERS)
+def test_headers_come_out_as_they_went_in(kind, header):
+    frames = wire.message(kind, header)
+    assert wire.read_header(*frames) == header
+
+
+@pytest.mark.parametrize(("kind", "header"), HEADERS)
+def test_headers_cut_at_any_byte_are_refused(kind, header):
+    frame = wire.message(kind, header)[1]
+    for length in range(len(frame)):
+        with pytest.raises(WireError, match="bad header"):
+            wire.read_header(kind, frame[:length])
+
+
+def some_records():
+    tensor = TensorData("torch", "bfloat16", (2, 3), bytes(12))
+    tree = Mapping((("a", Items("tuple", (tensor, 1.5, None, True, "text"))), ("b", 2**40)))
+    stats = Summary(6, 6, 0, 0, 0, *[0.0] * 10, -3, (1, 2))
+    full = Record(
+        "loss", Kind.GRADIENT, 4, 1, 9, 2, 8, 1 << 60, "torch.Tensor", "bfloat16", (2, 3),
+        Shard((4, 3), (2, 0), ("Shard(0)",)), bytes(16), tree, stats, {"mode": "train"},
+    )  # fmt: skip
+    return [full, Record("x", Kind.VALUE, 0, 0, 0, 0, 1, 0, value=tensor)]
+
+
+def test_records_cut_at_any_byte_are_refused():
+    body = wire.encode_records(some_records(), None)
+    for length in range(len(body)):
+        with pytest.raises(WireError):
+            wire.decode_records(body[:length], [], itemsize)
+
+
+def test_the_first_words_never_change_their_form():
+    """What two versions tell each other about their versions has to be read by both."""
+    assert wire.message(wire.HELLO, wire.Hello(1, "v", "source", b"n")) == [
+        b"H",
+        msgspec.msgpack.encode({"protocol": 1, "version": "v", "role": "source", "nonce": b"n"}),
+    ]
+    assert wire.message(wire.CHALLENGE, wire.Challenge(1, "v", b"n", b"m")) == [
+        b"C",
+        msgspec.msgpack.encode({"protocol": 1, "version": "v", "nonce": b"n", "mac": b"m"}),
+    ]
+    assert wire.message(wire.REFUSED, wire.Refusal("r", 1, "v")) == [
+        b"X",
+        msgspec.msgpack.encode({"reason": "r", "protocol": 1, "version": "v"}),
+    ]
+    # a newer version may say more in them
+    more = msgspec.msgpack.encode({"reason": "r", "protocol": 9, "version": "v", "new": [1]})
+    assert wire.read_header(b"X", more) == wire.Refusal("r", 9, "v")
+
+
+def deep(depth):
+    value = 1
+    for _ in range(depth):
+        value = Items("list", (value,))
+    return Record("deep", Kind.VALUE, 0, 0, 0, 0, 1, 0, value=value)
+
+
+def test_as_deep_as_a_snapshot_can_be_and_no_deeper():
+    assert wire.DEEPEST == DEPTH
+    body = wire.encode_records([deep(DEPTH)], None)
+    assert wire.decode_records(body, [], itemsize) == [deep(DEPTH)]
+    with pytest.raises(WireError, match="deeper than 100 containers"):
+        wire.decode_records(wire.encode_records([deep(DEPTH + 1)], None), [], itemsize)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1 << 62,), (1 << 40, 1 << 40), (-1,), (-1, -1), (1 << 62, 0), ((1 << 63) - 1,) * 9]
+)
+def test_shapes_that_no_tensor_has(shape):
+    with pytest.raises(WireError, match="a tensor of shape"):
+        wire.tensor_nbytes(TensorData("numpy", "int8", shape, b""), itemsize)
+
+
+def test_the_product_of_an_endless_shape_is_not_worked_out():
+    began = time.monotonic()
+    with pytest.raises(WireError) as caught:
+        wire.tensor_nbytes(TensorData("numpy", "int8", (3,) * 5_000_000, b""), itemsize)
+    assert time.monotonic() - began < 1
+    assert len(str(caught.value)) < 300
+    assert wire.tensor_nbytes(TensorData("numpy", "int8", (1,) * 100, b""), itemsize) == 1
+    assert wire.tensor_nbytes(TensorData("numpy", "int16", (3, 0, 7), b""), itemsize) == 0
+
+
+def mutate(rng: random.Random, data: bytes) -> bytes:
+    """Some of its bytes flipped, cut out, doubled, or put in from elsewhere."""
+    data = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        where = rng.randrange(len(data) + 1)
+        match rng.randrange(5):
+            case 0 if data:
+                data[where % len(data)] ^= 1 << rng.randrange(8)
+            case 1:
+                del data[where : where + rng.randint(1, 8)]
+            case 2:
+                data[where:where] = rng.randbytes(rng.randint(1, 8))
+            case 3 if data:
+                data[where % len(data)] = rng.choice(
+                    b"\x00\x7f\x80\x8f\x90\x9f\xc1\xc6\xdd\xdf\xff"
+                )
+            case _:
+                data[where:where] = data[: rng.randint(0, 40)]
+    return bytes(data)
+
+
+@given(st.integers(0, (1 << 64) - 1).map(random.Random))
+@settings(max_examples=60)
+def test_frames_of_strangers_raise_nothing_but_wire_errors(rng):
+    """100 mutated headers and bodies an example: 6,000 in all."""
+    bodies = [wire.encode_records(some_records(), None), wire.encode_records([deep(99)], None)]
+    for _ in range(100):
+        kind, header = rng.choice(HEADERS)
+        frame = mutate(rng, wire.message(kind, header)[1])
+        read = or_wire_error(wire.read_header, kind, frame)
+        if read is not None:
+            assert type(read) is type(header)
+            wire.message(kind, read)  # what was let in can be written again
+        body = mutate(rng, rng.choice(bodies))
+        for record in or_wire_error(wire.decode_records, body, [], itemsize) or ():
+            wire.encode_records([record], None)
+
+
+def or_wire_error(function, *arguments):
+    """What it gives, or None where it says, in few words, that the wire is wrong."""
+    said = ""
+    try:
+        return function(*arguments)
+    except WireError as error:
+        said = str(error)
+    assert 0 < len(said) < 1000
+    return None
+
+
+@given(st.binary(max_size=300), st.binary(max_size=3))
+@settings(max_examples=500)
+def test_random_frames_raise_nothing_but_wire_errors(frame, kind):
+    or_wire_error(wire.read_header, kind, frame)
+    or_wire_error(wire.decode_records, frame, [], itemsize)
+    or_wire_error(wire.decode_records, b"\x91\xdc\x00\x10" + frame, [], itemsize)
+
+
+def test_a_length_that_is_not_there_allocates_nothing():
+    """MessagePack says lengths in advance: none is believed."""
+    before = psutil.Process().memory_info().rss
+    for head in (b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"):
+        with pytest.raises(WireError):
+            wire.decode_records(b"\x91\xdc\x00\x10" + head, [], itemsize)
+        with pytest.raises(WireError):
+            wire.decode_records(head, [], itemsize)
+    assert psutil.Process().memory_info().rss - before < 64 << 20
