@@ -59,8 +59,8 @@ clean:
 
 # pip, not python: it comes last, so an environment cut off halfway is made again.
 $(BIN)/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and \
-	    "tensortap needs Python 3.10 or newer: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	    "tensortap needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready-view: $(BUILD) | $(BIN)/pip

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 
-class Kind(str, enum.Enum):
+class Kind(enum.StrEnum):
     """What a record is about."""
 
     VALUE = "Value"

@@ -10,7 +10,7 @@ from tensortap.errors import MissingExtra
 from tensortap.integrations.training import Training, guarded
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from tensortap.sources.track import Tracker
 

@@ -101,10 +101,9 @@ class _Writer:
         self._cells = {*code.co_cellvars, *code.co_freevars}
 
     def _call(self, probe: str, *arguments: tuple[str, Any]) -> list[tuple[str, Any]]:
-        if sys.version_info >= (3, 11):
-            count = len(arguments)
-            ends = [("PRECALL", count), ("CALL", count)]
-            return [("LOAD_GLOBAL", (True, probe)), *arguments, *ends]
+        count = len(arguments)
+        ends = [("PRECALL", count), ("CALL", count)]
+        return [("LOAD_GLOBAL", (True, probe)), *arguments, *ends]
         return [("LOAD_GLOBAL", probe), *arguments, ("CALL_FUNCTION", len(arguments))]
 
     def _made(self, like: Any, *pairs: tuple[str, Any]) -> list[Any]:
