@@ -103,7 +103,7 @@ def alert_of(record: Record) -> Alert:
     said = _words(record.value)
     numbers = _words(said.get("facts"))
     try:
-        kind = Kind(said.get("kind"))
+        kind = Kind(str(said.get("kind")))
     except ValueError:
         kind = Kind.VALUE
     again = said.get("again")

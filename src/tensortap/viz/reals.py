@@ -38,9 +38,12 @@ def reals(array: NDArray[Any]) -> NDArray[Any]:
     with np.errstate(all="ignore"):
         if part is not None:
             if dtype.fields is not None:
-                return np.hypot(array["real"].astype(np.float64), array["imag"].astype(np.float64))
+                real, imag = (array[name].astype(np.float64) for name in ("real", "imag"))
+                length: NDArray[Any] = np.hypot(real, imag)
+                return length
             wide = array.astype(np.complex256 if dtype.itemsize > 16 else np.complex128)
-            return np.abs(wide).astype(np.float64, copy=False)
+            magnitude: NDArray[Any] = np.abs(wide).astype(np.float64, copy=False)
+            return magnitude
         whole = dtype.kind in "iu" and dtype.itemsize > _NARROW
         wide_float = dtype.kind == "f" and dtype.itemsize > 4
         return array.astype(np.float64 if whole or wide_float else np.float32, copy=False)

@@ -104,7 +104,6 @@ class _Writer:
         count = len(arguments)
         ends = [("PRECALL", count), ("CALL", count)]
         return [("LOAD_GLOBAL", (True, probe)), *arguments, *ends]
-        return [("LOAD_GLOBAL", probe), *arguments, ("CALL_FUNCTION", len(arguments))]
 
     def _made(self, like: Any, *pairs: tuple[str, Any]) -> list[Any]:
         location = getattr(like, "location", None)
