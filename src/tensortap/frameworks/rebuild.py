@@ -88,7 +88,7 @@ def _builder(framework: str) -> Callable[[TensorData], Any]:
         # whoever only looks must not take the accelerator's memory from whoever trains on it
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
-        module = importlib.import_module(f"tensortap.frameworks.{framework}")
+        module = importlib.import_module(f"tensortap.frameworks.{framework}.adapter")
     except Exception:  # not installed, or broken: the numbers can be had all the same
         return build
     found: Callable[[TensorData], Any] = module.build

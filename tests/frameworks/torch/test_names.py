@@ -59,4 +59,4 @@ def test_shared_parameters_have_each_of_their_names():
 
 def test_types_as_people_import_them():
     assert type_name(nn.Linear(1, 1)) == "torch.nn.Linear"
-    assert type_name(HasModule()).endswith("test_torch_names.HasModule")
+    assert type_name(HasModule()).endswith("test_names.HasModule")
