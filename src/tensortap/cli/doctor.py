@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import sys
 from typing import Any
 
 import typer
@@ -16,7 +15,6 @@ _EXTRAS = {
     "jax": ("jax", "jaxlib"),
     "view": ("kaleido", "pandas", "plotly", "starlette", "uvicorn", "websockets"),
     "hdf5": ("h5py",),
-    **({"trace": ("bytecode",)} if sys.version_info < (3, 12) else {}),
     "video": ("av", "Pillow", "scikit-learn"),
     "notebook": ("ipywidgets", "anywidget"),
     "s3": ("fsspec", "s3fs"),

@@ -138,7 +138,7 @@ class Tracer:
             except NoSource as error:
                 for point in one.points:
                     name = joined(point.key)
-                    self.say(name, f"{name!r} cannot be seen: {error}")
+                    self.say(name, f"cannot trace {name!r} in {place.label}: {error}")
                 continue
             self._listening.append(one)
         forget_files()

@@ -27,9 +27,9 @@ def test_here(check):
 
 
 def pythons() -> dict[str, str]:
-    """The other Pythons from 3.10 to 3.13 that are there: on the path, or put there by pyenv."""
+    """Return the other supported Pythons that are installed, on the path or by pyenv."""
     found = {}
-    for minor in (10, 11, 12, 13):
+    for minor in (11, 12, 13):
         places = sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python")))
         place = shutil.which(f"python3.{minor}")
         for one in [*places, *([place] if place else [])]:

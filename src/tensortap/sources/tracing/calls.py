@@ -224,10 +224,9 @@ class FromSource:
 
 def ways() -> list[Way]:
     """The ways to instrument a function, the best first."""
-    from tensortap.sources.tracing.instructions import FromInstructions
     from tensortap.sources.tracing.monitor import Monitored
 
-    return [FromSource(), Monitored(), FromInstructions()]
+    return [FromSource(), Monitored()]
 
 
 # -- what probes call --------------------------------------------------------------------

@@ -68,7 +68,10 @@ class Monitored:
     def put(self, site: Site, wanted: Wanted, anyone: bool) -> None:
         """Ask for the events of the function."""
         if not hasattr(sys, "monitoring"):
-            raise NoSource("this Python has no sys.monitoring")
+            raise NoSource(
+                "tracing it without its source needs Python 3.12 or later: define it in a file "
+                "that does not change while the program runs, or use a newer Python"
+            )
         if not (wanted.names or wanted.returns or wanted.leaves):
             raise NoSource("functions inside a function are seen only where there is source")
         _tool.watch(site, wanted)
