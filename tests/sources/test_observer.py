@@ -6,7 +6,7 @@ import pytest
 import tensortap as tap
 from tensortap.frameworks.summary import Later
 from tensortap.record import Kind
-from tensortap.sources.observer import Observer, Seen, Settings
+from tensortap.sources.observer import Observer, Seen, TrackOptions
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -30,7 +30,7 @@ class Device:
 
 @pytest.fixture
 def observer():
-    observer = Observer(Settings())
+    observer = Observer(TrackOptions())
     observer.begin()
     yield observer
     observer.end()
@@ -62,7 +62,7 @@ def test_records_come_in_order_and_asking_for_them_waits(observer):
 
 
 def test_what_devices_work_on_at_the_end_is_not_lost():
-    observer = Observer(Settings())
+    observer = Observer(TrackOptions())
     observer.begin()
     observer.add(SEEN, None, Device().later())
     observer.end()

@@ -31,7 +31,7 @@ _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
 
 
-class Settings(NamedTuple):
+class TrackOptions(NamedTuple):
     """What is tracked; the arguments of `track`."""
 
     include: Wanted = None
@@ -66,7 +66,7 @@ class Seen(NamedTuple):
 class Observing(Protocol):
     """What hooks need of whoever they observe for."""
 
-    settings: Settings
+    settings: TrackOptions
     patterns: Patterns
 
     @property
@@ -109,7 +109,7 @@ def never_skipped() -> bool:
 class Observer:
     """Turns observations into records; `advance` ends a training step."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TrackOptions) -> None:
         if settings.every < 1:
             raise ValueError(f"every={settings.every}: every first step or more, at least 1")
         self.settings = settings

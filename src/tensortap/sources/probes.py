@@ -15,7 +15,7 @@ from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.outputs import Outputs
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Summary
-from tensortap.sources.observer import Seen, Settings
+from tensortap.sources.observer import Seen, TrackOptions
 from tensortap.sources.outputs import leaves
 from tensortap.sources.patterns import Patterns
 
@@ -90,7 +90,7 @@ class _Look:
     """Notes what hooks observe, by name."""
 
     def __init__(self) -> None:
-        self.settings = Settings(only_training=False)
+        self.settings = TrackOptions(only_training=False)
         self.patterns = Patterns()
         self.active = self.on = True
         self.unseen: dict[str, str] = {}

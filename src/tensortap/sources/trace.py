@@ -35,7 +35,7 @@ log = logging.getLogger("tensortap")
 Callback = Callable[..., Any]
 
 
-class Settings(NamedTuple):
+class TraceOptions(NamedTuple):
     """The arguments of `trace`."""
 
     every: int
@@ -54,7 +54,7 @@ class Settings(NamedTuple):
 class Tracer:
     """Local variables that are being traced; made by `trace`, for use in a ``with``."""
 
-    def __init__(self, target: Any, paths: Sequence[str], settings: Settings) -> None:
+    def __init__(self, target: Any, paths: Sequence[str], settings: TraceOptions) -> None:
         self.settings = settings
         self.target = target
         self.paths = tuple(paths)
@@ -469,7 +469,7 @@ def trace(
         raise ValueError(f"rebind={rebind!r}: it is 'all' or 'last'")
     if mode not in ("both", "train", "eval"):
         raise ValueError(f"mode={mode!r}: it is 'train', 'eval' or 'both'")
-    settings = Settings(
+    settings = TraceOptions(
         every, gathering_interval, rebind, changed, mode,
         _functions("pre_save_callbacks", pre_save_callbacks),
         _functions("pre_gather_callbacks", pre_gather_callbacks),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tensortap.sources.observer import Observer, Settings
+from tensortap.sources.observer import Observer, TrackOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,9 +199,9 @@ def track(
     return Tracker(TorchHooks(module, optimizer, observer), observer)
 
 
-def settings_of(options: Mapping[str, Any]) -> Settings:
+def settings_of(options: Mapping[str, Any]) -> TrackOptions:
     """The options of `track`; one that there is not is said."""
-    unknown = ", ".join(sorted(set(options) - set(Settings._fields)))
+    unknown = ", ".join(sorted(set(options) - set(TrackOptions._fields)))
     if unknown:
-        raise TypeError(f"track has no {unknown}; there are {', '.join(Settings._fields)}")
-    return Settings(**options)
+        raise TypeError(f"track has no {unknown}; there are {', '.join(TrackOptions._fields)}")
+    return TrackOptions(**options)

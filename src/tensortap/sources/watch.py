@@ -21,7 +21,7 @@ from tensortap.record import Kind, Record
 from tensortap.server import worker_start as begin
 from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
 from tensortap.sinks.worker import Worker
-from tensortap.sources.observer import Seen, Settings
+from tensortap.sources.observer import Seen, TrackOptions
 from tensortap.sources.patterns import Wanted
 from tensortap.sources.watch_options import (
     check_functions,
@@ -338,7 +338,7 @@ def watch(
     check_functions(function, on_close, transform)
     check_options(rate, processes, timeout, name)
     check_start_method(start_method)
-    settings = settings_of(what or "outputs", include, exclude, Settings(only_training=False))
+    settings = settings_of(what or "outputs", include, exclude, TrackOptions(only_training=False))
     wanted_ranks = ranks_of(ranks)
 
     def watching(name: str, route: Callable[[str], Any]) -> Watching:

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tensortap.sources.observer import Settings
+from tensortap.sources.observer import TrackOptions
 from tensortap.sources.patterns import Wanted
 
 _WHAT = ("outputs", "gradients", "both")
@@ -36,7 +36,9 @@ def refuse_to_change(name: str, given: dict[str, Any], usual: inspect.Signature)
             )
 
 
-def settings_of(what: str | None, include: Wanted, exclude: Wanted, other: Settings) -> Settings:
+def settings_of(
+    what: str | None, include: Wanted, exclude: Wanted, other: TrackOptions
+) -> TrackOptions:
     """What hooks are to observe; what is not said is as in `other`."""
     if what is not None:
         if what not in _WHAT:

@@ -20,7 +20,7 @@ from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record, Summary
 from tensortap.select import Gates
 from tensortap.sinks.sink import Sink
-from tensortap.sources.observer import Seen, Settings
+from tensortap.sources.observer import Seen, TrackOptions
 from tensortap.sources.patterns import Patterns
 
 Transform = Callable[[Any], Any]
@@ -71,7 +71,7 @@ class Watching:
     def __init__(
         self,
         name: str,
-        settings: Settings,
+        settings: TrackOptions,
         *,
         rate: float | None,
         ranks: Collection[int] | None,
@@ -91,7 +91,7 @@ class Watching:
         self._route = route
         self._gates = Gates()
 
-    def told(self, settings: Settings, transform: Transform | None) -> Watching:
+    def told(self, settings: TrackOptions, transform: Transform | None) -> Watching:
         """The same for some targets that are watched in another way."""
         found = copy.copy(self)
         found.settings, found._transform = settings, transform
