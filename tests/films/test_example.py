@@ -9,7 +9,7 @@ import torch
 
 from tests.films.filming import frames_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_example_makes_two_films(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from tensortap import TensortapError
 from tensortap.errors import NotFound
 from tests.films.filming import frames_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tensortap.films.video import FilmError
 from tensortap.viz.colors import NAN_COLOR, table_of
 from tests.films.filming import frames_of, near, record
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SMALL = {"size": (320, 240)}
 
 
