@@ -27,7 +27,7 @@ from tensortap.viz.figures import (
     training_figure,
 )
 from tensortap.viz.figures.decimate import decimate
-from tensortap.viz.figures.theme import DARK, LIGHT, labels, recoloured, share, typed, untyped
+from tensortap.viz.figures.theme import DARK, LIGHT, dark_colors, labels, share, typed, untyped
 from tests.viz.conftest import HOSTILE, LAYERS, STEPS, training, values
 
 ACTIVATION = Kind.ACTIVATION.value
@@ -85,7 +85,7 @@ def test_a_figure_in_dark_has_no_light_colour(table):
     for figure in every_figure(table, "dark"):
         used = {text for text in strings(figure) if text.startswith("#") and len(text) == 7}
         assert not used & (light - dark)
-    assert len(recoloured()) == len(light)
+    assert len(dark_colors()) == len(light)
 
 
 def test_a_theme_that_there_is_not(table):

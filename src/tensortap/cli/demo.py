@@ -166,7 +166,7 @@ def _compare(console: Console, good: Path, bad: Path, page: Path) -> None:
 def _report(console: Console, run: Path, page: Path) -> list[Path]:
     """The report, where the packages for it are installed."""
     try:
-        from tensortap.viz.reports import report
+        from tensortap.viz.run_report import report
 
         report(run, page)
     except TensortapError as error:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensortap._version import __version__
 from tensortap.compare.json_report import as_json, figures_of
 from tensortap.compare.pictures import pictures_of
 from tensortap.compare.provenance import rows_of
@@ -21,7 +20,7 @@ from tensortap.compare.report import Difference, Report, gaps
 from tensortap.compare.sides import Disagreement
 from tensortap.compare.text import lacks
 from tensortap.errors import TensortapError
-from tensortap.viz.page import as_data, static, write_page
+from tensortap.viz.html_file import html_file, shortened, static_text, write_html_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +47,7 @@ def write_html(
     progress: Callable[[int, int], object] | None = None,
 ) -> Path:
     """Write a report; `pictures` is of how many differences the tensors are drawn."""
-    return write_page(path, render(report, pictures=pictures, progress=progress))
+    return write_html_file(path, render(report, pictures=pictures, progress=progress))
 
 
 def render(
@@ -57,15 +56,13 @@ def render(
     pictures: int = PICTURES,
     progress: Callable[[int, int], object] | None = None,
 ) -> str:
-    """The page."""
-    style, script, page = (
-        static("tensortap.compare", name) for name in ("report.css", "report.js", "report.html")
+    """Return the page as text."""
+    body, style, script = (
+        static_text("tensortap.compare", name)
+        for name in ("report.html", "report.css", "report.js")
     )
-    data = as_data(_data(report, pictures, progress))
-    look = static("tensortap.viz", "look.css")
-    for name, text in (("style", look + style), ("script", script), ("data", data)):
-        page = page.replace(f"/*{name}*/", text, 1)
-    return page
+    data = _data(report, pictures, progress)
+    return html_file("tensortap compare", body, data, scripts=[script], style=style)
 
 
 def _data(
@@ -79,7 +76,6 @@ def _data(
     numbers = {each: number for number, each in enumerate(timeline.rows)}
     missing = gaps(report.missing)
     return {
-        "version": __version__,
         "agree": bool(report),
         "a": _short(report.a),
         "b": _short(report.b),
@@ -140,9 +136,7 @@ def _detail(each: Difference, row: int) -> dict[str, Any]:
 
 
 def _short(text: str) -> str:
-    # half of a pair of surrogates is nothing that a file can hold
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"
+    return shortened(text, _TEXT)
 
 
 # -- the timeline --------------------------------------------------------------------------

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
         tensor,
         training,
     )
-    from tensortap.viz.reports import report
+    from tensortap.viz.run_report import report
     from tensortap.viz.widgets import interactive
 
 # looked up when they are first used: a terminal needs no figures
 _LATER = {
     "exp_hist": "tensortap.viz.plots",
     "interactive": "tensortap.viz.widgets",
-    "report": "tensortap.viz.reports",
+    "report": "tensortap.viz.run_report",
     "save": "tensortap.viz.plots",
     "scalar_global_heatmap": "tensortap.viz.plots",
     "scalar_line": "tensortap.viz.plots",

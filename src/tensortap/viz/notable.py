@@ -1,9 +1,9 @@
-"""Which layers are worth a look, when there is room for a few."""
+"""Which layers and tensors deserve a place in a report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,42 +16,41 @@ if TYPE_CHECKING:
 
     from tensortap.alerts import Alert
 
-_LOOKED_AT = 3000  # layers whose exponents are gone through
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "float16")
+_MAX_LAYERS = 3000  # layers of each kind whose exponents are read
 
 
-def notable(table: Table, kind: str, alerts: Sequence[Alert], most: int = 6) -> list[str]:
-    """Layers with alerts, then those that were not finite, then those that changed most."""
-    layers = table.layers(kind)
-    first: dict[str, int] = {}
+def notable_layers(table: Table, kind: str, alerts: Sequence[Alert], most: int) -> list[str]:
+    """Return the layers with alerts, then those with NaN or Inf, then those that changed most."""
+    first_alert: dict[str, int] = {}
     for number, alert in enumerate(alerts):
         if alert.kind.value == kind:
-            first.setdefault(alert.name, number)
-    size = table.column("rm2") if table.has("rm2") else None
+            first_alert.setdefault(alert.name, number)
+    sizes = table.column("rm2") if table.has("rm2") else np.full(len(table), np.nan)
     ranked = []
-    for place, name in enumerate(layers):
+    for position, name in enumerate(table.layers(kind)):
         rows = table.series(kind, name)
-        bad = bool(table.nonfinite(rows).any())
-        change = 0.0 if size is None else _change(size[rows])
-        ranked.append((first.get(name, len(alerts)), not bad, -change, place, name))
+        finite = not table.nonfinite(rows).any()
+        key = first_alert.get(name, len(alerts)), finite, -_decades(sizes[rows])
+        ranked.append((key, position, name))
     chosen = sorted(ranked)[:most]
-    return [each[-1] for each in sorted(chosen, key=lambda each: each[3])]
+    return [name for _, _, name in sorted(chosen, key=lambda layer: layer[1])]
 
 
-def _change(values: NDArray[np.float64]) -> float:
-    """By how many powers of ten something has changed."""
+def _decades(values: NDArray[np.float64]) -> float:
+    """Return how many powers of ten lie between the smallest and the largest value."""
     good = values[np.isfinite(values) & (values > 0)]
     return float(np.log10(good.max() / good.min())) if len(good) else 0.0
 
 
-def telling_step(table: Table, kind: str, names: Sequence[str], before: int | None) -> int | None:
-    """The last step at which all of these were finite, and not after `before` if that can be."""
+def last_finite_step(
+    table: Table, kind: str, names: Sequence[str], before: int | None
+) -> int | None:
+    """Return the last step at which all of these layers are finite, if possible up to `before`."""
     steps: NDArray[np.int64] | None = None
     for name in names:
-        rows = table.series(kind, name)
-        good = rows[table.nonfinite(rows) == 0]
-        mine = np.unique(table.step[good])
-        steps = mine if steps is None else np.intersect1d(steps, mine)
+        finite = np.unique(table.step[_finite_rows(table, kind, name)])
+        steps = finite if steps is None else np.intersect1d(steps, finite)
     if steps is None or not len(steps):
         return None
     if before is not None and (steps <= before).any():
@@ -59,44 +58,46 @@ def telling_step(table: Table, kind: str, names: Sequence[str], before: int | No
     return int(steps[-1])
 
 
-class Lost(NamedTuple):
-    """What a tensor would lose in some formats, at one step."""
+def _finite_rows(table: Table, kind: str, name: str) -> NDArray[np.int64]:
+    rows = table.series(kind, name)
+    finite: NDArray[np.int64] = rows[table.nonfinite(rows) == 0]
+    return finite
+
+
+class PrecisionLoss(NamedTuple):
+    """The shares of a tensor that some formats would lose at one step."""
 
     kind: str
     name: str
     step: int
-    columns: dict[str, dict[str, float]]  # format → what `stats.formats.shares` says of it
+    losses: dict[str, dict[str, float]]
+    """Format → the figures of `stats.formats.shares`."""
 
 
-def losses_table(table: Table, most: int = 12) -> list[Lost]:
-    """The tensors that lose most in the first of the formats, at their last step that is finite."""
-    heads, rows = [], []
+def largest_losses(table: Table, most: int = 12) -> list[PrecisionLoss]:
+    """Return the tensors that lose most in the first format, each at its last finite step."""
+    tensors, rows = [], []
     for kind in table.tensor_kinds():
-        for name in table.layers(kind)[:_LOOKED_AT]:
-            mine = table.series(kind, name)
-            mine = mine[table.nonfinite(mine) == 0]
-            if len(mine):
-                heads.append((kind, name, int(table.step[mine[-1]])))
-                rows.append(mine[-1])
+        for name in table.layers(kind)[:_MAX_LAYERS]:
+            finite = _finite_rows(table, kind, name)
+            if len(finite):
+                tensors.append((kind, name, int(table.step[finite[-1]])))
+                rows.append(finite[-1])
     if not rows:
         return []
     try:
-        found = table.exponents(np.array(rows, np.int64))
-        columns = {dtype: shares(found, limits(dtype)) for dtype in FORMATS}
+        exponents = table.exponents(np.array(rows, np.int64))
     except NotFound:
         return []
-    lost = _lost(columns[FORMATS[0]])
+    columns = {dtype: shares(exponents, limits(dtype)) for dtype in FORMATS}
+    first = columns[FORMATS[0]]
+    lost = np.nan_to_num(np.asarray(first["underflow_at_most"] + first["overflow_at_most"]))
     order = [i for i in np.argsort(-lost, kind="stable").tolist() if lost[i] > 0][:most]
     return [
-        Lost(heads[i][0], heads[i][1], heads[i][2], {d: _at(columns[d], i) for d in FORMATS})
+        PrecisionLoss(
+            kind, name, step,
+            {d: {key: float(each[i]) for key, each in columns[d].items()} for d in FORMATS},
+        )
         for i in order
-    ]
-
-
-def _at(columns: dict[str, Any], place: int) -> dict[str, float]:
-    return {name: float(column[place]) for name, column in columns.items()}
-
-
-def _lost(columns: dict[str, Any]) -> NDArray[np.float64]:
-    total = columns["underflow_at_most"] + columns["overflow_at_most"]
-    return np.nan_to_num(np.asarray(total, np.float64))
+        for kind, name, step in [tensors[i]]
+    ]  # fmt: skip

@@ -485,7 +485,6 @@
     }
     if (data.gaps > data.missing.length) add(box, "p", `… and ${count(data.gaps - data.missing.length)} more`, "dim");
   }
-  document.querySelector("footer").textContent = `tensortap ${data.version}`;
 
   // -- begin --------------------------------------------------------------------------------
   function fromHash() {

@@ -70,8 +70,8 @@ DARK = Theme(
 _THEMES = {"light": LIGHT, "dark": DARK}
 
 
-def recoloured() -> dict[str, str]:
-    """Light colour → dark colour: what a page replaces when it is looked at in the dark."""
+def dark_colors() -> dict[str, str]:
+    """Return the dark color for each light color: a page replaces them in dark mode."""
     pairs: dict[str, str] = {}
     for light, dark in zip(LIGHT, DARK, strict=True):
         ones, others = ((c,) if isinstance(c, str) else c for c in (light, dark))
