@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensortap.history import OVERHEAD, History, payload_nbytes, weight
+from tensortap.history import OVERHEAD, History, payload_nbytes, record_nbytes
 from tensortap.record import Blob, Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
 
 KIB = 1 << 10
@@ -38,7 +38,7 @@ def test_the_oldest_of_the_most_repeated_go_first(order, bound, together):
     gone = 0
     for one in written:
         model.setdefault((one.name, one.kind, one.rank), []).append(one)
-        held = lambda: sum(weight(r) for track in model.values() for r in track)
+        held = lambda: sum(record_nbytes(r) for track in model.values() for r in track)
         if held() > bound:
             goal = bound - bound // 64
             while held() > goal:
@@ -62,7 +62,7 @@ def test_the_oldest_of_the_most_repeated_go_first(order, bound, together):
         assert history.records(name) == sorted(kept, key=lambda r: r.time_ns)
     assert sum(history.evicted.values()) == gone
     assert history.written == len(written) == gone + sum(len(t) for t in expected.values())
-    assert history.nbytes == sum(weight(r) for t in expected.values() for r in t)
+    assert history.nbytes == sum(record_nbytes(r) for t in expected.values() for r in t)
 
 
 def test_what_has_just_come_is_not_what_goes():
@@ -122,9 +122,9 @@ def test_the_bound_holds_for_values_that_are_no_tensors(value):
 
 def test_names_and_tags_are_part_of_what_a_record_weighs():
     plain = record("n")
-    assert weight(record("n" * 1001)) == weight(plain) + 1000
+    assert record_nbytes(record("n" * 1001)) == record_nbytes(plain) + 1000
     tagged = Record("n", Kind.VALUE, 0, 0, 0, 0, 1, 0, value=plain.value, tags={"k": "v" * 1000})
-    assert weight(tagged) > weight(plain) + 1000
+    assert record_nbytes(tagged) > record_nbytes(plain) + 1000
 
 
 def test_ranks_and_kinds_are_histories_of_their_own():
@@ -190,14 +190,14 @@ def test_what_came_after_a_mark_in_pieces_and_with_gaps():
     records = [record(f"name{n % 7}", number=n) for n in range(300)]
     history = History(1 << 30)
     history.write(records[:200])
-    mark, first = history.newer(0)
+    mark, first = history.since(0)
     assert (mark, first) == (200, records[:200])
-    assert history.newer(mark) == (200, [])
+    assert history.since(mark) == (200, [])
     history.write(records[200:])
     found, mark = [], 0
     while True:
         before = mark
-        mark, some = history.newer(mark, most=13)
+        mark, some = history.since(mark, limit=13)
         assert len(some) <= 13
         found += some
         if mark == before:
@@ -207,7 +207,7 @@ def test_what_came_after_a_mark_in_pieces_and_with_gaps():
     for each in records:
         small.write([each])
     held = [r for name in small.names() for r in small.records(name)]
-    mark, left = small.newer(0)
+    mark, left = small.since(0)
     assert mark == 300
     assert left == sorted(held, key=lambda r: r.seq)
 
@@ -217,5 +217,5 @@ def test_what_was_sent_again_is_in_its_place():
     order = [0, 1, 4, 5, 2, 3]
     history.write([Record("x", Kind.VALUE, n, 0, n, 0, 1, 10 + n) for n in order])
     assert [r.step for r in history.records("x")] == [0, 1, 2, 3, 4, 5]
-    mark, came = history.newer(2)
+    mark, came = history.since(2)
     assert (mark, [r.step for r in came]) == (6, [4, 5, 2, 3])  # as they came

@@ -64,6 +64,10 @@ class Fields(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="
     names: tuple[str, ...]
     values: tuple[Value, ...]
 
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.values):
+            raise ValueError(f"{len(self.names)} names for {len(self.values)} values")
+
 
 class Number(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="n"):
     """A number that MessagePack has not: a complex, or an int beyond 64 bits (as text)."""

@@ -1,6 +1,7 @@
 """Walk nested values: the one traversal of the tree of nodes that a record holds.
 
     parts(value)             the direct parts of a container, each with its place in it
+    children(value)          the direct children of a container, keys of dicts included
     leaves(value)            everything in a value that is not a container, with its path
     tensors(value)           the tensors in a value
     map_leaves(f, value)     the same containers around other leaves
@@ -11,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tensortap.errors import TensortapError
 from tensortap.record import Fields, Items, Mapping, TensorData, Value
@@ -22,8 +23,10 @@ DEPTH = 100
 CONTAINERS = (Items, Mapping, Fields)
 
 
-def parts(value: Value) -> list[tuple[str, Value]]:
+def parts(value: Value, key: Callable[[Value], str] = repr) -> list[tuple[str, Value]]:
     """Return the direct parts of a container, each with its place; nothing for a leaf.
+
+    `key` spells the keys of a dict.
 
     >>> parts(Mapping((("a", 1), ("b", 2))))
     [("['a']", 1), ("['b']", 2)]
@@ -31,23 +34,38 @@ def parts(value: Value) -> list[tuple[str, Value]]:
     if isinstance(value, Items):
         return [(f"[{i}]", item) for i, item in enumerate(value.items)]
     if isinstance(value, Mapping):
-        return [(f"[{key!r}]", item) for key, item in value.items]
+        return [(f"[{key(name)}]", item) for name, item in value.items]
     if isinstance(value, Fields):
         return [(f".{name}", item) for name, item in zip(value.names, value.values, strict=True)]
     return []
 
 
-def leaves(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
-    """Yield every leaf with its path, in order.
+def leaves(
+    value: Value, path: str = "", key: Callable[[Value], str] = repr
+) -> Iterator[tuple[str, Value]]:
+    """Yield every leaf with its path, in order; `key` spells the keys of a dict.
 
     >>> list(leaves(Items("list", (1, Mapping((("x", 2.5),))))))
     [('[0]', 1), ("[1]['x']", 2.5)]
     """
     if isinstance(value, CONTAINERS):
-        for step, part in parts(value):
-            yield from leaves(part, path + step)
+        for step, part in parts(value, key):
+            yield from leaves(part, path + step, key)
     else:
         yield path, value
+
+
+def children(value: Value) -> Sequence[Value]:
+    """Return all direct children of a container, the keys of a dict included.
+
+    >>> children(Mapping((("a", 1), ("b", 2))))
+    ['a', 1, 'b', 2]
+    """
+    if isinstance(value, Items):
+        return value.items
+    if isinstance(value, Mapping):
+        return [child for pair in value.items for child in pair]
+    return value.values if isinstance(value, Fields) else ()
 
 
 def tensors(value: Value) -> list[TensorData]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tensortap.api import tables
-from tensortap.wire.questions import ClientRow, NameRow, Overview
+from tensortap.server.questions import ClientRow, NameRow, Overview
 from tests.readers.contract import record
 
 
@@ -32,7 +32,7 @@ def row(name="loss", line="0.5", **fields) -> NameRow:
 def overview(**fields) -> Overview:
     plain = Overview(
         address="127.0.0.1:2875", pid=1, started=0.0, written=10, written_nbytes=2048, nbytes=1024,
-        bound=4096, evicted=0, refused={}, clients=(client(),), names=(row(),), recent=(row(),),
+        bound=4096, evicted=0, rejected={}, clients=(client(),), names=(row(),), recent=(row(),),
     )  # fmt: skip
     return msgspec.structs.replace(plain, **fields)
 
@@ -55,7 +55,7 @@ def test_a_session():
 
 def test_what_is_missing_is_said():
     gone = client(connected=False, dropped=1234, failed=5, unheard=6, rank=1, world_size=4)
-    text = printed(overview(clients=(gone,), evicted=42, refused={"wrong key": 3, "error": 1}))
+    text = printed(overview(clients=(gone,), evicted=42, rejected={"wrong key": 3, "error": 1}))
     assert "train.py on gpu7 rank 1 of 4: gone, 10 records" in text
     assert "1,234 dropped over budget, 5 lost on the way, 6 before anybody listened" in text
     assert "42 older captures made room" in text
@@ -103,7 +103,7 @@ def test_hostile_names_everywhere():
         names=(bad,),
         recent=(bad,),
         clients=(client(program=HOSTILE, host=HOSTILE),),
-        refused={HOSTILE: 1},
+        rejected={HOSTILE: 1},
     )
     text = printed(view)
     for evil in ("\x1b[2J", "\x1b]", "\x07", "\x00", "\x9b", "\u202e", "\r"):

@@ -19,8 +19,8 @@ import pytest
 from tensortap.api import session as live
 from tensortap.api.open import View
 from tensortap.server import answers
+from tensortap.server.questions import ClientRow
 from tensortap.server.server import Server
-from tensortap.wire.questions import ClientRow
 
 ROOT = Path(__file__).parents[2]
 

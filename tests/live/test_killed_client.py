@@ -44,7 +44,7 @@ def test_killed_in_the_middle_of_a_large_message(serving, run, wait_for, path):
     # what has arrived is whole
     expected = "int(tap.get('flood').sum()) == 4_000_000 * 3_999_999 // 2"
     assert where.ask(expected)
-    assert where.ask("dict(server.refused)") == {}
+    assert where.ask("dict(server.rejected)") == {}
     assert where.ask("sum(len(p.assemblies) for p in server.peers.values())") == 0
     assert shm() == before
     # and when its history goes, nothing of it is left in the server
@@ -81,7 +81,7 @@ def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
     assert server.history.names() == ["one"]
     server._pool.trim(-1)
     assert server._pool.nbytes == 0
-    assert not server.refused
+    assert not server.rejected
 
 
 def test_a_client_that_stops_in_mid_message_holds_nobody_up(server, run, wait_for):

@@ -61,7 +61,7 @@ def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
     clients = answers.overview(server).clients
     assert sum(client.connected for client in clients) >= 200
     assert [c.records for c in clients if c.rank or c.world_size == 200] == [20] * 200
-    assert not server.refused
+    assert not server.rejected
     for rank in range(200):
         records = [r for r in server.history.records("x") if r.rank == rank]
         assert [r.step for r in records] == list(range(20))
@@ -74,4 +74,4 @@ def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
     for program in programs:
         program.end()
     wait_for(lambda: not any(peer.connected for peer in server.peers.values()))
-    assert not server.refused
+    assert not server.rejected

@@ -1,7 +1,7 @@
 """A model that is tracked in one program, looked at in another."""
 
-from tensortap.api import glance
 from tensortap.record import Kind
+from tensortap.text.records import record_details, record_line
 
 
 def test_the_live_session_shows_statistics(run, server):
@@ -27,6 +27,6 @@ def test_the_live_session_shows_statistics(run, server):
     assert [r.step for r in records if r.kind is Kind.ACTIVATION] == [0, 1, 2]
     assert all(r.stats is not None for r in records if r.kind is not Kind.ALERT)
     assert [r.step for r in records if r.kind is Kind.ALERT] == [2]
-    line = glance.line(next(r for r in records if r.kind is Kind.ACTIVATION))
+    line = record_line(next(r for r in records if r.kind is Kind.ACTIVATION))
     assert line.startswith("[5, 8] f32 x∈[")
-    assert "None" not in "".join(glance.line(r) + glance.details(r) for r in records)
+    assert "None" not in "".join(record_line(r) + record_details(r) for r in records)

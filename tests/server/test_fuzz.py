@@ -52,7 +52,10 @@ def message(rng, numbers) -> list[bytes]:
     headers = [
         *HEADERS,
         *[(wire.RECORDS, wire.Batch(number, length, rng.choice([0, 600, 1 << 50]), externals))] * 8,
-        (wire.PART, wire.Part(number - rng.randint(0, 3), rng.randint(-1, 2), rng.choice([0, 5]))),
+        (
+            wire.CHUNK,
+            wire.Chunk(number - rng.randint(0, 3), rng.randint(-1, 2), rng.choice([0, 5])),
+        ),
         (wire.QUERY, wire.Query(number, rng.choice(["overview", "names", "heads", "load"]))),
     ]
     kind, header = rng.choice(headers)
@@ -111,6 +114,6 @@ def test_ten_thousand_mutated_messages(served, caplog, monkeypatch):
     assert process.memory_info().rss - before < 256 << 20
     answers.overview(served)  # whatever was taken can be shown
     assert_serves(served, name="after all")
-    assert served.refused["spoke garbage"] > 1000
-    assert served.refused["error"] == 0, "garbage was met with an error, not with a reason"
+    assert served.rejected["spoke garbage"] > 1000
+    assert served.rejected["error"] == 0, "garbage was met with an error, not with a reason"
     assert len(served.history.names()) > 2, "nothing got in: the fuzzing is too coarse"

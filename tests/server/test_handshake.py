@@ -23,7 +23,7 @@ from tensortap.server import answers
 from tensortap.wire import keys
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
-from tensortap.wire.channel import Channel, State
+from tensortap.wire.channel import Channel, ConnectionState
 from tests.server.clients import Good, Proxy, Raw, assert_serves, wait_for
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -35,7 +35,7 @@ def refusal_of(address, role="source", seconds=5.0) -> str:
     channel = Channel(address, role, context)
     try:
         wait_for(lambda: channel.poll(0.02) is None or channel.refusal, seconds)
-        assert channel.state is not State.OPEN
+        assert channel.state is not ConnectionState.OPEN
         return channel.refusal
     finally:
         channel.close()
@@ -45,7 +45,7 @@ def refusal_of(address, role="source", seconds=5.0) -> str:
 def test_the_key_opens(server, bystander):
     with Raw(server.address) as client:
         assert client.enter().largest == server.history.bound
-    assert not server.refused
+    assert not server.rejected
 
 
 def test_without_a_key_a_client_says_where_to_get_one(server, bystander, monkeypatch, tmp_path):
@@ -65,10 +65,10 @@ def test_a_wrong_proof_is_refused_and_counted(server, bystander):
         client.say(wire.PROOF, client.proof(client.hello()))
         assert "the key is not the one of this session" in client.hear_a(wire.Refusal).reason
         client.batch()  # a word more is garbage, and is not answered
-        wait_for(lambda: server.refused["spoke garbage"] == 1)
+        wait_for(lambda: server.rejected["spoke garbage"] == 1)
         assert client.hear(0.1) is None
-    assert server.refused["wrong key"] == 1
-    assert answers.overview(server).refused == {"wrong key": 1, "spoke garbage": 1}
+    assert server.rejected["wrong key"] == 1
+    assert answers.overview(server).rejected == {"wrong key": 1, "spoke garbage": 1}
 
 
 def test_a_proof_from_another_connection_is_worth_nothing(server, bystander):
@@ -84,7 +84,7 @@ def test_a_proof_from_another_connection_is_worth_nothing(server, bystander):
             third.hello()
             third.say(wire.PROOF, proof)
             assert third.hear_a(wire.Refusal)
-    assert server.refused["wrong key"] == 2
+    assert server.rejected["wrong key"] == 2
 
 
 def test_the_servers_own_proof_does_not_open(server, bystander):
@@ -92,7 +92,7 @@ def test_the_servers_own_proof_does_not_open(server, bystander):
         challenge = client.hello()
         client.say(wire.PROOF, wire.Proof(challenge.mac, wire.Client(b"mirror")))
         assert client.hear_a(wire.Refusal)
-    assert server.refused["wrong key"] == 1
+    assert server.rejected["wrong key"] == 1
 
 
 def test_a_challenge_is_good_once(server, bystander):
@@ -102,7 +102,7 @@ def test_a_challenge_is_good_once(server, bystander):
         assert client.hear_a(wire.Refusal)
         client.key = keys.find_key()
         client.say(wire.PROOF, client.proof(challenge))
-        wait_for(lambda: server.refused["spoke garbage"] == 1)
+        wait_for(lambda: server.rejected["spoke garbage"] == 1)
         assert client.hear(0.2) is None
 
 
@@ -132,7 +132,7 @@ STRANGER = """
     import tensortap as tap, tensortap.sinks.live, tensortap.pipeline.queue
     import zmq, time, numpy, zmq.utils.monitor, zmq.utils.z85
     tap.open, tap.errors
-    from tensortap.formats import keys, wire
+    from tensortap.wire import keys, messages as wire
     if os.getuid() == 0:  # after the imports: this user may not read them
         os.setgroups([]); os.setgid(65534); os.setuid(65534)
         assert os.getuid() == 65534
@@ -178,7 +178,7 @@ def test_another_user_of_the_machine_gets_nothing(server, bystander, tmp_path, k
     assert lines[2].startswith("no look: no live session at")
     assert lines[3] == f"query {wire.REFUSED!r}"
     assert server.history.names() == ["bystander"]
-    assert server.refused["spoke garbage"] == 1
+    assert server.rejected["spoke garbage"] == 1
     assert keys.key_text(keys.find_key()) not in done.stdout + done.stderr
 
 
@@ -189,7 +189,7 @@ def test_another_version_of_the_client_is_told_both_and_counted(server, bystande
     assert (refusal.protocol, refusal.version) == (wire.PROTOCOL, __version__)
     assert f"tensortap 9.8.7 of a monkey (protocol {protocol})" in refusal.reason
     assert f"{__version__} (protocol {wire.PROTOCOL})" in refusal.reason
-    assert server.refused == {"another version": 1}
+    assert server.rejected == {"another version": 1}
 
 
 @pytest.mark.parametrize(("theirs", "side"), [(7, "this"), (0, "the other")])
@@ -250,15 +250,16 @@ def mac_of(route, hello, key=bytes(32)):
 IMPOSTORS = {
     "welcomes at once": lambda r, h: [wire.message(wire.WELCOME, wire.Welcome(1 << 30, 1 << 40))],
     "has another key": lambda r, h: [
-        wire.message(wire.CHALLENGE, wire.Challenge(1, "0.1.0", bytes(16), mac_of(r, h))),
+        wire.message(
+            wire.CHALLENGE, wire.Challenge(wire.PROTOCOL, "0.1.0", bytes(16), mac_of(r, h))
+        ),
         wire.message(wire.WELCOME, wire.Welcome(1 << 30, 1 << 40)),
     ],
     "mirrors the nonce": lambda r, h: [
-        wire.message(wire.CHALLENGE, wire.Challenge(1, "0.1.0", h.nonce, h.nonce * 2)),
+        wire.message(wire.CHALLENGE, wire.Challenge(wire.PROTOCOL, "0.1.0", h.nonce, h.nonce * 2)),
         wire.message(wire.WELCOME, wire.Welcome(1 << 30, 1 << 40)),
     ],
     "asks": lambda r, h: [
-        wire.message(wire.CONTROL, wire.Control("enable", ("x",))),
         wire.message(wire.ACK, wire.Ack(0, 1 << 40)),
         wire.message(wire.WELCOME, wire.Welcome(1 << 30, 1 << 40)),
     ],
@@ -368,7 +369,7 @@ def test_curve_with_another_key_is_refused_and_counted(public):
     with Raw(address, curve=b"\1" * 32) as client:
         client.say(wire.HELLO, wire.Hello(wire.PROTOCOL, __version__, "source", bytes(16)))
         # a stranger who does not even know the server's key gets no further than that
-        wait_for(lambda: sum(public.refused.values()) >= 1)
+        wait_for(lambda: sum(public.rejected.values()) >= 1)
     with Raw(address) as client:
         context = client.context
         socket_ = context.socket(zmq.DEALER)
@@ -377,7 +378,7 @@ def test_curve_with_another_key_is_refused_and_counted(public):
         socket_.curve_publickey, socket_.curve_secretkey = zmq.curve_keypair()
         socket_.connect(address.endpoint)
         socket_.send_multipart(wire.message(wire.QUERY, wire.Query(1, "overview")))
-        wait_for(lambda: public.refused["wrong key"] >= 1)
+        wait_for(lambda: public.rejected["wrong key"] >= 1)
         assert not socket_.poll(100)
     assert_serves_at(public)
 
@@ -391,7 +392,7 @@ def assert_serves_at(public):
 def test_plaintext_to_an_encrypted_session_is_refused_and_counted(public):
     with Raw(Address("127.0.0.1", public.address.port)) as client:
         client.say(wire.HELLO, wire.Hello(wire.PROTOCOL, __version__, "source", bytes(16)))
-        wait_for(lambda: public.refused["no handshake"] >= 1)
+        wait_for(lambda: public.rejected["no handshake"] >= 1)
         assert client.hear(0.2) is None
     assert_serves_at(public)
 

@@ -49,7 +49,7 @@ def raw(server):
 def refused(server, client, reason="spoke garbage") -> str:
     """The client is told why, once, and it is counted."""
     words = client.hear_a(wire.Refusal).reason
-    assert server.refused == {reason: 1}
+    assert server.rejected == {reason: 1}
     return words
 
 
@@ -121,7 +121,7 @@ def test_a_message_without_end_is_cut_off(server, bystander):
                 break
             sent += MIB
     assert sent < 4096 * MIB
-    wait_for(lambda: server.refused == {"no proof": 1})
+    wait_for(lambda: server.rejected == {"no proof": 1})
     wait_for(lambda: rss() - before < 256 * MIB)
 
 
@@ -134,7 +134,7 @@ def test_whoever_says_nothing_is_hung_up_on(server, bystander, monkeypatch):
         with connection:
             while connection.recv(4096):
                 pass  # until the other side closes
-    assert server.refused["no proof"] == 40
+    assert server.rejected["no proof"] == 40
 
 
 def test_a_stranger_who_does_not_listen_is_not_answered_without_end(server, bystander):
@@ -145,7 +145,7 @@ def test_a_stranger_who_does_not_listen_is_not_answered_without_end(server, byst
     with greet(server.address) as connection, contextlib.suppress(OSError):  # hung up on
         for _ in range(300):
             connection.sendall(words * 1000)
-    wait_for(lambda: sum(server.refused.values()) > 0)
+    wait_for(lambda: sum(server.rejected.values()) > 0)
     assert_serves(server)
     assert rss() - before < 200 * MIB
 
@@ -161,23 +161,20 @@ def test_any_number_of_frames(server, bystander, count, inside):
             client.enter()
         client.send(*[b"R"] * count)
         assert client.hear_a(wire.Refusal)
-        assert server.refused["spoke garbage"] == 1
+        assert server.rejected["spoke garbage"] == 1
 
 
-@pytest.mark.parametrize(
-    "kind", [b"R", b"D", b"S", b"Q", b"G", b"A", b"W", b"C", b"Y", b"K", b"I", b"X"]
-)
+@pytest.mark.parametrize("kind", [b"R", b"D", b"S", b"Q", b"G", b"A", b"W", b"C", b"Y", b"X"])
 def test_a_word_before_the_handshake(server, bystander, kind):
     headers = {
         b"R": wire.Batch(1, 1, 0),
-        b"D": wire.Part(1, 0, 0),
+        b"D": wire.Chunk(1, 0, 0),
         b"S": wire.Segments((1,)),
         b"Q": wire.Query(1, "overview"),
         b"A": wire.Ack(1, 1),
         b"W": wire.Welcome(1, 1),
         b"C": wire.Challenge(1, "", b"", b""),
         b"Y": wire.Reply(1),
-        b"K": wire.Control("x"),
         b"X": wire.Refusal("x"),
     }
     with Raw(server.address) as client:
@@ -185,7 +182,7 @@ def test_a_word_before_the_handshake(server, bystander, kind):
         assert "before the handshake" in refused(server, client)
 
 
-@pytest.mark.parametrize("kind", [b"H", b"P", b"A", b"W", b"C", b"Y", b"K", b"I", b"X"])
+@pytest.mark.parametrize("kind", [b"H", b"P", b"A", b"W", b"C", b"Y", b"X"])
 def test_a_word_that_is_not_a_clients(server, bystander, raw, kind):
     header = {
         b"H": wire.Hello(wire.PROTOCOL, "0.1.0", "source", bytes(16)),
@@ -194,7 +191,6 @@ def test_a_word_that_is_not_a_clients(server, bystander, raw, kind):
         b"W": wire.Welcome(1, 1),
         b"C": wire.Challenge(1, "", b"", b""),
         b"Y": wire.Reply(1),
-        b"K": wire.Control("x"),
         b"X": wire.Refusal("x"),
     }.get(kind, wire.Goodbye())
     raw.say(kind, header)
@@ -214,7 +210,7 @@ def test_a_proof_with_bad_nonces_or_roles(server, bystander):
         with Raw(server.address) as client:
             client.say(wire.HELLO, wire.Hello(wire.PROTOCOL, "0.1.0", role, nonce))
             assert client.hear_a(wire.Refusal)
-    assert server.refused["spoke garbage"] == 4
+    assert server.rejected["spoke garbage"] == 4
 
 
 # -- claims ------------------------------------------------------------------------------
@@ -237,14 +233,14 @@ def test_a_claim_beyond_the_bound_allocates_nothing(server, bystander, raw, clai
     body = b"" if "body_nbytes" in CLAIMS[claim] else b"\x90"
     number = raw.batch(body, **CLAIMS[claim])
     ack = raw.hear_a(wire.Ack)
-    assert ack.refused == (number,)
-    assert server.refused == {"larger than the memory": 1}
+    assert ack.rejected == (number,)
+    assert server.rejected == {"larger than the memory": 1}
     assert pool(server) == pooled
     assert rss() - before < 16 * MIB
     # its parts go by, and the next batch is taken
-    raw.say(wire.PART, wire.Part(number, 0, 0), b"x" * 1000)
+    raw.say(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 1000)
     raw.batch(pack([record("after")]))
-    assert raw.hear_a(wire.Ack).refused == ()
+    assert raw.hear_a(wire.Ack).rejected == ()
     assert "after" in server.history.names()
 
 
@@ -310,9 +306,9 @@ def tensor(nbytes, where=0, dtype="uint8"):
 def test_parts_in_their_order_make_the_payload(server, bystander, raw):
     body = pack([record("whole", tensor(10))])
     number = raw.batch(body, externals=(wire.External(0, 0, 10),))
-    raw.say(wire.PART, wire.Part(number, 0, 0), b"01234")
-    raw.say(wire.PART, wire.Part(number, 0, 5), b"")
-    raw.say(wire.PART, wire.Part(number, 0, 5), b"56789")
+    raw.say(wire.CHUNK, wire.Chunk(number, 0, 0), b"01234")
+    raw.say(wire.CHUNK, wire.Chunk(number, 0, 5), b"")
+    raw.say(wire.CHUNK, wire.Chunk(number, 0, 5), b"56789")
     assert raw.hear_a(wire.Ack).number == number
     assert rebuild(server.history.records("whole")[0].value).tobytes() == b"0123456789"
 
@@ -335,14 +331,14 @@ PARTS = {
 def test_parts_that_do_not_fit(server, bystander, raw, manner):
     number = raw.batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
     for index, offset, length in PARTS[manner]:
-        raw.say(wire.PART, wire.Part(number, index, offset), b"x" * length)
+        raw.say(wire.CHUNK, wire.Chunk(number, index, offset), b"x" * length)
     assert refused(server, raw)
     assert server.history.names() == ["bystander"]
 
 
 def test_too_few_parts_hold_nobody_up(server, bystander, raw):
     number = raw.batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
-    raw.say(wire.PART, wire.Part(number, 0, 0), b"x" * 9)
+    raw.say(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 9)
     assert_serves(server)
     raw.close()
     assert_serves(server)
@@ -350,7 +346,7 @@ def test_too_few_parts_hold_nobody_up(server, bystander, raw):
 
 
 def test_parts_of_no_batch(server, bystander, raw):
-    raw.say(wire.PART, wire.Part(77, 0, 0), b"x")
+    raw.say(wire.CHUNK, wire.Chunk(77, 0, 0), b"x")
     assert "of which there is none" in refused(server, raw)
 
 
@@ -359,8 +355,8 @@ def test_a_large_body_in_parts(server, bystander, raw):
     header = wire.Batch(1, len(body), 0)
     raw.say(wire.RECORDS, header, b"")
     for offset in range(0, len(body), MIB):
-        raw.say(wire.PART, wire.Part(1, wire.BODY, offset), body[offset : offset + MIB])
-    assert raw.hear_a(wire.Ack).refused == ()
+        raw.say(wire.CHUNK, wire.Chunk(1, wire.BODY, offset), body[offset : offset + MIB])
+    assert raw.hear_a(wire.Ack).rejected == ()
     assert server.history.records("long")[0].value == "x" * (3 * MIB)
 
 
@@ -391,7 +387,7 @@ def external(client, offset, nbytes, number=1, offers=None):
 
 def test_a_payload_in_a_segment(server, bystander, arena):
     external(arena, 4000, 192)
-    assert arena.hear_a(wire.Ack).refused == ()
+    assert arena.hear_a(wire.Ack).rejected == ()
     found = rebuild(server.history.records("shared")[0].value).tobytes()
     assert found == (bytes(range(256)) * 32)[4000:4192]
 
@@ -410,7 +406,7 @@ def test_overlapping_payloads_are_read_and_nothing_else(server, bystander, arena
     body = pack([record("a", tensor(4096)), record("b", tensor(4096, 1))])
     places = (wire.External(1, 0, 4096), wire.External(1, 100, 4096))
     arena.batch(body, externals=places, segments=(arena.offer,))
-    assert arena.hear_a(wire.Ack).refused == ()
+    assert arena.hear_a(wire.Ack).rejected == ()
     whole = bytes(range(256)) * 32
     assert rebuild(server.history.records("b")[0].value).tobytes() == whole[100:4196]
 
@@ -418,7 +414,7 @@ def test_overlapping_payloads_are_read_and_nothing_else(server, bystander, arena
 def test_a_part_for_a_payload_in_a_segment(server, bystander, arena):
     places = (wire.External(1, 0, 4096), wire.External(0, 0, 10))
     number = arena.batch(externals=places, segments=(arena.offer,))
-    arena.say(wire.PART, wire.Part(number, 0, 0), b"x" * 10)
+    arena.say(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 10)
     assert "lies in a segment" in refused(server, arena)
     assert arena.segment.memory[:4] == b"\0\1\2\3"
 
@@ -456,10 +452,10 @@ def test_segments_that_are_none(server, bystander, arena, tmp_path, manner):
     }
     offers = () if manner == "unknown" else (wire.SegmentOffer(1, fds.get(manner, 9999), 8192),)
     number = external(arena, 0, 4096, offers=offers)
-    assert arena.hear_a(wire.Ack).refused == (number,)
-    assert server.refused == {"out of reach": 1}
+    assert arena.hear_a(wire.Ack).rejected == (number,)
+    assert server.rejected == {"out of reach": 1}
     external(arena, 0, 4096)
-    assert arena.hear_a(wire.Ack).refused == ()
+    assert arena.hear_a(wire.Ack).rejected == ()
     for fd in fds.values():
         os.close(fd)
 
@@ -531,10 +527,10 @@ def test_records_that_are_none(server, bystander, raw, manner):
     number = raw.batch(VALUES[manner])
     answer = raw.hear()
     if isinstance(answer, wire.Ack):
-        assert answer.refused == (number,)
+        assert answer.rejected == (number,)
     else:
         assert manner == "nothing"
-    assert server.refused == {"spoke garbage": 1}
+    assert server.rejected == {"spoke garbage": 1}
     assert time.monotonic() - began < 2
     assert server.history.names() == ["bystander"]
 
@@ -651,7 +647,7 @@ def test_refused_counts_are_shown(server):
     assert "refused" in shown(server)
     assert "3 spoke garbage" in shown(server)
     with LiveReader(server.address) as reader:
-        assert reader.overview().refused == {"spoke garbage": 3}
+        assert reader.overview().rejected == {"spoke garbage": 3}
 
 
 # -- questions ---------------------------------------------------------------------------
@@ -673,7 +669,7 @@ def test_questions_without_an_answer(server, bystander, query):
         reply = viewer.hear_a(wire.Reply)
         assert reply.id == query.id
         assert reply.error
-    assert not server.refused
+    assert not server.rejected
 
 
 def test_clients_that_come_and_go_are_not_mistaken_for_each_other(server, bystander):
@@ -684,7 +680,7 @@ def test_clients_that_come_and_go_are_not_mistaken_for_each_other(server, bystan
             client.batch(pack([record("brief", number)]))
             assert client.hear_a(wire.Ack).number == 1
     assert [r.value for r in server.history.records("brief")] == list(range(60))
-    assert not server.refused
+    assert not server.rejected
 
 
 def test_the_records_of_a_client_that_was_refused_stay(server, bystander, raw):

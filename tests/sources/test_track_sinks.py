@@ -118,11 +118,11 @@ def test_a_tensor_with_what_a_stash_said_of_it_has_both(open_run):
     train(1, stash=lambda t: {"l1": 2.5}, tensors="^0$")
     tap.flush()
     run = tap.open(open_run)
-    from tensortap.api import glance
+    from tensortap.text.records import record_details, record_line
 
     record = next(r for r in run.records("0") if r.kind is Kind.ACTIVATION)
-    assert glance.line(record).endswith("; l1=2.5")
-    assert "['tensor']  [5, 8] f32" in glance.details(record)
+    assert record_line(record).endswith("; l1=2.5")
+    assert "['tensor']  [5, 8] f32" in record_details(record)
     assert run.get("0", kind="Activation").shape == (5, 8)  # the tensor that it is about
 
 

@@ -39,7 +39,7 @@ def test_sessions_that_start_together_agree_on_one_key():
     """Real processes, held back until all of them are there."""
     code = f"""
 import sys; sys.path.insert(0, {SOURCE!r})
-from tensortap.formats import keys
+from tensortap.wire import keys
 print("ready", flush=True); sys.stdin.readline()
 print(keys.key_text(keys.make_key()))
 """

@@ -8,10 +8,10 @@ from typing import Any
 
 from tensortap.api import tables, verbs
 from tensortap.api.run import Run
+from tensortap.readers.live import open_live
 from tensortap.readers.mirror import is_url
-from tensortap.readers.open import open_live
 from tensortap.record import Kind
-from tensortap.wire.questions import Overview
+from tensortap.server.questions import Overview
 
 
 class View:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tensortap import frameworks as arrays
-from tensortap.api import glance, tables, verbs
+from tensortap.api import tables, verbs
 from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks.snapshot import borrow
 from tensortap.pipeline.receipt import Receipt
@@ -19,8 +19,9 @@ from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Opaque, Record, Summary, TensorData
 from tensortap.runs import format as layout
 from tensortap.runs.object_files import load_file
+from tensortap.server.questions import NameRow
 from tensortap.table.logframe_schema import need_pandas
-from tensortap.wire.questions import NameRow
+from tensortap.text.records import record_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,7 +147,7 @@ class Run:
         rows = []
         for head, held in self.reader.latest():
             file = self.reader.load(head)
-            line = file.tags.get("file") or glance.line(file)
+            line = file.tags.get("file") or record_line(file)
             rows.append(NameRow(head, held, 0, line))
         return rows
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tensortap.limits import format_size
 from tensortap.record import Kind
-from tensortap.viz import text
+from tensortap.server.questions import ClientRow, NameRow, Overview
+from tensortap.text import tensors as text
 from tensortap.viz.fitting import Fitting
-from tensortap.wire.questions import ClientRow, NameRow, Overview
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,8 +191,8 @@ def header(view: Overview, rates: Rates | None = None) -> Table:
         table.add_row(Text(f"pid {client.pid}", style="dim"), _client(client))
     if len(view.clients) > 20:
         table.add_row("", f"… and {len(view.clients) - 20} more programs")
-    if view.refused:
-        reasons = ", ".join(f"{count:,} {plain(why)}" for why, count in view.refused.items())
+    if view.rejected:
+        reasons = ", ".join(f"{count:,} {plain(why)}" for why, count in view.rejected.items())
         table.add_row(Text("refused", style="red"), Text(reasons))
     return table
 

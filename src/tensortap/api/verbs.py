@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap import frameworks as arrays
-from tensortap.api import glance, tables
+from tensortap.api import tables
 from tensortap.errors import NotFound
 from tensortap.readers.reader import Reader, find, find_all, kept_value
 from tensortap.record import Kind, Record
-from tensortap.viz import text
+from tensortap.text.records import record_details
+from tensortap.text.tensors import styled
 
 
 def get(
@@ -61,11 +62,11 @@ def describe(
     from rich.text import Text
 
     record = (load or reader.load)(find(reader, name, index, step=step, rank=rank, kind=kind))
-    head, *lines = glance.details(record).split("\n")
+    head, *lines = record_details(record).split("\n")
     console = Console()
     console.print(Text(tables.plain(head), style="bold"))
     for line in lines:
-        console.print(text.styled(tables.plain(line)))
+        console.print(styled(tables.plain(line)))
     held = find_all(reader, name, rank=record.rank, kind=record.kind)
     tail = f"  {len(held)} held"
     if len(held) > 1:

@@ -21,8 +21,8 @@ from tensortap.record import Kind
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tensortap.server.questions import Overview
     from tensortap.server.server import Server
-    from tensortap.wire.questions import Overview
 
 STEPS = 200
 _LIMIT = 120.0
@@ -121,7 +121,7 @@ def _part(whole: Overview) -> Overview:
 def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) -> None:
     """Print the losses as they arrive."""
     from tensortap.api import verbs
-    from tensortap.viz import text
+    from tensortap.text.tensors import number
 
     history = server.history
     end = time.monotonic() + _LIMIT
@@ -132,7 +132,7 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
             if record.step % 10 == 0:
                 value = float(verbs.get(history, "loss", step=record.step))
                 bar = "█" * int(min(value, 3.0) * 32)
-                console.print(f"step {record.step:4d}  loss {text.number(value):>7}  {bar}")
+                console.print(f"step {record.step:4d}  loss {number(value):>7}  {bar}")
         seen = len(losses)
         if trainer.poll() is not None:
             break

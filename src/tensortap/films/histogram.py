@@ -12,8 +12,8 @@ from tensortap.films.scales import Follower, Range, ticks
 from tensortap.films.shades import shares_of
 from tensortap.films.style import Box, Measures, Style
 from tensortap.record import Summary
+from tensortap.text.tensors import number
 from tensortap.viz.reals import reals
-from tensortap.viz.text import number
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,8 +10,8 @@ from tensortap.films.look import Look
 from tensortap.films.scales import Range, ticks, whole_ticks
 from tensortap.films.style import Box, Measures, Style
 from tensortap.record import Kind, Summary
+from tensortap.text.tensors import number
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS
-from tensortap.viz.text import number
 
 if TYPE_CHECKING:
     import numpy as np

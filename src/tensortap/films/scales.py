@@ -6,7 +6,7 @@ import math
 
 from tensortap.errors import TensortapError
 from tensortap.record import Summary
-from tensortap.viz.text import number
+from tensortap.text.tensors import number
 
 Range = tuple[float, float]
 _SHRINK = 0.1  # of the way to the tensor's own range, a frame

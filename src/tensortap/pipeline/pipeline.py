@@ -480,14 +480,10 @@ class Pipeline:
                     live = self._lives[address]
                 return wire.Tally(counts["unheard"], live.dropped, counts["failed"])
 
-            def probes(start: int) -> list[wire.Probe]:
-                return [wire.Probe(name, Kind.VALUE.value) for name in list(self.gates)[start:]]
-
             drain = Live(
                 address,
                 self.pool,
                 client=self.introduce,
-                probes=probes,
                 tally=tally,
                 on_state=forget_or_refresh,
                 on_refused=refused,

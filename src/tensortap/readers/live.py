@@ -1,4 +1,4 @@
-"""A live session in another process, asked over the wire."""
+"""A reader of a live session in another process, over the wire."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ import secrets
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
 
-from tensortap.dtypes import itemsize
 from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind, Record
 from tensortap.select import fits
+from tensortap.server import questions
 from tensortap.wire import messages as wire
-from tensortap.wire import questions
-from tensortap.wire.address import Address
-from tensortap.wire.channel import Channel, State
+from tensortap.wire.address import Address, parse_address
+from tensortap.wire.channel import Channel, ConnectionState
 
-_rows = msgspec.msgpack.Decoder(questions.Rows)
-_held = msgspec.msgpack.Decoder(questions.Held)
-_overview = msgspec.msgpack.Decoder(questions.Overview)
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+def open_live(address: str | None = None, timeout: float = 5.0) -> LiveReader:
+    """Return a reader of the live session at ``host:port``."""
+    return LiveReader(parse_address(address), timeout)
 
 
 class LiveReader:
-    """Asks a live session; a context manager, or `close` it."""
+    """A client that asks a server questions; a context manager, or `close` it."""
 
     def __init__(self, address: Address, timeout: float = 5.0) -> None:
         self.address = address
@@ -37,8 +39,8 @@ class LiveReader:
         self._ids = itertools.count(1)
         self._context: zmq.Context[Any] = zmq.Context()
         self._channel = Channel(address, "viewer", self._context)
-        who = wire.Client(secrets.token_bytes(16), socket.gethostname(), os.getpid())
-        self._channel.proof = wire.Proof(b"", who)
+        client = wire.Client(secrets.token_bytes(16), socket.gethostname(), os.getpid())
+        self._channel.proof = wire.Proof(b"", client)
         try:
             self._connect(timeout)
         except BaseException:
@@ -48,14 +50,14 @@ class LiveReader:
     def _connect(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         failures = 0
-        while self._channel.state is not State.OPEN:
+        while self._channel.state is not ConnectionState.OPEN:
             self._channel.poll(0.05)
-            if self._channel.state is State.ABSENT:
+            if self._channel.state is ConnectionState.ABSENT:
                 failures += 1
-            # on loopback both kinds of connection are tried
+            # on loopback the channel tries both plain and encrypted connections
             if time.monotonic() > deadline or (failures > 20 and not self._channel.refusal):
-                why = self._channel.refusal or "nobody listens there; start one with tap.serve()"
-                raise NotFound(f"no live session at {self.address}: {why}")
+                reason = self._channel.refusal or "no server is listening; start one: tap.serve()"
+                raise NotFound(f"no live session at {self.address}: {reason}")
 
     def __enter__(self) -> LiveReader:
         return self
@@ -64,18 +66,18 @@ class LiveReader:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
-        if self._channel.state is State.OPEN:
+        """Close the connection."""
+        if self._channel.state is ConnectionState.OPEN:
             self._channel.send(wire.message(wire.GOODBYE, wire.Goodbye()))
         self._channel.close(linger=100)
         self._context.destroy(linger=100)
 
     def overview(self) -> questions.Overview:
-        """All that the session has to say about itself."""
-        return _overview.decode(self._ask(questions.OVERVIEW))
+        """Return the clients, names and counts of the session."""
+        return self._ask(questions.Overview, questions.OVERVIEW)
 
     def names(self) -> list[str]:
-        return list(_rows.decode(self._ask(questions.NAMES)).names)
+        return list(self._ask(questions.RecordList, questions.NAMES).names)
 
     def records(
         self,
@@ -86,34 +88,37 @@ class LiveReader:
         kind: Kind | None = None,
         last: int | None = None,
     ) -> list[Record]:
-        heads = _rows.decode(self._ask(questions.HEADS, name=name)).records
+        heads = self._ask(questions.RecordList, questions.HEADS, name=name).records
         return [record for record in heads if fits(record, step, rank, kind)]
 
-    def newer(self, mark: int, most: int = 1 << 14) -> tuple[int, list[Record]]:
-        """Records without values that came after a mark (at first 0), and the next mark."""
-        rows = _rows.decode(self._ask(questions.NEWER, mark=mark, most=most))
-        return rows.mark, list(rows.records)
+    def since(self, cursor: int, limit: int = 1 << 14) -> tuple[int, list[Record]]:
+        """Return the next cursor and the records after this one (0 at first), without values."""
+        found = self._ask(questions.RecordList, questions.SINCE, cursor=cursor, limit=limit)
+        return found.cursor, list(found.records)
 
-    def held(self, mark: int) -> questions.Held:
-        """Which tensors came whole after a mark (at first 0)."""
-        return _held.decode(self._ask(questions.HELD, mark=mark))
+    def tensor_steps(self, cursor: int) -> questions.TensorStepsList:
+        """Return which whole tensors arrived after a cursor (0 at first)."""
+        return self._ask(questions.TensorStepsList, questions.TENSOR_STEPS, cursor=cursor)
 
     def load(self, record: Record) -> Record:
-        where = {"name": record.name, "seq": record.seq, "time_ns": record.time_ns}
-        body = self._ask(questions.LOAD, rank=record.rank, **where)
-        return wire.decode_records(body, [], itemsize)[0]
+        key = {"name": record.name, "seq": record.seq, "time_ns": record.time_ns}
+        body = self._query(questions.LOAD, rank=record.rank, **key)
+        return wire.decode_records(body, [])[0]
 
-    def _ask(self, what: str, **arguments: Any) -> bytes:
+    def _ask(self, answer: type[Answer], what: str, **arguments: Any) -> Answer:
+        return msgspec.msgpack.decode(self._query(what, **arguments), type=answer)
+
+    def _query(self, what: str, **arguments: Any) -> bytes:
         with self._lock:
             number = next(self._ids)
-            if self._channel.state is not State.OPEN:
+            if self._channel.state is not ConnectionState.OPEN:
                 self._connect(self.timeout)
             self._channel.send(wire.message(wire.QUERY, wire.Query(number, what, arguments)))
             deadline = time.monotonic() + self.timeout
             body, missing = bytearray(), -1
             while missing:
-                if self._channel.state is not State.OPEN:
-                    raise NotFound(f"the live session at {self.address} has gone")
+                if self._channel.state is not ConnectionState.OPEN:
+                    raise NotFound(f"the live session at {self.address} has closed")
                 if time.monotonic() > deadline:
                     raise TensortapError(f"the live session at {self.address} does not answer")
                 for kind, header, data in self._channel.poll(0.1):
@@ -122,7 +127,7 @@ class LiveReader:
                             raise NotFound(header.error)
                         missing = header.body_nbytes
                         body = bytearray(missing)
-                    elif kind == wire.PART and header.number == number and data is not None:
+                    elif kind == wire.CHUNK and header.number == number and data is not None:
                         body[header.offset : header.offset + len(data)] = data
                         missing -= len(data)
                         deadline = time.monotonic() + self.timeout

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tensortap.dtypes import itemsize
 from tensortap.readers.mirror import Mirror, is_url
 from tensortap.record import Kind, Record, Value
 from tensortap.runs import format as layout
@@ -302,7 +301,7 @@ class RunReader:
         if places:
             with self._lock:
                 payloads = [self._payload(place) for place in places]
-            value = wire.place(value, payloads, itemsize)
+            value = wire.with_payloads(value, payloads)
         return value
 
     def _cells(self, record: Record) -> tuple[bytes | None, list[dict[str, str]] | None]:

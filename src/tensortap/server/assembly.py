@@ -22,7 +22,7 @@ class Assembly:
 
     def __init__(self, batch: wire.Batch, body: memoryview) -> None:
         later = len(body) != batch.body_nbytes
-        if later and (body or batch.body_nbytes <= wire.CHUNK):
+        if later and (body or batch.body_nbytes <= wire.CHUNK_NBYTES):
             raise WireError(f"{batch.body_nbytes} bytes of records announced, {len(body)} came")
         self.batch = batch
         self.nbytes = batch.body_nbytes + sum([e.nbytes for e in batch.externals])
@@ -58,7 +58,7 @@ class Assembly:
         self.missing = 0
         self.blocks = []
 
-    def fill(self, part: wire.Part, data: memoryview) -> None:
+    def fill(self, part: wire.Chunk, data: memoryview) -> None:
         """Put a part where it belongs."""
         if self.refused:
             return

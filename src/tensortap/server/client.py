@@ -26,7 +26,6 @@ class Peer:
         # kept beyond a connection: the word of it may not have arrived
         self.turned_down: collections.deque[int] = collections.deque(maxlen=1000)
         self.tally = wire.Tally()
-        self.probes: list[wire.Probe] = []
         self.arena_pid: int | None = None  # where its segments are, if they can be read
         self.mapped: dict[int, Mapped] = {}
         self.disconnect()
@@ -37,7 +36,6 @@ class Peer:
         self.connected = True
         self.route = route
         self.who = proof.client
-        self.probes = list(proof.probes)
         if proof.arena is not None and arena:
             self.arena_pid = proof.arena.pid
 

@@ -6,7 +6,7 @@ import collections
 import itertools
 from collections.abc import Collection
 
-from tensortap.history import History, Key, weight
+from tensortap.history import History, Key, record_nbytes
 from tensortap.record import Record
 
 
@@ -39,7 +39,7 @@ class Inbox(History):
                 number = next(self._arrivals)
                 self._waiting[number] = record
                 places.append(number)
-                self.nbytes += weight(record)
+                self.nbytes += record_nbytes(record)
                 if len(places) > self._each:
                     self._replace(places)
                 while self.nbytes > self.bound and len(self._waiting) > 1:
@@ -48,7 +48,7 @@ class Inbox(History):
             self._changed.notify_all()
 
     def _replace(self, places: collections.deque[int]) -> None:
-        self.nbytes -= weight(self._waiting.pop(places.popleft()))
+        self.nbytes -= record_nbytes(self._waiting.pop(places.popleft()))
         self.replaced += 1
 
     def take(self, timeout: float) -> Record | None:
@@ -61,7 +61,7 @@ class Inbox(History):
                 return None
             _, record = self._waiting.popitem(last=False)
             self._places[record.name, record.kind, record.rank].popleft()
-            self.nbytes -= weight(record)
+            self.nbytes -= record_nbytes(record)
             return record
 
     def wake(self) -> None:

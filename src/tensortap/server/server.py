@@ -19,7 +19,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tensortap._version import __version__
 from tensortap.buffers import Mapped, OutOfMemory, Pool, Slot
-from tensortap.dtypes import itemsize
 from tensortap.errors import Refused, TensortapError, WireError
 from tensortap.history import History
 from tensortap.record import Record
@@ -85,7 +84,7 @@ class Server:
         threading.Thread(target=self._reply, name="tensortap-answers", daemon=True).start()
 
     @property
-    def refused(self) -> collections.Counter[str]:
+    def rejected(self) -> collections.Counter[str]:
         """How many were refused, by reason."""
         return self.door.refused
 
@@ -196,7 +195,7 @@ class Server:
         peer = self._routes.get(route)
         if peer is None:
             self._greet(route, header, frames[1])
-        elif isinstance(header, wire.Part):
+        elif isinstance(header, wire.Chunk):
             assembly = peer.assemblies.get(header.number)
             if assembly is not None:
                 assembly.fill(header, data)
@@ -266,7 +265,7 @@ class Server:
                 if peer is not None:
                     self._departed.append((peer, peer.route, time.monotonic()))
             else:
-                self.refused["no handshake"] += 1
+                self.rejected["no handshake"] += 1
 
     def _part(self, heard_all: bool) -> None:
         """Part from those whose connection has gone, once their last words have been heard."""
@@ -282,7 +281,7 @@ class Server:
         self._departed = waiting
 
     def _refuse(self, route: bytes, frame: zmq.Frame, why: str, count: str) -> None:
-        self.refused[count] += 1
+        self.rejected[count] += 1
         fd = _fd(frame)
         if fd < 0 or self.door.refuses(fd):
             refusal = wire.Refusal(why[:1000], version=__version__)
@@ -305,7 +304,6 @@ class Server:
 
     def _batch(self, peer: Peer, batch: wire.Batch, body: memoryview) -> None:
         peer.tally = batch.tally
-        peer.probes.extend(batch.probes)
         for offer in batch.segments:
             self._map(peer, offer)
         if batch.number <= peer.last:  # sent again after a break, but it had arrived
@@ -351,7 +349,7 @@ class Server:
             if not assembly.refused:
                 try:
                     blocks = assembly.blocks
-                    records = wire.decode_records(assembly.body, blocks, itemsize)
+                    records = wire.decode_records(assembly.body, blocks)
                     self.history.write(records)
                     if self._keep is not None:
                         self._keep(records)
@@ -363,7 +361,7 @@ class Server:
             if assembly.refused:
                 peer.refused.append(number)
                 peer.turned_down.append(number)
-                self.refused[assembly.refused] += 1
+                self.rejected[assembly.refused] += 1
             peer.last = number
             peer.owed += assembly.batch.cost
             self._touched[peer.who.id] = peer
@@ -402,10 +400,8 @@ class Server:
                 error = repr(problem)
             reply = wire.message(wire.REPLY, wire.Reply(query.id, error, len(body)))
             self._replies.append((route, [*reply]))
-            view = memoryview(body)
-            for offset in range(0, len(body), wire.CHUNK):
-                part = wire.message(wire.PART, wire.Part(query.id, wire.BODY, offset))
-                self._replies.append((route, [*part, view[offset : offset + wire.CHUNK]]))
+            for chunk in wire.chunks(query.id, wire.BODY, memoryview(body)):
+                self._replies.append((route, chunk))
             self._ring()
 
     def _pass_replies(self) -> None:

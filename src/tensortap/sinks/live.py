@@ -20,7 +20,7 @@ from tensortap.pipeline.ticket import settle
 from tensortap.record import Kind
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
-from tensortap.wire.channel import NO_KEY, Channel, State
+from tensortap.wire.channel import NO_KEY, Channel, ConnectionState
 
 log = logging.getLogger("tensortap")
 
@@ -48,7 +48,6 @@ class Live:
         pool: Pool,
         *,
         client: Callable[[], wire.Client],
-        probes: Callable[[int], list[wire.Probe]] = lambda start: [],
         tally: Callable[[], wire.Tally] = wire.Tally,
         on_state: Callable[[bool], None] = lambda forget: None,
         on_refused: Callable[[int], None] = lambda count: None,
@@ -58,9 +57,8 @@ class Live:
         self.address = address  # port 0: not known yet, it is set when it is
         self._key = key
         self.accepting = True  # until it is known that nobody listens
-        self.controls: list[wire.Control] = []
         self._pool = pool
-        self._client, self._probes, self._tally = client, probes, tally
+        self._client, self._tally = client, tally
         self._on_state, self._on_refused = on_state, on_refused
         self._want_arena = arena and pool.shared
         self._arena = False
@@ -68,7 +66,7 @@ class Live:
         self._nonce_segment: Segment | None = None
         self._context: zmq.Context[Any] | None = None
         self._channel: Channel | None = None
-        self._state = State.SEEKING
+        self._state = ConnectionState.SEEKING
         self._credit = 0
         self._largest = 0
         self._number = 0
@@ -78,7 +76,6 @@ class Live:
         self._too_large: set[str] = set()  # names of which it was said
         self._lent: dict[tuple[int, int], Lease] = {}
         self._offered: dict[int, Segment] = {}
-        self._shown = 0
         self._lost_at: float | None = None
         self._trimmed_at = 0.0
         self._lock = threading.Lock()  # flights are given up from another thread
@@ -86,14 +83,14 @@ class Live:
     # -- what the background queue asks --------------------------------------------------
 
     def room(self) -> int:
-        if self._state is not State.OPEN:
+        if self._state is not ConnectionState.OPEN:
             return 0
         # a value larger than all credit goes when nothing else is under way
         return max(self._credit, 0) if self._flights else self._largest + (1 << 20)
 
     def describe(self) -> str:
         """The state of the connection in words."""
-        if self._state is State.OPEN:
+        if self._state is ConnectionState.OPEN:
             return "connected, through shared memory" if self._arena else "connected, over TCP"
         refusal = self._channel.refusal if self._channel is not None else ""
         return f"none: {refusal or 'nobody listens'}"
@@ -138,7 +135,7 @@ class Live:
         now = time.monotonic()
         if self._lost_at is not None and now - self._lost_at > _PATIENCE:
             self._lost_at = None
-        if self._state is State.ABSENT and self._lost_at is None:
+        if self._state is ConnectionState.ABSENT and self._lost_at is None:
             # again and again: a value may have been queued just when nobody was found
             self._on_state(True)
         if now - self._trimmed_at > _TRIM / 2:
@@ -161,7 +158,7 @@ class Live:
     def close(self) -> None:
         channel = self._channel
         if channel is not None:
-            if channel.state is State.OPEN:
+            if channel.state is ConnectionState.OPEN:
                 self._report()
                 channel.send(wire.message(wire.GOODBYE, wire.Goodbye("the program ended")))
             channel.close(linger=500)
@@ -190,14 +187,12 @@ class Live:
         client = self._client()
         if self._nonce_segment is not None:
             offer = wire.Arena(client.pid, self._nonce_segment.fd)
-        probes = self._probes(0)
-        self._shown = len(probes)
-        channel.proof = wire.Proof(b"", client, tuple(probes), offer)
+        channel.proof = wire.Proof(b"", client, offer)
 
     def _turn(self, channel: Channel) -> None:
         """The connection has come or gone."""
         before, self._state = self._state, channel.state
-        if channel.state is State.OPEN:
+        if channel.state is ConnectionState.OPEN:
             welcome = channel.welcome
             assert welcome is not None
             self._arena = welcome.nonce == self._nonce
@@ -215,7 +210,7 @@ class Live:
             return
         self.accepting = False
         self._introduce(channel)
-        if before is State.OPEN:
+        if before is ConnectionState.OPEN:
             self._abandon()
             self._lost_at = time.monotonic()
             self._on_state(False)
@@ -243,15 +238,13 @@ class Live:
         gone = [number for number, segment in self._offered.items() if segment.fd < 0]
         for number in gone:
             del self._offered[number]
-        if gone and self._state is State.OPEN:
+        if gone and self._state is ConnectionState.OPEN:
             assert self._channel is not None
             self._channel.send(wire.message(wire.SEGMENTS, wire.Segments(tuple(gone))))
 
     def _handle(self, kind: bytes, header: Any) -> None:
         if isinstance(header, wire.Ack):
             self._acknowledge(header)
-        elif isinstance(header, wire.Control):
-            self.controls.append(header)
 
     def _acknowledge(self, ack: wire.Ack) -> None:
         self._credit += ack.credit
@@ -266,7 +259,7 @@ class Live:
                 self.pending -= flight.nbytes
                 settled.append((number, flight))
         for number, flight in settled:
-            arrived = number not in ack.refused
+            arrived = number not in ack.rejected
             if not arrived and number in self._in_arena and flight.nbytes <= self._largest:
                 # the server cannot read the arena after all: from here on over the socket
                 self._arena = False
@@ -338,20 +331,12 @@ class Live:
                 self._in_arena.add(number)
             else:
                 externals.append(wire.External(0, 0, block.nbytes))
-        fresh = self._probes(self._shown)
-        self._shown += len(fresh)
-        header = wire.Batch(
-            number,
-            len(flight.body),
-            flight.nbytes,
-            tuple(externals),
-            tuple(offers),
-            tuple(fresh),
-            self._tally(),
-        )
+        nbytes = len(flight.body)
+        places, offered = tuple(externals), tuple(offers)
+        header = wire.Batch(number, nbytes, flight.nbytes, places, offered, self._tally())
         self._credit -= flight.nbytes
         frames: list[Any] = wire.message(wire.RECORDS, header)
-        whole = len(flight.body) <= wire.CHUNK
+        whole = nbytes <= wire.CHUNK_NBYTES
         channel.send([*frames, flight.body if whole else b""])
         if not whole:
             self._send_parts(channel, number, wire.BODY, memoryview(flight.body))
@@ -360,9 +345,7 @@ class Live:
                 self._send_parts(channel, number, index, block.view)
 
     def _send_parts(self, channel: Channel, number: int, index: int, view: memoryview) -> None:
-        for offset in range(0, view.nbytes, wire.CHUNK):
-            header = wire.Part(number, index, offset)
-            frames = [*wire.message(wire.PART, header), view[offset : offset + wire.CHUNK]]
+        for frames in wire.chunks(number, index, view):
             channel.send(frames, copy=False)
 
     def _report(self) -> None:

@@ -381,9 +381,9 @@ def feed_of(source: Any) -> Feed:
     source = getattr(source, "reader", None) or getattr(source, "history", None) or source
     if isinstance(source, RunReader):
         return RunFeed(source)
-    newer = getattr(source, "newer", None)
-    if newer is not None:
-        return RecordFeed(_Following(newer), forgets=True)
+    since = getattr(source, "since", None)
+    if since is not None:
+        return RecordFeed(_Following(since), forgets=True)
     if hasattr(source, "columns") and hasattr(source, "attrs"):
         return FrameFeed(source)
     records = getattr(source, "records", source)
@@ -398,16 +398,16 @@ def feed_of(source: Any) -> Feed:
 class _Following:
     """Asks for what came after the last answer."""
 
-    def __init__(self, newer: Callable[[int], tuple[int, list[Record]]]) -> None:
-        self._newer = newer
-        self._mark = 0
+    def __init__(self, since: Callable[[int], tuple[int, list[Record]]]) -> None:
+        self._since = since
+        self._cursor = 0
 
     def __call__(self) -> Iterable[Record]:
         while True:
-            before = self._mark
-            self._mark, records = self._newer(before)
+            before = self._cursor
+            self._cursor, records = self._since(before)
             yield from records
-            if self._mark == before:
+            if self._cursor == before:
                 return
 
 

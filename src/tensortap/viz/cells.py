@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.errors import TensortapError
-from tensortap.viz import colors, text
+from tensortap.text.tensors import number
+from tensortap.viz import colors
 from tensortap.viz.reals import is_number, reals, shrink
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def heatmap(
         _paint(shown, cells, _levels(cells, low, high, len(table)), table)
     else:
         _shade(shown, cells, _levels(cells, low, high, len(_SHADES)))
-    caption = f"{text.number(low)} to {text.number(high)}"
+    caption = f"{number(low)} to {number(high)}"
     if drawn != matrix.shape:
         down, across = (math.ceil(n / m) for n, m in zip(matrix.shape, drawn, strict=True))
         each = f"{down}×{across}" if matrix.shape[0] > 1 else f"{across}"

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from tensortap.errors import TensortapError
 from tensortap.history import History
-from tensortap.readers.live import LiveReader
-from tensortap.readers.open import open_live
+from tensortap.readers.live import LiveReader, open_live
 from tensortap.readers.reader import Reader
 from tensortap.readers.run import RunReader
 from tensortap.runs import format as layout
@@ -218,7 +217,7 @@ class ShownHere:
         self.server = server
         self.version = 1
         self._table: Table | None = None
-        self._held = HeldLive(lambda mark: answers.held(server, mark))
+        self._held = HeldLive(lambda cursor: answers.tensor_steps(server, cursor))
         self._lock = threading.Lock()
 
     @property
@@ -266,7 +265,7 @@ class ShownLive:
         self._table: Table | None = None
         self._gone = False
         self._again = 0.0  # when it is looked for again
-        self._held = HeldLive(lambda mark: self.reader().held(mark))
+        self._held = HeldLive(lambda cursor: self.reader().tensor_steps(cursor))
         self._lock = threading.RLock()
 
     @property

@@ -10,8 +10,8 @@ import numpy as np
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.runs.arrow import numbers
+from tensortap.server.questions import TensorStepsList
 from tensortap.table.run_columns import RunColumns, Stretch
-from tensortap.wire.questions import Held
 
 Steps = dict[tuple[str, str], set[int]]
 
@@ -66,7 +66,7 @@ class HeldRun:
 class HeldLive:
     """Of a live session, which is asked for what came since; anew when some made room."""
 
-    def __init__(self, ask: Callable[[int], Held]) -> None:
+    def __init__(self, ask: Callable[[int], TensorStepsList]) -> None:
         self._ask = ask
         self._found: Steps = {}
         self._mark = 0
@@ -81,7 +81,7 @@ class HeldLive:
                 self._found = {}
                 said = self._ask(0) if self._mark else said
                 self._since = said.started, said.evicted
-            self._mark = said.mark
+            self._mark = said.cursor
             for row in said.rows:
                 self._found.setdefault((row.name, row.kind), set()).update(row.steps)
             return {key: set(steps) for key, steps in self._found.items()}

@@ -37,7 +37,7 @@ _EVENTS = (
 )
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     """Where a channel is."""
 
     SEEKING = "seeking"  # nothing is known yet
@@ -54,7 +54,7 @@ class Channel:
         self.address = address
         self._own_key = key  # instead of the user's: between a program and its own worker
         self.role = role
-        self.state = State.SEEKING
+        self.state = ConnectionState.SEEKING
         self.welcome: wire.Welcome | None = None
         self.refusal = ""  # why a server that is there did not take us
         self.proof: wire.Proof | None = None  # what to say about ourselves; set by the owner
@@ -160,11 +160,11 @@ class Channel:
                 self.send(wire.message(wire.HELLO, hello))
                 self._deadline = time.monotonic() + _GREETING
             elif event == zmq.EVENT_CONNECT_RETRIED:
-                self.state = State.ABSENT
+                self.state = ConnectionState.ABSENT
                 self.refusal = ""
             elif event == zmq.EVENT_DISCONNECTED:
                 # while a handshake goes on this is how a server that wants another one says no
-                was_open = self.state is State.OPEN
+                was_open = self.state is ConnectionState.OPEN
                 self._fail("" if was_open else self.refusal, other_way=not was_open, at_once=True)
             else:
                 self._fail("the server wants another key or another kind of connection", True)
@@ -176,10 +176,10 @@ class Channel:
         if other_way and self.address.loopback:
             self._curve = not self._curve
             at_once = at_once or self._curve
-            if self._curve and self.state is State.SEEKING:
+            if self._curve and self.state is ConnectionState.SEEKING:
                 self._retry_at = time.monotonic()
                 return
-        self.state = State.ABSENT
+        self.state = ConnectionState.ABSENT
         self._pause = 0.1 if at_once and self._pause > 1 else min(self._pause * 2, 3.0)
         self._retry_at = time.monotonic() + self._pause
 
@@ -192,7 +192,7 @@ class Channel:
                 break
             try:
                 kind, header = frames[0], wire.read_header(frames[0], frames[1])
-                if self.state is not State.OPEN:
+                if self.state is not ConnectionState.OPEN:
                     self._shake(header)
                 elif isinstance(header, wire.Refusal):
                     raise _refused(header)
@@ -229,7 +229,7 @@ class Channel:
         self._deadline = None
         self._pause = 0.1
         self.refusal = ""
-        self.state = State.OPEN
+        self.state = ConnectionState.OPEN
 
 
 def _refused(header: wire.Refusal) -> Refused:

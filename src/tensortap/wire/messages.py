@@ -1,51 +1,53 @@
-"""The messages between a training program and a live session.
+"""Messages between a training program or a viewer (the clients) and a server.
 
 A message is ``[kind, header]`` or ``[kind, header, body]``: the kind is one byte, the header a
-struct in MessagePack, decoded with validation. Nothing is unpickled and nothing evaluated.
+struct in MessagePack, which is validated when it is decoded. Nothing is unpickled or evaluated.
 
     client                                server
     HELLO  nonce                  ─▶
                                   ◀─      CHALLENGE  nonce, proof of the key
-    PROOF  proof, who, arena      ─▶
-                                  ◀─      WELCOME  credit, what it read in the arena
-    RECORDS  many records         ─▶
-    PART  a piece of a payload    ─▶
-                                  ◀─      ACK  what it has, credit, freed blocks
+    PROOF  proof, client, arena   ─▶
+                                  ◀─      WELCOME  credit, nonce read from the arena
+    RECORDS  a batch of records   ─▶
+    CHUNK  a piece of a payload   ─▶
+                                  ◀─      ACK  last batch, credit, freed blocks
+    QUERY  a viewer's question    ─▶
+                                  ◀─      REPLY, then CHUNKs of its body
     GOODBYE                       ◀▶
 
-HELLO, CHALLENGE and REFUSED never change their form: they are what two versions of tensortap
-tell each other.
+HELLO, CHALLENGE and REFUSED never change their form: two versions of tensortap use them to tell
+each other that they do not match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from tensortap.errors import WireError
-from tensortap.record import Fields, Items, Mapping, Record, TensorData, Value
+from tensortap.dtypes import itemsize
+from tensortap.errors import TensortapError, WireError
+from tensortap.record import Record, TensorData, Value
+from tensortap.values import map_leaves
 
-PROTOCOL = 1
-CHUNK = 1 << 20  # payloads travel in pieces: as fast as a bare socket, and a claim can't be huge
+PROTOCOL = 2
+CHUNK_NBYTES = 1 << 20  # as fast as larger ones, and no message claims a huge allocation
 LARGEST_MESSAGE = 8 << 20
-DEEPEST = 100  # containers in one another: what comes out of `arrays` is never deeper
-BODY = -1  # the index of a PART that belongs to the body and not to a payload
+BODY = -1  # the index of a CHUNK that belongs to the body and not to a payload
 
 HELLO, CHALLENGE, PROOF, WELCOME, REFUSED = b"H", b"C", b"P", b"W", b"X"
-RECORDS, PART, ACK, SEGMENTS = b"R", b"D", b"A", b"S"
-CONTROL, QUERY, REPLY, GOODBYE, PING = b"K", b"Q", b"Y", b"G", b"I"
+RECORDS, CHUNK, ACK, SEGMENTS = b"R", b"D", b"A", b"S"
+QUERY, REPLY, GOODBYE = b"Q", b"Y", b"G"
 
-
-# numbers that are added up must not leave 64 bits, whatever a stranger says
+# sums of these must fit into 64 bits, whatever a client claims
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 Cost = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first word of a client: role is ``source`` (it sends) or ``viewer`` (it asks)."""
+    """The first message of a client; its role is ``source`` (sends) or ``viewer`` (asks)."""
 
     protocol: int
     version: str
@@ -54,7 +56,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """The server's answer: it proves that it has the key, and asks for the same."""
+    """The server's answer: it proves that it has the key, and asks the client for the same."""
 
     protocol: int
     version: str
@@ -63,29 +65,22 @@ class Challenge(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """No, and why, and which versions met."""
+    """The server rejects the client: why, and the server's versions."""
 
     reason: str
     protocol: int = PROTOCOL
     version: str = ""
 
 
-class Probe(msgspec.Struct, frozen=True, array_like=True):
-    """A point of the program whose values can be shown."""
-
-    name: str
-    kind: str
-
-
 class Arena(msgspec.Struct, frozen=True, array_like=True):
-    """Where the client keeps a nonce that only a process on the same host can read."""
+    """A shared memory segment of the client with a nonce: reading it proves a common host."""
 
     pid: int
     fd: int
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Who a client is."""
+    """The identity of a client."""
 
     id: bytes
     host: str = ""
@@ -96,16 +91,18 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The client proves that it has the key, and says who it is and what it can show."""
+    """The client proves that it has the key, and introduces itself."""
 
     mac: bytes
     client: Client
-    probes: tuple[Probe, ...] = ()
     arena: Arena | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The server takes the client: how many bytes may be under way, and the nonce it read."""
+    """The server accepts the client; `credit` is how many bytes may be in flight.
+
+    `largest` is the largest record that the server can hold, `nonce` what it read in the arena.
+    """
 
     credit: int
     largest: int
@@ -115,7 +112,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class External(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A payload outside the body: a block of a segment, or (segment 0) parts that follow."""
+    """A payload outside the body: a block of a segment, or (segment 0) chunks that follow."""
 
     segment: Count
     offset: Count
@@ -139,19 +136,18 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """The header of RECORDS: its body is a list of records, at once or in parts."""
+    """The header of RECORDS; the body is a list of records, sent with it or in chunks."""
 
     number: Positive
     body_nbytes: Count
-    cost: Cost  # what it takes of the credit
+    cost: Cost  # bytes of credit that the batch uses
     externals: tuple[External, ...] = ()
     segments: tuple[SegmentOffer, ...] = ()
-    probes: tuple[Probe, ...] = ()
     tally: Tally = Tally()
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The header of PART: where its bytes belong."""
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The header of CHUNK: which bytes of which payload of which batch or reply follow."""
 
     number: int
     index: int
@@ -159,30 +155,25 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):
-    """All batches up to `number` are there, but for the `refused`; blocks that are free again."""
+    """The server has all batches up to `number` except the `rejected` ones.
+
+    `credit` is given back to the client; `freed` are blocks that it may use again.
+    """
 
     number: int
     credit: int
     freed: tuple[tuple[int, int], ...] = ()
-    refused: tuple[int, ...] = ()
+    rejected: tuple[int, ...] = ()
 
 
 class Segments(msgspec.Struct, frozen=True, array_like=True):
-    """Segments that the client has given back: nothing will refer to them again."""
+    """Segments that the client has freed and will not refer to again."""
 
     dropped: tuple[int, ...]
 
 
-class Control(msgspec.Struct, frozen=True):
-    """What the server asks of a client; an action that it does not know it leaves alone."""
-
-    action: str
-    names: tuple[str, ...] = ()
-    arguments: dict[str, str] = {}
-
-
 class Query(msgspec.Struct, frozen=True):
-    """A viewer's question."""
+    """A viewer's question, see `tensortap.server.questions`."""
 
     id: int
     what: str
@@ -190,7 +181,7 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer: an error, or a body, inline or in parts."""
+    """The answer to a question: an error, or a body that follows in chunks."""
 
     id: int
     error: str = ""
@@ -198,7 +189,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Goodbye(msgspec.Struct, frozen=True):
-    """The last word of either side."""
+    """The last message of either side."""
 
     reason: str = ""
 
@@ -210,58 +201,68 @@ _HEADERS: dict[bytes, type[msgspec.Struct]] = {
     WELCOME: Welcome,
     REFUSED: Refusal,
     RECORDS: Batch,
-    PART: Part,
+    CHUNK: Chunk,
     ACK: Ack,
     SEGMENTS: Segments,
-    CONTROL: Control,
     QUERY: Query,
     REPLY: Reply,
     GOODBYE: Goodbye,
-    PING: Goodbye,
 }
 _decoders = {kind: msgspec.msgpack.Decoder(header) for kind, header in _HEADERS.items()}
 _records = msgspec.msgpack.Decoder(list[Record])
 _encode = msgspec.msgpack.Encoder().encode
+_UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 Header = TypeVar("Header", bound=msgspec.Struct)
 
 
 def message(kind: bytes, header: msgspec.Struct) -> list[bytes]:
-    """The frames of a message without a body."""
+    """Return the frames of a message without a body."""
     return [kind, _encode(header)]
 
 
+def chunks(number: int, index: int, payload: memoryview) -> Iterator[list[Any]]:
+    """Yield the CHUNK messages of a payload."""
+    for offset in range(0, payload.nbytes, CHUNK_NBYTES):
+        header = message(CHUNK, Chunk(number, index, offset))
+        yield [*header, payload[offset : offset + CHUNK_NBYTES]]
+
+
 def read_header(kind: bytes, frame: bytes | memoryview) -> msgspec.Struct:
-    """The header of a message; WireError if it is not one."""
+    """Return the header of a message; raise WireError if it is malformed."""
     decoder = _decoders.get(kind)
     if decoder is None:
         raise WireError(f"a message of unknown kind {kind[:8]!r}")
     try:
         return decoder.decode(frame)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise WireError(f"a {kind.decode()} message with a bad header: {error}") from None
 
 
 def expect(header: msgspec.Struct, kind: type[Header]) -> Header:
-    """The header, if it is of that kind."""
+    """Return the header if it has this type; raise WireError otherwise."""
     if not isinstance(header, kind):
         raise WireError(f"{type(header).__name__} instead of {kind.__name__}")
     return header
 
 
-def encode_records(records: list[Record], external: Callable[[Any], int | bytes]) -> bytes:
-    """The body of RECORDS; of a payload that is not `bytes`, `external` gives index or bytes."""
+def encode_records(
+    records: list[Record], external: Callable[[Any], int | bytes] | None = None
+) -> bytes:
+    """Return the body of RECORDS.
+
+    `external` is called for each payload that is not `bytes`: it returns the index of the payload
+    outside the body, or its bytes.
+    """
     return msgspec.msgpack.Encoder(enc_hook=external).encode(records)
 
 
-def decode_records(
-    body: bytes | memoryview, blocks: list[Any], itemsize: Callable[[str], int]
-) -> list[Record]:
-    """The records of a body, their payloads in place; WireError if sizes do not agree."""
+def decode_records(body: bytes | memoryview, payloads: list[Any]) -> list[Record]:
+    """Return the records of a body with their payloads; raise WireError if anything is wrong."""
     try:
         records = _records.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"records that cannot be read: {error}") from None
+    except _UNREADABLE as error:
+        raise WireError(f"records that cannot be decoded: {error}") from None
     sizes: dict[tuple[str, tuple[int, ...]], int] = {}  # most tensors of a batch are alike
     for i, record in enumerate(records):
         value = record.value
@@ -269,76 +270,62 @@ def decode_records(
             data = value.data
             if type(data) is bytes and sizes.get((value.dtype, value.shape)) == len(data):
                 continue
-            sizes[value.dtype, value.shape] = tensor_nbytes(value, itemsize)
+            sizes[value.dtype, value.shape] = tensor_nbytes(value)
         elif value is None or type(value) in _PLAIN:
             continue
-        placed = place(value, blocks, itemsize)
-        if placed is not value:
-            records[i] = msgspec.structs.replace(record, value=placed)
+        complete = with_payloads(value, payloads)
+        if complete is not value:
+            records[i] = msgspec.structs.replace(record, value=complete)
     return records
 
 
-_ENDLESS = 1 << 62
+_SIZE_LIMIT = 1 << 62
 _PLAIN = (float, int, str, bool)
 
 
-def place(value: Value, blocks: list[Any], itemsize: Callable[[str], int], depth: int = 0) -> Value:
-    """The value with its payloads instead of their indices; itself where there are none."""
-    if isinstance(value, TensorData):
-        return _place_tensor(value, blocks, itemsize)
-    depth += 1
-    if depth > DEEPEST and isinstance(value, (Items, Mapping, Fields)):
-        raise WireError(f"a value deeper than {DEEPEST} containers")
-    if isinstance(value, Items):
-        items = tuple([place(item, blocks, itemsize, depth) for item in value.items])
-        return Items(value.kind, items)
-    if isinstance(value, Mapping):
-        keys = [place(key, blocks, itemsize, depth) for key, _ in value.items]
-        items = tuple([place(item, blocks, itemsize, depth) for _, item in value.items])
-        return Mapping(tuple(zip(keys, items, strict=True)))
-    if isinstance(value, Fields):
-        values = tuple([place(item, blocks, itemsize, depth) for item in value.values])
-        if len(values) != len(value.names):
-            raise WireError(f"{value.type!r} has {len(value.names)} names, {len(values)} values")
-        return Fields(value.kind, value.type, value.names, values)
-    return value
+def with_payloads(value: Value, payloads: list[Any]) -> Value:
+    """Return the value with payloads in place of their indices; raise WireError on a mismatch."""
+
+    def replace_index(leaf: Value) -> Value:
+        return _with_payload(leaf, payloads) if isinstance(leaf, TensorData) else leaf
+
+    try:
+        return map_leaves(replace_index, value)
+    except WireError:
+        raise
+    except TensortapError as error:  # nested too deeply
+        raise WireError(str(error)) from None
 
 
-def tensor_nbytes(tensor: TensorData, itemsize: Callable[[str], int]) -> int:
-    """How many bytes a tensor has by what it says of itself."""
+def _with_payload(tensor: TensorData, payloads: list[Any]) -> TensorData:
+    expected = tensor_nbytes(tensor)
+    data = tensor.data
+    if type(data) is bytes:
+        nbytes = len(data)
+    elif type(data) is int and 0 <= data < len(payloads):
+        data = payloads[data]
+        nbytes = data.nbytes
+        tensor = TensorData(tensor.framework, tensor.dtype, tensor.shape, data)
+    else:
+        raise WireError("a tensor without its bytes")
+    if nbytes != expected:
+        raise WireError(
+            f"a tensor of {tensor.dtype} {list(tensor.shape)} needs {expected} bytes, got {nbytes}"
+        )
+    return tensor
+
+
+def tensor_nbytes(tensor: TensorData) -> int:
+    """Return the size that dtype and shape of a tensor imply; raise WireError if they cannot be."""
     try:
         size = itemsize(tensor.dtype)
     except Exception as error:
         raise WireError(f"a tensor of unknown dtype {tensor.dtype[:60]!r}: {error}") from None
-    empty = False
     for length in tensor.shape:
-        # at once: the product of a long shape would take hours, and no array can be that large
-        if not 0 <= length < _ENDLESS or size >= _ENDLESS:
+        # stop early: the product of a long hostile shape would take hours
+        if not 0 <= length < _SIZE_LIMIT or size >= _SIZE_LIMIT:
             raise WireError(f"a tensor of shape {str(tensor.shape[:8])[:200]}")
-        if length:
-            size *= length
-        else:
-            empty = True
-    if size >= _ENDLESS:
+        size *= length or 1
+    if size >= _SIZE_LIMIT:
         raise WireError(f"a tensor of shape {str(tensor.shape[:8])[:200]}")
-    return 0 if empty else size
-
-
-def _place_tensor(
-    tensor: TensorData, blocks: list[Any], itemsize: Callable[[str], int]
-) -> TensorData:
-    size = tensor_nbytes(tensor, itemsize)
-    data = tensor.data
-    if type(data) is bytes:
-        held = len(data)
-    elif type(data) is int and 0 <= data < len(blocks):
-        data = blocks[data]
-        held = data.nbytes
-        tensor = TensorData(tensor.framework, tensor.dtype, tensor.shape, data)
-    else:
-        raise WireError("a tensor whose bytes are nowhere")
-    if held != size:
-        raise WireError(
-            f"a tensor of {tensor.dtype} {list(tensor.shape)} claims {size} bytes and has {held}"
-        )
-    return tensor
+    return 0 if 0 in tensor.shape else size

@@ -29,7 +29,6 @@ from typing import Any
 
 import msgspec
 
-from tensortap.dtypes import itemsize
 from tensortap.errors import CaptureError, TensortapError, WireError
 from tensortap.frameworks.protocol import type_name
 from tensortap.frameworks.rebuild import rebuild
@@ -38,7 +37,7 @@ from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Fields, Items, Opaque, TensorData, Value
 from tensortap.record import Mapping as Dict
 from tensortap.sources.tracing.kept import Part
-from tensortap.wire.messages import place
+from tensortap.wire.messages import with_payloads
 
 Report = Callable[[str, Exception], None]
 
@@ -188,7 +187,7 @@ def _take(way: Way, rank: int, found: dict[str, Part]) -> Message:
     blocks: list[memoryview] = [way.take(rank, size) for size in message.sizes]
     taken = {
         path: Part(
-            [rebuild(place(value, blocks, itemsize)) for value in column.values],
+            [rebuild(with_payloads(value, blocks)) for value in column.values],
             column.iterations, column.ranks, column.orders,
         )
         for path, column in message.columns.items()

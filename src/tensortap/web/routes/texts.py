@@ -107,7 +107,7 @@ def receipt(asked: Asked) -> dict[str, Any]:
         "held_nbytes": view.nbytes,
         "bound": view.bound,
         "evicted": view.evicted,
-        "refused": view.refused,
+        "refused": view.rejected,
         "seconds": max(0.0, time.time() - view.started),
         "programs": _programs(shown),
         "bill": _bill() if isinstance(shown, ShownHere) else None,

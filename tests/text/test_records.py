@@ -1,14 +1,13 @@
-"""A record in one line."""
+"""Records and values as text."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from tensortap.api import glance
 from tensortap.buffers import Pool
 from tensortap.frameworks import snapshot
-from tensortap.record import Fields, Items, Mapping, Number, Opaque, TensorData
+from tensortap.record import Fields, Items, Kind, Mapping, Number, Opaque, TensorData
+from tensortap.text.records import record_details, record_line, value_line
 from tests.readers.contract import record, tensor
 
 
@@ -32,35 +31,30 @@ from tests.readers.contract import record, tensor
         (TensorData("torch", "float32", (0, 3), b""), "[0, 3] f32 empty"),
     ],
 )
-def test_lines(value, line):
-    assert glance.describe(value) == line
+def test_value_line(value, line):
+    assert value_line(value) == line
 
 
-def test_an_integer_of_ten_thousand_digits():
+def test_integer_with_ten_thousand_digits():
     value, _ = snapshot(10**10_000, Pool())
-    assert glance.describe(value) == "1e10000"
+    assert value_line(value) == "1e10000"
 
 
 @pytest.mark.parametrize("value", [Number("zero"), Number("int", text="12"), Number("complex")])
-def test_a_number_of_a_stranger_is_shown_as_what_it_is(value):
-    assert glance.describe(value).startswith("<not a number")
+def test_malformed_number_shows_the_error(value):
+    assert value_line(value).startswith("<not a number")
 
 
-def test_a_line_is_worked_out_once(monkeypatch):
-    one = record(1, "once", tensor(np.arange(100)))
-    first = glance.line(one)
-    monkeypatch.setattr(glance, "describe", lambda value: pytest.fail("again"))
-    assert glance.line(one) == first
-
-
-def test_what_is_remembered_is_bounded():
-    for i in range(10_000):
-        glance.line(record(i, "many", i))
-    assert len(glance._known) <= glance._KEPT
-
-
-def test_every_tensor_of_a_tree_in_a_line_of_its_own():
+def test_details_have_one_line_per_leaf():
     tree = Mapping((("a", Items("list", (tensor([1, 2]), 5))), ("b", "text")))
-    lines = glance.details(record(3, "tree", tree, rank=1, world_size=2)).split("\n")
+    lines = record_details(record(3, "tree", tree, rank=1, world_size=2)).split("\n")
     assert lines[0].startswith("tree  Value  step 3, rank 1 of 2")
     assert [line.split("  ")[1] for line in lines[1:]] == ["['a'][0]", "['a'][1]", "['b']"]
+
+
+def test_alert_shows_its_message():
+    value = Mapping((("message", "3 NaN"), ("kind", "Gradient")))
+    alert = record(1, "fc", value, kind=Kind.ALERT)
+    assert record_line(alert) == "3 NaN"
+    assert record_details(alert).endswith("\n  Gradient: 3 NaN")
+    assert record_line(record(1, "fc", None, kind=Kind.ALERT)) == ""

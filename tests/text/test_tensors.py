@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tensortap.stats import summarize_array
-from tensortap.viz.text import describe_array, line, number, short, short_dtype, sketch, styled
+from tensortap.text.tensors import describe_array, line, number, short, short_dtype, sketch, styled
 
 nan, inf = np.nan, np.inf
 
@@ -260,5 +260,7 @@ def test_a_terminal_shows_the_plain_line() -> None:
 
 
 def test_importing_brings_neither_numpy_nor_rich() -> None:
-    code = "import sys, tensortap.viz.text; sys.exit(bool({'numpy', 'rich'} & set(sys.modules)))"
+    code = (
+        "import sys, tensortap.text.tensors; sys.exit(bool({'numpy', 'rich'} & set(sys.modules)))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

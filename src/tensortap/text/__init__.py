@@ -1,0 +1,1 @@
+"""Tensors and records as one line of plain text."""
