@@ -9,9 +9,9 @@ from tensortap.pipeline.queue import Background
 from tensortap.pipeline.ticket import Ticket
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
-from tensortap.runs import format as layout
+from tensortap.runs import tables
 from tensortap.runs.folders import make_run
-from tensortap.runs.rank_tables import RankReader
+from tensortap.runs.tables import RankTables
 from tensortap.sinks.store import Store
 from tests.readers.contract import RECORDS, ReaderContract
 
@@ -49,7 +49,7 @@ class TestSealedRun(ReaderContract):
         for sink in write(run, RECORDS).values():
             sink.close(10)
         found = RunReader(run)
-        assert all(reader.parts and not reader.tail for reader in found._ranks.values())
+        assert all(reader.parts and not reader.tail for reader in found.by_rank.values())
         return found
 
 
@@ -70,7 +70,7 @@ class TestAnsweredFromTheIndex(TestSealedRun):
 
 
 def test_many_row_groups_and_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(layout, "GROUP", 7)
+    monkeypatch.setattr(tables, "ROW_GROUP", 7)
     monkeypatch.setattr("tensortap.sinks.store._TAIL_ROWS", 40)
     monkeypatch.setattr("tensortap.sinks.store._ROWS", 10)
     run = make_run(tmp_path, 1)
@@ -81,23 +81,23 @@ def test_many_row_groups_and_parts(tmp_path, monkeypatch):
     (sink,) = write(run, records).values()
     assert sink.flush(10)
     reader = RunReader(run)
-    assert len(reader._ranks[0].parts) >= 5
+    assert len(reader.by_rank[0].parts) >= 5
     assert reader.counts() == {"a": 167, "b": 166}
     for name, first in (("a", 0), ("b", 1)):
         assert [r.seq for r in reader.records(name)] == list(range(first, 333, 2))
         (found,) = reader.records(name, step=77)
         assert reader.load(found).value == 2.0 * 77 + first
         assert [r.seq for r in reader.records(name, last=1)][-1] == [332, 331][first]
-    assert [r.seq for r in reader.fresh()] == list(range(333))
-    assert reader.fresh() == []
+    assert [r.seq for r in reader.new_records()] == list(range(333))
+    assert reader.new_records() == []
     sink.write(msgspec.structs.replace(records[0], seq=333), Ticket(1), 8)
     sink.close(10)
     reader.refresh()
-    assert [r.seq for r in reader.fresh()] == [333]
+    assert [r.seq for r in reader.new_records()] == [333]
 
 
 def test_many_names_are_found_without_a_look_at_the_tables_for_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(layout, "GROUP", 50)
+    monkeypatch.setattr(tables, "ROW_GROUP", 50)
     monkeypatch.setattr("tensortap.sinks.store._TAIL_ROWS", 200)
     monkeypatch.setattr("tensortap.readers.run._BATCH", 150)
     run = make_run(tmp_path, 2)
@@ -115,8 +115,8 @@ def test_many_names_are_found_without_a_look_at_the_tables_for_each(tmp_path, mo
     want = {name: reader.records(name) for name in reader.names()}
     newest = {(r.name, r.kind, r.rank): r for held in want.values() for r in held}
     looks = []
-    read = RankReader.read
-    monkeypatch.setattr(RankReader, "read", lambda *a, **k: looks.append(1) or read(*a, **k))
+    read = RankTables.read
+    monkeypatch.setattr(RankTables, "read", lambda *a, **k: looks.append(1) or read(*a, **k))
     assert dict(reader.by_name(want)) == want
     assert list(reader.by_name([])) == []
     latest = reader.latest()

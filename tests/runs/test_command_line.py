@@ -99,7 +99,7 @@ def test_show(folder, run):
     _, said = tensortap(folder, "show", run, "hiden", code=2)
     assert "did you mean 'hidden'" in said
     _, said = tensortap(folder, "show", folder, code=2)
-    assert "is no run" in said
+    assert "is not a run" in said
 
 
 @pytest.mark.parametrize("target", ["out.npz", "out.h5", "out.parquet", "out"])

@@ -22,7 +22,6 @@ from tensortap.pipeline.ticket import Ticket
 from tensortap.readers.run import RunReader
 from tensortap.runs.folders import make_run
 from tensortap.runs.payloads import CorruptFile
-from tensortap.runs.rank_tables import Corrupt
 from tests.readers.test_run import write
 from tests.sinks.test_store import large
 
@@ -57,7 +56,7 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_flushed(tmp_path, round_):
     writer.send_signal(signal.SIGKILL)
     confirmed = [0, *map(int, writer.communicate()[0].split())]
     reader = RunReader(run)
-    found = [reader.load(head) for head in reader.fresh()]
+    found = [reader.load(head) for head in reader.new_records()]
     assert [r.seq for r in found] == list(range(len(found)))  # a prefix, without holes
     assert len(found) > max(confirmed)
     for record in (*found[:3], *found[-20:]):
@@ -92,13 +91,13 @@ def test_an_open_end_cut_at_any_byte_opens_to_a_prefix_and_says_so(killed, tmp_p
     tail.unlink()
     tail.write_bytes(content[:length])
     reader = RunReader(copy)
-    found = [reader.load(head) for head in reader.fresh()]
+    found = [reader.load(head) for head in reader.new_records()]
     assert [r.seq for r in found] == list(range(len(found)))
     whole = len(found) == 30
-    assert whole or reader.cut.get(0, 0) > 0 or length <= _boundaries(content)[len(found)]
+    assert whole or reader.truncated.get(0, 0) > 0 or length <= _boundaries(content)[len(found)]
     if length == len(content):
         assert whole
-        assert not reader.cut
+        assert not reader.truncated
     for record in found[-2:]:
         assert (rebuild(record.value) == record.seq).all()
     shutil.rmtree(copy)
@@ -126,7 +125,7 @@ def test_a_payload_file_cut_at_any_byte_is_a_clear_error(killed, tmp_path_factor
     content = file.read_bytes()
     file.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
     reader = RunReader(copy)
-    heads = reader.fresh()
+    heads = reader.new_records()
     assert len(heads) == 30
     broken = 0
     for head in heads:
@@ -146,10 +145,10 @@ def test_a_broken_table_is_a_clear_error(tmp_path):
     content = part.read_bytes()
     for length in (0, 3, 10, len(content) // 2, len(content) - 1):
         part.write_bytes(content[:length])
-        with pytest.raises(Corrupt, match=r"0000\.parquet"):
+        with pytest.raises(CorruptFile, match=r"0000\.parquet"):
             RunReader(run)
     part.write_bytes(np.random.default_rng(0).bytes(len(content)))
-    with pytest.raises(Corrupt, match=r"0000\.parquet"):
+    with pytest.raises(CorruptFile, match=r"0000\.parquet"):
         RunReader(run)
 
 
@@ -161,4 +160,4 @@ def test_a_crash_between_sealing_and_the_new_open_end_shows_nothing_twice(tmp_pa
     old = tail.read_bytes()
     sinks[0].close(10)
     tail.write_bytes(old)  # as if the new open end had never been written
-    assert [r.seq for r in RunReader(run).fresh()] == list(range(5))
+    assert [r.seq for r in RunReader(run).new_records()] == list(range(5))

@@ -13,7 +13,7 @@ from safetensors import safe_open
 import tensortap as tap
 from tensortap.errors import TensortapError
 from tensortap.runs.folders import make_run
-from tensortap.runs.format import NotARun, write_json
+from tensortap.runs.layout import NotARun, write_json
 from tests.runs.conftest import run_program
 
 TRAINING = """
@@ -221,15 +221,15 @@ def test_a_forked_child_does_not_write_into_the_run_of_its_parent(program):
 
 
 def test_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(NotARun, match="is no run"):
+    with pytest.raises(NotARun, match="is not a run"):
         tap.open(tmp_path)
-    with pytest.raises(NotARun, match="is no run"):
+    with pytest.raises(NotARun, match="is not a run"):
         tap.open(tmp_path / "not there")
 
 
 def test_a_newer_format_says_what_to_do(tmp_path):
     write_json(tmp_path / "run.json", {"format": 99})
-    with pytest.raises(NotARun, match=r"format 99, this tensortap reads up to 1: upgrade"):
+    with pytest.raises(NotARun, match=r"format 99, but this tensortap reads only up to 1: upgrade"):
         tap.open(tmp_path)
 
 
@@ -280,11 +280,10 @@ def test_any_name_is_stored_and_found_again_and_never_outside(program, tmp_path)
 
 
 def test_a_payload_place_outside_the_run_is_refused(run, monkeypatch):
-    from tensortap.runs.rank_tables import Corrupt
+    from tensortap.runs.payloads import CorruptFile
 
-    place = {"file": "../../../../etc/passwd", "key": "x"}
-    with pytest.raises(Corrupt, match="outside"):
-        run.reader._payload(place)
+    with pytest.raises(CorruptFile, match="outside"):
+        run.reader._payloads.view("../../../../etc/passwd", "x")
     assert Path("/etc/passwd").exists()
 
 
@@ -319,9 +318,9 @@ def test_a_run_that_was_removed_harms_neither_the_training_nor_the_next_run(tmp_
 
 
 def test_a_folder_of_runs_is_no_run_and_says_which_there_are(tmp_path, run):
-    with pytest.raises(NotARun, match=f"the latest of 1 runs in it is .*{run.path.name}"):
+    with pytest.raises(NotARun, match=f"it contains 1 runs, the latest is .*{run.path.name}"):
         tap.open(run.path.parent)
-    with pytest.raises(NotARun, match=r"is no run: it has no run\.json$"):
+    with pytest.raises(NotARun, match=r"is not a run: it has no run\.json$"):
         tap.open(tmp_path)
 
 

@@ -29,7 +29,7 @@ def open_sink(path, **options) -> Background:
 
 def everything(path) -> list[Record]:
     reader = RunReader(path)
-    return [reader.load(head) for head in reader.fresh()]
+    return [reader.load(head) for head in reader.new_records()]
 
 
 class TestContract(SinkContract):
@@ -149,7 +149,7 @@ def test_a_full_disk_is_waited_out_and_nothing_is_lost(tmp_path, small_disk, mon
     tickets = [put(sink, large(seq, float(seq), pool=pool)) for seq in range(1, 8)]
     assert not sink.flush(0.5)
     assert "File too large" in sink.drain.failing
-    assert RunReader(sink.drain.run).cut == {}
+    assert RunReader(sink.drain.run).truncated == {}
     assert sum("cannot write" in r.message for r in caplog.records) == 1
     small_disk(None)
     assert sink.flush(10)

@@ -17,7 +17,7 @@ from tensortap.errors import MissingExtra
 from tensortap.pipeline.queue import Background
 from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Mapping, Record, TensorData
-from tensortap.runs import format as layout
+from tensortap.runs import rows as run_rows
 from tensortap.runs.folders import make_run
 from tensortap.sinks.store import Store
 from tensortap.stats import summarize_array
@@ -128,7 +128,7 @@ def test_numbers_of_a_stash_function_are_statistics_as_well():
     assert scalars["stash.std"].tolist()[0] == 7
     assert scalars["std"].tolist() == [0.0] * 4
     assert scalars["sparse"].tolist()[3] == 1
-    assert list(scalars.columns) == [*layout.STATISTICS, "kurtosis", "stash.std", "sparse"]
+    assert list(scalars.columns) == [*run_rows.STATISTICS, "kurtosis", "stash.std", "sparse"]
 
 
 def test_rows_are_in_the_order_of_capture_and_nothing_is_mixed_up():
@@ -141,7 +141,7 @@ def test_rows_are_in_the_order_of_capture_and_nothing_is_mixed_up():
     pd.testing.assert_frame_equal(logframe_of(shuffled), logframe_of(records))
     for row, each in zip(logframe_of(shuffled).itertuples(index=False), records, strict=True):
         assert (row[0], row[3], row[5]) == (each.name, each.step, each.rank)
-        assert list(row[7 + len(layout.STATISTICS) + 1 : -1]) == [
+        assert list(row[7 + len(run_rows.STATISTICS) + 1 : -1]) == [
             each.stats.exponents.get(n, 0) for n in range(-9, 9)
         ]
 
@@ -154,7 +154,7 @@ def test_rows_are_in_the_order_of_capture_and_nothing_is_mixed_up():
 def test_no_value_is_lost_whatever_the_range(tensors, low, width):
     records = [record(i, np.array(values, "float32")) for i, values in enumerate(tensors)]
     frame = logframe_of(records, exponents=(low, low + width))
-    assert len(frame.columns) == 7 + len(layout.STATISTICS) + width + 3
+    assert len(frame.columns) == 7 + len(run_rows.STATISTICS) + width + 3
     whole = frame["exponent_counts"].sum(axis=1)
     scalars = frame["scalar_stats"]
     assert (whole + scalars["zeros"] + scalars["nans"]).tolist() == [len(t) for t in tensors]

@@ -123,7 +123,7 @@ def test_command_writes_a_report(run_path, tmp_path):
     assert PageReader(out.read_text()).text.count("Overview") == 1
     nothing = CliRunner().invoke(app, ["report", str(tmp_path), str(out)])
     assert nothing.exit_code != 0
-    assert "is no run" in str(nothing.exception)
+    assert "is not a run" in str(nothing.exception)
 
 
 def test_reports_an_empty_run(writer, tmp_path):

@@ -17,8 +17,8 @@ from tensortap.pipeline.receipt import Receipt
 from tensortap.readers.reader import find, find_all, kept_value
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Opaque, Record, Summary, TensorData
-from tensortap.runs import format as layout
 from tensortap.runs.object_files import load_file
+from tensortap.runs.rows import STATISTICS
 from tensortap.server.questions import NameRow
 from tensortap.table.logframe_schema import need_pandas
 from tensortap.text.records import record_line
@@ -184,7 +184,7 @@ class Run:
         idle_since = time.monotonic()
         while True:
             ended = self.reader.info.ended is not None
-            for record in self.reader.fresh():
+            for record in self.reader.new_records():
                 idle_since = time.monotonic()
                 yield self.reader.load(record)
             if ended:
@@ -201,7 +201,7 @@ class Run:
         """
         pd = need_pandas("run.stats()")
         heads = ["name", "kind", "step", "call", "rank", "dtype", "number"]
-        table = self.reader.table([*heads, "seq", "missing", *layout.STATISTICS])
+        table = self.reader.table([*heads, "seq", "missing", *STATISTICS])
         frame = table.filter(_not(table.column("missing"))).to_pandas()
         frame = frame.drop(columns="missing").rename(columns={"number": "value"})
         if compute:
@@ -215,7 +215,7 @@ class Run:
         found = self.summarized(heads.itertuples(index=False))
         for i, record in zip(lacking, found, strict=True):
             if record.stats is not None:
-                for statistic in layout.STATISTICS:
+                for statistic in STATISTICS:
                     frame.at[i, statistic] = getattr(record.stats, statistic)
 
     def summarized(self, heads: Iterable[tuple[str, int, int]]) -> Iterator[Record]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.readers.run import RunReader
-from tensortap.runs import format as layout
+from tensortap.runs import layout
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
             continue
         counts = reader.counts()
         state = "ended" if reader.info.ended else "open"
-        if reader.cut:
+        if reader.truncated:
             state = "cut off"
         started = reader.info.started
         row = _row(path, started, state, sum(counts.values()), len(counts), len(reader.ranks))

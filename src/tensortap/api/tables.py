@@ -252,7 +252,7 @@ def run_summary(run: Run) -> Group:
     table.add_row(Text(f"run {run.path}", style="bold"), f"started {info.started}, {state}")
     count = sum(reader.counts().values())
     table.add_row(Text("records", style="dim"), f"{count:,} of ranks {reader.ranks}")
-    for rank, nbytes in reader.cut.items():
+    for rank, nbytes in reader.truncated.items():
         cut = f"rank {rank}: {nbytes:,} bytes at the end were cut off in mid-write"
         table.add_row(Text("cut", style="yellow"), cut)
     missing = len(run.missing())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
-from tensortap.runs import format as layout
+from tensortap.runs import rows as run_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,7 +17,7 @@ KEY = ("name", "kind", "step", "call", "rank")
 _CELLS = ("digest", "value", "payloads")
 COLUMNS = [
     *KEY, "seq", "dtype", "shape", "shard_shape", "shard_offsets", "shard_placements", "tags",
-    *_CELLS, *layout.STATISTICS, "missing",
+    *_CELLS, *run_rows.STATISTICS, "missing",
 ]  # fmt: skip
 
 
@@ -33,9 +33,9 @@ def heads_of_records(records: list[Record]) -> pa.Table:
     """The same of records that lie elsewhere."""
     import pyarrow as pa
 
-    schema = layout.schema()
-    rows = [layout.row_of(record, None, []) for record in records]
-    batches = [layout.batch_of(rows, schema)] if rows else []
+    schema = run_rows.schema()
+    rows = [run_rows.row_of(record, None, []) for record in records]
+    batches = [run_rows.batch_of(rows, schema)] if rows else []
     table = pa.Table.from_batches(batches, schema)
     return table.select(COLUMNS).drop_columns(["missing"])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.readers.mirror import is_url
-from tensortap.runs.format import RUN_FILE
+from tensortap.runs.layout import RUN_FILE
 from tensortap.runs.object_files import load_file, suffixes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensortap.compare.columns import KEY
 from tensortap.errors import TensortapError
 from tensortap.record import Kind
-from tensortap.runs import format as layout
+from tensortap.runs.rows import STATISTICS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,10 +167,10 @@ def same(a: pa.Table, b: pa.Table, pairs: Pairs, *, equal_nan: bool) -> NDArray[
     dumped = np.asarray(pc.is_valid(pc.map_lookup(cells("tags")[0], "file", "first")))
     found = whole | (inline & ~dumped & ~_nothing(a, pairs.a))
     statistics = _nothing(a, pairs.a) & _nothing(b, pairs.b) & ~absent("count")
-    for name in layout.STATISTICS if statistics.any() else ():
+    for name in STATISTICS if statistics.any() else ():
         one, other = cells(name)
         alike = pc.or_(pc.equal(one, other), pc.and_(pc.is_null(one), pc.is_null(other)))
-        if name not in layout.STATISTICS[:5]:
+        if name not in STATISTICS[:5]:
             alike = pc.or_(alike, pc.and_(pc.is_nan(one), pc.is_nan(other)))
         statistics &= np.asarray(pc.fill_null(alike, False))
     merged: NDArray[np.bool_] = found | statistics

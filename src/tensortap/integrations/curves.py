@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensortap.api.run import Run
 from tensortap.errors import TensortapError
 from tensortap.record import Record
-from tensortap.runs import format as layout
+from tensortap.runs import rows as run_rows
 from tensortap.table import logframe
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def points(
     >>> [(point.step, point.numbers) for point in points([record])]
     [(3, {'loss': 0.5})]
     """
-    unknown = [name for name in statistics if name not in layout.STATISTICS]
+    unknown = [name for name in statistics if name not in run_rows.STATISTICS]
     if unknown:
-        known = ", ".join(layout.STATISTICS)
+        known = ", ".join(run_rows.STATISTICS)
         raise TensortapError(f"no statistic is called {', '.join(unknown)}; there are {known}")
     try:
         wanted = re.compile(names or "")

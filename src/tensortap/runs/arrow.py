@@ -98,8 +98,8 @@ def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     return column([value], kind)[0]
 
 
-def places(rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
-    """Numbers of rows, to take them from a table."""
+def row_indices(rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
+    """Return indices of rows as Arrow wants them for `take`."""
     import pyarrow as pa
 
     buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))

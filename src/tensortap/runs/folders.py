@@ -16,7 +16,7 @@ import msgspec
 
 from tensortap._version import __version__
 from tensortap.errors import TensortapError
-from tensortap.runs import format as layout
+from tensortap.runs import layout
 
 log = logging.getLogger("tensortap")
 

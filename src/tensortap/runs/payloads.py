@@ -1,8 +1,8 @@
-"""Payload files in the safetensors layout, written straight from the buffers.
+"""Payload files in the safetensors format, written directly from the buffers.
 
-The layout: eight bytes with the length of a JSON header, the header (padded with spaces), then the
-bytes of the tensors. Here the header is left open at the front and filled in when the file is
-complete; only then does the file get its name, so whoever sees a file sees all of it.
+A file starts with the length of a JSON header in eight bytes, then the header (padded with
+spaces), then the bytes of the tensors. The writer reserves the header, fills it in when the file
+is complete, and only then gives the file its name: a file that exists is complete.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from tensortap.dtypes import itemsize
 from tensortap.errors import TensortapError
 from tensortap.record import TensorData
 
-_HEADER = 64 << 10  # room for the header: some hundred tensors a file
-_LENGTH = 8
+_HEADER = 64 << 10  # bytes reserved for the header: enough for some hundred tensors
+_LENGTH = 8  # bytes of the header's length
+_MAX_DIMENSIONS = 64
+_OPEN_FILES = 64
 
-# what safetensors calls our dtypes; one that it has not is stored as bytes, its name in the row
+# safetensors' names for dtypes; any other dtype is stored as bytes, its name is in the row
 _NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16",
     "int32": "I32", "uint32": "U32", "int64": "I64", "uint64": "U64",
@@ -35,8 +38,26 @@ _DTYPES = {
 }
 
 
+class CorruptFile(TensortapError):
+    """A file of a run, or a safetensors file, that cannot be read."""
+
+
+def tensor_nbytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the size of a tensor in bytes; -1 for a shape or dtype that no tensor has.
+
+    >>> tensor_nbytes("bfloat16", (2, 3)), tensor_nbytes("int8", (-1,))
+    (12, -1)
+    """
+    try:
+        if len(shape) > _MAX_DIMENSIONS or not all(0 <= size < 1 << 63 for size in shape):
+            return -1
+        return math.prod(shape) * itemsize(dtype)
+    except (TypeError, ValueError):
+        return -1
+
+
 class TensorFile:
-    """A payload file in the making."""
+    """A payload file that is being written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,11 +68,11 @@ class TensorFile:
         self.nbytes = 0
 
     def fits(self, key: str) -> bool:
-        """Whether the header has room for one more tensor."""
+        """Return whether the header has room for one more tensor."""
         return self._entry_nbytes + len(json.dumps(key)) + 200 < _HEADER
 
     def add(self, key: str, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
-        """Append a tensor; an error leaves the file as it was before."""
+        """Append a tensor; if this raises, the file stays as it was before."""
         start, view = self.nbytes, data.cast("B") if data.nbytes else data
         position = _LENGTH + _HEADER + start
         while view.nbytes:
@@ -66,13 +87,13 @@ class TensorFile:
         }
         self._entries[key] = entry
         self._entry_nbytes += len(json.dumps({key: entry})) + 2
-        # every tensor begins on a boundary that any dtype can be read from in place
+        # every tensor starts at a multiple of 64 bytes, so that it can be used in place
         self.nbytes = start + data.nbytes
         if padding := -self.nbytes % 64:
             self._pad(padding)
 
     def _pad(self, nbytes: int) -> None:
-        # safetensors wants no holes: what fills them up is a tensor of its own
+        # safetensors allows no holes: padding is a tensor of its own
         start = self.nbytes
         self._entries[f"__pad_{start}__"] = {
             "dtype": "U8", "shape": [nbytes], "data_offsets": [start, start + nbytes],
@@ -82,7 +103,7 @@ class TensorFile:
         self.nbytes += nbytes
 
     def close(self, *, durable: bool = False) -> None:
-        """Fill in the header and give the file its name."""
+        """Write the header and give the file its name."""
         header = json.dumps(self._entries, ensure_ascii=True).encode()
         header = header.ljust(_HEADER)
         os.pwrite(self._fd, len(header).to_bytes(_LENGTH, "little") + header, 0)
@@ -94,16 +115,9 @@ class TensorFile:
         if durable:
             sync_folder(self.path.parent)
 
-    def discard(self) -> None:
-        """Remove the draft."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self._draft.unlink(missing_ok=True)
-
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder survive a power cut."""
+    """Make the names of files in a folder survive a power failure."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -111,12 +125,8 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-class CorruptFile(TensortapError):
-    """A payload file that is not what it should be."""
-
-
 class TensorReader:
-    """A payload file, mapped."""
+    """A safetensors file, mapped into memory."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -124,21 +134,21 @@ class TensorReader:
                 size = os.fstat(stream.fileno()).st_size
                 length = int.from_bytes(stream.read(_LENGTH), "little")
                 if size < _LENGTH or length > size - _LENGTH:
-                    raise CorruptFile(f"{path} is cut short: its header is not whole")
+                    raise CorruptFile(f"{path} is truncated: its header is incomplete")
                 entries = json.loads(stream.read(length))
                 self.memory = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise CorruptFile(f"{path} is missing: the run was copied without it") from None
         except ValueError as error:
-            raise CorruptFile(f"{path} is no safetensors file: {error}") from None
+            raise CorruptFile(f"{path} is not a safetensors file: {error}") from None
         if not isinstance(entries, dict):
-            raise CorruptFile(f"{path} is no safetensors file: its header is no object")
+            raise CorruptFile(f"{path} is not a safetensors file: its header is not an object")
         self.path = path
         self._start = _LENGTH + length
         self._entries = entries
 
     def view(self, key: str) -> memoryview:
-        """The bytes of a tensor, as they lie in the file."""
+        """Return the bytes of a tensor, as they are in the file."""
         try:
             begin, end = self._entries[key]["data_offsets"]
             if not (isinstance(begin, int) and isinstance(end, int)):
@@ -147,11 +157,11 @@ class TensorReader:
             raise CorruptFile(f"{self.path} has no tensor {key!r}") from None
         start, limit = self._start, len(self.memory)
         if not 0 <= begin <= end <= limit - start:
-            raise CorruptFile(f"{self.path} is cut short: {key!r} is not whole")
+            raise CorruptFile(f"{self.path} is truncated: {key!r} is incomplete")
         return memoryview(self.memory)[start + begin : start + end]
 
     def tensors(self) -> dict[str, TensorData]:
-        """All tensors of the file, over its mapped bytes; what only fills holes is left out."""
+        """Return all tensors of the file, over its mapped bytes, without padding."""
         found = {}
         for key, entry in self._entries.items():
             if key == "__metadata__" or key.startswith("__pad_"):
@@ -160,14 +170,37 @@ class TensorReader:
             name, shape = entry.get("dtype"), entry.get("shape")
             dtype = _DTYPES.get(name)
             if dtype is None:
-                raise CorruptFile(f"{self.path}: {key!r} has the dtype {str(name)[:40]}, not known")
-            if not isinstance(shape, list) or not all(
-                isinstance(size, int) and 0 <= size < 1 << 63 for size in shape
-            ):
-                raise CorruptFile(f"{self.path}: {key!r} has no shape")
-            if math.prod(shape) * itemsize(dtype) != data.nbytes:
+                raise CorruptFile(f"{self.path}: {key!r} has the unknown dtype {str(name)[:40]}")
+            if not isinstance(shape, list) or tensor_nbytes(dtype, shape) != data.nbytes:
                 raise CorruptFile(
-                    f"{self.path}: {key!r} is a {dtype} of shape {shape} in {data.nbytes} bytes"
+                    f"{self.path}: {key!r} is a {dtype} of shape {str(shape)[:80]}, "
+                    f"but has {data.nbytes} bytes"
                 )
             found[key] = TensorData("numpy", dtype, tuple(shape), data)
         return found
+
+
+class PayloadFiles:
+    """The payload files of a run; the files used last stay mapped.
+
+    `fetch` is called with the path of a file in the run before it is opened.
+    """
+
+    def __init__(self, run: Path, fetch: Callable[[str], None] | None = None) -> None:
+        self._folder = run / "tensors"
+        self._fetch = fetch
+        self._files: dict[str, TensorReader] = {}
+
+    def view(self, file: str, key: str) -> memoryview:
+        """Return the bytes of one payload."""
+        reader = self._files.get(file)
+        if reader is None:
+            path = (self._folder / file).resolve()
+            if not path.is_relative_to(self._folder.resolve()):
+                raise CorruptFile(f"{self._folder.parent} refers to a payload outside: {file!r}")
+            if self._fetch is not None:
+                self._fetch(f"tensors/{file}")
+            if len(self._files) >= _OPEN_FILES:
+                self._files.pop(next(iter(self._files)))
+            reader = self._files[file] = TensorReader(path)
+        return reader.view(key)

@@ -12,7 +12,7 @@ import msgspec
 from tensortap.buffers import view_of
 from tensortap.errors import NotFound
 from tensortap.record import Kind, Record
-from tensortap.runs.format import number_of
+from tensortap.runs.rows import number_of
 from tensortap.server import questions
 from tensortap.server.cache import RecordCache, record_key
 from tensortap.server.trends import TIME_BUDGET, TREND_LENGTH, captures_per_second, trend

@@ -21,9 +21,9 @@ from tensortap.buffers import view_of
 from tensortap.pipeline.queue import Entry, Wake
 from tensortap.pipeline.ticket import settle
 from tensortap.record import Kind, Record, TensorData
-from tensortap.runs import format as layout
-from tensortap.runs.format import Payload
+from tensortap.runs import layout, rows, tables
 from tensortap.runs.payloads import TensorFile
+from tensortap.runs.rows import Payload, Row
 
 log = logging.getLogger("tensortap")
 
@@ -51,17 +51,17 @@ class Store:
         self._tensors = layout.tensors_folder(run, rank)
         self._records.mkdir(parents=True, exist_ok=True)
         self._tensors.mkdir(parents=True, exist_ok=True)
-        self._schema = layout.schema()
-        layout.prepare_to_seal()
+        self._schema = rows.schema()
+        tables.prepare_to_seal()
         self._file: TensorFile | None = None
         self._files = self._count(self._tensors, "*.safetensors")
         self._part = self._count(self._records, "*.parquet")
-        self._rows: list[layout.Row] = []  # not yet in the tail
+        self._rows: list[Row] = []  # not yet in the tail
         self._entries: list[Entry] = []  # whose rows these are
         self._since = time.monotonic()
         self._retry_at = 0.0
         self._waiting: collections.deque[Entry] = collections.deque()
-        self._missing: collections.deque[layout.Row] = collections.deque()
+        self._missing: collections.deque[Row] = collections.deque()
         self._known: dict[str, collections.OrderedDict[bytes, Payload]] = {}
         self._tail = self._open_tail()
 
@@ -118,7 +118,7 @@ class Store:
     def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
         """A record that found no room: the run says that it is missing. Called while training."""
         gone = Record(name, kind, step, 0, -1, rank, 1, time.time_ns())
-        self._missing.append(layout.row_of(gone, None, [], missing=True))
+        self._missing.append(rows.row_of(gone, None, [], missing=True))
 
     # -- writing -------------------------------------------------------------------------
 
@@ -147,9 +147,9 @@ class Store:
     def _take_one(self) -> None:
         entry = self._waiting[0]
         record = entry[0]
-        value = layout.encode_inline(record.value)
+        value = rows.encode_inline(record.value)
         if value is not None:
-            self._rows.append(layout.row_of(record, value, []))
+            self._rows.append(rows.row_of(record, value, []))
         else:
             self._take_large(record)
         self._entries.append(entry)
@@ -163,7 +163,7 @@ class Store:
             blocks.append(block)
             return len(blocks) - 1
 
-        value = layout.encode_value(record.value, external)
+        value = rows.encode_value(record.value, external)
         tensors = [t for t in _tensors_of(record.value) if type(t.data) is not bytes]
         digests = [arrays.digest(tensor) for tensor in tensors]
         payloads = [
@@ -172,7 +172,7 @@ class Store:
         ]
         if record.digest is None and record.value is tensors[0]:
             record = msgspec.structs.replace(record, digest=digests[0])
-        self._rows.append(layout.row_of(record, value, payloads))
+        self._rows.append(rows.row_of(record, value, payloads))
 
     def _store(self, record: Record, index: int, tensor: TensorData, digest: bytes) -> Payload:
         """Write a payload, unless an equal one of its name is there already."""
@@ -211,7 +211,7 @@ class Store:
         self._since = time.monotonic()
         if not self._rows:
             return
-        batch = layout.batch_of(self._rows, self._schema).serialize()
+        batch = rows.batch_of(self._rows, self._schema).serialize()
         self._tail.append(batch, durable=self.durable)
         self._tail_rows += len(self._rows)
         done, self._entries, self._rows = self._entries, [], []
@@ -221,7 +221,7 @@ class Store:
             self._seal()
 
     def _open_tail(self) -> Tail:
-        columns = self._schema.with_metadata(layout.metadata(self._part))
+        columns = self._schema.with_metadata(tables.metadata(self._part))
         self._tail_rows = 0
         return Tail(self._records / layout.TAIL, columns.serialize())
 
@@ -230,7 +230,7 @@ class Store:
         if not self._tail_rows:
             return
         path = self._records / layout.part_name(self._part)
-        layout.seal(self._records / layout.TAIL, path, self._part, durable=self.durable)
+        tables.seal(self._records / layout.TAIL, path, self._part, durable=self.durable)
         self._part += 1
         self._tail.close()
         self._tail = self._open_tail()

@@ -16,7 +16,7 @@ from tensortap.pipeline.pipeline import pipeline, setting
 from tensortap.pipeline.queue import Background
 from tensortap.pipeline.receipt import Receipt
 from tensortap.runs.folders import end_run, job_name, shared_run
-from tensortap.runs.format import receipt_file, write_json
+from tensortap.runs.layout import receipt_file, write_json
 from tensortap.sinks.store import Store
 from tensortap.wire.worker import leave_main
 

@@ -333,7 +333,7 @@ class Observer:
 
         reader = RunReader(self._run.path)
         rank = ranks.rank_and_world_size()[0]
-        for record in reader.fresh():
+        for record in reader.new_records():
             here = record.rank == rank and self._first_seq <= record.seq < self._last_seq
             if here and (record.kind, record.name) in self._mine:
                 yield reader.load(record)

@@ -16,7 +16,7 @@ from tensortap.alerts import Alert, alert_of
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, Summary
 from tensortap.runs.arrow import coded, lists, numbers
-from tensortap.runs.format import STATISTICS, decode_value, number_of
+from tensortap.runs.rows import STATISTICS, decode_value, number_of
 from tensortap.table.run_columns import RunColumns, Stretch
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tensortap.record import Kind, Record, TensorData
-from tensortap.runs import format as layout
+from tensortap.runs import rows as run_rows
 from tensortap.table.logframe_schema import KINDS, has_finfo, need_pandas
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "name", "kind", "type", "step", "call", "seq", "rank", "dtype", "number", "tags", "value",
-    "missing", *layout.STATISTICS, "first_bin", "bins",
+    "missing", *run_rows.STATISTICS, "first_bin", "bins",
 )  # fmt: skip
 _PARAMETERS = (Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE)
 _MAPPING = b"\x92\xa1m"  # how the value column begins where it holds a dict
@@ -63,7 +63,7 @@ def logframe_of(
         heads = heads.take(order)
 
     metadata = _metadata(heads).to_pandas()
-    figures = heads.select(layout.STATISTICS).to_pandas()
+    figures = heads.select(run_rows.STATISTICS).to_pandas()
     extra = extra_statistics(heads)
     lowest, counts = histogram(table, low, high, place)
     counts[-1] += figures["posinfs"].to_numpy(np.int64) + figures["neginfs"].to_numpy(np.int64)
@@ -117,14 +117,14 @@ def table_of(records: Iterable[Record]) -> pa.Table:
     import pyarrow as pa
 
     encode = msgspec.msgpack.Encoder(enc_hook=lambda _: None).encode
-    wanted = [layout.COLUMNS.index(name) for name in COLUMNS]
+    wanted = [run_rows.COLUMNS.index(name) for name in COLUMNS]
     rows = []
     for record in records:
         value = record.value
         data = None if value is None or isinstance(value, TensorData) else encode(value)
-        row = layout.row_of(record, data, [])
+        row = run_rows.row_of(record, data, [])
         rows.append([row[i] for i in wanted])
-    schema = layout.schema()
+    schema = run_rows.schema()
     fields = [schema.field(name) for name in COLUMNS]
     turned = list(zip(*rows, strict=True)) or [()] * len(fields)
     columns = [pa.array(column, f.type) for column, f in zip(turned, fields, strict=True)]
@@ -304,5 +304,5 @@ def extra_statistics(heads: pa.Table) -> dict[str, NDArray[np.float64]]:
     for name, (where, numbers) in found.items():
         column = np.full(heads.num_rows, np.nan)
         column[where] = numbers
-        extra[f"stash.{name}" if name in layout.STATISTICS else name] = column
+        extra[f"stash.{name}" if name in run_rows.STATISTICS else name] = column
     return extra

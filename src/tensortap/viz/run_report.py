@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.errors import MissingExtra
-from tensortap.readers.run import RunReader, read_json
+from tensortap.readers.run import RunReader
 from tensortap.record import Kind
+from tensortap.runs.layout import read_json
 from tensortap.table.table import table_of
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure, training_figure
 from tensortap.viz.figures.theme import Figure, dark_colors, share
@@ -236,7 +237,7 @@ class RunReport:
     def _dropped(self, run: RunReader) -> str:
         content = "".join(
             f"<p>Rank {rank}: the last write was interrupted; {nbytes:,} bytes are unreadable.</p>"
-            for rank, nbytes in run.cut.items()
+            for rank, nbytes in run.truncated.items()
         )
         if self.dropped:
             rows = [[name, f"{step:,}", rank] for name, step, rank in self.dropped[:_MAX_DROPPED]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
-from tensortap.runs import format as layout
+from tensortap.runs import layout
 from tensortap.server.server import Server
 from tensortap.web.entries import Shown, ShownHere, ShownLive, ShownRun
 

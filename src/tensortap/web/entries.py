@@ -17,7 +17,7 @@ from tensortap.history import History
 from tensortap.readers.live import LiveReader, open_live
 from tensortap.readers.reader import Reader
 from tensortap.readers.run import RunReader
-from tensortap.runs import format as layout
+from tensortap.runs import layout
 from tensortap.server import answers
 from tensortap.server.server import Server
 from tensortap.table.table import Table, table_of
@@ -106,7 +106,7 @@ class ShownRun:
             return "ended" if ended else "open"
         if reader.info.ended:
             return "ended"
-        return "cut off" if reader.cut and not self._fresh() else "open"
+        return "cut off" if reader.truncated and not self._fresh() else "open"
 
     @property
     def gone(self) -> bool:

@@ -13,8 +13,8 @@ import msgspec
 
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.readers.live import LiveReader
-from tensortap.readers.run import RunReader, read_json
-from tensortap.runs import format as layout
+from tensortap.readers.run import RunReader
+from tensortap.runs import layout
 from tensortap.server import answers
 from tensortap.web.catalog import inside
 from tensortap.web.entries import Shown, ShownHere
@@ -78,7 +78,7 @@ def provenance(asked: Asked) -> dict[str, Any]:
 
 def _part(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
-    found = read_json(inside(path, folder)) if path.exists() else None
+    found = layout.read_json(inside(path, folder)) if path.exists() else None
     return found if isinstance(found, dict) else {}
 
 
@@ -134,7 +134,7 @@ def _receipt_of_run(reader: RunReader) -> dict[str, Any]:
         "steps": steps["max"] - steps["min"] + 1 if table.num_rows else 0,
         "dropped": sum(lost.values()),
         "dropped_names": lost.most_common(50),
-        "cut": sum(reader.cut.values()),
+        "cut": sum(reader.truncated.values()),
         "bill": _bill() if open_run else _largest(reader.receipts()),
     }
 

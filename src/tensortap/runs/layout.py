@@ -1,0 +1,105 @@
+"""Where the files of a run are, and its run.json. docs/format.md describes the format."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tensortap.errors import TensortapError
+
+VERSION = 1
+RUN_FILE = "run.json"
+TAIL = "tail.arrows"
+_RANK = re.compile(r"\d{5,}")
+
+
+class NotARun(TensortapError):
+    """A folder that is not a run, or whose format is newer than this version reads."""
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """The content of run.json."""
+
+    format: int
+    id: str
+    tensortap: str
+    world_size: int
+    started: str
+    time_zone: str
+    ended: str | None = None
+
+
+def rank_name(rank: int) -> str:
+    """Return the name of a rank's folder."""
+    return f"{rank:05d}"
+
+
+def records_folder(run: Path, rank: int) -> Path:
+    """Return the folder with the tables of a rank."""
+    return run / "records" / rank_name(rank)
+
+
+def receipt_file(run: Path, rank: int) -> Path:
+    """Return the file into which a rank writes its receipt when it ends."""
+    return records_folder(run, rank) / "receipt.json"
+
+
+def tensors_folder(run: Path, rank: int) -> Path:
+    """Return the folder with the payload files of a rank."""
+    return run / "tensors" / rank_name(rank)
+
+
+def part_name(number: int) -> str:
+    """Return the file name of a sealed table."""
+    return f"{number:04d}.parquet"
+
+
+def ranks_of(run: Path) -> list[int]:
+    """Return the ranks that have written into a run."""
+    folder = run / "records"
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if _RANK.fullmatch(p.name))
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file atomically: a reader sees the old content or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    draft.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, or None if it does not exist or is damaged."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return json.loads(path.read_text())
+    return None
+
+
+def read_info(run: Path) -> RunInfo:
+    """Return the content of run.json; raise NotARun if this version cannot read the run."""
+    try:
+        text = (run / RUN_FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        runs = sorted(path.parent.name for path in run.glob(f"*/{RUN_FILE}"))
+        hint = f"; it contains {len(runs):,} runs, the latest is {run / runs[-1]}" if runs else ""
+        raise NotARun(f"{run} is not a run: it has no {RUN_FILE}{hint}") from None
+    try:
+        version = json.loads(text)["format"]
+    except (ValueError, KeyError, TypeError):
+        raise NotARun(f"{run / RUN_FILE} is damaged and cannot be read") from None
+    if not isinstance(version, int) or version > VERSION:
+        raise NotARun(
+            f"{run} has format {version}, but this tensortap reads only up to {VERSION}: "
+            "upgrade tensortap"
+        )
+    try:
+        return msgspec.json.decode(text, type=RunInfo)
+    except msgspec.MsgspecError as error:
+        raise NotARun(f"{run / RUN_FILE} cannot be read: {error}") from None

@@ -1,0 +1,219 @@
+"""Records as rows of the tables of a run, and back: the columns and how they are encoded."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tensortap.record import Kind, Record, Shard, Summary, TensorData, Value
+from tensortap.runs.arrow import column
+from tensortap.runs.layout import VERSION
+from tensortap.runs.payloads import CorruptFile, tensor_nbytes
+from tensortap.values import map_leaves
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+METADATA_KEY = b"tensortap"
+STATISTICS = tuple(name for name in Summary.__struct_fields__ if name not in ("first_bin", "bins"))
+_COUNTS = STATISTICS[:5]
+_SUMMARY = (*STATISTICS, "first_bin", "bins")
+COLUMNS = (
+    "name", "kind", "step", "call", "seq", "rank", "world_size", "time_ns", "type", "dtype",
+    "shape", "shard_shape", "shard_offsets", "shard_placements", "digest", "number", "value",
+    "payloads", "tags", "missing", *_SUMMARY,
+)  # fmt: skip
+HEAD_COLUMNS = [name for name in COLUMNS if name not in ("value", "payloads", "number", "missing")]
+"""The columns that `records_of` needs."""
+
+Row = tuple[Any, ...]
+_NO_SUMMARY = (None,) * len(_SUMMARY)
+_encode = msgspec.msgpack.Encoder().encode
+_decode_value = msgspec.msgpack.Decoder(Value)
+
+
+class Payload(msgspec.Struct, frozen=True, array_like=True):
+    """The location of a tensor's bytes: a file below ``tensors/`` and a key in it."""
+
+    file: str
+    key: str
+
+
+def schema() -> pa.Schema:
+    """Return the Arrow schema of the tables."""
+    import pyarrow as pa
+
+    text, integer, real = pa.string(), pa.int64(), pa.float64()
+    integers = pa.list_(integer)
+    fields = [
+        pa.field("name", text, nullable=False),
+        pa.field("kind", text, nullable=False),
+        pa.field("step", integer, nullable=False),
+        pa.field("call", integer, nullable=False),
+        pa.field("seq", integer, nullable=False),
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("world_size", pa.int32(), nullable=False),
+        pa.field("time_ns", integer, nullable=False),
+        pa.field("type", text),
+        pa.field("dtype", text),
+        pa.field("shape", integers),
+        pa.field("shard_shape", integers),
+        pa.field("shard_offsets", integers),
+        pa.field("shard_placements", pa.list_(text)),
+        pa.field("digest", pa.binary()),
+        pa.field("number", real),
+        pa.field("value", pa.binary()),
+        pa.field("payloads", pa.list_(pa.struct([("file", text), ("key", text)]))),
+        pa.field("tags", pa.map_(text, text)),
+        pa.field("missing", pa.bool_(), nullable=False),
+    ]
+    fields += [pa.field(name, integer if name in _COUNTS else real) for name in STATISTICS]
+    fields += [pa.field("first_bin", pa.int32()), pa.field("bins", integers)]
+    return pa.schema(fields, metadata={METADATA_KEY: json.dumps({"format": VERSION}).encode()})
+
+
+# -- from records to rows --------------------------------------------------------------------
+
+
+def encode_inline(value: Value) -> bytes | None:
+    """Return the value cell of a value without large payloads; None if it has any."""
+    try:
+        return _encode(value)
+    except TypeError:
+        return None
+
+
+def encode_value(value: Value, external: Callable[[Any], int]) -> bytes:
+    """Return the value cell; `external` takes each large payload and returns its index."""
+    return msgspec.msgpack.Encoder(enc_hook=external).encode(value)
+
+
+def row_of(
+    record: Record, value: bytes | None, payloads: list[Payload], missing: bool = False
+) -> Row:
+    """Return the row of a record whose value is already encoded."""
+    shard = record.shard
+    stats = record.stats
+    return (
+        record.name,
+        record.kind.value,
+        record.step,
+        record.call,
+        record.seq,
+        record.rank,
+        record.world_size,
+        record.time_ns,
+        record.type,
+        record.dtype,
+        record.shape,
+        shard.global_shape if shard else None,
+        shard.offsets if shard else None,
+        shard.placements if shard else None,
+        record.digest,
+        number_of(record.value),
+        value,
+        [{"file": p.file, "key": p.key} for p in payloads] or None,
+        list(record.tags.items()) or None,
+        missing,
+        *(msgspec.structs.astuple(stats) if stats else _NO_SUMMARY),
+    )
+
+
+def number_of(value: Value) -> float | None:
+    """Return a scalar as a float, so that any tool can plot it; None for anything else."""
+    if isinstance(value, (float, int)):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    if isinstance(value, TensorData) and value.shape == () and type(value.data) is bytes:
+        code = _STRUCT_CODES.get(value.dtype)
+        if code is not None:
+            return float(struct.unpack(code, value.data)[0])
+        if value.dtype == "bfloat16":
+            return float(struct.unpack("<f", b"\0\0" + value.data)[0])
+    return None
+
+
+_STRUCT_CODES = {
+    "bool": "?", "int8": "<b", "uint8": "<B", "int16": "<h", "uint16": "<H", "int32": "<i",
+    "uint32": "<I", "int64": "<q", "uint64": "<Q", "float16": "<e", "float32": "<f",
+    "float64": "<d",
+}  # fmt: skip
+
+
+def batch_of(rows: list[Row], columns: pa.Schema) -> pa.RecordBatch:
+    """Return rows as an Arrow batch."""
+    import pyarrow as pa
+
+    by_column = list(zip(*rows, strict=True))
+    arrays = [column(by_column[i], field.type) for i, field in enumerate(columns)]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+# -- from rows to records --------------------------------------------------------------------
+
+
+def records_of(heads: pa.Table) -> list[Record]:
+    """Return the records of rows with HEAD_COLUMNS; their values have to be loaded separately."""
+    if heads.column("count").null_count == heads.num_rows:
+        heads = heads.drop_columns(list(_SUMMARY))
+    names = heads.column_names
+    columns = [heads.column(name).to_pylist() for name in names]
+    return [_record(dict(zip(names, cells, strict=True))) for cells in zip(*columns, strict=True)]
+
+
+def _record(row: dict[str, Any]) -> Record:
+    shard = stats = None
+    if row["shard_shape"] is not None:
+        shard = Shard(
+            tuple(row["shard_shape"]),
+            tuple(row["shard_offsets"] or ()),
+            tuple(row["shard_placements"] or ()),
+        )
+    if row.get("count") is not None:
+        figures = {name: row[name] for name in STATISTICS}
+        stats = Summary(**figures, first_bin=row["first_bin"] or 0, bins=tuple(row["bins"] or ()))
+    return Record(
+        row["name"],
+        Kind(row["kind"]),
+        row["step"],
+        row["call"],
+        row["seq"],
+        row["rank"],
+        row["world_size"],
+        row["time_ns"],
+        row["type"] or "",
+        row["dtype"] or "",
+        tuple(row["shape"] or ()),
+        shard,
+        row["digest"],
+        None,
+        stats,
+        dict(row["tags"] or ()),
+    )
+
+
+def decode_value(data: bytes | None, payloads: Sequence[memoryview] = ()) -> Value:
+    """Return the value of a value cell; its large tensors refer to `payloads` by index."""
+    if data is None:
+        return None
+    value: Value = _decode_value.decode(data)
+
+    def fill(leaf: Value) -> Value:
+        if not isinstance(leaf, TensorData) or type(leaf.data) is bytes:
+            return leaf
+        if not (type(leaf.data) is int and 0 <= leaf.data < len(payloads)):
+            raise CorruptFile(f"a {leaf.dtype} tensor refers to a payload that is not in its row")
+        view = payloads[leaf.data]
+        if tensor_nbytes(leaf.dtype, leaf.shape) != view.nbytes:
+            raise CorruptFile(
+                f"a {leaf.dtype} tensor of shape {leaf.shape[:8]} has {view.nbytes} bytes"
+            )
+        return TensorData(leaf.framework, leaf.dtype, leaf.shape, view)
+
+    return map_leaves(fill, value) if payloads else value

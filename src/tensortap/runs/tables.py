@@ -1,0 +1,315 @@
+"""The tables of one rank: sealed Parquet parts and the tail, an Arrow stream that still grows.
+
+All code that reads or writes these files is here. A row has a fixed position: rank, part, and
+index within the part. While a part is the tail its rows come from the Arrow stream, afterwards
+from the Parquet file, where they are the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from tensortap.runs import layout
+from tensortap.runs.arrow import row_indices
+from tensortap.runs.payloads import CorruptFile, sync_folder
+from tensortap.runs.rows import METADATA_KEY, schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+ROW_GROUP = 8192  # rows: small, because a reader that wants one step decodes a whole group
+Unit = tuple[int, int]
+"""What is read at once: the numbers of a part and of a row group in it."""
+TAIL: Unit = (-1, 0)
+_ANY_STEP = (-(1 << 63), 1 << 63)
+_WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """A summary of a sealed part in its metadata, so that it can be searched without reading."""
+
+    rows: int
+    missing: int
+    first_seq: int
+    last_seq: int
+    first_step: int
+    last_step: int
+    names: dict[str, dict[str, int]]  # name → kind → number of records
+
+
+class PartFile(NamedTuple):
+    """A sealed part: its contents, and the range of steps in each of its row groups."""
+
+    path: Path
+    contents: Contents
+    footer: Any
+    steps: list[tuple[int, int]]
+
+
+def metadata(part: int, contents: Contents | None = None) -> dict[bytes, bytes]:
+    """Return the metadata of a table: its format, the number of its part, what is in it."""
+    content: dict[str, Any] = {"format": layout.VERSION, "part": part}
+    if contents is not None:
+        content["contents"] = msgspec.to_builtins(contents)
+    return {METADATA_KEY: json.dumps(content).encode()}
+
+
+def _read_metadata(found: dict[bytes, bytes] | None) -> dict[str, Any]:
+    try:
+        content = json.loads((found or {})[METADATA_KEY])
+    except (KeyError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+# -- writing ---------------------------------------------------------------------------------
+
+
+def prepare_to_seal() -> None:
+    """Import what sealing needs at the start of a run, not in the middle of training."""
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    assert pyarrow.compute
+    assert pyarrow.parquet
+
+
+def seal(tail: Path, part: Path, number: int, *, durable: bool) -> None:
+    """Write the tail as a Parquet file; Arrow copies from file to file without Python loops."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draft = part.with_name(part.name + ".part")
+    with (
+        pa.memory_map(str(tail)) as source,
+        pa.ipc.open_stream(source) as batches,
+        pq.ParquetWriter(draft, schema(), compression="zstd") as writer,
+    ):
+        table = batches.read_all()  # mapped, not copied
+        for start in range(0, table.num_rows, ROW_GROUP):
+            writer.write_table(table.slice(start, ROW_GROUP))
+        writer.add_key_value_metadata(metadata(number, _contents(table)))
+    if durable:
+        fd = os.open(draft, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    draft.rename(part)
+    if durable:
+        sync_folder(part.parent)
+
+
+def _contents(table: pa.Table) -> Contents:
+    import pyarrow.compute as pc
+
+    captured = table.select(["name", "kind", "step", "seq"]).filter(
+        pc.invert(table.column("missing"))
+    )
+    seqs, steps = (pc.min_max(captured.column(name)).as_py() for name in ("seq", "step"))
+    names: dict[str, dict[str, int]] = {}
+    for (name, kind), count in _count_names(captured).items():
+        names.setdefault(name, {})[kind] = count
+    return Contents(
+        table.num_rows,
+        table.num_rows - captured.num_rows,
+        seqs["min"] or 0,
+        seqs["max"] or 0,
+        steps["min"] or 0,
+        steps["max"] or 0,
+        names,
+    )
+
+
+def _count_names(table: pa.Table) -> collections.Counter[tuple[str, str]]:
+    """Return how many rows each name and kind has, in order of first appearance."""
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    for batch in table.select(["name", "kind"]).to_batches():
+        name, kind = (batch.column(i).dictionary_encode() for i in (0, 1))
+        names, kinds = name.dictionary.to_pylist(), kind.dictionary.to_pylist()
+        first, second = (np.from_dlpack(each.indices).astype(np.int64) for each in (name, kind))
+        pairs, sizes = np.unique(first * len(kinds) + second, return_counts=True)
+        for pair, size in zip(pairs.tolist(), sizes.tolist(), strict=True):
+            counts[names[pair // len(kinds)], kinds[pair % len(kinds)]] += size
+    return counts
+
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+class RankTables:
+    """Read access to the tables that one rank has written."""
+
+    def __init__(self, run: Path, rank: int) -> None:
+        self.rank = rank
+        self.truncated = 0  # bytes at the end of the tail that are not a complete batch
+        self.parts: list[PartFile] = []
+        self.tail: list[pa.RecordBatch] = []
+        self._folder = layout.records_folder(run, rank)
+        self._tail_part = -1
+        self._tail_offset = 0
+
+    def refresh(self) -> None:
+        """Read what was written since the last refresh."""
+        self._read_tail()
+        # after the tail, so that a tail that is sealed in the meantime is found as a part
+        for path in sorted(self._folder.glob("*.parquet"))[len(self.parts) :]:
+            self.parts.append(_read_part_file(path))
+        if self._tail_part < len(self.parts):
+            self.tail = []
+
+    def _read_tail(self) -> None:
+        import pyarrow as pa
+
+        path = self._folder / layout.TAIL
+        try:
+            with path.open("rb") as stream:
+                columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
+                part = int(_read_metadata(columns.metadata).get("part", 0))
+                if part == self._tail_part:
+                    stream.seek(self._tail_offset)
+                else:
+                    self.tail, self._tail_part, self._tail_offset = [], part, stream.tell()
+                self._read_batches(stream, columns)
+        except FileNotFoundError:
+            self.tail, self._tail_part = [], -1
+        except (pa.ArrowInvalid, EOFError):  # even the schema is incomplete
+            self.tail, self._tail_part = [], -1
+            self.truncated = path.stat().st_size
+
+    def _read_batches(self, stream: Any, columns: pa.Schema) -> None:
+        import pyarrow as pa
+
+        size = os.fstat(stream.fileno()).st_size
+        while self._tail_offset < size:
+            try:
+                message = pa.ipc.read_message(stream)
+                self.tail.append(pa.ipc.read_record_batch(message, columns))
+            except (pa.ArrowInvalid, EOFError, OSError, ValueError):
+                break
+            self._tail_offset = stream.tell()
+        self.truncated = max(0, size - self._tail_offset)
+
+    def counts(self) -> collections.Counter[tuple[str, str]]:
+        """Return how many records each name and kind has, in order of first appearance."""
+        import pyarrow.compute as pc
+
+        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        for part in self.parts:
+            for name, kinds in part.contents.names.items():
+                for kind, count in kinds.items():
+                    counts[name, kind] += count
+        if self.tail:
+            rows = self.read(TAIL, ["name", "kind", "missing"])
+            counts += _count_names(rows.filter(pc.invert(rows.column("missing"))))
+        return counts
+
+    def units(
+        self, name: str | None = None, step: int | None = None, after: int = -1
+    ) -> list[Unit]:
+        """Return what may hold a name, a step, or records after a seq, oldest first."""
+        units: list[Unit] = []
+        for index, part in enumerate(self.parts):
+            contents = part.contents
+            if (name is not None and name not in contents.names) or contents.last_seq <= after:
+                continue
+            units += [
+                (index, group)
+                for group, (low, high) in enumerate(part.steps)
+                if step is None or low <= step <= high
+            ]
+        return [*units, TAIL] if self.tail else units
+
+    def read(self, unit: Unit, columns: list[str] | None = None) -> pa.Table:
+        """Return some columns of a row group, or of the tail."""
+        if unit == TAIL:
+            return self._tail_table(columns)
+        return _read_parquet(self.parts[unit[0]], columns, group=unit[1])
+
+    def part_sizes(self) -> list[int]:
+        """Return the number of rows of each part; the tail, if it has rows, is the last."""
+        sizes = [part.contents.rows for part in self.parts]
+        if self.tail:
+            sizes.append(sum(batch.num_rows for batch in self.tail))
+        return sizes
+
+    def read_part(
+        self, part: int, columns: list[str] | None = None, *, encode_words: bool = False
+    ) -> pa.Table:
+        """Return some columns of all rows of a part.
+
+        With `encode_words`, names, kinds and dtypes may come dictionary-encoded.
+        """
+        if part >= len(self.parts):
+            return self._tail_table(columns)
+        words = [name for name in _WORDS if columns is None or name in columns]
+        return _read_parquet(self.parts[part], columns, words if encode_words else None)
+
+    def take(self, part: int, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:
+        """Return ascending rows of a part; only the row groups that hold them are read."""
+        import pyarrow as pa
+
+        if part >= len(self.parts):
+            return self._tail_table(columns).take(row_indices(rows))
+        footer = self.parts[part].footer
+        sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        groups = np.searchsorted(starts, rows, side="right") - 1
+        tables = [
+            self.read((part, group), columns).take(row_indices(rows[groups == group] - start))
+            for group, start in enumerate(starts.tolist())
+            if (groups == group).any()
+        ]
+        return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+
+    def _tail_table(self, columns: list[str] | None) -> pa.Table:
+        import pyarrow as pa
+
+        table = pa.Table.from_batches(self.tail)
+        return table if columns is None else table.select(columns)
+
+
+def _read_parquet(
+    part: PartFile,
+    columns: list[str] | None,
+    words: list[str] | None = None,
+    group: int | None = None,
+) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(
+            part.path, metadata=part.footer, memory_map=True, read_dictionary=words
+        ) as file:
+            if group is None:
+                return file.read(columns=columns)
+            return file.read_row_group(group, columns=columns, use_threads=False)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptFile(f"{part.path} cannot be read: {error}") from None
+
+
+def _read_part_file(path: Path) -> PartFile:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(path)
+        contents = msgspec.convert(_read_metadata(footer.metadata)["contents"], Contents)
+        column = footer.schema.names.index("step")
+        groups = [footer.row_group(i).column(column) for i in range(footer.num_row_groups)]
+        ranges = [group.statistics for group in groups]
+        steps = [(r.min, r.max) if r and r.has_min_max else _ANY_STEP for r in ranges]
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptFile(f"{path} cannot be read: {error}") from None
+    except (KeyError, ValueError, msgspec.ValidationError):
+        raise CorruptFile(f"{path} is not a table of a run: its metadata is missing") from None
+    return PartFile(path, contents, footer, steps)
