@@ -1,17 +1,17 @@
-"""Rules over records: what is worth saying at once, said once.
+"""Alerts: rules that check every record and report each problem once.
 
-    watcher = Watcher([nan(), exploding(factor=30)], on_alert="stop")
-    watcher.see(record)      # for every record, in the order of capture
-    watcher.check()          # where training may be stopped
+    monitor = AlertMonitor([nan(), exploding(factor=30)], on_alert="stop")
+    monitor.see(record)      # for every record, in the order of capture
+    monitor.check()          # where training may be stopped
 
-A rule is a function of a record and of what it remembers of that tensor. It says what is wrong,
-or None.
+A rule is a function of a record and of the state it keeps for that tensor. It returns a message,
+a `Finding`, or None.
 """
 
 from __future__ import annotations
 
 from tensortap.alerts.alert import Alert, Finding, alert_of, record_of
-from tensortap.alerts.monitor import Memory, Moment, Watcher
+from tensortap.alerts.monitor import AlertMonitor, RuleState, StepState
 from tensortap.alerts.rules import (
     DEFAULT,
     Rule,
@@ -25,14 +25,16 @@ from tensortap.alerts.rules import (
     vanishing,
 )
 
+Watcher = AlertMonitor  # the earlier name; user programs may import it
+
 __all__ = [
     "Alert",
+    "AlertMonitor",
     "DEFAULT",
     "Finding",
-    "Memory",
-    "Moment",
     "Rule",
-    "Watcher",
+    "RuleState",
+    "StepState",
     "alert_of",
     "constant",
     "dead",

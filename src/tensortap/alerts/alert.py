@@ -1,4 +1,4 @@
-"""What an alert says, and how it becomes a record."""
+"""Alerts and findings, and the conversion of alerts to and from records."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 from tensortap.record import Kind, Mapping, Record, Value
 
-_PARAMETERS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE))
-_TYPE = "tensortap.alerts.Alert"
+_PARAMETER_KINDS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE))
 
 
 class Finding(NamedTuple):
-    """What a rule says when it has more to say than a sentence.
+    """What a rule returns when a message alone is not enough.
 
-    `origin` is the module that it comes from, where that is another one; `facts` are numbers.
+    `origin` is the module that caused the problem, if it is not the module of the tensor;
+    `facts` are numbers.
     """
 
     message: str
@@ -24,10 +24,11 @@ class Finding(NamedTuple):
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """Something is wrong with a tensor: what, where, and since when.
+    """A problem with a tensor that a rule has found.
 
-    `kind` is that of the tensor, `module` the module it belongs to, `origin` the one that made
-    it so. `again` counts how often the rule held after its last alert of this tensor, unsaid.
+    `kind` is the kind of the tensor, `module` the module it belongs to, `origin` the module that
+    caused the problem. `again` counts how often the rule found the problem in this tensor between
+    its previous alert and this one, without reporting it.
     """
 
     rule: str
@@ -48,22 +49,22 @@ class Alert(msgspec.Struct, frozen=True):
 
 
 def module_of(record: Record) -> str:
-    """The module that a record belongs to.
+    """Return the name of the module that a record belongs to.
 
     >>> module_of(Record("fc.weight", Kind.WEIGHT, 0, 0, 0, 0, 1, 0))
     'fc'
     """
-    said = record.tags.get("module")
-    if said is not None:
-        return said
-    if record.kind in _PARAMETERS:
-        # the state of an optimizer belongs to its parameter
+    module = record.tags.get("module")
+    if module is not None:
+        return module
+    if record.kind in _PARAMETER_KINDS:
+        # optimizer state belongs to the module of its parameter
         return record.tags.get("parameter", record.name).rpartition(".")[0]
     return "" if record.kind is Kind.METRIC else record.name
 
 
 def may_be_mask(record: Record) -> bool:
-    """Whether the infinities of an output are all -Inf, as those of scores before a softmax."""
+    """Return whether all infinities of an output are -Inf, as in masked attention scores."""
     stats = record.stats
     if record.kind is not Kind.ACTIVATION or stats is None:
         return False
@@ -71,7 +72,7 @@ def may_be_mask(record: Record) -> bool:
 
 
 def record_of(alert: Alert, *, seq: int, time_ns: int, world_size: int = 1) -> Record:
-    """The alert as a record: under the name of its tensor, of the kind Alert."""
+    """Return the alert as a record of kind Alert under the name of its tensor."""
     facts: tuple[tuple[Value, Value], ...] = tuple(alert.facts.items())
     value = Mapping(
         (
@@ -85,44 +86,36 @@ def record_of(alert: Alert, *, seq: int, time_ns: int, world_size: int = 1) -> R
         )
     )
     return Record(
-        alert.name,
-        Kind.ALERT,
-        alert.step,
-        alert.call,
-        seq,
-        alert.rank,
-        world_size,
-        time_ns,
-        type=_TYPE,
-        value=value,
-    )
+        alert.name, Kind.ALERT, alert.step, alert.call, seq, alert.rank, world_size, time_ns,
+        type="tensortap.alerts.Alert", value=value,
+    )  # fmt: skip
 
 
 def alert_of(record: Record) -> Alert:
-    """The alert that a record of the kind Alert holds; what it lacks is empty."""
-    said = _words(record.value)
-    numbers = _words(said.get("facts"))
+    """Return the alert in a record of kind Alert; missing or malformed fields become empty."""
+    fields = _string_items(record.value)
+    facts = _string_items(fields.get("facts"))
     try:
-        kind = Kind(str(said.get("kind")))
+        kind = Kind(str(fields.get("kind")))
     except ValueError:
         kind = Kind.VALUE
-    again = said.get("again")
+    again = fields.get("again")
     return Alert(
-        rule=str(said.get("rule", "")),
+        rule=str(fields.get("rule", "")),
         name=record.name,
         kind=kind,
         step=record.step,
         rank=record.rank,
-        module=str(said.get("module", "")),
-        message=str(said.get("message", "")),
-        origin=str(said.get("origin", "")),
+        module=str(fields.get("module", "")),
+        message=str(fields.get("message", "")),
+        origin=str(fields.get("origin", "")),
         call=record.call,
         again=again if isinstance(again, int) else 0,
-        facts={name: v for name, v in numbers.items() if isinstance(v, (int, float))},
+        facts={name: v for name, v in facts.items() if isinstance(v, (int, float))},
     )
 
 
-def _words(value: Value) -> dict[str, Any]:
-    """What stands under words in a dict; a stranger may have put anything else into it."""
+def _string_items(value: Value) -> dict[str, Any]:
+    """Return the items of a mapping whose keys are strings; records may come from anyone."""
     items = value.items if isinstance(value, Mapping) else ()
     return {name: item for name, item in items if isinstance(name, str)}

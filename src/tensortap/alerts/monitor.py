@@ -1,4 +1,4 @@
-"""The watcher: shows every record to the rules, and says each alert once."""
+"""The alert monitor: shows every record to the rules and reports each problem once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from tensortap.record import Kind, Record
 
 log = logging.getLogger("tensortap")
 
-_SERIES = 20_000  # tensors that are remembered
-_KEPT = 1000  # alerts that are remembered
-_NONE: list[Alert] = []
+_MAX_TENSORS = 20_000  # tensors whose state is kept
+_MAX_ALERTS = 1000  # alerts that are kept
 
 Action = str | Callable[[Alert], object]
 
 
-class Moment:
-    """What one rank has shown of the step that is under way, for rules that look around.
+class StepState:
+    """What one rank has shown so far in the current step, for rules that need context.
 
-    `first` says, for ``"NaN"`` and ``"Inf"``, under which name and kind it came first. An output
-    whose infinities are all -Inf may be a mask: `masks` counts those, `mask` is the first of them
-    since the last output that was finite, which what comes next may follow from.
+    `first` maps ``"NaN"`` and ``"Inf"`` to the name and kind of the tensor in which it appeared
+    first. An output whose infinities are all -Inf may be a mask: `masks` counts these outputs,
+    and `mask` is the first of them since the last finite output, which may explain what follows.
     """
 
     __slots__ = (
@@ -41,13 +40,13 @@ class Moment:
         self.outputs = 0  # finite ones
         self.mask = ""
         self.masks = 0
-        self.followed = 0  # what was not finite because something before it was not
+        self.followed = 0  # non-finite tensors that an earlier non-finite tensor explains
         self.weights_seen = False
-        self.bad_weights: dict[str, int] = {}  # name → since which step
+        self.bad_weights: dict[str, int] = {}  # name → step since which it is not finite
         self._gradients: collections.deque[str] = collections.deque(maxlen=32)
 
     def begin(self, step: int) -> None:
-        """Another step: what was seen of the last one counts no more, but for the weights."""
+        """Start a new step; only what is known about weights carries over."""
         self.step = step
         self.first.clear()
         self.outputs = self.masks = 0
@@ -55,19 +54,19 @@ class Moment:
         self._gradients.clear()
 
     def gradient_before(self, name: str) -> str:
-        """Whose gradient came last before that of a module; not that of a module around it."""
+        """Return whose gradient came last before that of `name`, ignoring enclosing modules."""
         for before in reversed(self._gradients):
             if before != name and before and not name.startswith(f"{before}."):
                 return before
         return ""
 
-    def passed(self, record: Record, finite: bool) -> None:
-        """A record has been seen by all rules."""
+    def update(self, record: Record, finite: bool) -> None:
+        """Take note of a record after all rules have checked it."""
         kind = record.kind
         if kind is Kind.ACTIVATION:
             self.outputs += finite
             if finite:
-                self.mask = ""  # whatever was masked has been taken for what it is
+                self.mask = ""  # the mask was consumed without harm
             elif may_be_mask(record):
                 self.masks += 1
                 self.mask = self.mask or record.name
@@ -76,76 +75,72 @@ class Moment:
                 self._gradients.append(record.name)
         elif kind is Kind.WEIGHT:
             self.weights_seen = True
-            if not finite:
-                if len(self.bad_weights) < _SERIES:
-                    self.bad_weights.setdefault(record.name, record.step)
-            elif self.bad_weights:
+            if finite:
                 self.bad_weights.pop(record.name, None)
+            elif len(self.bad_weights) < _MAX_TENSORS:
+                self.bad_weights.setdefault(record.name, record.step)
 
 
-class Memory:
-    """What one rule remembers of one tensor: a handful of numbers, and `notes` for others."""
+class RuleState:
+    """What one rule remembers about one tensor; `notes` is free for rules that users write."""
 
-    __slots__ = ("moment", "notes", "seen", "seen_finite", "spread", "streak", "typical")
+    __slots__ = (
+        "_last_found", "_streak_step", "_unreported", "notes", "seen", "seen_finite", "spread",
+        "step_state", "streak", "typical",
+    )  # fmt: skip
 
-    def __init__(self, moment: Moment) -> None:
-        self.moment = moment
-        self.seen = 0  # how often `follow` was called
+    def __init__(self, step_state: StepState) -> None:
+        self.step_state = step_state
+        self.seen = 0  # calls of `follow`
         self.typical = 0.0
         self.spread = 0.0
         self.streak = 0
-        self.seen_finite = False
+        self._streak_step: int | None = None
+        self.seen_finite = False  # whether the tensor has ever been finite
         self.notes: dict[str, Any] = {}
+        self._last_found: int | None = None  # the last step at which the rule found its problem
+        self._unreported = 0  # findings since the last alert
 
     def follow(self, value: float, rate: float) -> None:
-        """Let `typical`, and the `spread` around it, follow a value slowly; at first, quickly."""
+        """Move `typical` and `spread` towards a value: fast at first, later by `rate`."""
         self.seen += 1
         rate = max(rate, 1.0 / self.seen)
-        off = value - self.typical
-        self.typical += rate * off
+        difference = value - self.typical
+        self.typical += rate * difference
         if self.seen > 1:
-            self.spread += rate * (abs(off) - self.spread)
+            self.spread += rate * (abs(difference) - self.spread)
 
     def in_a_row(self, holds: bool) -> int:
-        """How often it has held in a row, now included."""
-        self.streak = self.streak + 1 if holds else 0
+        """Update `streak` and return for how many steps in a row a condition has held."""
+        if not holds:
+            self.streak = 0
+        elif self._streak_step != self.step_state.step:  # a module may be called several times
+            self.streak += 1
+            self._streak_step = self.step_state.step
         return self.streak
 
 
-class _Watch:
-    """A rule on a tensor."""
+class _TensorState:
+    """The rules that apply to one tensor, and when it was seen."""
 
-    __slots__ = ("again", "fired", "memory", "rule")
+    __slots__ = ("previous_step", "rules", "step", "step_state")
 
-    def __init__(self, rule: Rule, moment: Moment) -> None:
-        self.rule = rule
-        self.memory = Memory(moment)
-        self.fired: int | None = None  # the last step at which it held
-        self.again = 0
-
-
-class _Series:
-    """A tensor over the steps."""
-
-    __slots__ = ("before", "finite", "moment", "step", "watches")
-
-    def __init__(self, rules: Iterable[Rule], moment: Moment) -> None:
-        self.moment = moment
-        self.watches = [_Watch(rule, moment) for rule in rules]
+    def __init__(self, rules: Iterable[Rule], step_state: StepState) -> None:
+        self.step_state = step_state
+        self.rules = [(rule, RuleState(step_state)) for rule in rules]
         self.step: int | None = None
-        self.before: int | None = None  # the step at which it was seen before this one
-        self.finite = False  # whether it ever was
+        self.previous_step: int | None = None
 
 
-class Watcher:
-    """Shows records to rules; an alert is given once, and again only after it had passed.
+class AlertMonitor:
+    """Shows records to rules and raises an alert when a problem appears, not while it lasts.
 
-    `on_alert` is what to do: a function of the alert, ``"stop"`` (then `check` raises),
-    ``"keep"`` (then `keep` says which steps' tensors are wanted whole), or a list of those.
+    `on_alert` says what to do: a function that gets the alert, ``"stop"`` (`check` raises),
+    ``"keep"`` (`keep` says for which steps whole tensors are wanted), or a list of these.
 
-    >>> watcher = Watcher()
+    >>> monitor = AlertMonitor()
     >>> loss = Record("loss", Kind.METRIC, 3, 0, 0, 0, 1, 0, value=float("nan"))
-    >>> [alert.rule for alert in watcher.see(loss)], watcher.see(loss)
+    >>> [alert.rule for alert in monitor.see(loss)], monitor.see(loss)
     (['nan'], [])
     """
 
@@ -159,101 +154,103 @@ class Watcher:
         self.rules = DEFAULT if rules is True else tuple(rules or ())
         for rule in self.rules:
             if not callable(rule):
-                raise TypeError(f"a rule is a function of a record and a memory, not {rule!r}")
+                raise TypeError(f"a rule must be a function of a record and a state, got {rule!r}")
         self._actions = _actions(on_alert)
         self._on_fault = on_fault or self._log_once
-        self.alerts: collections.deque[Alert] = collections.deque(maxlen=_KEPT)
-        self.counts: collections.Counter[str] = collections.Counter()  # of alerts, by rule
-        self.again: collections.Counter[str] = collections.Counter()  # that were not said again
+        self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
+        self.counts: collections.Counter[str] = collections.Counter()  # alerts per rule
+        self.again: collections.Counter[str] = collections.Counter()  # unreported, per rule
         self.faults = 0
         self._logged: set[str] = set()
-        self._series: dict[tuple[str, Kind, int, str | None], _Series] = {}
-        self._moments: dict[int, Moment] = {}
-        self._keep: dict[int, int] = {}
+        self._tensors: dict[tuple[str, Kind, int, str | None], _TensorState] = {}
+        self._step_states: dict[int, StepState] = {}  # by rank
+        self._keep_from: dict[int, int] = {}  # rank → step
         self._stop: Alert | None = None
-        self._lock = threading.RLock()  # backward may run in threads of its own
+        self._lock = threading.RLock()  # the backward pass may run in its own threads
 
     @property
     def followed(self) -> int:
-        """How many tensors were not finite because one before them was not: not alerted."""
-        return sum(moment.followed for moment in self._moments.values())
+        """The number of non-finite tensors that an earlier one explains, and so have no alert."""
+        return sum(state.followed for state in self._step_states.values())
 
     def see(self, record: Record) -> list[Alert]:
-        """Show a record to the rules, in the order of capture; the alerts that it gives."""
-        kind = record.kind
-        tags = record.tags
+        """Show a record to the rules, in the order of capture, and return the new alerts."""
+        kind, tags = record.kind, record.tags
+        alerts: list[Alert] = []
         if kind is Kind.ALERT or "recompute" in tags:
-            return _NONE
-        found = _NONE
+            return alerts
         with self._lock:
             key = (record.name, kind, record.rank, tags.get("state"))
-            series = self._series.get(key)
-            if series is None:
-                series = self._begin(key)
-            moment, step = series.moment, record.step
-            if moment.step != step:
-                moment.begin(step)
-            if series.step != step:
-                series.before, series.step = series.step, step
-            for watch in series.watches:
+            tensor = self._tensors.get(key) or self._add_tensor(key)
+            step_state, step = tensor.step_state, record.step
+            if step_state.step != step:
+                step_state.begin(step)
+            if tensor.step != step:
+                tensor.previous_step, tensor.step = tensor.step, step
+            for rule, state in tensor.rules:
                 try:
-                    said = watch.rule(record, watch.memory)
+                    finding = rule(record, state)
                 except Exception as error:
-                    self._fault(_name(watch.rule), error)
+                    self._fault(_name(rule), error)
                     continue
-                if said is not None:
-                    alert = self._alert(said, watch, series, record)
+                if finding is not None:
+                    alert = self._alert(rule, state, finding, tensor, record)
                     if alert is not None:
-                        found = [*found, alert]
+                        alerts.append(alert)
             stats = record.stats
             if stats is not None:
                 finite = not (stats.nans or stats.posinfs or stats.neginfs)
-                moment.passed(record, finite)
-                if finite and not series.finite:
-                    series.finite = True
-                    for watch in series.watches:
-                        watch.memory.seen_finite = True
-        for alert in found:
+                step_state.update(record, finite)
+                if finite:
+                    for _, state in tensor.rules:
+                        state.seen_finite = True
+        for alert in alerts:
             self._act(alert)
-        return found
+        return alerts
 
     def check(self, skipped: Callable[[], bool] = lambda: False) -> None:
-        """Raise `StopTraining` if an alert came and alerts stop training; only once.
+        """Raise `StopTraining`, once, if there was an alert and ``on_alert="stop"``.
 
-        `skipped` says whether the optimizer has left this step out, as a GradScaler makes it do
-        when a gradient is not finite: that is its way to find its scale, and no harm is done.
+        `skipped` says whether the optimizer has skipped this step. A GradScaler makes it skip a
+        step with non-finite gradients while it looks for its scale; that is no reason to stop.
         """
         alert, self._stop = self._stop, None
-        if alert is not None and not (_overflow(alert) and skipped()):
+        if alert is not None and not (_is_gradient_overflow(alert) and skipped()):
             raise StopTraining(str(alert), alert)
 
     def keep(self, step: int, rank: int = 0) -> bool:
-        """Whether whole tensors of a step are wanted: the rest of an alert's, and the next."""
-        since = self._keep.get(rank)
+        """Return whether whole tensors are wanted: in the step of an alert and in the next."""
+        since = self._keep_from.get(rank)
         return since is not None and since <= step <= since + 1
 
-    def _begin(self, key: tuple[str, Kind, int, str | None]) -> _Series:
+    def _add_tensor(self, key: tuple[str, Kind, int, str | None]) -> _TensorState:
         _, kind, rank, _ = key
-        moment = self._moments.setdefault(rank, Moment())
-        if len(self._series) >= _SERIES:
-            for old in list(self._series)[: _SERIES // 4]:
-                del self._series[old]
-        rules = [r for r in self.rules if kind in getattr(r, "kinds", (kind,))]
-        series = self._series[key] = _Series(rules, moment)
-        return series
+        step_state = self._step_states.setdefault(rank, StepState())
+        if len(self._tensors) >= _MAX_TENSORS:
+            for oldest in list(self._tensors)[: _MAX_TENSORS // 4]:
+                del self._tensors[oldest]
+        rules = [rule for rule in self.rules if kind in getattr(rule, "kinds", (kind,))]
+        tensor = self._tensors[key] = _TensorState(rules, step_state)
+        return tensor
 
     def _alert(
-        self, said: Finding | str, watch: _Watch, series: _Series, record: Record
+        self,
+        rule: Rule,
+        state: RuleState,
+        finding: Finding | str,
+        tensor: _TensorState,
+        record: Record,
     ) -> Alert | None:
-        name = _name(watch.rule)
-        # it has passed when there was a step, since, at which it did not hold
-        known = watch.fired is not None and watch.fired in (series.step, series.before)
-        watch.fired = series.step
-        if known:
-            watch.again += 1
+        """Return an alert, unless the problem has been there since the last one."""
+        name = _name(rule)
+        last = state._last_found
+        state._last_found = tensor.step
+        if last is not None and last in (tensor.step, tensor.previous_step):
+            state._unreported += 1
             self.again[name] += 1
             return None
-        finding = said if isinstance(said, Finding) else Finding(str(said))
+        if not isinstance(finding, Finding):
+            finding = Finding(str(finding))
         module = module_of(record)
         alert = Alert(
             rule=name,
@@ -265,10 +262,10 @@ class Watcher:
             message=finding.message,
             origin=finding.origin or module,
             call=record.call,
-            again=watch.again,
+            again=state._unreported,
             facts=dict(finding.facts),
         )
-        watch.again = 0
+        state._unreported = 0
         self.counts[name] += 1
         self.alerts.append(alert)
         return alert
@@ -276,10 +273,13 @@ class Watcher:
     def _act(self, alert: Alert) -> None:
         for action in self._actions:
             if action == "stop":
-                if self._stop is None or (_overflow(self._stop) and not _overflow(alert)):
+                # a gradient overflow may be harmless: another alert takes its place
+                if self._stop is None or (
+                    _is_gradient_overflow(self._stop) and not _is_gradient_overflow(alert)
+                ):
                     self._stop = alert
             elif action == "keep":
-                self._keep[alert.rank] = alert.step
+                self._keep_from[alert.rank] = alert.step
             elif callable(action):
                 try:
                     action(alert)
@@ -293,11 +293,10 @@ class Watcher:
     def _log_once(self, name: str, error: Exception) -> None:
         if name not in self._logged:
             self._logged.add(name)
-            log.warning("tensortap: the rule %r failed: %r", name, error)
+            log.warning("tensortap: alert rule %r raised an error: %r", name, error)
 
 
-def _overflow(alert: Alert) -> bool:
-    """Whether it is a gradient that is not finite: of no consequence if nobody uses it."""
+def _is_gradient_overflow(alert: Alert) -> bool:
     gradient = alert.kind is Kind.GRADIENT or alert.kind is Kind.WEIGHT_GRADIENT
     return gradient and alert.rule in ("nan", "inf")
 
@@ -309,8 +308,8 @@ def _name(rule: Rule) -> str:
 def _actions(on_alert: Action | Iterable[Action] | None) -> tuple[Action, ...]:
     if on_alert is None:
         return ()
-    several = (on_alert,) if isinstance(on_alert, str) or callable(on_alert) else tuple(on_alert)
-    for action in several:
+    actions = (on_alert,) if isinstance(on_alert, str) or callable(on_alert) else tuple(on_alert)
+    for action in actions:
         if not callable(action) and action not in ("stop", "keep"):
-            raise ValueError(f"on_alert is 'stop', 'keep' or a function, not {action!r}")
-    return several
+            raise ValueError(f"on_alert must be 'stop', 'keep' or a function, got {action!r}")
+    return actions

@@ -1,11 +1,12 @@
-"""The rules that come with tensortap, each made with thresholds of one's own.
+"""The built-in rules; each function takes thresholds and returns a rule.
 
-A rule is a function ``rule(record, memory)`` that gives None, a sentence, or a `Finding`. It may
-keep numbers in the `Memory`, which is its own for every tensor.
+A rule is a function ``rule(record, state)`` that returns None, a message, or a `Finding`. It may
+keep numbers in its `RuleState`, of which it has one for every tensor.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Collection
@@ -16,130 +17,134 @@ from tensortap.errors import NotFound
 from tensortap.record import Kind, Record, Summary
 
 if TYPE_CHECKING:
-    from tensortap.alerts.monitor import Memory
+    from tensortap.alerts.monitor import RuleState
 
-Rule = Callable[[Record, "Memory"], "Finding | str | None"]
+Rule = Callable[[Record, "RuleState"], "Finding | str | None"]
 
 _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
 _TENSORS = (Kind.ACTIVATION, *_GRADIENTS, Kind.WEIGHT, Kind.OPTIMISER_STATE)
 _NUMBERS = (Kind.METRIC, Kind.VALUE)
-_RATE = 0.05  # how fast what is typical follows what comes
+_RATE = 0.05  # how fast the typical gradient follows new ones
 
 
 def _named(rule: Rule, name: str, kinds: Collection[Kind]) -> Rule:
-    """The rule with its name, and the kinds of records that it is asked about."""
+    """Set the name of a rule and the kinds of records that it checks."""
     rule.__dict__["kinds"] = frozenset(kinds)
     rule.__name__ = name
     return rule
 
 
-# -- values that are none ------------------------------------------------------------------
+# -- non-finite values -----------------------------------------------------------------------
 
 
 def nan() -> Rule:
-    """A NaN: where the first one of a step is; what follows from it is not said again."""
+    """Report the first NaN of a step, but not the NaNs that follow from it."""
 
-    def rule(record: Record, memory: Memory) -> Finding | str | None:
+    def rule(record: Record, state: RuleState) -> Finding | None:
         stats, value = record.stats, record.value
         if stats is not None:
-            if not stats.nans:
-                return None
-            return _first(record, memory, "NaN", stats.nans)
+            return _first_of_step(record, state, "NaN", stats.nans) if stats.nans else None
         if type(value) is float and value != value:
-            return _first(record, memory, "NaN", 1)
+            return _first_of_step(record, state, "NaN", 1)
         return None
 
     return _named(rule, "nan", (*_TENSORS, *_NUMBERS, Kind.LOCAL))
 
 
 def inf() -> Rule:
-    """An infinity: where the first one of a step is; what follows from it is not said again.
+    """Report the first infinity of a step, but not the infinities that follow from it.
 
-    -Inf in an output is what masks are made of: it is said of what else is not finite after it.
+    An output with only -Inf may be an attention mask. It is not reported, but named as the origin
+    if something after it is not finite either.
     """
 
-    def rule(record: Record, memory: Memory) -> Finding | str | None:
+    def rule(record: Record, state: RuleState) -> Finding | None:
         stats, value = record.stats, record.value
         if stats is not None:
-            if (not stats.posinfs and not stats.neginfs) or may_be_mask(record):
+            infs = stats.posinfs + stats.neginfs
+            if not infs or may_be_mask(record):
                 return None
-            return _first(record, memory, "Inf", stats.posinfs + stats.neginfs)
+            return _first_of_step(record, state, "Inf", infs)
         if type(value) is float and math.isinf(value):
-            return _first(record, memory, "Inf", 1)
+            return _first_of_step(record, state, "Inf", 1)
         return None
 
     return _named(rule, "inf", (*_TENSORS, *_NUMBERS, Kind.LOCAL))
 
 
-def _first(record: Record, memory: Memory, what: str, count: int) -> Finding | None:
-    """Whether this is where it began in this step, and what that tells about its origin."""
-    moment = memory.moment
-    first = moment.first.setdefault(what, (record.name, record.kind))
+def _first_of_step(record: Record, state: RuleState, what: str, found: int) -> Finding | None:
+    """Return a finding with its probable cause, or None if an earlier tensor explains it."""
+    step_state = state.step_state
+    here = record.name, record.kind
     module = module_of(record)
-    follows = first != (record.name, record.kind)
+    follows = step_state.first.setdefault(what, here) != here
     if record.kind is Kind.ACTIVATION and not follows:
-        # a weight that was not finite before has been alerted, or what it followed from was
-        follows = any(name.startswith(f"{module}.") for name in moment.bad_weights)
+        # the non-finite weight has already been reported, or what caused it
+        follows = any(name.startswith(f"{module}.") for name in step_state.bad_weights)
     if follows:
-        moment.followed += 1
+        step_state.followed += 1
         return None
-    whole = record.stats.count if record.stats is not None else 1
-    share = f" of {whole:,}" if whole > 1 else ""
-    facts: dict[str, float] = {"found": count, "count": whole}
-    earlier = moment.first.get("Inf") if what == "NaN" else moment.first.get("NaN")
-    if earlier is not None and earlier != (record.name, record.kind):
-        other = "Inf" if what == "NaN" else "NaN"
-        why, origin = f"{other} was in {earlier[0]} ({earlier[1].value}) before it", earlier[0]
-    elif moment.mask and moment.mask != record.name:
-        why, origin = f"-Inf was in {moment.mask} (Activation) before it", moment.mask
+    other = "Inf" if what == "NaN" else "NaN"
+    earlier = step_state.first.get(other)
+    if earlier is not None and earlier != here:
+        cause, origin = f"{earlier[0]} ({earlier[1].value}) had {other} before it", earlier[0]
+    elif step_state.mask and step_state.mask != record.name:
+        origin = step_state.mask
+        cause = f"{origin} (Activation) had -Inf before it"
     else:
-        why, origin = _cause(record, memory, module)
-    return Finding(f"{count:,} {what}{share}, the first of the step; {why}", origin, facts)
+        cause, origin = _cause(record, state, module)
+    count = record.stats.count if record.stats is not None else 1
+    values = f"{found:,} of {count:,} values are" if count > 1 else "the value is"
+    message = f"{values} {what}, the first in this step; {cause}"
+    return Finding(message, origin, {"found": found, "count": count})
 
 
-def _cause(record: Record, memory: Memory, module: str) -> tuple[str, str]:
-    """Where the first non-finite value of a step comes from, as far as it was seen."""
-    moment = memory.moment
+def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
+    """Return what probably caused the first non-finite value of a step, and in which module."""
+    step_state = state.step_state
     if record.kind is Kind.ACTIVATION:
-        weights = "" if moment.weights_seen else " (its weights have not been seen before)"
-        if moment.outputs:
-            masks = f"; {moment.masks:,} more had -Inf, as masks have" if moment.masks else ""
-            return f"all {moment.outputs:,} outputs before it were finite{masks}{weights}", module
-        return f"no output came before it: look at the batch as well{weights}", module
+        weights = "" if step_state.weights_seen else " (its weights have not been observed yet)"
+        if not step_state.outputs:
+            return f"no output came before it, check the batch as well{weights}", module
+        count = step_state.outputs
+        before = (
+            "the output before it was" if count == 1 else f"all {count:,} outputs before it were"
+        )
+        masks = f", {step_state.masks:,} more had -Inf as masks do" if step_state.masks else ""
+        return f"{before} finite{masks}{weights}", module
     if record.kind is Kind.GRADIENT:
-        before = moment.gradient_before(record.name)
-        if before:
-            words = f"the gradients before it were finite, the last that of {before}, "
-            return f"{words}so its backward made it, or what lies between", before
-        return "no gradient came before it: look at the loss", module
+        last = step_state.gradient_before(record.name)
+        if not last:
+            return "no gradient came before it, check the loss", module
+        cause = f"the gradients before it were finite, the last one of {last}"
+        return f"{cause}: its backward pass, or an operation between the two, made it", last
     if record.kind is Kind.WEIGHT_GRADIENT:
-        return f"no gradient of an output was: it arises in {module}", module
+        return f"the gradients of all outputs were finite, so it arises in {module}", module
     if record.kind is Kind.WEIGHT or record.kind is Kind.OPTIMISER_STATE:
-        if not memory.seen_finite:
-            return "it was so when it was first seen", module
-        return "nothing of this step was before: the update made it", module
-    return "no tensor of this step was before it", ""
+        if not state.seen_finite:
+            return "it was so when it was first observed", module
+        return "everything before it in this step was finite, so the update made it", module
+    return "all tensors before it in this step were finite", ""
 
 
 # -- gradients -----------------------------------------------------------------------------
 
 
 def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
-    """A gradient whose root mean square is `factor` times what is typical for it."""
-    far = math.log2(factor)
+    """Report a gradient whose root mean square is `factor` times its typical value."""
+    distance = math.log2(factor)
 
-    def rule(record: Record, memory: Memory) -> str | None:
-        level = _level(record.stats)
+    def rule(record: Record, state: RuleState) -> str | None:
+        level = _log2_rms(record.stats)
         if level is None:
             return None
-        typical, seen = memory.typical, memory.seen
-        found = seen >= warmup and level > typical + far
-        memory.follow(min(level, typical + far) if seen else level, _RATE)
-        if not found:
+        typical, seen = state.typical, state.seen
+        explodes = seen >= warmup and level > typical + distance
+        state.follow(min(level, typical + distance) if seen else level, _RATE)
+        if not explodes:
             return None
-        return (
-            f"the gradient is {2 ** (level - typical):,.0f} times what is typical ({2**level:.3g})"
-        )
+        times = 2 ** (level - typical)
+        return f"gradient has an RMS of {2**level:.3g}, {times:,.0f} times its typical value"
 
     return _named(rule, "exploding", _GRADIENTS)
 
@@ -147,28 +152,29 @@ def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
 def vanishing(
     factor: float = 1000.0, floor: float = 1e-12, warmup: int = 10, patience: int = 3
 ) -> Rule:
-    """A gradient that is 0, below `floor`, or `factor` times smaller than what is typical."""
-    far, lowest = math.log2(factor), math.log2(floor)
+    """Report a gradient that is 0, below `floor`, or `factor` times smaller than is typical."""
+    distance, lowest = math.log2(factor), math.log2(floor)
 
-    def rule(record: Record, memory: Memory) -> str | None:
+    def rule(record: Record, state: RuleState) -> str | None:
         stats = record.stats
-        level = _level(stats)
+        level = _log2_rms(stats)
         if stats is None or (level is None and (not stats.finite or stats.rm2)):
             return None
-        typical, seen = memory.typical, memory.seen
-        found = level is None or level < lowest or (seen >= warmup and level < typical - far)
+        typical, seen = state.typical, state.seen
+        vanishes = (
+            level is None or level < lowest or (seen >= warmup and level < typical - distance)
+        )
         if level is not None:
-            memory.follow(max(level, typical - far) if seen else level, _RATE)
-        if memory.in_a_row(found) < patience:
+            state.follow(max(level, typical - distance) if seen else level, _RATE)
+        if state.in_a_row(vanishes) < patience:
             return None
-        size = "0" if level is None else f"{2**level:.3g}"
-        return f"the gradient is {size} for {memory.streak} times in a row"
+        size = "0" if level is None else f"tiny (RMS {2**level:.3g})"
+        return f"gradient has been {size} for {state.streak} steps in a row"
 
     return _named(rule, "vanishing", _GRADIENTS)
 
 
-def _level(stats: Summary | None) -> float | None:
-    """The logarithm of the root mean square, if it has one."""
+def _log2_rms(stats: Summary | None) -> float | None:
     if stats is None or not 0.0 < stats.rm2 < math.inf:
         return None
     return math.log2(stats.rm2)
@@ -178,62 +184,58 @@ def _level(stats: Summary | None) -> float | None:
 
 
 def dead(share: float = 0.95, patience: int = 3) -> Rule:
-    """An output of which at least `share` is zero, `patience` times in a row."""
+    """Report an output of which at least `share` is zero, `patience` steps in a row."""
 
-    def rule(record: Record, memory: Memory) -> Finding | None:
+    def rule(record: Record, state: RuleState) -> Finding | None:
         stats = record.stats
-        if stats is None or stats.count < 8:  # of a few numbers many may be zero
+        if stats is None or stats.count < 8:  # a few values may well be all zero
             return None
-        if memory.in_a_row(stats.zeros >= share * stats.count) < patience:
+        if state.in_a_row(stats.zeros >= share * stats.count) < patience:
             return None
-        part = stats.zeros / stats.count
-        message = f"{part:.1%} of the output is zero, {memory.streak} times in a row"
-        return Finding(message, facts={"zeros": part})
+        zeros = stats.zeros / stats.count
+        message = f"{zeros:.1%} of the output is zero, for {state.streak} steps in a row"
+        return Finding(message, facts={"zeros": zeros})
 
     return _named(rule, "dead", (Kind.ACTIVATION,))
 
 
 def saturated(share: float = 0.05) -> Rule:
-    """A tensor of which at least `share` has the largest exponent that its dtype knows."""
+    """Report a tensor of which at least `share` has the largest exponent of its dtype."""
 
-    def rule(record: Record, memory: Memory) -> Finding | None:
+    def rule(record: Record, state: RuleState) -> Finding | None:
         stats = record.stats
         if stats is None or not stats.bins:
             return None
-        top = _top(record.dtype)
+        top = _largest_exponent(record.dtype)
         if top is None or not 0 <= top - stats.first_bin < len(stats.bins):
             return None
         part = stats.bins[top - stats.first_bin] / stats.finite
         if part < share:
             return None
-        return Finding(
-            f"{part:.1%} of the values are at the end of {record.dtype}: 2^{top} and above, the "
-            f"largest is {stats.max_abs:.6g}",
-            facts={"share": part},
+        message = (
+            f"{part:.1%} of the values have the largest exponent of {record.dtype} (2^{top} or "
+            f"more); the largest magnitude is {stats.max_abs:.6g}"
         )
+        return Finding(message, facts={"share": part})
 
     return _named(rule, "saturated", _TENSORS)
 
 
-_tops: dict[str, int | None] = {}
+@functools.cache
+def _largest_exponent(dtype: str) -> int | None:
+    """Return the largest exponent of a float format, or None for other dtypes."""
+    from tensortap.stats.formats import limits
 
-
-def _top(dtype: str) -> int | None:
-    """The largest exponent of a float format; None for other dtypes."""
-    if dtype not in _tops:
-        from tensortap.stats.formats import limits
-
-        try:
-            _tops[dtype] = limits(dtype).top
-        except NotFound:
-            _tops[dtype] = None
-    return _tops[dtype]
+    try:
+        return limits(dtype).top
+    except NotFound:
+        return None
 
 
 def constant(kinds: Collection[Kind] = (Kind.ACTIVATION,)) -> Rule:
-    """A tensor whose values are all the same, and not zero."""
+    """Report a tensor whose values are all the same, but not zero."""
 
-    def rule(record: Record, memory: Memory) -> str | None:
+    def rule(record: Record, state: RuleState) -> str | None:
         stats = record.stats
         if stats is None or stats.std != 0.0 or stats.finite < 2 or not stats.max_abs:
             return None
@@ -245,27 +247,27 @@ def constant(kinds: Collection[Kind] = (Kind.ACTIVATION,)) -> Rule:
 def loss_spike(
     deviations: float = 6.0, rise: float = 0.1, warmup: int = 10, names: str = "loss"
 ) -> Rule:
-    """A loss that is `deviations` mean deviations, and by the share `rise`, above its typical.
+    """Report a loss far above its typical value.
 
-    `names` is a regular expression over the names of metrics.
+    The distance must exceed `deviations` mean deviations and the share `rise` of the typical
+    value. `names` is a regular expression for the names of metrics.
     """
-    wanted = re.compile(names)
+    pattern = re.compile(names)
 
-    def rule(record: Record, memory: Memory) -> Finding | None:
+    def rule(record: Record, state: RuleState) -> Finding | None:
         value = record.value
-        if type(value) not in (float, int) or not wanted.search(record.name):
+        if type(value) not in (float, int) or not pattern.search(record.name):
             return None
         value = float(value)  # type: ignore[arg-type]  # checked above
         if not math.isfinite(value):
             return None
-        typical, spread, seen = memory.typical, memory.spread, memory.seen
-        allowed = max(deviations * spread, rise * abs(typical))
-        found = seen >= warmup and value > typical + allowed
-        memory.follow(min(value, typical + allowed) if seen >= warmup else value, 0.1)
-        if not found:
+        typical, warm = state.typical, state.seen >= warmup
+        highest = typical + max(deviations * state.spread, rise * abs(typical))
+        state.follow(min(value, highest) if warm else value, 0.1)
+        if not warm or value <= highest:
             return None
-        facts = {"value": value, "typical": typical}
-        return Finding(f"{value:.4g}, where {typical:.4g} is typical", facts=facts)
+        message = f"{value:.4g} is far above the typical value of {typical:.4g}"
+        return Finding(message, facts={"value": value, "typical": typical})
 
     return _named(rule, "loss_spike", _NUMBERS)
 

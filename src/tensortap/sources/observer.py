@@ -15,7 +15,7 @@ import msgspec
 
 from tensortap import frameworks as arrays
 from tensortap import ranks
-from tensortap.alerts import Alert, Watcher, record_of
+from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.frameworks.summary import Later
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Shard, Summary
@@ -131,9 +131,9 @@ class Observer:
         self._mine: set[tuple[Kind, str]] = set()  # in a run there may be records of others
         self._run: Any = None
         self._lock = threading.RLock()  # records may be asked for while training goes on
-        self.watcher: Watcher | None = None
+        self.watcher: AlertMonitor | None = None
         if settings.alerts is not False and settings.alerts is not None:
-            self.watcher = Watcher(
+            self.watcher = AlertMonitor(
                 settings.alerts, on_alert=settings.on_alert, on_fault=pipeline.fault
             )
         elif settings.on_alert is not None:
