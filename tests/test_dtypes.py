@@ -1,3 +1,6 @@
+import math
+
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -5,9 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.dtypes import ITEMSIZE, itemsize, name_of, numpy_dtype
+from tensortap.compare import _kernel as compare_kernel
+from tensortap.dtypes import DTYPES, itemsize, name_of, numpy_dtype
 from tensortap.errors import CaptureError
+from tensortap.stats import _kernel as stats_kernel
+from tensortap.stats.numpy_summary import summarize_array
+from tensortap.stats.summarize import code_of, summarize_memory
 
+FLOATS = [row for row in DTYPES.values() if row.kind == "float"]
 NUMPY_ONLY = [
     "<M8[ns]", "<M8[7us]", "<M8", "<m8[D]", ">M8[s]", "<U5", ">U3", "|S3", "|V8",
     ">i2", ">u4", ">i8", ">f2", ">f4", ">f8", ">c8", ">c16",
@@ -15,34 +23,101 @@ NUMPY_ONLY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ITEMSIZE)
-def test_a_name_means_the_same_size_everywhere(name):
-    assert numpy_dtype(name).itemsize == itemsize(name)
-    if isinstance(getattr(torch, name, None), torch.dtype):
-        assert getattr(torch, name).itemsize == itemsize(name)
+def named(rows):
+    return {"argvalues": list(rows), "ids": [row.name for row in rows]}
 
 
-def test_every_dtype_of_torch_that_holds_plain_data_has_a_name():
-    every = {getattr(torch, n) for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}
-    named = {getattr(torch, n) for n in ITEMSIZE if hasattr(torch, n)}
-    assert {str(d) for d in every - named} == {
-        "torch.qint8", "torch.qint32", "torch.quint8", "torch.quint2x4", "torch.quint4x2",
-    }  # fmt: skip
+class TestRegistry:
+    """Every column of a row, checked against the framework that it speaks of."""
+
+    @pytest.mark.parametrize("row", **named(DTYPES.values()))
+    def test_sizes_agree(self, row):
+        assert numpy_dtype(row.name).itemsize == itemsize(row.name) == row.itemsize
+        if row.torch:
+            assert getattr(torch, row.torch).itemsize == row.itemsize
+
+    @pytest.mark.parametrize("row", **named(row for row in DTYPES.values() if row.numpy))
+    def test_numpy_has_the_dtype(self, row):
+        module, _, name = row.numpy.rpartition(".")
+        dtype = np.dtype(getattr(ml_dtypes, name) if module else name)
+        assert name_of(dtype) == row.name
+        assert numpy_dtype(row.name) == dtype
+
+    @pytest.mark.parametrize("row", **named(row for row in DTYPES.values() if row.jax))
+    def test_jax_has_the_dtype(self, row):
+        assert jnp.dtype(getattr(jnp, row.jax)) == numpy_dtype(row.name)
+
+    @pytest.mark.parametrize("row", **named(row for row in DTYPES.values() if row.format))
+    def test_float_formats(self, row):
+        info = ml_dtypes.finfo(row.part or row.name)
+        assert row.format == (info.nmant + 1, info.minexp, float(info.max))
+        smallest, largest = math.frexp(info.smallest_subnormal)[1], math.frexp(info.max)[1]
+        assert row.exponents == (smallest - 1, largest - 1)
+
+    @pytest.mark.parametrize("row", **named(FLOATS))
+    def test_special_values(self, row):
+        patterns = np.arange(1 << min(row.bits, 16), dtype=f"u{min(row.itemsize, 2)}")
+        if row.itemsize > 2:  # the upper half decides
+            patterns = patterns.astype(f"u{row.itemsize}") << np.uint64(8 * row.itemsize - 16)
+        with np.errstate(invalid="ignore"):  # signaling NaNs are among the patterns
+            values = patterns.view(numpy_dtype(row.name)).astype(np.float64)
+        special = {"inf": np.isinf(values).any(), "nan": np.isnan(values).any()}
+        assert row.special == tuple(name for name, there in special.items() if there)
+
+    def test_every_dtype_of_torch_that_holds_plain_data_has_a_row(self):
+        theirs = {n for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}
+        known = {getattr(torch, row.torch) for row in DTYPES.values() if row.torch}
+        assert {str(d) for d in {getattr(torch, n) for n in theirs} - known} == {
+            "torch.qint8", "torch.qint32", "torch.quint8", "torch.quint2x4", "torch.quint4x2",
+        }  # fmt: skip
+
+    def test_every_dtype_of_ml_dtypes_has_a_row(self):
+        scalars = [getattr(ml_dtypes, name) for name in dir(ml_dtypes)]
+        theirs = {np.dtype(s).name for s in scalars
+                  if isinstance(s, type) and issubclass(s, np.generic)}  # fmt: skip
+        assert theirs == {row.name for row in DTYPES.values() if "ml_dtypes" in row.numpy}
+
+    def test_safetensors_knows_its_names(self):
+        from safetensors.numpy import load, save
+
+        rows = [row for row in DTYPES.values() if row.safetensors]
+        arrays = {row.name: np.zeros(2, numpy_dtype(row.name)) for row in rows}
+        plain = {name: array for name, array in arrays.items() if DTYPES[name].numpy == name}
+        data = save(plain)
+        for name in plain:
+            assert f'"dtype":"{DTYPES[name].safetensors}"'.encode() in data
+        assert set(load(data)) == set(plain)
 
 
-def test_every_dtype_of_ml_dtypes_has_its_own_name():
-    scalars = [
-        getattr(ml_dtypes, n) for n in dir(ml_dtypes) if isinstance(getattr(ml_dtypes, n), type)
-    ]
-    found = [np.dtype(s) for s in scalars if issubclass(s, np.generic)]
-    assert len(found) > 15
-    for dtype in found:
-        assert name_of(dtype) == dtype.name
-        assert numpy_dtype(dtype.name) == dtype
+class TestKernels:
+    """The dtypes of the C kernels, checked against the registry."""
+
+    @staticmethod
+    def constants(kernel):
+        return {name for name in vars(kernel) if name.isupper()}
+
+    def test_constants_are_the_dtypes_of_more_than_one_byte(self):
+        rows = [row for row in DTYPES.values() if row.numpy == row.name and row.itemsize > 1]
+        wide = {row.name.upper() for row in (*rows, DTYPES["bfloat16"])}
+        assert self.constants(stats_kernel) == wide
+        complexes = {row.name.upper() for row in rows if row.kind == "complex"}
+        assert self.constants(compare_kernel) == wide - complexes
+
+    @pytest.mark.parametrize("name", sorted(constants(stats_kernel)))
+    def test_the_kernel_reads_elements_as_the_registry_describes_them(self, name):
+        row = DTYPES[name.lower()]
+        array = np.array([1, 2, 3], numpy_dtype(row.name))
+        found = summarize_memory(array.ctypes.data, row.name, (3,))
+        assert (found.count, found.mean, found.max) == (3, 2.0, 3.0)
+        assert found == summarize_array(array)
+
+    @pytest.mark.parametrize("row", **named(row for row in DTYPES.values() if row.itemsize == 1))
+    def test_dtypes_of_one_byte_have_a_code(self, row):
+        assert (code_of(row.name) is not None) == bool(row.numpy)
 
 
 @pytest.mark.parametrize("name", NUMPY_ONLY)
-def test_what_only_numpy_has_goes_by_its_str(name):
+def test_dtypes_of_numpy_alone_go_by_their_str(name):
     dtype = np.dtype(name)
     assert name_of(dtype) == name
     assert itemsize(name) == dtype.itemsize
@@ -65,13 +140,13 @@ def test_aliases_have_one_name(alias):
         "qint8", "float32,", "numpy.float32", "dtype", "V8", "S3", "U5", "M8[ns]",
     ],
 )  # fmt: skip
-def test_hostile_names_are_refused(name):
+def test_rejects_hostile_names(name):
     with pytest.raises(ValueError, match="no dtype is called"):
         itemsize(name)
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_known_name_or_refused(name):
+def test_any_text_is_a_known_name_or_rejected(name):
     try:
         size = itemsize(name)
     except ValueError:
@@ -87,6 +162,6 @@ def test_any_text_is_a_known_name_or_refused(name):
         (np.dtypes.StringDType(), "astype"),
     ],
 )
-def test_what_has_no_bytes_is_refused_with_a_remedy(dtype, remedy):
+def test_errors_for_dtypes_without_bytes_name_a_remedy(dtype, remedy):
     with pytest.raises(CaptureError, match=remedy):
         name_of(dtype)

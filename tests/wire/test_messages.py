@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap.buffers import Pool
-from tensortap.dtypes import ITEMSIZE, itemsize
+from tensortap.dtypes import DTYPES, itemsize
 from tensortap.errors import WireError
 from tensortap.record import (
     Blob,
@@ -36,7 +36,7 @@ words = st.text(max_size=20)
 
 @st.composite
 def tensors(draw):
-    dtype = draw(st.sampled_from(sorted(ITEMSIZE)))
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
     shape = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
     size = itemsize(dtype)
     for length in shape:

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tensortap.compare.elements import Figures, Format, is_whole
+from tensortap.compare.elements import Figures, is_whole
+from tensortap.dtypes import FloatFormat
 from tensortap.stats import values
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _CHUNK = 1 << 16
 
 
 def compare_arrays(
-    a: NDArray[Any], b: NDArray[Any], atol: float, rtol: float, equal_nan: bool, form: Format
+    a: NDArray[Any], b: NDArray[Any], atol: float, rtol: float, equal_nan: bool, form: FloatFormat
 ) -> Figures:
     """The figures of two arrays of numbers and of one shape."""
     import numpy as np
@@ -110,7 +111,7 @@ class _Sum:
 
 
 class _Tally:
-    def __init__(self, atol: float, rtol: float, equal_nan: bool, form: Format) -> None:
+    def __init__(self, atol: float, rtol: float, equal_nan: bool, form: FloatFormat) -> None:
         self.atol, self.rtol, self.equal_nan, self.form = atol, rtol, equal_nan, form
         self.finite = self.mismatches = self.nonfinite = 0
         self.first_nonfinite = self.worst = -1
@@ -265,11 +266,11 @@ def _unit(sizes: NDArray[Any]) -> int:
     return int(np.frexp(largest)[1])
 
 
-def places(x: NDArray[np.float64], form: Format) -> NDArray[np.int64]:
+def places(x: NDArray[np.float64], form: FloatFormat) -> NDArray[np.int64]:
     """Numbers by their place among those of a format, rounded to the nearest.
 
     >>> import numpy as np
-    >>> places(np.array([1.0, 1.0078125, -0.0]), Format(8, -126, 3.39e38)).tolist()
+    >>> places(np.array([1.0, 1.0078125, -0.0]), FloatFormat(8, -126, 3.39e38)).tolist()
     [16256, 16257, 0]
     """
     import numpy as np

@@ -10,6 +10,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensortap.dtypes import DTYPES, FloatFormat, float_format
 from tensortap.stats.values import parts
 
 if TYPE_CHECKING:
@@ -28,18 +29,7 @@ AUTO = 0
 """As many threads as the process may use, eight at most, and only where they are worth it."""
 
 
-class Format(NamedTuple):
-    """A floating-point format: its digits, the exponent of its smallest normal number, its largest.
-
-    No digits: there is none.
-    """
-
-    digits: int
-    least_exponent: int
-    largest: float
-
-
-NO_FORMAT = Format(0, 0, 0.0)
+NO_FORMAT = FloatFormat(0, 0, 0.0)
 
 
 class Figures(NamedTuple):
@@ -101,7 +91,8 @@ def compare_arrays(
 @functools.cache
 def is_whole(dtype: np.dtype[Any]) -> bool:
     """Whether these are integers or bools."""
-    return dtype.kind in "biu" or dtype.name.lstrip("u").startswith("int")
+    row = DTYPES.get(dtype.name)
+    return row is not None and row.is_integer
 
 
 @functools.cache
@@ -115,19 +106,13 @@ def is_number(dtype: np.dtype[Any]) -> bool:
 
 
 @functools.cache
-def format_of(dtype: np.dtype[Any]) -> Format:
+def format_of(dtype: np.dtype[Any]) -> FloatFormat:
     """The floating-point format of a dtype, or of the parts of its complex numbers."""
-    import ml_dtypes
-
-    dtype = (parts(dtype) or dtype).newbyteorder("=")
-    if is_whole(dtype) or not is_number(dtype) or dtype.itemsize > 8:
-        return NO_FORMAT
-    info = ml_dtypes.finfo(dtype)
-    return Format(int(info.nmant) + 1, int(info.minexp), float(info.max))
+    return float_format((parts(dtype) or dtype).name) or NO_FORMAT
 
 
 @functools.cache
-def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> Format:
+def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> FloatFormat:
     """The format of two that has fewer digits, or else the smaller range; that of the float."""
     if any((parts(each) or each).itemsize > 8 for each in (a, b)):
         return NO_FORMAT  # longdouble has no format that float64 could be a ruler for

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.dtypes import ITEMSIZE, itemsize, numpy_dtype
+from tensortap.dtypes import DTYPES, itemsize, numpy_dtype
 from tensortap.errors import CaptureError, TensortapError
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.snapshot import borrow
@@ -23,12 +23,9 @@ from tensortap.frameworks.view import as_numpy
 from tensortap.hdf5.rows import Array
 from tensortap.record import Fields, Items, Mapping, Number, TensorData, Value
 
-_NATIVE = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-    "float16 float32 float64 complex64 complex128".split()
-)
+_NATIVE = frozenset(row.name for row in DTYPES.values() if row.numpy == row.name)
 _SWAPPED = re.compile(r">[iufc]\d+")
-_INTEGERS = frozenset(name for name in _NATIVE if "int" in name)
+_INTEGERS = frozenset(name for name in _NATIVE if DTYPES[name].kind in ("int", "uint"))
 _PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
@@ -126,7 +123,8 @@ def _array(node: Value, value: Any) -> tuple[str, str, Array]:
 @functools.lru_cache(maxsize=256)
 def _is_float(name: str) -> bool:
     # packed ones, and those that this ml_dtypes has not, are only bits to NumPy
-    return (name.startswith("float") or name == "bfloat16") and numpy_dtype(name).name == name
+    row = DTYPES.get(name)
+    return row is not None and row.kind == "float" and numpy_dtype(name).name == name
 
 
 def check_dtype(given: Any, what: str) -> str:
@@ -137,7 +135,7 @@ def check_dtype(given: Any, what: str) -> str:
     """
     name = given if isinstance(given, str) else _dtype_name(given)
     if what == "float_dtype":
-        known = name in ITEMSIZE and _is_float(name)
+        known = _is_float(name)
     else:
         known = name in _INTEGERS and (what == "int_dtype" or name.startswith("int"))
     if not known:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tensortap.dtypes import DTYPES, numpy_dtype
 from tensortap.errors import NotFound, TensortapError
 from tensortap.runs import pickles
 from tensortap.runs.payloads import TensorReader
@@ -147,11 +148,10 @@ def _map_torch(path: Path, trust: bool) -> Any:
 
 
 def _save_numpy(obj: Any, path: Path) -> None:
-    import ml_dtypes
     import numpy
 
     array = numpy.asarray(obj)
-    if hasattr(ml_dtypes, array.dtype.name):
+    if _is_extension(array.dtype.name):
         # bfloat16 and its like, which NumPy's files know only as bytes: a field tells the name
         bits = numpy.dtype([(array.dtype.name, f"u{array.dtype.itemsize}")])
         array = numpy.ascontiguousarray(array).view(bits)
@@ -160,7 +160,6 @@ def _save_numpy(obj: Any, path: Path) -> None:
 
 
 def _load_numpy(path: Path, trust: bool, mapped: bool = False) -> Any:
-    import ml_dtypes
     import numpy
 
     try:
@@ -175,9 +174,14 @@ def _load_numpy(path: Path, trust: bool, mapped: bool = False) -> Any:
             "trust=True if it is yours"
         ) from None
     names: tuple[str, ...] = array.dtype.names or ()
-    if len(names) == 1 and hasattr(ml_dtypes, names[0]):
-        return array.view(getattr(ml_dtypes, names[0]))
+    if len(names) == 1 and _is_extension(names[0]):
+        return array.view(numpy_dtype(names[0]))
     return array
+
+
+def _is_extension(name: str) -> bool:
+    """Return whether NumPy has a dtype from ml_dtypes only."""
+    return name in DTYPES and DTYPES[name].numpy not in ("", name)
 
 
 def _map_numpy(path: Path, trust: bool) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensortap.dtypes import itemsize
+from tensortap.dtypes import DTYPES, itemsize
 from tensortap.errors import TensortapError
 from tensortap.record import TensorData
 
@@ -24,18 +24,11 @@ _LENGTH = 8  # bytes of the header's length
 _MAX_DIMENSIONS = 64
 _OPEN_FILES = 64
 
-# safetensors' names for dtypes; any other dtype is stored as bytes, its name is in the row
-_NAMES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16",
-    "int32": "I32", "uint32": "U32", "int64": "I64", "uint64": "U64",
-    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "complex64": "C64",
-}  # fmt: skip
+_DTYPES = {row.safetensors: row.name for row in DTYPES.values() if row.safetensors}
 
-_DTYPES = {
-    **{theirs: ours for ours, theirs in _NAMES.items()},
-    "F8_E8M0": "float8_e8m0fnu",
-}
+# Dtypes that safetensors lacks are stored as bytes, with their name in the row of the table. So is
+# F8_E8M0, which older releases of safetensors cannot read.
+_NAMES = {name: spelling for spelling, name in _DTYPES.items() if spelling != "F8_E8M0"}
 
 
 class CorruptFile(TensortapError):

@@ -12,6 +12,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensortap.dtypes import DTYPES
 from tensortap.errors import NotFound
 from tensortap.record import Summary
 
@@ -43,32 +44,24 @@ def limits(dtype: str) -> Limits:
     Limits(dtype='float8_e4m3fn', zero=-10, half_is_lost=True, normal=-6, top=8, over=464.0,
            over_is_lost=False)
     """
-    import ml_dtypes
-
-    try:
-        info = ml_dtypes.finfo(dtype)
-        largest = float(info.max)
-        exponent = math.frexp(largest)[1] - 1
-    except (ValueError, TypeError, OverflowError):
-        raise NotFound(
-            f"no float format is called {dtype!r}; there is float8_e4m3fn, float8_e5m2, float16, "
-            "bfloat16, and whatever else ml_dtypes.finfo knows"
-        ) from None
-    smallest = float(info.smallest_subnormal)
-    if not math.isfinite(largest) or not smallest:
-        raise NotFound(f"{dtype!r} has a larger range than float64, and loses nothing")
-    step = math.ldexp(1.0, exponent - int(info.nmant))
+    row = DTYPES.get(dtype)
+    if row is None or row.format is None:
+        known = ", ".join(name for name, other in DTYPES.items() if other.kind == "float")
+        raise NotFound(f"no float format is called {dtype!r}; there are {known}")
+    digits, normal, largest = row.format
+    smallest, exponent = row.exponents
+    step = math.ldexp(1.0, exponent - (digits - 1))
     # halfway between the largest number and the one that would come next; a tie goes to the
     # even one, and a format of bare exponents rounds it up
     odd = int(largest / step) % 2 == 1
     return Limits(
         dtype,
-        zero=math.frexp(smallest)[1] - 2,
-        half_is_lost=bool(info.nmant),
-        normal=math.frexp(float(info.smallest_normal))[1] - 1,
+        zero=smallest - 1,
+        half_is_lost=digits > 1,
+        normal=normal,
         top=exponent,
         over=largest + step / 2,
-        over_is_lost=odd or not info.nmant,
+        over_is_lost=odd or digits == 1,
     )
 
 

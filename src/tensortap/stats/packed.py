@@ -25,6 +25,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensortap.dtypes import DTYPES
 from tensortap.record import Summary
 from tensortap.stats.merge import Moments, dense, figures
 
@@ -37,27 +38,6 @@ HEAD = 24
 
 MOST = (1 << 32) - 1
 """Elements that one vector can count."""
-
-_FLOATS = {
-    # exponents of the smallest subnormal and of the largest number
-    "float16": (-24, 15),
-    "bfloat16": (-133, 127),
-    "float32": (-149, 127),
-    "float64": (-1074, 1023),
-    "complex64": (-149, 127),
-    "complex128": (-1074, 1023),
-    "float8_e3m4": (-6, 3),
-    "float8_e4m3": (-9, 7),
-    "float8_e4m3fn": (-9, 8),
-    "float8_e4m3fnuz": (-10, 7),
-    "float8_e4m3b11fnuz": (-13, 4),
-    "float8_e5m2": (-16, 15),
-    "float8_e5m2fnuz": (-17, 15),
-    "float8_e8m0fnu": (-127, 127),
-    "float4_e2m1fn": (-1, 2),
-    "float6_e2m3fn": (-3, 2),
-    "float6_e3m2fn": (-4, 4),
-}
 
 
 class Layout(NamedTuple):
@@ -80,17 +60,11 @@ def layout(dtype: str) -> Layout:
     >>> layout("float16")
     Layout(first=-24, bins=40, wide=False)
     """
-    wide = dtype in ("float64", "complex128", "int64", "uint64")
-    if dtype in _FLOATS:
-        first, last = _FLOATS[dtype]
-        return Layout(first, last - first + 1, wide)
-    if dtype == "bool":
-        return Layout(0, 1, False)
-    head = dtype.rstrip("0123456789")
-    if head in ("int", "uint") and dtype != head:
-        # the smallest int is a power of two that no positive one reaches
-        return Layout(0, int(dtype[len(head) :]), wide)
-    raise TypeError(f"no statistics on the device for dtype {dtype}")
+    row = DTYPES.get(dtype)
+    if row is None or row.kind == "bits":
+        raise TypeError(f"no statistics on the device for dtype {dtype}")
+    first, last = row.exponents
+    return Layout(first, last - first + 1, DTYPES.get(row.part, row).bits == 64)
 
 
 def unpack(vector: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Summary | None:

@@ -11,6 +11,7 @@ import ctypes
 import functools
 from typing import TYPE_CHECKING, Any
 
+from tensortap.dtypes import numpy_dtype
 from tensortap.record import Summary
 from tensortap.stats import numpy_summary as cpu
 from tensortap.stats import values
@@ -95,9 +96,9 @@ def code_of(dtype: str) -> int | None:
     if isinstance(known, int):
         return known
     try:
-        native = _numpy_dtype(dtype)
+        native = numpy_dtype(dtype)
         values.check(native)
-    except TypeError:
+    except (TypeError, ValueError):
         return None
     if native.itemsize != 1 or native.name != dtype:
         return None
@@ -110,19 +111,12 @@ def _code_of(dtype: np.dtype[Any]) -> int | None:
     return code_of(dtype.name) if dtype.isnative and dtype.fields is None else None
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    import ml_dtypes
-    import numpy as np
-
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
 def _array_at(
     address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> NDArray[Any]:
     import numpy as np
 
-    native = _numpy_dtype(dtype)
+    native = numpy_dtype(dtype)
     if 0 in shape:
         return np.empty(shape, native)
     if strides is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensortap.dtypes import DTYPES, numpy_dtype
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -40,16 +42,11 @@ def parts(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
     if dtype.kind == "c":
         return np.dtype(f"f{dtype.itemsize // 2}")
-    part: np.dtype[Any] | None = None
     if dtype.fields is not None and set(dtype.fields) == {"real", "imag"}:
-        part = dtype.fields["real"][0]
-    elif dtype.name == "complex32":
-        part = np.dtype(np.float16)
-    elif dtype.name == "bcomplex32":
-        import ml_dtypes  # whoever has such an array has imported it
-
-        part = np.dtype(ml_dtypes.bfloat16)
-    return part
+        half: np.dtype[Any] = dtype.fields["real"][0]
+        return half
+    row = DTYPES.get(dtype.name)
+    return numpy_dtype(row.part) if row is not None and row.part else None
 
 
 def check(dtype: np.dtype[Any]) -> None:

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.buffers import Lease, Pool, view_of
-from tensortap.dtypes import ITEMSIZE, numpy_dtype
+from tensortap.dtypes import DTYPES as REGISTRY
+from tensortap.dtypes import numpy_dtype
 from tensortap.errors import CaptureError, WireError
 from tensortap.frameworks import SMALL, describe, nbytes_of, rebuild, snapshot
 from tensortap.record import TensorData
 
 POOL = Pool()
-DTYPES = [n for n in ITEMSIZE if numpy_dtype(n).name == n]
+DTYPES = [n for n in REGISTRY if numpy_dtype(n).name == n]
 OTHERS = ["<M8[ns]", "<m8[s]", "<U7", "|S5", "|V6", ">f4", ">i8", ">c16", "<f16", "<c32"]
 
 LAYOUTS = {
@@ -161,7 +162,7 @@ def test_tensors_of_strangers_are_checked(node):
         rebuild(node)
 
 
-@given(st.binary(max_size=40), st.sampled_from(sorted(ITEMSIZE)), st.lists(st.integers(0, 5)))
+@given(st.binary(max_size=40), st.sampled_from(sorted(REGISTRY)), st.lists(st.integers(0, 5)))
 def test_no_message_does_more_than_raise(data, name, shape):
     for framework in ("numpy", "numpy.generic", "torch"):
         with contextlib.suppress(WireError):

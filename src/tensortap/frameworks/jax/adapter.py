@@ -15,17 +15,18 @@ import numpy as np
 from jax.core import Tracer
 
 from tensortap.buffers import Pool
-from tensortap.dtypes import name_of
+from tensortap.dtypes import DTYPES, name_of
 from tensortap.errors import CaptureError
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import describe
 from tensortap.frameworks.protocol import Adapter, Path, Taken, keep, refusing
 from tensortap.record import TensorData
 
-_WIDE = ("int64", "uint64", "float64", "complex128")
+# dtypes that JAX narrows to 32 bits unless jax_enable_x64 is set
+_WIDE = {row.name for row in DTYPES.values() if DTYPES.get(row.part, row).bits == 64}
 
-# several elements share a byte of the device's memory, also on the CPU
-_PACKED = ("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn")
+# dtypes of which several elements share a byte of the device's memory, also on the CPU
+_PACKED = {row.name for row in DTYPES.values() if row.kind != "bool" and row.bits in (1, 2, 4)}
 
 
 class Deferred:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tensortap.buffers import Pool
-from tensortap.dtypes import ITEMSIZE, numpy_dtype
+from tensortap.dtypes import DTYPES, numpy_dtype
 from tensortap.errors import CaptureError
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import payload
@@ -29,10 +29,9 @@ from tensortap.record import Summary, TensorData
 from tensortap.stats import summarize as stats
 
 _DTYPES: dict[str, torch.dtype] = {
-    name: dtype
-    for name in ITEMSIZE
-    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
-    and dtype.itemsize == ITEMSIZE[name]
+    row.name: getattr(torch, row.torch)
+    for row in DTYPES.values()
+    if row.torch and hasattr(torch, row.torch)  # older releases lack some
 }
 
 # the bits of conjugate and negative views are not the value's; only these dtypes have such views
