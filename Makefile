@@ -1,4 +1,4 @@
-# Every target makes the environment it needs; the second call finds it ready.
+# Every target creates the environment it needs, once.
 
 PYTHON ?= python3
 ARGS   ?=
@@ -6,32 +6,37 @@ ARGS   ?=
 VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# The newest torch would pull gigabytes of CUDA, so no installation of it is left to chance.
+# Pinned: a newer torch would pull gigabytes of CUDA packages.
 TORCH := torch==2.13.0
-# What an installation depends on: the metadata, and the sources of compiled extensions.
+# Reinstall when the metadata or the sources of an extension change.
 BUILD := pyproject.toml $(wildcard setup.py) $(shell find src -name '*.c' -o -name '*.h')
 
 CHROMIUM := { command -v chromium || command -v chromium-browser || command -v chrome; }
 
 .DEFAULT_GOAL := help
-.NOTPARALLEL:  # two pips in one environment
+.NOTPARALLEL:  # pip must not run twice in one environment
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean chromium
+.PHONY: help demo check test lint docs bench clean chromium
 
 help:
-	@echo "make demo    see tensortap at work"
-	@echo "make test    run the tests           (ARGS='-k names' for some of them)"
+	@echo "make demo    show tensortap at work"
+	@echo "make check   lint and the fast tests, for the inner loop"
+	@echo "make test    run all tests           (ARGS='-k names' for some of them)"
 	@echo "make lint    ruff, mypy, import-linter"
-	@echo "make bench   measure what it costs   (ARGS for the benchmarks)"
-	@echo "make clean   remove what the others left, but not $(VENV)"
+	@echo "make docs    build the documentation site in build/site"
+	@echo "make bench   measure what it costs   (ARGS names benchmarks)"
+	@echo "make clean   remove build products, but not $(VENV)"
 
 demo: $(VENV)/.ready-view
 	$(BIN)/tensortap demo $(ARGS)
 
+check: lint $(VENV)/.ready-test
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'not slow' $(ARGS)
+
 test: $(VENV)/.ready-test chromium
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-# Pages are tested in a real browser; without one those tests are skipped, which is said.
+# Pages are tested in a real browser. Without one pytest skips those tests and says so.
 chromium:
 	@$(CHROMIUM) >/dev/null || \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -46,10 +51,15 @@ lint: $(VENV)/.ready-lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# NO_MKDOCS_2_WARNING: an advertisement that the theme prints
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "open it with: python3 -m http.server --directory build/site"
+
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m bench $(ARGS)
 
-# The stamps go too: a removed build has to be made again.
+# Remove the stamps, too, so that the next target builds again.
 clean:
 	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	rm -rf .import_linter_cache
@@ -57,7 +67,7 @@ clean:
 	find src tests -name '*.so' -delete
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# pip, not python: it comes last, so an environment cut off halfway is made again.
+# pip, not python: venv creates it last, so an interrupted environment is created again.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	    "tensortap needs Python 3.11 or newer: make PYTHON=python3.12")'
@@ -74,6 +84,10 @@ $(VENV)/.ready-lint: $(BUILD) | $(BIN)/pip
 $(VENV)/.ready-test: $(BUILD) | $(BIN)/pip
 	$(PIP) -e '.[test]' $(TORCH)
 	@touch $@ $(VENV)/.ready-view
+
+$(VENV)/.ready-docs: $(BUILD) | $(BIN)/pip
+	$(PIP) -e '.[docs,view,hdf5,video]'
+	@touch $@
 
 $(VENV)/.ready-bench: $(BUILD) | $(BIN)/pip
 	$(PIP) -e '.[bench]' $(TORCH)

@@ -11,7 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-PAGES = ("compare figures films hdf5 notebook numerics page trace track watch").split()
+PAGES = (
+    "compare figures films hdf5 live notebook numerics page quickstart runs trace track watch"
+).split()
 
 
 @pytest.mark.parametrize("page", PAGES)
