@@ -13,8 +13,7 @@ from tensortap.errors import NotFound
 from tensortap.history import History
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
-from tensortap.table.feeds import RunFeed
-from tensortap.table.run_columns import RunColumns
+from tensortap.table.run_source import RunSource
 from tensortap.table.table import Table, table_of
 from tests.viz.conftest import LAYERS, STEPS, Writer, training
 
@@ -61,7 +60,7 @@ class TableContract:
 
     def test_training_statistics(self, made):
         for rank in range(self.ranks):
-            steps, values = made.training(rank)["loss"]
+            steps, values = made.metrics(rank)["loss"]
             assert steps.tolist() == list(range(STEPS))
             assert values.tolist() == [1.0 / (1 + s) + rank for s in range(STEPS)]
 
@@ -156,7 +155,7 @@ def test_a_logframe(run_path):
     frame = tap.open(run_path).logframe()
     table = table_of(frame)
     checked(table, training())
-    assert table.training() == {}
+    assert table.metrics() == {}
     assert not table.refresh()
 
 
@@ -167,7 +166,7 @@ def test_what_a_logframe_did_not_count_is_said(run_path):
     whole = table_of(run_path)
     for layer, step in (("embed", 11), ("output", 0), ("output", 8)):
         rows = narrow.rows(kind="Activation", names=[layer], step=step)
-        below, above = narrow.beyond(rows)
+        below, above = narrow.outside_range(rows)
         counts = whole.exponents(whole.rows(kind="Activation", names=[layer], step=step)).counts
         assert narrow.exponents(rows).counts.sum() + below + above == counts.sum()
         figure = exponents_figure(narrow, name=layer, kind="Activation", step=step)
@@ -179,7 +178,7 @@ def test_what_a_logframe_did_not_count_is_said(run_path):
 def test_training_statistics_of_several_ranks_are_their_mean():
     records = training(range(3), ranks=2)
     again = msgspec.structs.replace(records[-1], value=5.0, seq=900)  # the later one stands
-    steps, values = table_of([*records, again]).training()["loss"]
+    steps, values = table_of([*records, again]).metrics()["loss"]
     assert steps.tolist() == [0, 1, 2]
     assert values.tolist() == [1.5, 1.0, (1 / 3 + 5.0) / 2]
 
@@ -195,26 +194,26 @@ def test_a_tracker():
             optimizer.step()
             tracker.step(loss=float(step))
             table.refresh()
-    assert table.training()["loss"][1].tolist() == [0.0, 1.0, 2.0]
+    assert table.metrics()["loss"][1].tolist() == [0.0, 1.0, 2.0]
     assert "weight.exp_avg" in table.layers("Optimiser_State")
     assert table.steps("Weight").tolist() == [0, 1, 2]
 
 
 def test_an_open_run_reads_heads_and_what_is_asked_for(run_path, monkeypatch):
     asked = []
-    read = RunColumns.read
+    read = RunSource._read_part
 
-    def noted(self, stretches, columns):
+    def noted(self, rank, part, columns):
         asked.append(columns)
-        return read(self, stretches, columns)
+        return read(self, rank, part, columns)
 
-    monkeypatch.setattr(RunColumns, "read", noted)
+    monkeypatch.setattr(RunSource, "_read_part", noted)
     table = table_of(run_path)
     table.column("rm2")
     table.column("rm2")
     table.refresh()
     heads, *more = asked
-    assert set(heads) == {"name", "kind", "dtype", "step", "rank", "call", "seq", "missing"}
+    assert set(heads) == {"name", "kind", "dtype", "step", "rank", "call", "seq"}
     assert more == [["rm2"]]
 
 
@@ -238,7 +237,7 @@ def test_what_is_computed_a_second_time_counts_once(writer):
         table = table_of(source)
         rows = table.series("Activation", "embed")
         assert len(rows) == 2
-        assert table.call[table.once(rows)].tolist() == [0]
+        assert table.call[table.without_recomputed(rows)].tolist() == [0]
 
 
 def test_a_history_that_forgets_keeps_its_table():
@@ -304,12 +303,8 @@ print("pandas" in sys.modules, "plotly" in sys.modules)
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_a_feed_says_what_it_has(run_path):
-    assert RunFeed(RunReader(run_path)).statistics()[-1] == "value"
-
-
 def test_a_session_that_forgets_is_forgotten(monkeypatch):
-    monkeypatch.setattr(table_module, "_MOST", 200)
+    monkeypatch.setattr(table_module, "_BOUNDED_ROWS", 200)
     history = History(40 * 700)
     table = table_of(history)
     table._limit = 200

@@ -107,7 +107,7 @@ def test_nothing_to_draw(writer):
         viz.scalar_line(writer.path)
     with pytest.raises(TypeError, match="say what to draw"):
         viz.scalar_line()
-    with pytest.raises(TypeError, match="not of a int"):
+    with pytest.raises(TypeError, match="got int"):
         viz.scalar_line(3)
 
 

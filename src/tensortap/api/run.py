@@ -18,16 +18,16 @@ from tensortap.readers.reader import find, find_all, kept_value
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Opaque, Record, Summary, TensorData
 from tensortap.runs.object_files import load_file
-from tensortap.runs.rows import STATISTICS
+from tensortap.runs.rows import number_of
 from tensortap.server.questions import NameRow
 from tensortap.table.logframe_schema import need_pandas
 from tensortap.text.records import record_line
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
     from tensortap.alerts import Alert
+    from tensortap.table.table import Table
 
 
 class Run:
@@ -199,34 +199,21 @@ class Run:
 
         Where a record has no statistics, they are worked out from its tensor, if `compute`.
         """
-        pd = need_pandas("run.stats()")
-        heads = ["name", "kind", "step", "call", "rank", "dtype", "number"]
-        table = self.reader.table([*heads, "seq", "missing", *STATISTICS])
-        frame = table.filter(_not(table.column("missing"))).to_pandas()
-        frame = frame.drop(columns="missing").rename(columns={"number": "value"})
-        if compute:
-            self._fill_in(frame)
-        ordered = frame.sort_values(["step", "seq", "rank"], ignore_index=True)
-        return ordered.drop(columns="seq") if isinstance(ordered, pd.DataFrame) else ordered
+        need_pandas("run.stats()")
+        from tensortap.table import frames
 
-    def _fill_in(self, frame: Any) -> None:
-        lacking = frame.index[frame["count"].isna() & (frame["dtype"] != "")]
-        heads = frame.loc[lacking, ["name", "rank", "seq"]]
-        found = self.summarized(heads.itertuples(index=False))
-        for i, record in zip(lacking, found, strict=True):
-            if record.stats is not None:
-                for statistic in STATISTICS:
-                    frame.at[i, statistic] = getattr(record.stats, statistic)
+        return frames.stats_of(self.table(compute=compute))
 
     def summarized(self, heads: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
-        """Records by name, rank and seq, with the statistics of their tensors, without values."""
+        """Records by name, rank and seq, with the statistics of their tensors, without those."""
         wanted = list(heads)
         names = dict.fromkeys(name for name, _, _ in wanted)
         found = {(r.rank, r.seq): r for _, held in self.reader.by_name(names) for r in held}
         for _, rank, seq in wanted:
             head = found[rank, seq]
-            stats = _summary(self.reader.load(head).value)
-            yield msgspec.structs.replace(head, stats=stats)
+            value = self.reader.load(head).value
+            number = number_of(value)
+            yield msgspec.structs.replace(head, stats=_summary(value), value=number)
 
     def logframe(
         self, exponents: tuple[int, int] | None = None, *, compute: bool = True
@@ -237,9 +224,9 @@ class Run:
         that occur. Tensors without statistics get them, if `compute`.
         """
         need_pandas("run.logframe()")
-        from tensortap.table import logframe
+        from tensortap.table import frames
 
-        return logframe.logframe_of(self._numerics(compute), exponents=exponents)
+        return frames.logframe_of(self.table(compute=compute), exponents=exponents)
 
     def formats(
         self,
@@ -256,10 +243,10 @@ class Run:
         of a step together. `name` is a regular expression.
         """
         need_pandas("run.formats()")
-        from tensortap.table import whatif
+        from tensortap.table import frames
 
-        table = self._numerics(compute)
-        return whatif.formats_of(table, dtype, name=name, kind=kind, step=step)
+        table = self.table(compute=compute)
+        return frames.formats_of(table, dtype, name=name, kind=kind, step=step)
 
     def metrics(self, *names: str) -> pd.DataFrame:
         """Training statistics: a row a step and rank, a column a metric.
@@ -268,10 +255,9 @@ class Run:
         that are single numbers, such as a loss that was caught.
         """
         need_pandas("run.metrics()")
-        from tensortap.table import logframe
+        from tensortap.table import frames
 
-        columns = ["name", "kind", "step", "rank", "seq", "number", "missing"]
-        return logframe.metrics_of(self.reader.table(columns), names)
+        return frames.metrics_of(self.reader, names)
 
     def alerts(self) -> list[Alert]:
         """The alerts of the run, in the order in which they came."""
@@ -285,25 +271,15 @@ class Run:
         heads.sort(key=lambda r: (r.step, r.seq, r.rank))
         return [alert_of(self.reader.load(head)) for head in heads]
 
-    def _numerics(self, compute: bool) -> pa.Table:
-        """All rows with statistics, those that are worked out here included."""
-        from tensortap.table import logframe
+    def table(self, *, compute: bool = False) -> Table:
+        """The columns of the run; tensors without statistics get them, if `compute`."""
+        from tensortap.table.frames import tensors_without_statistics
+        from tensortap.table.table import table_of
 
-        table = self.reader.statistics(list(logframe.COLUMNS))
-        if not compute:
-            return table
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        heads = self.reader.table(["name", "rank", "seq", "dtype", "missing", "count"])
-        lacking = pc.and_(pc.is_null(heads.column("count")), _not(heads.column("missing")))
-        lacking = pc.and_(lacking, pc.not_equal(heads.column("dtype"), ""))
-        lost = heads.filter(lacking)
-        if not lost.num_rows:
-            return table
-        keys = zip(*(lost.column(c).to_pylist() for c in ("name", "rank", "seq")), strict=True)
-        added = logframe.table_of(self.summarized(keys))
-        return pa.concat_tables([table, added.replace_schema_metadata(None)])
+        table = table_of(self.reader)
+        if compute:
+            table.append(self.summarized(tensors_without_statistics(table)))
+        return table
 
 
 def _summary(value: Any) -> Summary | None:
@@ -316,9 +292,3 @@ def _summary(value: Any) -> Summary | None:
         return summarize_array(as_numpy(value))
     except TypeError:  # dates and strings have none
         return None
-
-
-def _not(column: Any) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.invert(column)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tensortap.api.run import Run
 from tensortap.errors import TensortapError
-from tensortap.record import Record
-from tensortap.runs import rows as run_rows
-from tensortap.table import logframe
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
+from tensortap.table import frames
+from tensortap.table.sources import VALUE
+from tensortap.table.table import Table, table_of
 
 STATISTICS = ("rm2", "mean", "std", "max_abs", "zeros", "nans", "posinfs", "neginfs")
-_COLUMNS = [*logframe.COLUMNS, "time_ns"]
-_AT_ONCE = 4096  # rows in memory
+_AT_ONCE = 8192  # rows in memory
 
 
 class Histogram(NamedTuple):
@@ -59,9 +57,9 @@ def points(
     >>> [(point.step, point.numbers) for point in points([record])]
     [(3, {'loss': 0.5})]
     """
-    unknown = [name for name in statistics if name not in run_rows.STATISTICS]
+    unknown = [name for name in statistics if name not in RUN_STATISTICS]
     if unknown:
-        known = ", ".join(run_rows.STATISTICS)
+        known = ", ".join(RUN_STATISTICS)
         raise TensortapError(f"no statistic is called {', '.join(unknown)}; there are {known}")
     try:
         wanted = re.compile(names or "")
@@ -73,87 +71,53 @@ def points(
 def _points(
     source: Any, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
 ) -> Iterator[Point]:
-    for tables in _tables(source):
-        found = [point for table in tables for point in _numbers(table, wanted)]
-        for table in tables:
-            found += _statistics(table, wanted, statistics, histograms)
+    table = source.table(compute=True) if isinstance(source, Run) else table_of(source)
+    chosen = np.array([bool(wanted.search(name)) for name in table.names], np.bool_)
+    order = np.lexsort((table.seq, table.step, table.rank))
+    order = order[chosen[table.name[order]]]
+    for start in range(0, len(order), _AT_ONCE):
+        rows = order[start : start + _AT_ONCE]
+        found = [*_numbers(table, rows), *_statistics(table, rows, statistics, histograms)]
         yield from sorted(found, key=lambda point: (point.rank, point.step))
 
 
-def _tables(source: Any) -> Iterator[list[pa.Table]]:
-    """Some thousand rows at a time: a run may be larger than memory."""
-    if not isinstance(source, Run):
-        records = iter(getattr(source, "records", source))
-        while some := list(itertools.islice(records, _AT_ONCE)):
-            yield [_of_records(some)]
-        return
-    for whole in source.reader.tables(_COLUMNS):
-        for start in range(0, whole.num_rows, _AT_ONCE):
-            table = whole.slice(start, _AT_ONCE)
-            lacking = _without_statistics(table)
-            yield [table, _of_records(source.summarized(lacking))] if lacking else [table]
-
-
-def _of_records(records: Iterable[Record]) -> pa.Table:
-    import pyarrow as pa
-
-    held = list(records)
-    times = pa.array([record.time_ns for record in held], pa.int64())
-    return logframe.table_of(held).append_column("time_ns", times)
-
-
-def _without_statistics(table: pa.Table) -> list[tuple[str, int, int]]:
-    """Name, rank and seq of the tensors that were caught as they are."""
-    columns = ("name", "rank", "seq", "dtype", "count", "missing")
-    rows = zip(*(table.column(name).to_pylist() for name in columns), strict=True)
-    return [
-        (name, rank, seq)
-        for name, rank, seq, dtype, count, missing in rows
-        if dtype and count is None and not missing
-    ]
-
-
-_HEADS = ("name", "rank", "step", "time_ns", "call")
-
-
-def _numbers(table: pa.Table, wanted: re.Pattern[str]) -> Iterator[Point]:
+def _numbers(table: Table, rows: Any) -> Iterator[Point]:
     """Metrics, and numbers that were caught."""
-    import pyarrow.compute as pc
-
-    single = pc.and_(pc.is_valid(table.column("number")), pc.invert(table.column("missing")))
-    single = pc.and_(single, pc.is_null(table.column("count")))
-    rows = _rows(table.filter(single), [*_HEADS, "number"])
-    for name, rank, step, time, call, number in rows:
-        if wanted.search(name):
-            yield Point(rank, step, time / 1e9, {_tag(name, call): number}, None)
+    rows = rows[table.has_number(rows) & np.isnan(table.column("count")[rows])]
+    seconds = table.take(rows, ["time_ns"]).column("time_ns").to_pylist()
+    numbers = table.column(VALUE)
+    for row, time in zip(rows.tolist(), seconds, strict=True):
+        tag = _tag(table.names[table.name[row]], table.call[row])
+        point = {tag: float(numbers[row])}
+        yield Point(int(table.rank[row]), int(table.step[row]), time / 1e9, point, None)
 
 
 def _statistics(
-    table: pa.Table, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
+    table: Table, rows: Any, statistics: Sequence[str], histograms: bool
 ) -> Iterator[Point]:
     """Figures of tensors, and their exponents."""
-    table = logframe.with_statistics(table)
-    table = table.append_column("label", logframe.layer_names(table))
-    table = table.append_column("tensor_type", logframe.tensor_types(table))
-    extra = logframe.extra_statistics(table)
-    columns = [*_HEADS, "label", "tensor_type", "first_bin", "bins", *statistics]
-    for place, row in enumerate(_rows(table, columns)):
-        name, rank, step, time, call, label, kind, first, bins, *values = row
-        if not wanted.search(name):
-            continue
-        figures = dict(zip(statistics, values, strict=True))
-        figures |= {
-            key: column[place] for key, column in extra.items() if not math.isnan(column[place])
+    columns = ["time_ns", "tags", "value", "first_bin", "bins"]
+    rows, cells = frames.rows_with_statistics(table, columns, rows)
+    figures = {name: table.column(name)[rows] for name in statistics}
+    figures |= frames.stash_statistics(cells)
+    labels = frames.layer_names(table, rows, cells).to_pylist()
+    kinds = frames.tensor_types(table, rows, cells).to_pylist()
+    times, first_bins, bins = (
+        cells.column(name).to_pylist() for name in ("time_ns", "first_bin", "bins")
+    )
+    for place, row in enumerate(rows.tolist()):
+        call, kind, label = table.call[row], kinds[place], labels[place]
+        tagged = {
+            _tag(f"{kind}/{name}/{label}", call): float(column[place])
+            for name, column in figures.items()
+            if name in statistics or not math.isnan(column[place])
         }
-        tagged = {_tag(f"{kind}/{n}/{label}", call): float(v) for n, v in figures.items()}
         histogram = None
-        if histograms and bins:
-            histogram = Histogram(_tag(f"{kind}/exponents/{label}", call), first, bins)
-        yield Point(rank, step, time / 1e9, tagged, histogram)
-
-
-def _rows(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+        if histograms and bins[place]:
+            tag = _tag(f"{kind}/exponents/{label}", call)
+            histogram = Histogram(tag, first_bins[place], bins[place])
+        where = int(table.rank[row]), int(table.step[row]), times[place] / 1e9
+        yield Point(*where, tagged, histogram)
 
 
 def _tag(name: str, call: int) -> str:

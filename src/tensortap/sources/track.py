@@ -141,13 +141,13 @@ class Tracker:
 
     def logframe(self, exponents: tuple[int, int] | None = None) -> pd.DataFrame:
         """The statistics as a frame: metadata, scalar_stats, exponent_counts."""
-        from tensortap.table.logframe import logframe_of
+        from tensortap.table.frames import logframe_of
 
         return logframe_of(self.records, exponents=exponents)
 
     def metrics(self) -> pd.DataFrame:
         """The numbers that were given to `step()`: a row a step."""
-        from tensortap.table.logframe import metrics_of
+        from tensortap.table.frames import metrics_of
 
         return metrics_of(self.records)
 

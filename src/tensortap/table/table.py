@@ -1,10 +1,11 @@
-"""All statistics of a source as columns: what every figure is drawn from.
+"""One columnar table of records' metadata and statistics, whatever they are read from.
 
     table = table_of(run)
     rows = table.rows(kind="Activation", names=["output"])
     table.step[rows], table.column("rm2")[rows]
 
-A column is read when it is first asked for; `refresh` takes in what is new and nothing else.
+Names, kinds and dtypes are interned: their columns hold codes. A statistic is read when it is
+first needed. `refresh` reads only new rows.
 """
 
 from __future__ import annotations
@@ -12,199 +13,186 @@ from __future__ import annotations
 import difflib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from tensortap.alerts import Alert, alert_of
 from tensortap.errors import NotFound
 from tensortap.readers.run import RunReader
-from tensortap.record import Kind
+from tensortap.record import Kind, Record
+from tensortap.runs.arrow import numbers, row_indices
+from tensortap.runs.rows import decode_value
 from tensortap.stats.formats import Exponents
-from tensortap.table.feeds import GIVEN, VALUE, Feed, Heads, RecordFeed, feed_of
+from tensortap.table.columns import GrowingArray, InternedColumn, dense_counts
 from tensortap.table.logframe_schema import KINDS
+from tensortap.table.sources import VALUE, ChainedSource, RecordSource, RowSource, source_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from tensortap.alerts import Alert
-    from tensortap.table.feeds import Reals, Whole
+    from tensortap.table.sources import Integers
 
-Rest = ParamSpec("Rest")
-Drawn = TypeVar("Drawn")
+    Floats = NDArray[np.float64]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 NONFINITE = "nonfinite"
-_NOT_FINITE = ("nans", "posinfs", "neginfs")
-_ASIDE = (Kind.METRIC.value, Kind.ALERT.value)
-_KINDS = tuple(kind.value for kind in KINDS)  # what a model is made of comes first
-_MOST = 1_000_000  # rows of a live session, which forgets: a table does so, too
-
-
-class Column:
-    """An array that grows at its end."""
-
-    def __init__(self, dtype: type) -> None:
-        self._held: NDArray[Any] = np.empty(0, dtype)
-        self.size = 0
-
-    def extend(self, values: NDArray[Any]) -> None:
-        end = self.size + len(values)
-        if end > len(self._held):
-            wider = np.empty(max(end, 2 * self.size), self._held.dtype)
-            wider[: self.size] = self._held[: self.size]
-            self._held = wider
-        self._held[self.size : end] = values
-        self.size = end
-
-    @property
-    def values(self) -> NDArray[Any]:
-        return self._held[: self.size]
+_NONFINITE_COUNTS = ("nans", "posinfs", "neginfs")
+_HAS_NUMBER = "has_number"  # 1 where `number` is given, even as NaN
+_TEXTS = ("name", "kind", "dtype")
+_INTEGERS = ("step", "rank", "call", "seq")
+_NOT_LAYERS = (Kind.METRIC.value, Kind.ALERT.value)
+_BOUNDED_ROWS = 1_000_000  # from here on the table of a bounded source starts over
+_ALERT = ["name", "step", "call", "seq", "rank", "value"]
 
 
 class Table:
-    """Statistics by rows (a record each) and columns; see `table_of`."""
+    """Metadata and statistics of records, one row per record; see `table_of`.
 
-    def __init__(self, feed: Feed, again: Callable[[], Feed] | None = None) -> None:
-        self.version = 0  # rises when rows have come
-        self.lock = threading.RLock()  # held while a figure is drawn: rows are what they were
-        self._again = again
-        self._limit = _MOST
-        self._begin(feed)
+    `name`, `kind` and `dtype` hold codes for `names`, `kinds` and `dtypes`; `step`, `rank`,
+    `call` and `seq` hold integers.
+    """
+
+    def __init__(self, open_source: Callable[[], RowSource]) -> None:
+        self.version = 0  # increases whenever rows were added
+        self.lock = threading.RLock()  # hold it to keep the rows unchanged
+        self._open_source = open_source
+        self._limit = _BOUNDED_ROWS
+        self._start()
         self.refresh()
 
-    def _begin(self, feed: Feed) -> None:
-        self._feed = feed
-        self.names: list[str] = []  # what the numbers of `name` mean, in the order of their coming
-        self.kinds: list[str] = []
-        self.dtypes: list[str] = []
-        self._codes: dict[str, dict[str, int]] = {"name": {}, "kind": {}, "dtype": {}}
-        self._name, self._kind, self._dtype = Column(np.int32), Column(np.int32), Column(np.int32)
-        self._step, self._rank = Column(np.int64), Column(np.int64)
-        self._call, self._seq = Column(np.int64), Column(np.int64)
-        self._figures: dict[str, Column] = {}
-        self._series: dict[tuple[int, int], list[Whole]] = {}  # kind and name → their rows
+    def _start(self) -> None:
+        self._source = self._open_source()
+        self._texts = {name: InternedColumn() for name in _TEXTS}
+        self._integers = {name: GrowingArray(np.int64) for name in _INTEGERS}
+        self._statistics: dict[str, GrowingArray] = {}
+        self._index: dict[tuple[int, int], list[Integers]] = {}
+        self._indexed = 0  # rows
+        self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
+        self._publish()
+
+    def _publish(self) -> None:
+        """Set the attributes that hold the index columns, one entry per row."""
+        self.names, self.kinds, self.dtypes = (self._texts[name].texts for name in _TEXTS)
+        self.name, self.kind, self.dtype = (self._texts[name].values for name in _TEXTS)
+        columns = (self._integers[name].values for name in _INTEGERS)
+        self.step, self.rank, self.call, self.seq = columns
 
     def __len__(self) -> int:
-        return self._step.size
+        return len(self.step)
 
     def __repr__(self) -> str:
         return f"<table of {len(self):,} rows, {len(self.names):,} names>"
 
     def refresh(self) -> bool:
-        """Take in what has come since; whether anything has."""
+        """Read new rows; return whether there were any."""
         with self.lock:
-            heads = self._feed.fresh()
-            if heads is None:
+            if not self._read_new_rows():
                 return False
-            self._take(heads)
-            if self._again is not None and len(self) > self._limit:
-                self._start_afresh(self._again())
+            if self._source.bounded and len(self) > self._limit:
+                self._start()  # evicted rows disappear
+                self._read_new_rows()
+                self._limit = max(_BOUNDED_ROWS, 2 * len(self))
             self.version += 1
             return True
 
-    def _start_afresh(self, feed: Feed) -> None:
-        """Forget what the source has forgotten: what it holds is taken in again."""
-        self._begin(feed)
-        heads = feed.fresh()
-        if heads is not None:
-            self._take(heads)
-        self._limit = max(_MOST, 2 * len(self))
+    def append(self, records: Iterable[Record]) -> None:
+        """Append records that the source does not have."""
+        with self.lock:
+            self._source = ChainedSource(self._source, RecordSource(lambda: records))
+            self._read_new_rows()
 
-    def _take(self, heads: Heads) -> None:
+    def _read_new_rows(self) -> bool:
         start = len(self)
-        coded = {}
-        for column, called in (("name", self.names), ("kind", self.kinds), ("dtype", self.dtypes)):
-            codes, words = getattr(heads, column)
-            known = self._codes[column]
-            places = []
-            for word in words:
-                if word not in known:
-                    known[word] = len(called)
-                    called.append(word)
-                places.append(known[word])
-            coded[column] = np.array(places, np.int32)[codes]
-            getattr(self, f"_{column}").extend(coded[column])
-        for column in ("step", "rank", "call", "seq"):
-            getattr(self, f"_{column}").extend(getattr(heads, column))
-        both = coded["kind"].astype(np.int64) << 32 | coded["name"]
-        order = np.argsort(both, kind="stable")
-        ordered = both[order]
-        edges = np.flatnonzero(np.diff(ordered, prepend=-1))
-        for first, rows in zip(edges, np.split(order + start, edges[1:]), strict=True):
-            key = int(ordered[first])
-            self._series.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows)
+        if self._source.refresh() == start:
+            return False
+        for chunk in self._source.read([*_TEXTS, *_INTEGERS], start):
+            for name, texts in self._texts.items():
+                texts.extend(chunk.column(name))
+            for name, integers in self._integers.items():
+                integers.extend(numbers(chunk.column(name)))
+        self._publish()
+        return True
+
+    def _series(self) -> dict[tuple[int, int], list[Integers]]:
+        """Return the index: codes of kind and name → arrays of their rows."""
+        start, self._indexed = self._indexed, len(self)
+        if start < len(self):
+            keys = self.kind[start:].astype(np.int64) << 32 | self.name[start:]
+            order = np.argsort(keys, kind="stable")
+            ordered = keys[order]
+            edges = np.flatnonzero(np.diff(ordered, prepend=-1))
+            for first, rows in zip(edges, np.split(order + start, edges[1:]), strict=True):
+                key = int(ordered[first])
+                self._index.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows)
+        return self._index
 
     # -- columns -------------------------------------------------------------------------
 
-    @property
-    def name(self) -> NDArray[np.int32]:
-        """Of each row, which of `names` it is of."""
-        return self._name.values
-
-    @property
-    def kind(self) -> NDArray[np.int32]:
-        """Of each row, which of `kinds` it is."""
-        return self._kind.values
-
-    @property
-    def dtype(self) -> NDArray[np.int32]:
-        """Of each row, which of `dtypes` its tensor had."""
-        return self._dtype.values
-
-    @property
-    def step(self) -> Whole:
-        return self._step.values
-
-    @property
-    def rank(self) -> Whole:
-        return self._rank.values
-
-    @property
-    def call(self) -> Whole:
-        """Of each row, which call of its name within the step it was."""
-        return self._call.values
-
     def statistics(self) -> list[str]:
-        """The columns that there are: ``rm2``, ``max_abs`` …, and ``nonfinite``, a count."""
-        found = self._feed.statistics()
-        return [*found, NONFINITE] if set(_NOT_FINITE) <= set(found) else found
-
-    def column(self, statistic: str) -> Reals:
-        """A statistic of every row; NaN where a record has none."""
-        if statistic == NONFINITE:
-            counts = [np.nan_to_num(self.column(name)) for name in _NOT_FINITE]
-            return sum(counts[1:], counts[0])
-        with self.lock:
-            held = self._figures.get(statistic)
-            if held is None:
-                there = self.statistics()
-                if statistic not in there and statistic != GIVEN:
-                    raise NotFound(no_such("statistic", statistic, there))
-                held = self._figures[statistic] = Column(np.float64)
-            if held.size < len(self):
-                held.extend(self._feed.column(statistic, held.size)[: len(self) - held.size])
-            return held.values
-
-    def nonfinite(self, rows: Whole) -> Whole:
-        """How many values of each of some rows were NaN or infinite; 0 where it is not known."""
-        if NONFINITE not in self.statistics():
-            return np.zeros(len(rows), np.int64)
-        counts = sum(np.nan_to_num(self.column(name)[rows]) for name in _NOT_FINITE)
-        return np.asarray(counts).astype(np.int64)
-
-    def given(self, statistic: str, rows: Whole) -> NDArray[np.bool_]:
-        """Of which of some rows a statistic is known, be it that it is NaN."""
-        value = self.column(statistic)[rows]
-        if NONFINITE not in self.statistics():
-            return np.ones(len(rows), np.bool_)  # nobody has counted: NaN is all that tells
-        found = ~np.isnan(value) | (self.nonfinite(rows) > 0)
-        if statistic == VALUE:
-            found |= self.column(GIVEN)[rows] > 0
-        return np.asarray(found)
+        """Return the numeric columns: ``rm2``, ``max_abs`` …, and ``nonfinite``, a count."""
+        available = self._source.statistics()
+        counted = set(_NONFINITE_COUNTS) <= set(available)
+        return [*available, NONFINITE] if counted else available
 
     def has(self, statistic: str) -> bool:
-        """Whether there is such a column."""
+        """Return whether there is such a column."""
         return statistic in self.statistics()
+
+    def column(self, statistic: str) -> Floats:
+        """Return a statistic of every row; NaN where a record has none."""
+        if statistic == NONFINITE:
+            counts = [np.nan_to_num(self.column(name)) for name in _NONFINITE_COUNTS]
+            return sum(counts[1:], counts[0])
+        with self.lock:
+            if statistic not in self._statistics:
+                if statistic != _HAS_NUMBER and not self.has(statistic):
+                    raise NotFound(no_such("statistic", statistic, self.statistics()))
+                self._statistics[statistic] = GrowingArray(np.float64)
+            column = self._statistics[statistic]
+            name = "number" if statistic in (VALUE, _HAS_NUMBER) else statistic
+            if column.size < len(self):
+                for chunk in self._source.read([name], column.size):
+                    cells = chunk.column(name)
+                    column.extend(_valid(cells) if statistic == _HAS_NUMBER else numbers(cells))
+            return column.values[: len(self)]
+
+    def nonfinite(self, rows: Integers) -> Integers:
+        """Return how many values of each of `rows` were NaN or infinite; 0 where unknown."""
+        if not self.has(NONFINITE):
+            return np.zeros(len(rows), np.int64)
+        counts = sum(np.nan_to_num(self.column(name)[rows]) for name in _NONFINITE_COUNTS)
+        return np.asarray(counts).astype(np.int64)
+
+    def is_known(self, statistic: str, rows: Integers) -> NDArray[np.bool_]:
+        """Return for which of `rows` a statistic is known, even if it is NaN."""
+        value = self.column(statistic)[rows]
+        if not self.has(NONFINITE):
+            return np.ones(len(rows), np.bool_)  # without counts, NaN has only one meaning
+        known = ~np.isnan(value) | (self.nonfinite(rows) > 0)
+        return np.asarray(known | self.has_number(rows)) if statistic == VALUE else known
+
+    def has_number(self, rows: Integers) -> NDArray[np.bool_]:
+        """Return which of `rows` are single numbers, NaN included."""
+        return self.column(_HAS_NUMBER)[rows] > 0
+
+    def read(self, columns: list[str], start: int = 0) -> Iterator[pa.Table]:
+        """Yield columns of the run format, of all rows from `start` on, chunk by chunk."""
+        return self._source.read(columns, start)
+
+    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
+        """Return columns of the run format, of the given rows in the given order."""
+        order = np.argsort(rows, kind="stable")
+        taken = self._source.take(rows[order], columns)
+        if (order[1:] > order[:-1]).all():
+            return taken
+        back = np.empty(len(rows), np.int64)
+        back[order] = np.arange(len(rows))
+        return taken.take(row_indices(back))
 
     # -- rows ----------------------------------------------------------------------------
 
@@ -215,163 +203,176 @@ class Table:
         names: Sequence[str] | None = None,
         rank: int | None = None,
         step: int | None = None,
-    ) -> Whole:
-        """The rows of a kind that fit, by name, then step, then the order of capture."""
-        found = [self.series(kind, name, rank) for name in self._wanted(kind, names)]
-        rows = np.concatenate([np.empty(0, np.int64), *found])
+    ) -> Integers:
+        """Return the matching rows of a kind, by name, then as in `series`."""
+        chosen = self.layers(kind) if names is None else names
+        parts = [self.series(kind, name, rank) for name in chosen]
+        rows = np.concatenate([np.empty(0, np.int64), *parts])
         return rows if step is None else rows[self.step[rows] == step]
 
-    def series(self, kind: str, name: str, rank: int | None = None) -> Whole:
-        """The rows of one name and kind by step, then the order of capture."""
+    def series(self, kind: str, name: str, rank: int | None = None) -> Integers:
+        """Return the rows of one name and kind by step, then rank, then order of capture."""
         with self.lock:
-            key = self._codes["kind"].get(kind, -1), self._codes["name"].get(name, -1)
-            parts = self._series.get(key)
+            key = self._texts["kind"].code(kind), self._texts["name"].code(name)
+            parts = self._series().get(key)
             if parts is None:
                 return np.empty(0, np.int64)
             if len(parts) > 1:
-                self._series[key] = parts = [np.concatenate(parts)]
+                parts[:] = [np.concatenate(parts)]
         rows = parts[0]
         if rank is not None:
             rows = rows[self.rank[rows] == rank]
-        order = np.lexsort((self._seq.values[rows], self.rank[rows], self.step[rows]))
-        return rows[order]
-
-    def _wanted(self, kind: str, names: Sequence[str] | None) -> Iterable[str]:
-        return self.layers(kind) if names is None else names
+        return rows[np.lexsort((self.seq[rows], self.rank[rows], self.step[rows]))]
 
     def layers(self, kind: str | None = None) -> list[str]:
-        """The names of a kind, or all but metrics, in the order in which they first came."""
+        """Return the names of a kind, or all but metrics, in order of first appearance."""
         with self.lock:
             if kind is None:
-                aside = {self._codes["kind"].get(each) for each in _ASIDE}
-                codes = sorted({name for which, name in self._series if which not in aside})
+                excluded = {self._texts["kind"].code(each) for each in _NOT_LAYERS}
+                codes = {name for each, name in self._series() if each not in excluded}
             else:
-                wanted = self._codes["kind"].get(kind, -1)
-                codes = sorted(name for which, name in self._series if which == wanted)
-        return [self.names[code] for code in codes]
+                wanted = self._texts["kind"].code(kind)
+                codes = {name for each, name in self._series() if each == wanted}
+        return [self.names[code] for code in sorted(codes)]
 
     def tensor_kinds(self) -> list[str]:
-        """The kinds that have statistics of tensors, in a fixed order."""
-        return [kind for kind in _KINDS if kind in self._codes["kind"]]
+        """Return the kinds that describe tensors, in the order of the LogFrame schema."""
+        return [kind.value for kind in KINDS if kind.value in self.kinds]
 
     def ranks(self) -> list[int]:
-        """The ranks that there are."""
+        """Return the ranks."""
         return [int(rank) for rank in np.unique(self.rank)]
 
-    def steps(self, kind: str | None = None, name: str | None = None) -> Whole:
-        """The steps that there are, of all or of a kind or of a name of it."""
+    def steps(self, kind: str | None = None, name: str | None = None) -> Integers:
+        """Return the steps, of all rows or of a kind or of one of its names."""
         if kind is not None and name is not None:
             return np.unique(self.step[self.series(kind, name)])
         if kind is None:
             return np.unique(self.step)
-        return np.unique(self.step[self.kind == self._codes["kind"].get(kind, -1)])
+        return np.unique(self.step[self.kind == self._texts["kind"].code(kind)])
 
-    def training(self, rank: int | None = None) -> dict[str, tuple[Whole, Reals]]:
-        """Training statistics: name → steps and values, those of ``tracker.step(loss=…)``.
+    def metrics(self, rank: int | None = None) -> dict[str, tuple[Integers, Floats]]:
+        """Return name → steps and values of metrics, such as those of ``tracker.step(loss=…)``.
 
-        A value a step: that of the rank, or the mean of all ranks that have said one.
+        There is one value per step: that of the rank, or the mean of the ranks that reported one.
         """
-        found = {}
+        metrics = {}
         for name in self.layers(Kind.METRIC.value):
             rows = self.series(Kind.METRIC.value, name, rank)
             if not len(rows):
                 continue
-            step, of = self.step[rows], self.rank[rows]
-            last = np.append((np.diff(step) != 0) | (np.diff(of) != 0), True)  # said twice: later
+            step, ranks = self.step[rows], self.rank[rows]
+            # of two values for one step and rank, the later one counts
+            last = np.append((np.diff(step) != 0) | (np.diff(ranks) != 0), True)
             rows, step = rows[last], step[last]
             starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
             counts = np.diff(np.append(starts, len(step)))
             values = np.add.reduceat(self.column(VALUE)[rows], starts) / counts
-            found[name] = step[starts], values
-        return found
+            metrics[name] = step[starts], values
+        return metrics
 
     def alerts(self) -> list[Alert]:
-        """The alerts so far, by their steps."""
-        return self._feed.alerts()
+        """Return the alerts in order of capture."""
+        with self.lock:
+            rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
+            new = self._source.take(rows[len(self._alerts) :], _ALERT)
+            for name, step, call, seq, rank, data in zip(
+                *(new.column(each).to_pylist() for each in _ALERT), strict=True
+            ):
+                value = decode_value(data)
+                record = Record(name, Kind.ALERT, step, call, seq, rank, 1, 0, value=value)
+                self._alerts.append(((step, seq, rank), alert_of(record)))
+            return [alert for _, alert in sorted(self._alerts, key=lambda each: each[0])]
 
-    def once(self, rows: Whole) -> Whole:
-        """Rows without those of activation checkpointing, which computes the same a second time."""
-        places = np.stack([self.step[rows], self.rank[rows]])
-        if len(rows) < 2 or np.unique(places, axis=1).shape[1] == len(rows):
+    def without_recomputed(self, rows: Integers) -> Integers:
+        """Return `rows` without those that activation checkpointing computed a second time."""
+        keys = np.stack([self.step[rows], self.rank[rows]])
+        if len(rows) < 2 or np.unique(keys, axis=1).shape[1] == len(rows):
             return rows
-        order = np.argsort(rows, kind="stable")
-        again = np.empty(len(rows), np.bool_)
-        again[order] = self._feed.recomputed(rows[order])
-        return rows[~again]
+        return rows[~has_tag(self.take(rows, ["tags"]), "recompute")]
 
-    def beyond(self, rows: Whole) -> tuple[Whole, Whole]:
-        """How many values of rows lie below, and above, the exponents that were counted.
+    # -- exponents -----------------------------------------------------------------------
 
-        None of a run or a session, which count all; a LogFrame may have a range.
-        """
-        return self._feed.beyond(rows)
-
-    def exponents(self, rows: Whole) -> Exponents:
-        """The exponent counts of some rows: a column of ``counts`` for each."""
-        order = np.argsort(rows, kind="stable")
-        found = self._feed.bins(rows[order])
-        back = np.empty(len(rows), np.int64)
-        back[order] = np.arange(len(rows))
-        filled = found.lengths > 0
-        first = found.first[filled]
-        low = int(first.min()) if len(first) else 0
-        high = int((first + found.lengths[filled]).max()) if len(first) else 1
-        counts = np.zeros((high - low, len(rows)), np.int64)
-        ends = np.cumsum(found.lengths)
-        bins = np.arange(len(found.counts)) - np.repeat(ends - found.lengths, found.lengths)
-        bins += np.repeat(found.first - low, found.lengths)
-        counts[bins, np.repeat(np.arange(len(rows)), found.lengths)] = found.counts
-        counts = counts[:, back]
-        least = self.column("min_abs")[rows] if self.has("min_abs") else np.zeros(len(rows))
+    def exponents(self, rows: Integers) -> Exponents:
+        """Return the exponent counts of some rows: one column of ``counts`` for each."""
+        low, counts = self.exponent_counts(rows)
+        counts = counts[1:-1]
+        smallest = self.column("min_abs")[rows] if self.has("min_abs") else np.zeros(len(rows))
         if self.has("max_abs"):
-            most = self.column("max_abs")[rows]
-        else:  # the last bin that is filled tells it to a factor of two
+            largest = self.column("max_abs")[rows]
+        else:  # the last nonzero bin tells it to a factor of two
             last = len(counts) - 1 - np.argmax(counts[::-1] > 0, axis=0)
-            most = np.ldexp(1.0, low + last)
-        return Exponents(low, counts, least, most)
+            largest = np.ldexp(1.0, low + last)
+        return Exponents(low, counts, smallest, largest)
+
+    def exponent_counts(
+        self, rows: Integers, low: int | None = None, high: int | None = None
+    ) -> tuple[int, Integers]:
+        """Return the lowest exponent and the counts of some rows; see `dense_counts`."""
+        order = np.argsort(rows, kind="stable")
+        return dense_counts(self._source.take(rows[order], ["first_bin", "bins"]), order, low, high)
+
+    def outside_range(self, rows: Integers) -> tuple[Integers, Integers]:
+        """Return how many values of each row lie below and above the counted exponents.
+
+        Runs and sessions count all exponents; a LogFrame may be limited to a range.
+        """
+        if not self._source.clipped:
+            return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        taken = self.take(rows, ["below", "above"])
+        return numbers(taken.column("below")), numbers(taken.column("above"))
 
 
-def steady(
-    draw: Callable[Concatenate[Table, Rest], Drawn],
-) -> Callable[Concatenate[Table, Rest], Drawn]:
-    """A function of a table during which no other thread refreshes it."""
+def has_tag(table: pa.Table, tag: str) -> NDArray[np.bool_]:
+    """Return which rows of an Arrow table with a column ``tags`` have a tag."""
+    import pyarrow.compute as pc
 
-    @functools.wraps(draw)
-    def drawn(table: Table, /, *args: Rest.args, **options: Rest.kwargs) -> Drawn:
+    return _valid(pc.map_lookup(table.column("tags"), tag, "first")) > 0
+
+
+def _valid(column: pa.ChunkedArray) -> Floats:
+    """Return 1 where a cell is not null, else 0."""
+    import pyarrow.compute as pc
+
+    return numbers(pc.cast(pc.is_valid(column), "float64"))
+
+
+def locked(
+    function: Callable[Concatenate[Table, Parameters], Result],
+) -> Callable[Concatenate[Table, Parameters], Result]:
+    """Decorate a function of a table to hold its lock: no other thread refreshes it meanwhile."""
+
+    @functools.wraps(function)
+    def wrapper(table: Table, /, *args: Parameters.args, **options: Parameters.kwargs) -> Result:
         with table.lock:
-            return draw(table, *args, **options)
+            return function(table, *args, **options)
 
-    return drawn
+    return wrapper
 
 
-def table_of(source: Any) -> Table:
-    """The table of a run, a live session, a tracker, a LogFrame; of a table, itself.
+def table_of(origin: Any) -> Table:
+    """Return the table of a run, a live session, a tracker, a LogFrame; a table is returned as is.
 
-    >>> from tensortap.record import Record
     >>> table = table_of([Record("loss", Kind.METRIC, 3, 0, 0, 0, 1, 0, value=0.5)])
-    >>> table.training()
+    >>> table.metrics()
     {'loss': (array([3]), array([0.5]))}
     """
-    if isinstance(source, Table):
-        return source
-    if isinstance(source, (str, Path)):
-        source = RunReader(source)
-    feed = feed_of(source)
-    forgets = isinstance(feed, RecordFeed) and feed.forgets
-    return Table(feed, (lambda: feed_of(source)) if forgets else None)
+    if isinstance(origin, Table):
+        return origin
+    return Table(source_of(RunReader(origin) if isinstance(origin, (str, Path)) else origin))
 
 
-def no_such(what: str, wanted: str, there: Sequence[str]) -> str:
-    """What is not there, what may be meant, and what there is.
+def no_such(what: str, wanted: str, available: Sequence[str]) -> str:
+    """Return a message about an unknown name, with similar ones or what is available.
 
     >>> no_such("statistic", "rm3", ["rm2", "std"])
     "no statistic is called 'rm3'; did you mean 'rm2'?"
     """
-    if not there:
+    if not available:
         return f"no {what} is called {wanted!r}: there is none at all"
-    near = difflib.get_close_matches(wanted, there, 3, 0.6)
-    near = near or [each for each in there if wanted.lower() in each.lower()][:3]
-    if near:
-        return f"no {what} is called {wanted!r}; did you mean {' or '.join(map(repr, near))}?"
-    few = ", ".join(there[:8]) + (f" … ({len(there)} in all)" if len(there) > 8 else "")
-    return f"no {what} is called {wanted!r}; there is {few}"
+    similar = difflib.get_close_matches(wanted, available, 3, 0.6)
+    similar = similar or [each for each in available if wanted.lower() in each.lower()][:3]
+    if similar:
+        return f"no {what} is called {wanted!r}; did you mean {' or '.join(map(repr, similar))}?"
+    few = ", ".join(available[:8]) + (f" … ({len(available)})" if len(available) > 8 else "")
+    return f"no {what} is called {wanted!r}; available: {few}"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tensortap.errors import MissingExtra, TensortapError
 from tensortap.readers.live import LiveReader
 from tensortap.record import Kind
-from tensortap.table.choose import (
+from tensortap.table.selection import (
     Layers,
     check_statistics,
     choose_kind,
@@ -29,7 +29,7 @@ from tensortap.table.choose import (
     choose_rank,
     choose_step,
 )
-from tensortap.table.feeds import VALUE
+from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, table_of
 from tensortap.viz.figures import (
     exponents_figure,

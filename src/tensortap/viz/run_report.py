@@ -74,7 +74,7 @@ class RunReport:
         yield "<main>"
         if self.alerts:
             yield self._first_alert(self.alerts[0])
-        if self.table.training():
+        if self.table.metrics():
             yield self._training()
         yield self._overview()
         if self.kinds:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tensortap.errors import MissingExtra
 from tensortap.record import Kind
-from tensortap.table.choose import (
+from tensortap.table.selection import (
     Layers,
     choose_kind,
     choose_layers,
@@ -183,7 +183,7 @@ def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:
     {'loss': (array([0, 1]), array([2., 1.]))}
     """
     if stats is None:
-        return dict(table.training())
+        return dict(table.metrics())
     if hasattr(stats, "columns") and hasattr(stats, "to_numpy"):
         steps = stats["step"] if "step" in stats.columns else stats.index
         named = {
@@ -199,7 +199,7 @@ def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:
             for name, values in stats.items()
             if name != "step"
         }
-    return dict(table_of(stats).training())
+    return dict(table_of(stats).metrics())
 
 
 def _curve(steps: Any, values: Any) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ def curves(
     Of the latter, and those that were traced, a few, those that are called a loss first.
     """
     with table.lock:
-        found = table.training(rank)
+        found = table.metrics(rank)
         if found or not table.has("value"):
             return found
         value = table.column("value")

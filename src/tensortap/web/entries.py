@@ -133,9 +133,9 @@ class ShownRun:
 
     def held(self) -> Steps:
         with self._lock:
-            reader = self.reader()
-            if self._held is None or self._held.reader is not reader:
-                self._held = HeldRun(reader)
+            table = self.table()
+            if self._held is None or self._held.table is not table:
+                self._held = HeldRun(table)
             held = self._held
         return held.now()
 

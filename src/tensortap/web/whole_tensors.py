@@ -4,63 +4,53 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.runs.arrow import numbers
 from tensortap.server.questions import TensorStepsList
-from tensortap.table.run_columns import RunColumns, Stretch
+from tensortap.table.table import Table, has_tag
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Steps = dict[tuple[str, str], set[int]]
 
 
 class HeldRun:
-    """Of a run, whose tables say which values are there; each row is looked at once."""
+    """Of a run, whose table says which values are there; each row is looked at once."""
 
-    def __init__(self, reader: RunReader) -> None:
-        self.reader = reader
-        self._columns = RunColumns(reader)
+    def __init__(self, table: Table) -> None:
+        self.table = table
         self._found: Steps = {}
+        self._looked = 0  # rows
         self._lock = threading.Lock()
 
     def now(self) -> Steps:
-        """All that is there, as far as the reader has been refreshed."""
-        with self._lock:
-            try:
-                for stretch in self._columns.fresh():
-                    self._take(stretch)
-            except BaseException:
-                # rows that could not be read are looked at again
-                self._columns, self._found = RunColumns(self.reader), {}
-                raise
+        """All that is there, as far as the table has been refreshed."""
+        with self._lock, self.table.lock:
+            for cells in self.table.read(["value", "payloads", "tags"], self._looked):
+                self._take(cells)
+                self._looked += cells.num_rows
             return {key: set(steps) for key, steps in self._found.items()}
 
-    def _take(self, stretch: Stretch) -> None:
-        import pyarrow as pa
+    def _take(self, cells: pa.Table) -> None:
         import pyarrow.compute as pc
 
-        def read(*columns: str) -> pa.Table:
-            return next(iter(self._columns.read([stretch], list(columns))))
-
-        few = read("value", "payloads", "count")
         # a value of one byte is None: only statistics
-        inline = numbers(pc.binary_length(few.column("value"))) > 1
-        apart = numbers(pc.list_value_length(few.column("payloads"))) > 0
-        bare = np.isnan(numbers(few.column("count")))
-        maybe = np.flatnonzero(inline | apart | bare)
-        if not len(maybe):
-            return
-        asked = ("name", "kind", "step", "dtype", "tags", "missing")
-        rows = read(*asked).take(pa.array(maybe))
-        words = (rows.column(name).to_pylist() for name in asked)
-        flags = inline[maybe].tolist(), apart[maybe].tolist()
-        for name, kind, step, dtype, tags, gone, within, beside in zip(*words, *flags, strict=True):
-            # a tensor has a dtype, or lies in a file; what was dumped is one beside the tables
-            whole = (within and dtype) or beside or "file" in dict(tags or ())
-            if whole and not gone and kind != Kind.ALERT.value:
-                self._found.setdefault((name, kind), set()).add(step)
+        inline = numbers(pc.binary_length(cells.column("value"))) > 1
+        apart = numbers(pc.list_value_length(cells.column("payloads"))) > 0
+        table = self.table
+        rows = self._looked + np.arange(cells.num_rows)
+        is_tensor = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)
+        # a tensor has a dtype, or lies in a file; what was dumped is one beside the tables
+        whole = (inline & is_tensor[table.dtype[rows]]) | apart | has_tag(cells, "file")
+        for row in rows[whole].tolist():
+            name, kind = table.names[table.name[row]], table.kinds[table.kind[row]]
+            if kind != Kind.ALERT.value:
+                self._found.setdefault((name, kind), set()).add(int(table.step[row]))
 
 
 class HeldLive:

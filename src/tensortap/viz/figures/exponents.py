@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.stats.formats import Exponents, Limits, limits, losses
-from tensortap.table.table import Table, steady
+from tensortap.table.table import Table, locked
 from tensortap.viz.figures.panels import axis_id, axis_name, grid, heading, step_line
 from tensortap.viz.figures.theme import (
     Figure,
@@ -46,7 +46,7 @@ class Found(NamedTuple):
     above: int
 
 
-@steady
+@locked
 def exponents_figure(
     table: Table,
     *,
@@ -127,7 +127,7 @@ def exponents_figure(
 
 def _at(table: Table, name: str, kind: str, step: int, rank: int | None) -> Found | None:
     rows = table.series(kind, name, rank)
-    rows = table.once(rows[table.step[rows] == step])
+    rows = table.without_recomputed(rows[table.step[rows] == step])
     if not len(rows):
         return None
     each = table.exponents(rows)
@@ -141,7 +141,7 @@ def _at(table: Table, name: str, kind: str, step: int, rank: int | None) -> Foun
     )
     infs = _sum(table, "posinfs", rows) + _sum(table, "neginfs", rows)
     dtype = table.dtypes[table.dtype[rows[0]]]
-    below, above = (int(each.sum()) for each in table.beyond(rows))
+    below, above = (int(each.sum()) for each in table.outside_range(rows))
     zeros, nans = _sum(table, "zeros", rows), _sum(table, "nans", rows)
     return Found(whole, zeros, nans, infs, dtype, below, above)
 
@@ -299,7 +299,7 @@ def _history(
     rows = table.series(kind, name, rank)
     if chosen is not None:
         rows = rows[np.isin(table.step[rows], chosen)]
-    rows = table.once(rows)
+    rows = table.without_recomputed(rows)
     if not len(rows):
         return None
     steps = np.unique(table.step[rows])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.table.feeds import VALUE
-from tensortap.table.table import Table, steady
+from tensortap.table.sources import VALUE
+from tensortap.table.table import Table, locked
 from tensortap.viz.figures.theme import (
     Figure,
     Theme,
@@ -52,7 +52,7 @@ class Cells(NamedTuple):
     bad: NDArray[np.uint8]  # whether the tensor holds NaN, or infinities
 
 
-@steady
+@locked
 def heatmap_figure(
     table: Table,
     *,
@@ -163,7 +163,7 @@ def cells(
     of_layer = [table.series(kind, name, rank) for name in layers]
     rows = np.concatenate([np.empty(0, np.int64), *of_layer])
     value = table.column(metric)[rows]
-    known = ~np.isnan(value) | table.given(metric, rows)
+    known = ~np.isnan(value) | table.is_known(metric, rows)
     lengths = [len(each) for each in of_layer]
     layer = np.repeat(np.arange(len(layers)), lengths)
     rows, value, layer = rows[known], value[known], layer[known]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.table.table import Table, steady
+from tensortap.table.table import Table, locked
 from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.panels import (
     Grid,
@@ -53,7 +53,7 @@ class Line(NamedTuple):
     bad: Whole  # how many values of the tensor were not finite
 
 
-@steady
+@locked
 def lines_figure(
     table: Table,
     *,
@@ -135,7 +135,7 @@ def _lines(
             mine = rows if len(ranks) == 1 else rows[table.rank[rows] == each]
             bad = table.nonfinite(mine)
             for metric in metrics:
-                value, known = table.column(metric)[mine], table.given(metric, mine)
+                value, known = table.column(metric)[mine], table.is_known(metric, mine)
                 yield Line(name, metric, each, table.step[mine], value, known, bad)
 
 

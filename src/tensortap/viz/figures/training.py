@@ -46,7 +46,7 @@ def training_figure(
     The first has the axis on the left, the second that on the right. `ranks` is of how many ranks
     given curves are the mean.
     """
-    curves = source.training(rank) if isinstance(source, Table) else dict(source)
+    curves = source.metrics(rank) if isinstance(source, Table) else dict(source)
     if isinstance(source, Table) and rank is None:
         ranks = len(source.ranks())
     of = f" (mean of {ranks} ranks)" if ranks > 1 else ""

@@ -53,7 +53,7 @@ def sparklines(asked: Asked) -> dict[str, Any]:
             bad = bool(table.nonfinite(rows).any())
             if np.isnan(values).all() and table.has("value"):
                 values = table.column("value")[rows]  # single numbers that were caught
-                bad |= bool((table.given("value", rows) & ~np.isfinite(values)).any())
+                bad |= bool((table.is_known("value", rows) & ~np.isfinite(values)).any())
             d = sparkline(values, width=37, height=18, steps=table.step[rows])
             found[name] = {"d": d, "bad": bad}
     return {"lines": found}
