@@ -1,4 +1,4 @@
-"""`trace`: what is kept of which local variables, and when."""
+"""`trace` without a framework: paths, selection, results, callbacks, messages and records."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import collections
 import dataclasses
 import linecache
 import logging
+import sys
 import threading
 
 import numpy as np
 import pytest
 
 import tensortap as tap
+from tensortap.errors import TensortapError
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Opaque
 
@@ -27,13 +29,13 @@ def mean(xs, scale=1.0):
     for x in xs:
         total = total + x
     result = total / len(xs) * scale
-    return result  # noqa: RET504  a name is bound on purpose
+    return result  # noqa: RET504  the binding is traced
 
 
 # -- plain functions and objects -----------------------------------------------------------
 
 
-def test_a_plain_function():
+def test_plain_function():
     with tap.trace(mean, ["xs", "total", "return", "scale", "xs.1"]) as tracer:
         assert mean([1.0, 2.0]) == 1.5
         assert mean([3.0, 5.0]) == 4.0
@@ -44,7 +46,7 @@ def test_a_plain_function():
     assert tracer.results["total"].ranks == [0] * 6
     assert values(tracer, "return") == [1.5, 4.0]
     assert values(tracer, "xs.1") == [2.0, 5.0]
-    assert values(tracer, "scale") == [1.0]  # it has not changed since
+    assert values(tracer, "scale") == [1.0]  # unchanged in the second call
 
 
 class Trainer:
@@ -68,7 +70,7 @@ class Part:
         return double  # noqa: RET504
 
 
-def test_methods_of_any_object_each_with_its_own_count():
+def test_methods_of_an_object_count_their_own_calls():
     trainer, other = Trainer(), Trainer()
     paths = [
         "step.loss",
@@ -90,7 +92,7 @@ def test_methods_of_any_object_each_with_its_own_count():
     assert values(tracer, "parts.0.run") == [2, 4, 6]
 
 
-def test_a_class_is_traced_on_all_its_objects():
+def test_class_is_traced_on_all_its_objects():
     with tap.trace(Trainer, ["step.loss", "*.accuracy"]) as tracer:
         Trainer().step([1])
         Trainer().step([2])
@@ -99,7 +101,7 @@ def test_a_class_is_traced_on_all_its_objects():
     assert values(tracer, "evaluate.accuracy") == [0.5]
 
 
-def test_a_function_that_an_object_holds():
+def test_function_in_an_attribute():
     trainer = Trainer()
     trainer.hook = lambda x: x + 1
     with tap.trace(trainer, ["hook.x", "hook"]) as tracer:
@@ -107,7 +109,7 @@ def test_a_function_that_an_object_holds():
     assert (values(tracer, "hook.x"), values(tracer, "hook")) == ([1], [2])
 
 
-def test_a_bound_method_is_traced_on_its_object_alone():
+def test_bound_method_is_traced_only_on_its_object():
     one, two = Trainer(), Trainer()
     with tap.trace(one.step, ["loss"]) as tracer:
         two.step([9])
@@ -115,7 +117,7 @@ def test_a_bound_method_is_traced_on_its_object_alone():
     assert values(tracer, "loss") == [1]
 
 
-def test_made_first_and_entered_later_and_again():
+def test_tracer_can_be_entered_again():
     tracer = tap.trace(mean, "total")
     mean([1.0])
     with tracer:
@@ -125,17 +127,17 @@ def test_made_first_and_entered_later_and_again():
         mean([4.0])
     assert values(tracer, "total") == [0.0, 2.0, 0.0, 4.0]
     assert tracer.results["total"].iterations == [0, 0, 0, 0]
-    with tracer, pytest.raises(RuntimeError, match="entered already"):
+    with tracer, pytest.raises(RuntimeError, match="already entered"):
         tracer.__enter__()
 
 
-def test_results_are_there_while_it_runs():
+def test_results_are_available_while_tracing():
     with tap.trace(mean, ["total"]) as tracer:
         mean([1.0])
         assert values(tracer, "total") == [0.0, 1.0]
 
 
-def test_the_code_of_the_function_is_its_own_again():
+def test_restores_the_code_of_the_function():
     code = mean.__code__
     one, two = tap.trace(mean, ["total"]), tap.trace(mean, ["result"])
     one.__enter__()
@@ -151,7 +153,7 @@ def test_the_code_of_the_function_is_its_own_again():
 # -- rebinding, change, every --------------------------------------------------------------
 
 
-def test_only_the_last_binding_of_a_call():
+def test_rebind_last_keeps_the_last_binding_of_a_call():
     with tap.trace(mean, ["total", "return"], rebind="last") as tracer:
         mean([1.0, 2.0])
         mean([4.0])
@@ -160,7 +162,7 @@ def test_only_the_last_binding_of_a_call():
     assert values(tracer, "return") == [1.5, 4.0]
 
 
-def test_the_last_binding_before_an_error():
+def test_rebind_last_keeps_the_last_binding_before_an_error():
     def fails(x):
         y = x
         y = x + 1
@@ -188,7 +190,7 @@ def keeps(x):
         (0.0, 0.0, -0.0),
     ],
 )
-def test_a_change_is_one_of_content_and_type(first, same, other):
+def test_changed_compares_content_and_type(first, same, other):
     with tap.trace(keeps, ["y"]) as tracer:
         for value in (first, same, other, same):
             keeps(value)
@@ -207,7 +209,7 @@ class Box:
         return "a box"
 
 
-def test_objects_that_look_alike_are_told_apart():
+def test_changed_compares_objects_by_content_not_repr():
     with tap.trace(keeps, ["y", "y.value"]) as tracer:
         box = Box([1])
         keeps(box)
@@ -218,7 +220,7 @@ def test_objects_that_look_alike_are_told_apart():
     assert tracer.results["y.value"].iterations == [0, 2]
 
 
-def test_what_cannot_be_told_apart_has_changed_and_so_has_what_follows():
+def test_values_that_cannot_be_compared_count_as_changed():
     lock = threading.Lock()
     with tap.trace(keeps, ["y"]) as tracer:
         for value in (1, lock, 1, 1, lock, lock):
@@ -226,7 +228,7 @@ def test_what_cannot_be_told_apart_has_changed_and_so_has_what_follows():
     assert tracer.results["y"].iterations == [0, 1, 2, 4, 5]
 
 
-def test_paths_that_stand_for_the_same_are_one():
+def test_overlapping_paths_keep_each_value_once():
     with tap.trace(mean, ["total", "*", "**", "total", "xs.0", "xs.*"], changed=False) as tracer:
         mean([1.0, 2.0])
     assert values(tracer, "total") == [0.0, 1.0, 3.0]
@@ -242,7 +244,7 @@ def test_every_nth_iteration():
     assert values(tracer, "y") == tracer.results["y"].iterations == [0, 3, 6]
 
 
-def test_nothing_while_capturing_is_off():
+def test_disable_stops_tracing():
     with tap.trace(keeps, ["y"]) as tracer:
         keeps(0)
         tap.disable()
@@ -257,21 +259,21 @@ def test_nothing_while_capturing_is_off():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every=0"),
-        ({"gathering_interval": 0}, "gathering_interval=0"),
-        ({"rebind": "first"}, "rebind='first'"),
-        ({"mode": "test"}, "mode='test'"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"gathering_interval": 0}, "gathering_interval must be at least 1, got 0"),
+        ({"rebind": "first"}, "rebind must be 'all' or 'last', got 'first'"),
+        ({"mode": "test"}, "mode must be 'train', 'eval' or 'both', got 'test'"),
     ],
 )
-def test_options_that_make_no_sense(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ValueError, match=message):
         tap.trace(keeps, ["y"], **options)
 
 
-def test_paths_that_are_none():
-    with pytest.raises(ValueError, match=r"'a\.\.b' is no path"):
+def test_rejects_invalid_paths():
+    with pytest.raises(ValueError, match=r"'a\.\.b' is not a path"):
         tap.trace(keeps, ["a..b"])
-    with pytest.raises(TypeError, match="a path is a string"):
+    with pytest.raises(TypeError, match="a path must be a string"):
         tap.trace(keeps, [3])
 
 
@@ -287,7 +289,7 @@ class Output:
     parts: dict
 
 
-def test_deep_paths():
+def test_paths_into_values():
     value = Output(np.ones(2), {"p": Point(1, [10, 20]), 3: "three", "a.b": "dotted"})
     paths = [
         "y.logits", "y.parts.p.x", "y.parts.p.y.1", "y.parts.p.y.-1", "y.parts.3", "y.parts.'a.b'",
@@ -306,7 +308,7 @@ def test_deep_paths():
     assert values(tracer, "y.logits.shape") == [(2,)]
 
 
-def test_what_is_kept_is_a_copy():
+def test_keeps_copies():
     def changes(x):
         y = {"array": x, "list": [x]}
         x += 1
@@ -321,8 +323,8 @@ def test_what_is_kept_is_a_copy():
     assert len(values(tracer, "y")[0]["list"]) == 1
 
 
-def test_a_function_is_kept_as_it_is():
-    # not a copy of all that its global names hold
+def test_functions_are_not_copied():
+    # a copy would copy its globals
     with tap.trace(keeps, ["y"]) as tracer:
         keeps(mean)
         keeps(logging)
@@ -330,7 +332,7 @@ def test_a_function_is_kept_as_it_is():
     assert values(tracer, "y")[1].type == "builtins.module"
 
 
-def test_what_cannot_be_copied_is_kept_by_type_and_repr():
+def test_values_that_cannot_be_copied_are_kept_as_type_and_repr():
     with tap.trace(keeps, ["y"]) as tracer:
         keeps(threading.Lock())
     (kept,) = values(tracer, "y")
@@ -338,7 +340,7 @@ def test_what_cannot_be_copied_is_kept_by_type_and_repr():
     assert kept.type == "_thread.lock"
 
 
-def test_callbacks_before_a_value_is_kept():
+def test_pre_save_callbacks_change_and_discard_values():
     seen = []
 
     def odd(name, value):
@@ -364,7 +366,7 @@ def stack(name, values, iterations, ranks):
     ranks[:] = [ranks[0]]
 
 
-def test_gathering_every_n_iterations_and_the_tail():
+def test_gathers_every_interval_and_the_rest_at_the_end():
     moments = []
 
     def note(name, values, iterations, ranks):
@@ -382,7 +384,7 @@ def test_gathering_every_n_iterations_and_the_tail():
     assert tracer.results["y"].iterations == [0, 4, 8]
 
 
-def test_the_shapes_of_stacks_of_stacks():
+def test_shapes_of_nested_stacks():
     with tap.trace(
         keeps, ["y"], gathering_interval=2, pre_gather_callbacks=[stack],
         post_gather_callbacks=[stack], post_trace_callbacks=[stack],
@@ -392,14 +394,14 @@ def test_the_shapes_of_stacks_of_stacks():
     assert values(tracer, "y")[0].shape == (4, 1, 2, 5, 3)  # (N//G, W, G, B, C)
 
 
-def test_callbacks_without_an_interval_are_called_at_the_end():
+def test_without_an_interval_callbacks_run_at_the_end():
     with tap.trace(keeps, ["y"], post_gather_callbacks=[stack]) as tracer:
         for i in range(3):
             keeps(np.full(2, i))
     assert values(tracer, "y")[0].shape == (3, 2)
 
 
-def test_a_callback_that_empties_the_lists_and_is_closed():
+def test_callback_that_empties_the_lists_is_closed():
     class Saver:
         kept = ()
         closed = 0
@@ -421,7 +423,7 @@ def test_a_callback_that_empties_the_lists_and_is_closed():
     assert values(tracer, "y") == tracer.results["y"].iterations == []
 
 
-def test_orders_follow_what_callbacks_do_to_the_lists():
+def test_orders_follow_the_lists_that_callbacks_change():
     def odd(name, values, iterations, ranks):
         kept = [i for i, value in enumerate(values) if value % 2]
         for one in (values, iterations, ranks):
@@ -436,7 +438,7 @@ def test_orders_follow_what_callbacks_do_to_the_lists():
         return tracer.results["y"]
 
     assert traced().orders == [0, 1, 2, 3]
-    assert traced(pre_gather_callbacks=odd).orders == [1, 3]  # one needs no list
+    assert traced(pre_gather_callbacks=odd).orders == [1, 3]  # a single callback needs no list
     assert traced(pre_gather_callbacks=[new]).orders == [-1]
     stack = tap.stack_padded_tensors
     assert traced(pre_gather_callbacks=[stack]).orders == [[0, 1, 2, 3]]
@@ -452,35 +454,35 @@ def counts_up():
     return y
 
 
-# -- what is said --------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 
-def said(caplog):
+def messages(caplog):
     return [record.getMessage() for record in caplog.records]
 
 
-def test_paths_that_match_nothing_are_said_once_with_what_there_is(caplog):
+def test_reports_paths_that_match_nothing_once_with_alternatives(caplog):
     with caplog.at_level(logging.WARNING, "tensortap"):
         tracer = tap.trace(mean, ["totals", "result.parts", "scale"])
         for _ in range(2):
             with tracer:
                 mean([1.0])
-    told = said(caplog)
-    assert len(told) == 2
-    assert "no local 'totals' in mean; it has 'total', 'xs'" in told[0]
-    assert "nothing was kept of 'result.parts'" in told[1]
+    logged = messages(caplog)
+    assert len(logged) == 2
+    assert "no local 'totals' in mean; it has 'total', 'xs'" in logged[0]
+    assert "no value was kept for 'result.parts'" in logged[1]
     with pytest.raises(KeyError, match="nothing was traced as 'totals'; it has 'scale'"):
         tracer.results["totals"]
 
 
-def test_a_function_that_is_never_called(caplog):
+def test_reports_functions_that_are_never_called(caplog):
     with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(mean, ["total"]) as tracer:
         pass
-    assert "never called" in said(caplog)[0]
+    assert "never called" in messages(caplog)[0]
     assert values(tracer, "total") == []
 
 
-def test_a_name_that_is_never_bound(caplog):
+def test_reports_names_that_are_never_bound(caplog):
     def sometimes(x):
         if x:
             y = x
@@ -489,16 +491,16 @@ def test_a_name_that_is_never_bound(caplog):
 
     with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(sometimes, ["y"]):
         sometimes(0)
-    assert "called 1 times and never bound 'y'" in said(caplog)[0]
+    assert "called 1 times and never bound 'y'" in messages(caplog)[0]
 
 
-def test_a_part_that_is_never_there(caplog):
+def test_reports_missing_parts_of_values(caplog):
     with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(keeps, ["y.logit"]):
         keeps({"logits": 1, "loss": 2})
-    assert "no 'logit' in y; it has 'logits', 'loss'" in said(caplog)[0]
+    assert "no 'logit' in y; it has 'logits', 'loss'" in messages(caplog)[0]
 
 
-def test_a_traced_function_is_sent_to_another_process_by_value():
+def test_traced_function_can_be_pickled_by_value():
     import cloudpickle
 
     names = {"__name__": "__main__"}
@@ -513,6 +515,20 @@ def test_a_traced_function_is_sent_to_another_process_by_value():
 SENT = "class Sent:\n    def method(self, x):\n        y = x + 1\n        return y\n"
 SENT_FILE = "<sent>"
 linecache.cache[SENT_FILE] = (len(SENT), None, SENT.splitlines(True), SENT_FILE)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="traced by sys.monitoring")
+def test_function_without_source_needs_python_3_12(caplog):
+    names = {}
+    exec("def made(x):\n    y = x\n    return y", names)
+    remedy = r"tracing made without its source needs Python 3\.12 or later: define it in a file"
+    code = names["made"].__code__
+    with pytest.raises(TensortapError, match=remedy), tap.trace(names["made"], ["y"]):
+        pass
+    assert names["made"].__code__ is code
+    with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(names["made"], ["*"]):
+        names["made"](1)
+    assert all("needs Python 3.12" in text for text in messages(caplog))
 
 
 # -- records -------------------------------------------------------------------------------
@@ -532,7 +548,7 @@ def test_records_in_a_run(open_run):
     assert records[0].tags["mode"] == "train"
 
 
-def test_records_go_by_the_step_of_the_session(open_run):
+def test_records_have_the_step_of_the_clock(open_run):
     with tap.trace(keeps, ["y"], changed=False):
         for step in range(2):
             tap.step(step + 10)
@@ -566,12 +582,12 @@ def test_two_traced_runs_compare(tmp_path):
     assert "mean.total" in str(different)
 
 
-def test_objects_that_no_record_can_hold_are_pickled_too(open_run):
+def test_values_that_no_record_can_hold_are_pickled_in_a_run(open_run):
     ring = [1]
     ring.append(ring)
     with tap.trace(keeps, ["y"]):
         keeps(ring)
-        keeps(threading.Lock())  # nor can it be pickled
+        keeps(threading.Lock())  # it cannot be pickled either
     tap.flush()
     run = tap.open(open_run)
     back = run.get("keeps.y", step=0)
@@ -581,7 +597,7 @@ def test_objects_that_no_record_can_hold_are_pickled_too(open_run):
     assert [r.type for r in run.records()] == ["builtins.list", "_thread.lock"]
 
 
-def test_what_is_kept_is_on_the_receipt(open_run):
+def test_receipt_counts_traced_values(open_run):
     before = pipeline.receipt()
     with tap.trace(keeps, ["y"]):
         for i in range(3):
@@ -599,13 +615,13 @@ def test_runs_with_objects_compare(tmp_path):
         with tap.trace(keeps, ["y", "y.value"]):
             keeps(Box([last]))
         tap.finish()
-    assert tap.compare(folders[0], folders[1])  # the same bytes: they need not be read
-    told = str(tap.compare(folders[0], folders[2]))
-    assert "2 records compared, 2 differ" in told
+    assert tap.compare(folders[0], folders[1])  # equal bytes need not be unpickled
+    report = str(tap.compare(folders[0], folders[2]))
+    assert "2 records compared, 2 differ" in report
     assert tap.compare(folders[0], folders[2], trust=True).differences
 
 
-def test_no_results_when_none_are_wanted(open_run):
+def test_results_false_keeps_nothing_in_memory(open_run):
     with tap.trace(keeps, ["y"], results=False) as tracer:
         keeps(1)
     assert values(tracer, "y") == []
@@ -614,14 +630,14 @@ def test_no_results_when_none_are_wanted(open_run):
 
 
 class TestFaults:
-    """What goes wrong is counted, said, and stops nobody."""
+    """Errors are counted and logged, and training goes on."""
 
     @pytest.fixture(autouse=True)
     def no_errors(self):
-        """Here there are some."""
+        """These tests expect errors."""
 
     @pytest.mark.parametrize("moment", ["pre_save", "pre_gather", "post_gather", "post_trace"])
-    def test_a_callback_that_raises(self, moment, caplog, errors):
+    def test_callback_that_raises(self, moment, caplog, errors):
         def broken(*args):
             raise ZeroDivisionError("on purpose")
 
@@ -636,10 +652,10 @@ class TestFaults:
                 keeps(i)
         assert values(tracer, "y") == [0, 1, 2, 3]
         assert errors() >= 1
-        (told,) = said(caplog)  # once
-        assert f"'broken_{moment}(y)' failed: ZeroDivisionError: on purpose" in told
+        (logged,) = messages(caplog)
+        assert f"'broken_{moment}(y)' failed: ZeroDivisionError: on purpose" in logged
 
-    def test_a_callback_that_changes_one_list_alone(self, caplog):
+    def test_callback_that_changes_only_one_list(self, caplog):
         def shrink(name, values, iterations, ranks):
             values[:] = values[:1]
 
@@ -649,11 +665,11 @@ class TestFaults:
         ):
             for i in range(4):
                 keeps(i)
-        (told,) = said(caplog)
-        assert "'shrink(y)' failed" in told
-        assert "it has left 1 values, 2 iterations and 2 ranks" in told
+        (logged,) = messages(caplog)
+        assert "'shrink(y)' failed" in logged
+        assert "it has left 1 values, 2 iterations and 2 ranks" in logged
 
-    def test_strict_raises_after_everybody_has_gathered(self, monkeypatch):
+    def test_strict_mode_raises_after_gathering(self, monkeypatch):
         monkeypatch.setattr(pipeline, "strict", True)
 
         def broken(name, values, iterations, ranks):
@@ -674,7 +690,7 @@ class TestFaults:
             train()
         assert gathered[:2] == [0, 1]
 
-    def test_the_error_of_the_user_passes(self):
+    def test_error_of_the_user_comes_first(self):
         def callback(*args):
             raise ZeroDivisionError("of a callback")
 
@@ -687,7 +703,7 @@ class TestFaults:
             fails(1)
         assert values(tracer, "y") == [1]
 
-    def test_an_attribute_that_raises(self, errors):
+    def test_attribute_that_raises(self, errors):
         class Rude:
             @property
             def part(self):

@@ -1,4 +1,4 @@
-"""`trace` of torch models: through wrappers, modes, compilers, threads and workers."""
+"""`trace` of torch models: wrappers, compilers, modes, checkpoints and data loader workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tap
-from tensortap.sources.tracing.calls import instrumented
+from tensortap.sources.tracing.instrument import instrumented
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -90,7 +90,7 @@ def check(tracer, n=3):
     assert found["forward.self.counter"].values == list(range(n + 1))
 
 
-def test_a_model(model):
+def test_model(model):
     with tap.trace(model, PATHS) as tracer:
         train(model)
     check(tracer)
@@ -113,7 +113,7 @@ def test_training_is_bit_identical(model):
 
 
 class TestWrappers:
-    """`model` and what wraps it are the same to a tracer."""
+    """A model and its wrapper can be traced alike."""
 
     @pytest.mark.parametrize("traced", ["inner", "outer"])
     def test_data_parallel(self, model, traced):
@@ -122,10 +122,10 @@ class TestWrappers:
             train(outer)
         check(tracer)
 
-    def test_the_copies_that_data_parallel_makes(self, model, monkeypatch):
+    def test_replicas_of_data_parallel(self, model, monkeypatch):
         from tensortap.frameworks.torch import trace_models as torch_models
 
-        monkeypatch.setattr(torch_models, "has_replicas", lambda: True)  # devices are not at hand
+        monkeypatch.setattr(torch_models, "has_replicas", lambda: True)  # no devices here
         copies = [module._replicate_for_data_parallel() for module in model.blocks]
         paths = ["blocks.0.forward.scores", "blocks.1"]
         with tap.trace(model, paths, changed=False) as tracer:
@@ -140,7 +140,7 @@ class TestWrappers:
         assert len(tracer.results["blocks.1"].values) == 2
         assert not model.blocks[0]._forward_hooks
 
-    def test_a_wrapper_of_somebody(self, model):
+    def test_unknown_wrapper(self, model):
         class Engine(torch.nn.Module):
             def __init__(self, module):
                 super().__init__()
@@ -154,16 +154,16 @@ class TestWrappers:
             train(outer)
         check(tracer)
 
-    def test_a_wrapper_inside(self, model):
+    def test_nested_wrapper(self, model):
         model.blocks[1] = torch.nn.DataParallel(model.blocks[1])
         with tap.trace(model, PATHS) as tracer:
             train(model)
         check(tracer)
 
-    def test_the_averaged_model_is_no_wrapper_of_the_one_that_trains(self, model):
+    def test_averaged_model_is_not_a_wrapper(self, model):
         averaged = torch.optim.swa_utils.AveragedModel(model)
         with tap.trace(averaged, ["forward.x"]) as tracer:
-            train(model)  # its module is a copy
+            train(model)  # the averaged module is a copy
             averaged(batches(1)[0])
         assert tracer.results["forward.x"].iterations == [0]
 
@@ -205,7 +205,7 @@ assert not tap.receipt().errors
 """
 
 
-# torch's own, where its compiler looks at a tensor between two graphs
+# raised by torch where its compiler looks at a tensor between two graphs
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor that is not a leaf")
 class TestCompiled:
     @pytest.fixture(autouse=True)
@@ -216,28 +216,28 @@ class TestCompiled:
 
     @pytest.mark.parametrize("traced", ["inner", "outer"])
     @pytest.mark.parametrize("before", [True, False])
-    def test_graphs_are_left_for_probes(self, model, traced, before):
+    def test_graphs_break_at_probes(self, model, traced, before):
         outer = torch.compile(model, backend="eager")
-        if before:  # it is compiled already when it is traced
+        if before:  # compiled before it is traced
             outer(batches(1)[0])
             model.counter = 0
         with tap.trace(model if traced == "inner" else outer, PATHS) as tracer:
             train(outer)
         check(tracer)
 
-    def test_only_the_last_binding(self, model):
+    def test_rebind_last(self, model):
         outer = torch.compile(model, backend="eager")
         with tap.trace(model, ["blocks.0.forward.scores"], rebind="last") as tracer:
             train(outer)
         assert tracer.results["blocks.0.forward.scores"].orders == [1, 1, 1]
 
-    def test_a_compiled_part_of_a_model(self, model):
+    def test_compiled_module_of_a_model(self, model):
         model.blocks[0].compile(backend="eager")
         with tap.trace(model, PATHS) as tracer:
             train(model)
         check(tracer)
 
-    def test_a_graph_that_must_not_break_is_said_not_to_be_seen(self, model, caplog):
+    def test_reports_fullgraph_as_untraceable(self, model, caplog):
         outer = torch.compile(model, backend="eager", fullgraph=True)
         plain = train(outer)
         torch._dynamo.reset()
@@ -247,9 +247,9 @@ class TestCompiled:
         with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(again, paths) as tracer:
             assert train(outer) == plain
         assert tracer.results["forward.h"].values == []
-        told = [r.getMessage() for r in caplog.records if r.name == "tensortap"]
-        assert len(told) == 2
-        assert all("fullgraph=True" in text and "torch.compiler.disable" in text for text in told)
+        logged = [r.getMessage() for r in caplog.records if r.name == "tensortap"]
+        assert len(logged) == 2
+        assert all("fullgraph=True" in text and "torch.compiler.disable" in text for text in logged)
 
 
 class TestModes:
@@ -263,16 +263,16 @@ class TestModes:
                     model(x)
         return tracer.results["forward.x"].iterations
 
-    def test_both_are_counted_apart(self, model):
+    def test_modes_are_counted_separately(self, model):
         assert self.run(model) == [0, 0, 1, 1, 2, 2, 3, 3]
 
-    def test_training_alone(self, model):
+    def test_train_only(self, model):
         assert self.run(model, mode="train") == [0, 1, 2, 3]
 
-    def test_evaluation_alone_every_second(self, model):
+    def test_eval_only_every_second(self, model):
         assert self.run(model, mode="eval", every=2) == [0, 2]
 
-    def test_intervals_are_of_the_mode_that_is_traced(self, model):
+    def test_intervals_count_the_traced_mode(self, model):
         sizes = []
         self.run(
             model, mode="train", gathering_interval=2,
@@ -280,7 +280,7 @@ class TestModes:
         )  # fmt: skip
         assert sizes == [2, 2]
 
-    def test_records_say_the_mode(self, model, open_run):
+    def test_records_have_the_mode(self, model, open_run):
         self.run(model)
         tap.flush()
         modes = [r.tags["mode"] for r in tap.open(open_run).records() if r.name == "forward.x"]
@@ -293,7 +293,7 @@ class TestModes:
         assert not first.is_inference()
 
 
-def test_a_method_that_is_called_outside_of_forward_counts_its_own_calls():
+def test_method_outside_of_forward_counts_its_own_calls():
     class Lit(Model):
         def training_step(self, batch):
             loss = self(batch)["logits"].sum() + self(batch)["logits"].mean()
@@ -318,7 +318,7 @@ def test_a_method_that_is_called_outside_of_forward_counts_its_own_calls():
     with tap.trace(model, paths, changed=False, gathering_interval=4) as tracer:
         for batch in batches(3):
             model.training_step(batch)
-        model.prepared(batches(1)[0])  # not by forward
+        model.prepared(batches(1)[0])  # not called by forward
     assert tracer.results["training_step.batch"].iterations == [0, 1, 2]
     assert tracer.results["training_step.loss"].iterations == [0, 1, 2]
     assert tracer.results["forward.x"].iterations == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
@@ -326,7 +326,7 @@ def test_a_method_that_is_called_outside_of_forward_counts_its_own_calls():
     assert tracer.results["prepared.y"].iterations[:6] == [0, 1, 2, 3, 4, 5]
 
 
-def test_forward_called_directly_is_counted_too(model):
+def test_direct_calls_of_forward_are_counted(model):
     with tap.trace(model, ["forward.x", "blocks.0.forward.x"]) as tracer:
         for x in batches():
             model.forward(x)
@@ -334,7 +334,7 @@ def test_forward_called_directly_is_counted_too(model):
     assert tracer.results["blocks.0.forward.x"].iterations == [0, 1, 2]
 
 
-def test_helpers_only_where_they_are_called(model):
+def test_helpers_are_traced_only_below_their_caller(model):
     with tap.trace(model, ["forward.helper.w", "forward.helper"], changed=False) as tracer:
         helper(torch.ones(1))
         train(model)
@@ -344,7 +344,7 @@ def test_helpers_only_where_they_are_called(model):
     assert tracer.results["forward.helper"].values[0].shape == (3, 4)
 
 
-def test_modules_of_torch_itself_and_their_locals(model):
+def test_modules_of_torch(model):
     transformer = torch.nn.TransformerEncoderLayer(4, 2, batch_first=True, dropout=0.0)
     paths = ["self_attn", "self_attn.forward.attn_output", "linear1", "**.x", "forward.src"]
     with tap.trace(transformer, paths) as tracer:
@@ -357,7 +357,7 @@ def test_modules_of_torch_itself_and_their_locals(model):
     assert isinstance(tracer.results["self_attn"].values[0], tuple)
 
 
-def test_all_modules_of_a_list_are_no_methods_of_it(model, caplog):
+def test_wildcards_leave_out_methods_of_module_lists(model, caplog):
     with tap.trace(model, ["blocks.*", "blocks.*.*"]) as tracer:
         assert len(instrumented()) == 2  # Attention.forward, Linear.forward
         train(model, 1)
@@ -367,23 +367,23 @@ def test_all_modules_of_a_list_are_no_methods_of_it(model, caplog):
     assert not caplog.records
 
 
-def test_what_a_pattern_has_found_nothing_of_is_said_once(model, caplog):
+def test_reports_empty_paths_of_a_pattern_once(model, caplog):
     model.unused = torch.nn.ModuleList([Attention(), Attention(), Attention()])
     with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(model, ["**.scores"]):
         train(model, 1)
-    (told,) = [r.getMessage() for r in caplog.records]
-    assert "of 'unused.0.forward.scores': unused.0.forward was never called" in told
-    assert "2 more that '**.scores' stands for" in told
+    (logged,) = [r.getMessage() for r in caplog.records]
+    assert "for 'unused.0.forward.scores': unused.0.forward was never called" in logged
+    assert "2 more paths of '**.scores'" in logged
 
 
-def test_a_parameter_is_no_path_of_its_own(model, caplog):
+def test_reports_how_to_trace_a_parameter(model, caplog):
     with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(model, ["blocks.0.qkv.weight"]):
         pass
     assert "'blocks.0.qkv.forward.self.weight'" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_said_not_to_be_seen(caplog):
+def test_reports_torchscript_as_untraceable(caplog):
     scripted = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU()))
     whole = torch.nn.Sequential(scripted, torch.nn.ReLU())
     with caplog.at_level(logging.WARNING, "tensortap"):
@@ -396,7 +396,7 @@ def test_torchscript_is_said_not_to_be_seen(caplog):
     assert len(tracer.results["1"].values) == 1
 
 
-def test_one_of_many_modules_of_a_class(model):
+def test_one_module_of_many_of_its_class(model):
     other = Model()
     with tap.trace(model, ["blocks.1.forward.scores", "blocks.1.qkv"], changed=False) as tracer:
         other(batches(1)[0])
@@ -405,7 +405,7 @@ def test_one_of_many_modules_of_a_class(model):
     assert len(tracer.results["blocks.1.qkv"].values) == 3
 
 
-def test_a_model_is_pickled_and_copied_while_it_is_traced(model, tmp_path):
+def test_traced_model_can_be_pickled_and_copied(model, tmp_path):
     import copy
     import pickle
 
@@ -416,7 +416,7 @@ def test_a_model_is_pickled_and_copied_while_it_is_traced(model, tmp_path):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_what_a_checkpoint_computes_again_is_not_kept_again(reentrant):
+def test_recomputation_of_a_checkpoint_is_not_kept_again(reentrant):
     class Checked(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -453,7 +453,7 @@ def test_locals_of_a_backward_pass():
     assert tracer.results["grad"].values[0].tolist() == [1.0]
 
 
-def test_decorated_by_torch():
+def test_function_decorated_by_torch():
     class Quiet(torch.nn.Module):
         @torch.no_grad()
         def forward(self, x):
@@ -475,7 +475,7 @@ class Numbers(torch.utils.data.Dataset):
         return item  # noqa: RET504
 
 
-def test_data_loader_workers_capture_into_their_own_session(model, caplog):
+def test_results_exclude_data_loader_workers(model, caplog):
     data = Numbers()
     with caplog.at_level(logging.WARNING, "tensortap"):
         with tap.trace(data, ["__getitem__.item"], gathering_interval=1) as tracer:
@@ -491,9 +491,9 @@ def test_data_loader_workers_capture_into_their_own_session(model, caplog):
 
 
 class TestFaultsOfOthers:
-    """What tracers of local variables get wrong elsewhere."""
+    """Errors that other tracers of local variables make."""
 
-    def test_only_chosen_functions_pay(self, model):
+    def test_only_chosen_functions_are_instrumented(self, model):
         import sys
 
         code, helper_code = Model.forward.__code__, helper.__code__
@@ -504,7 +504,7 @@ class TestFaultsOfOthers:
             assert helper.__code__ is helper_code
             train(model)
 
-    def test_the_interval_is_obeyed_and_the_tail_is_kept(self, model):
+    def test_gathers_at_the_interval_and_at_the_end(self, model):
         sizes = []
         with tap.trace(
             model, ["forward.x"], gathering_interval=4,
@@ -513,13 +513,9 @@ class TestFaultsOfOthers:
             train(model, 10)
         assert sizes == [4, 4, 2]
         assert tracer.results["forward.x"].iterations == list(range(10))
+        assert tracer.results["forward.x"].ranks == [0] * 10
 
-    def test_ranks_in_one_process_are_0(self, model):
-        with tap.trace(model, ["forward.x"], gathering_interval=2) as tracer:
-            train(model)
-        assert tracer.results["forward.x"].ranks == [0, 0, 0]
-
-    def test_containers_of_tensors_that_are_no_leaves(self, model):
+    def test_containers_of_non_leaf_tensors(self, model):
         with tap.trace(model, ["forward.out", "forward.out.all"]) as tracer:
             train(model)
         (first, *_) = tracer.results["forward.out"].values
@@ -539,7 +535,7 @@ class TestFaultsOfOthers:
         )
         assert len(found["forward.out.all.0"].values) == 3
 
-    def test_arguments_are_kept_before_they_are_changed_in_place(self):
+    def test_arguments_are_copied_before_in_place_changes(self):
         class InPlace(torch.nn.Module):
             def forward(self, x):
                 x.add_(1)
@@ -555,12 +551,12 @@ class TestFaultsOfOthers:
         assert kept == [0.0, 1.0, 2.0]
 
 
-class TestValuesThatAreNone:
+class TestTracedByTransformations:
     @pytest.fixture(autouse=True)
     def no_errors(self):
-        """It is said."""
+        """These tests expect errors."""
 
-    def test_a_function_that_jax_only_traces_is_said(self, caplog):
+    def test_reports_functions_that_jax_only_traces(self, caplog):
         import jax
         import jax.numpy as jnp
 
@@ -576,13 +572,13 @@ class TestValuesThatAreNone:
             step(jnp.float32(2))
         assert isinstance(tracer.results["y"].values[0], jax.Array)
 
-    def test_inside_vmap_of_torch(self, caplog):
+    def test_reports_vmap_of_torch(self, caplog):
         def step(x):
             mapped = x * 2
             return mapped  # noqa: RET504
 
         with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(step, ["mapped"]):
             assert torch.func.vmap(step)(torch.ones(3)).tolist() == [2, 2, 2]
-        told = [record.getMessage() for record in caplog.records]
-        assert len(told) == 2
-        assert all("inside torch.func" in text for text in told)
+        logged = [record.getMessage() for record in caplog.records]
+        assert len(logged) == 2
+        assert all("inside torch.func" in text for text in logged)

@@ -1,7 +1,7 @@
-# ruff: noqa: B905, C416, F401, F841, F842, PT017, RET504  what binds names is meant
-"""Checks of the instrumentation that need the standard library alone.
+# ruff: noqa: B905, C416, F401, F841, F842, PT017, RET504  unused bindings are what is tested
+"""Checks of the instrumentation that need only the standard library.
 
-`test_core.py` runs them here; as a program this file runs them all, under any Python.
+`test_core.py` runs them in this Python; as a program this file runs them in any other.
 """
 
 from __future__ import annotations
@@ -17,59 +17,62 @@ import traceback
 import types
 from pathlib import Path
 
-if __name__ == "__main__":  # without the rest of tensortap, which needs NumPy and more
+if __name__ == "__main__":  # without importing the rest of tensortap
     for name in ("tensortap", "tensortap.sources"):
         package = types.ModuleType(name)
         package.__path__ = [str(Path(sys.argv[1], *name.split(".")))]
         sys.modules[name] = package
 
-from tensortap.sources.tracing.calls import instrumented, listen, unlisten
-from tensortap.sources.tracing.functions import names_of, plain
+from tensortap.sources.tracing.functions import bound_names, unwrap
+from tensortap.sources.tracing.instrument import instrumented, listen, unlisten
 from tensortap.sources.tracing.resolve import Resolver
-from tensortap.sources.tracing.rewrite import NoSource
-from tensortap.sources.tracing.wanted import Wanted
+from tensortap.sources.tracing.rewrite import ProbeSpec
+from tensortap.sources.tracing.source import NoSource
 
 
 class Log:
-    """A listener that writes down all it hears; each call has a number."""
+    """A listener that records everything; calls are numbered."""
 
     def __init__(self):
-        self.heard = []
+        self.events = []
         self.calls = 0
 
-    def open(self):
+    def call(self):
         self.calls += 1
-        return Heard(self, self.calls)
+        return LoggedCall(self, self.calls)
 
     def fault(self, error):
         raise error
 
     def of(self, name):
-        return [entry[2] for entry in self.heard if entry[1] == name]
+        return [event[2] for event in self.events if event[1] == name]
 
 
-class Heard:
+class LoggedCall:
     def __init__(self, log, number):
         self.log, self.number = log, number
 
-    def see(self, name, value, via):
-        self.log.heard.append((self.number, name if via is None else f"{name}/{via}", value))
+    def bind(self, name, value, part):
+        self.log.events.append((self.number, name if part is None else f"{name}/{part}", value))
 
-    def give(self, value):
-        self.log.heard.append((self.number, "return", value))
+    def result(self, value):
+        self.log.events.append((self.number, "return", value))
 
-    def leave(self):
-        self.log.heard.append((self.number, "leave", None))
+    def exit(self):
+        self.log.events.append((self.number, "exit", None))
 
-    def inner(self, name):
-        return self.log.open()
+    def nested(self, name):
+        return self.log.call()
+
+    def fault(self, error):
+        raise error
 
 
 @contextlib.contextmanager
-def heard(function, *names, this=None, returns=False, leaves=False, inner=None):
+def logged(function, *names, this=None, results=False, exits=False, nested=None):
     log = Log()
     code = function.__code__
-    listen(function, this, log, Wanted(frozenset(names), returns, leaves, inner or {}))
+    listen(function, this, log, ProbeSpec(frozenset(names), results, exits, nested or {}))
     try:
         yield log
     finally:
@@ -78,7 +81,7 @@ def heard(function, *names, this=None, returns=False, leaves=False, inner=None):
     assert function not in instrumented()
 
 
-# -- every way to bind a name --------------------------------------------------------------
+# -- kinds of bindings --------------------------------------------------------------
 
 counter = 0
 
@@ -126,9 +129,9 @@ ALL = (
 )
 
 
-def check_every_way_to_bind_a_name():
+def check_reports_every_kind_of_binding():
     names = ALL.split()
-    with heard(bindings, *names, returns=True) as log:
+    with logged(bindings, *names, results=True) as log:
         bindings(1, 2, other=4)
     assert log.of("x") == [1]
     assert log.of("rest") == [(2,)]
@@ -151,15 +154,15 @@ def check_every_way_to_bind_a_name():
     assert (log.of("second"), log.of("others")) == ([2], [{"r": 3}])
     assert [cls.__name__ for cls in log.of("Local")] == ["Local"]
     assert len(log.of("return")) == 1
-    assert set(names) <= set(names_of(bindings.__code__))
-    assert "unset" not in names_of(bindings.__code__)
+    assert set(names) <= set(bound_names(bindings.__code__))
+    assert "unset" not in bound_names(bindings.__code__)
 
 
-def check_what_is_heard_is_in_the_order_of_the_program():
-    with heard(bindings, "x", "y", "i", returns=True, leaves=True) as log:
+def check_events_are_in_program_order():
+    with logged(bindings, "x", "y", "i", results=True, exits=True) as log:
         bindings(1)
-    names = [name for _, name, _ in log.heard]
-    assert names == ["x", "y", "y", "i", "i", "return", "leave"]
+    names = [name for _, name, _ in log.events]
+    assert names == ["x", "y", "y", "i", "i", "return", "exit"]
 
 
 def setting(self, out):
@@ -173,11 +176,11 @@ def setting(self, out):
     return other
 
 
-def check_parts_that_are_set():
+def check_reports_attributes_and_items():
     this = types.SimpleNamespace(count=0, child=types.SimpleNamespace())
-    with heard(setting, "self", "out") as log:
+    with logged(setting, "self", "out") as log:
         setting(this, {"b": {}})
-    names = [name for _, name, _ in log.heard]
+    names = [name for _, name, _ in log.events]
     assert names == [
         "self", "out", "self/count", "self/child", "out/a", "out/b", "out/*", "self/pair",
     ]  # fmt: skip
@@ -195,23 +198,23 @@ def generator(n):
 
 
 def check_generators():
-    with heard(generator, "n", "double", "got", returns=True) as log:
+    with logged(generator, "n", "double", "got", results=True) as log:
         running = generator(2)
         assert next(running) == 0
         assert running.send("sent") == 2
         assert list(running) == []
-    assert log.heard == [
+    assert log.events == [
         (1, "n", 2), (1, "double", 0), (1, "return", 0), (1, "got", "sent"), (1, "double", 2),
         (1, "return", 2), (1, "got", None),
     ]  # fmt: skip
 
 
-def check_a_generator_that_outlives_the_listening():
-    with heard(generator, "double") as log:
+def check_generator_that_outlives_the_listener():
+    with logged(generator, "double") as log:
         running = generator(3)
         next(running)
     assert list(running) == [2, 4]
-    assert log.of("double") == [0, 2, 4]  # it was entered while somebody listened
+    assert log.of("double") == [0, 2, 4]  # it was entered while there was a listener
 
 
 async def waiting(x):
@@ -227,12 +230,12 @@ async def numbers():
 
 
 def check_async_functions():
-    with heard(waiting, "y", "i", "z", "stack", returns=True) as log:
+    with logged(waiting, "y", "i", "z", "stack", results=True) as log:
         assert asyncio.run(waiting(1)) == (2, [0, 1], False)
     assert (log.of("y"), log.of("i"), log.of("z")) == ([2], [0, 1], [[0, 1]])
     assert len(log.of("stack")) == 1
     assert log.of("return") == [(2, [0, 1], False)]
-    with heard(numbers, "i", returns=True) as log:
+    with logged(numbers, "i", results=True) as log:
         asyncio.run(waiting(1))
     assert log.of("i") == log.of("return") == [0, 1]
 
@@ -243,27 +246,27 @@ def recursive(n):
     return below + 1
 
 
-def check_recursion_tells_calls_apart():
-    with heard(recursive, "m", "below", returns=True) as log:
+def check_recursive_calls_are_separate():
+    with logged(recursive, "m", "below", results=True) as log:
         assert recursive(3) == 3
-    assert [entry for entry in log.heard if entry[1] == "m"] == [
+    assert [event for event in log.events if event[1] == "m"] == [
         (1, "m", 2),
         (2, "m", 1),
         (3, "m", 0),
     ]
-    assert [entry[0] for entry in log.heard if entry[1] == "below"] == [3, 2, 1]
+    assert [event[0] for event in log.events if event[1] == "below"] == [3, 2, 1]
 
 
 lambdas = [lambda x: x + 1, lambda x: x + 1, lambda x, y=2: (z := x * y) + z]
 
 
-def check_lambdas_even_two_alike_in_a_line():
-    with heard(lambdas[1], "x", returns=True) as log:
+def check_lambdas_even_two_equal_ones_in_a_line():
+    with logged(lambdas[1], "x", results=True) as log:
         assert [one(3) for one in lambdas] == [4, 4, 12]
-    assert log.heard == [(1, "x", 3), (1, "return", 4)]
-    with heard(lambdas[2], "x", "y", "z", returns=True) as log:
+    assert log.events == [(1, "x", 3), (1, "return", 4)]
+    with logged(lambdas[2], "x", "y", "z", results=True) as log:
         assert lambdas[2](3) == 12
-    assert log.heard == [(1, "x", 3), (1, "y", 2), (1, "z", 6), (1, "return", 12)]
+    assert log.events == [(1, "x", 3), (1, "y", 2), (1, "z", 6), (1, "return", 12)]
 
 
 def outer(x):
@@ -282,14 +285,14 @@ def outer(x):
     return helper(x) + short(1)
 
 
-def check_functions_inside():
-    inner = {
-        "helper": Wanted(frozenset({"h", "inside"}), True),
-        "short": Wanted(frozenset({"t"}), True),
+def check_nested_functions():
+    nested = {
+        "helper": ProbeSpec(frozenset({"h", "inside"}), True),
+        "short": ProbeSpec(frozenset({"t"}), True),
     }
-    with heard(outer, "x", inner=inner) as log:
+    with logged(outer, "x", nested=nested) as log:
         assert outer(2) == 7
-    assert log.heard == [
+    assert log.events == [
         (1, "x", 2), (2, "h", 2), (1, "x", 4), (2, "inside", 5), (2, "return", 5), (3, "t", 1),
         (3, "return", 2),
     ]  # fmt: skip
@@ -303,11 +306,11 @@ def closure(factor):
     return multiply
 
 
-def check_closures_keep_what_they_close_over():
+def check_closures_keep_their_cells():
     twice, thrice = closure(2), closure(3)
-    with heard(twice, "y") as log:
+    with logged(twice, "y") as log:
         assert (twice(5), thrice(5)) == (10, 15)
-    assert log.of("y") == [10]  # the other one is another function
+    assert log.of("y") == [10]  # the other closure is another function
 
 
 def decorated(function):
@@ -378,32 +381,32 @@ class Kinds(Base):
 def check_methods_of_every_kind():
     one, other = Kinds(), Kinds()
     for name in "method static of_class wrapped silent only_rest".split():
-        found = plain(Kinds.__dict__[name], one, name)
-        with heard(found.function, "x", "y", this=found.this, returns=True) as log:
+        found = unwrap(Kinds.__dict__[name], one, name)
+        with logged(found.function, "x", "y", this=found.this, results=True) as log:
             value = getattr(one, name)(3)
             getattr(other, name)(3)
-        times = 2 if found.this is not one else 1  # a static method belongs to nobody
+        times = 2 if found.this is not one else 1  # a static method is shared by all objects
         assert log.of("y") == log.of("return") == [value] * times, name
-    with heard(plain(Kinds.__dict__["prop"], one).function, "y", this=one) as log:
+    with logged(unwrap(Kinds.__dict__["prop"], one).function, "y", this=one) as log:
         assert one.prop == 4
     assert log.of("y") == [4]
-    found = plain(Kinds.__dict__["later"], one)
-    with heard(found.function, "x", this=one) as log:
+    found = unwrap(Kinds.__dict__["later"], one)
+    with logged(found.function, "x", this=one) as log:
         one.later()
     assert log.of("x") == [5]
-    assert plain(len) is None
+    assert unwrap(len) is None
 
 
-def check_names_of_classes_are_mangled():
+def check_private_names_are_unmangled():
     function = Kinds._Kinds__hidden
     one = Kinds()
-    assert names_of(function.__code__)[-2:] == ("__x", "__y")
-    with heard(function, "__x", "__y", this=one) as log:
+    assert bound_names(function.__code__)[-2:] == ("__x", "__y")
+    with logged(function, "__x", "__y", this=one) as log:
         assert one.call_hidden(1) == 2
     assert (log.of("__x"), log.of("__y")) == ([1], [2])
 
 
-# -- nothing is disturbed ------------------------------------------------------------------
+# -- no side effects ------------------------------------------------------------------
 
 
 def looking(x):
@@ -411,9 +414,9 @@ def looking(x):
     return sorted(locals()), sorted(vars()), dir(), y
 
 
-def check_locals_has_nothing_of_ours():
+def check_locals_hides_our_variables():
     plainly = looking(1)
-    with heard(looking, "x", "y", returns=True):
+    with logged(looking, "x", "y", results=True):
         assert looking(1) == plainly
 
 
@@ -424,7 +427,7 @@ def raising(x):
     return y
 
 
-def check_errors_pass_and_lines_hold():
+def check_errors_and_line_numbers_are_unchanged():
     def where():
         try:
             raising(1)
@@ -435,14 +438,14 @@ def check_errors_pass_and_lines_hold():
         return None
 
     before = where()
-    with heard(raising, "y", returns=True, leaves=True) as log:
+    with logged(raising, "y", results=True, exits=True) as log:
         assert where() == before
-    assert log.heard == [(1, "y", 1), (1, "leave", None)]
+    assert log.events == [(1, "y", 1), (1, "exit", None)]
 
 
-def check_metadata_of_the_function_holds():
+def check_function_metadata_is_unchanged():
     before = (bindings.__doc__, bindings.__defaults__, bindings.__kwdefaults__, bindings.__name__)
-    with heard(bindings, "x", returns=True, leaves=True):
+    with logged(bindings, "x", results=True, exits=True):
         after = (
             bindings.__doc__,
             bindings.__defaults__,
@@ -457,10 +460,14 @@ def check_metadata_of_the_function_holds():
         assert inspect.isgeneratorfunction(generator)
 
 
-def check_several_listen_and_leave_in_any_order():
+def check_listeners_end_in_any_order():
     code = recursive.__code__
     logs = [Log(), Log(), Log()]
-    wants = [Wanted(frozenset({"m"})), Wanted(frozenset({"n"}), True), Wanted(frozenset({"below"}))]
+    wants = [
+        ProbeSpec(frozenset({"m"})),
+        ProbeSpec(frozenset({"n"}), True),
+        ProbeSpec(frozenset({"below"})),
+    ]
     for log, want in zip(logs, wants):
         listen(recursive, None, log, want)
     recursive(1)
@@ -471,15 +478,15 @@ def check_several_listen_and_leave_in_any_order():
     assert [len(log.of(name)) for log, name in zip(logs, ("m", "n", "below"))] == [2, 1, 3]
 
 
-def check_one_object_of_a_class_and_the_others():
+def check_one_object_of_a_class():
     one, two = Kinds(), Kinds()
     log, everything = Log(), Log()
-    listen(Kinds.method, one, log, Wanted(frozenset({"y"})))
+    listen(Kinds.method, one, log, ProbeSpec(frozenset({"y"})))
     two.method(1)
     one.method(2)
     assert log.of("y") == [3]
-    assert log.calls == 1  # the other was not even asked for
-    listen(Kinds.method, None, everything, Wanted(frozenset({"y"})))
+    assert log.calls == 1  # calls on the other object never reach the listener
+    listen(Kinds.method, None, everything, ProbeSpec(frozenset({"y"})))
     two.method(3)
     one.method(4)
     assert (log.of("y"), everything.of("y")) == ([3, 5], [4, 5])
@@ -487,7 +494,7 @@ def check_one_object_of_a_class_and_the_others():
     unlisten(Kinds.method, everything)
 
 
-def check_a_trace_function_that_is_there_already():
+def check_existing_trace_function_sees_the_same_lines():
     def lines(function, *args):
         seen = []
 
@@ -508,13 +515,13 @@ def check_a_trace_function_that_is_there_already():
         return seen
 
     plainly = {line for _, line in lines(bindings, 1)}
-    with heard(bindings, "y", "i", "first", returns=True) as log:
+    with logged(bindings, "y", "i", "first", results=True) as log:
         assert {line for _, line in lines(bindings, 1)} == plainly
     assert log.of("y") == [2, 4]
 
 
 def check_threads():
-    with heard(recursive, "m") as log:
+    with logged(recursive, "m") as log:
         threads = [threading.Thread(target=recursive, args=(50,)) for _ in range(8)]
         for one in threads:
             one.start()
@@ -523,12 +530,12 @@ def check_threads():
     assert len(log.of("m")) == 400
 
 
-def check_functions_come_and_go():
+def check_functions_are_not_kept_alive():
     import gc
     import weakref
 
     function = closure(2)
-    with heard(function, "y"):
+    with logged(function, "y"):
         function(1)
     gone = weakref.ref(function)
     del function
@@ -536,22 +543,22 @@ def check_functions_come_and_go():
     assert gone() is None
 
 
-def check_many_objects_are_one_compilation():
-    from tensortap.sources.tracing import rewrite
+def check_many_objects_need_one_compilation():
+    from tensortap.sources.tracing import source
 
     made = []
-    original = rewrite.rewritten
-    rewrite.rewritten = lambda *args: made.append(1) or original(*args)
+    original = source.instrumented_code
+    source.instrumented_code = lambda *args: made.append(1) or original(*args)
     try:
         objects, log = [Kinds() for _ in range(300)], [Log() for _ in range(300)]
         for one, mine in zip(objects, log):
-            listen(Kinds.method, one, mine, Wanted(frozenset({"y"})))
+            listen(Kinds.method, one, mine, ProbeSpec(frozenset({"y"})))
         for number, one in enumerate(objects):
             one.method(number)
         for mine in log:
             unlisten(Kinds.method, mine)
     finally:
-        rewrite.rewritten = original
+        source.instrumented_code = original
     assert len(made) == 1
     assert [mine.of("y") for mine in log] == [[number + 1] for number in range(300)]
 
@@ -605,72 +612,71 @@ def check_functions_without_source():
     made = names["made"]
     if not without_source():
         try:
-            listen(made, None, Log(), Wanted(frozenset("y")))
+            listen(made, None, Log(), ProbeSpec(frozenset("y")))
         except NoSource as error:
             assert "needs Python 3.12 or later" in str(error)
         else:
-            raise AssertionError("it says that it sees what it cannot")
+            raise AssertionError("no error without source")
         return
     wanted = "x rest key more y a b c i z error known".split()
-    with heard(made, *wanted, returns=True, leaves=True) as log:
+    with logged(made, *wanted, results=True, exits=True) as log:
         assert made(1, 2, other=4) == 9
         try:
             made(0)
         except KeyError as error:
             assert error.args == (9,)
-    first = [entry[1:] for entry in log.heard if entry[0] == 1]
+    first = [event[1:] for event in log.events if event[0] == 1]
     assert [name for name, _ in first] == [
         "x", "key", "rest", "more", "y", "y", "a", "b", "c", "i", "z", "i", "z", "error", "error",
-        "known", "return", "leave",
+        "known", "return", "exit",
     ] or [name for name, _ in first] == [
         "x", "key", "rest", "more", "y", "y", "a", "b", "c", "i", "z", "i", "z", "error", "known",
-        "return", "leave",
+        "return", "exit",
     ]  # fmt: skip
     assert log.of("y")[:2] == [2, 4]
     assert log.of("known") == [5, 5]
     assert log.of("return") == [9]
     steps = names["steps"]
-    with heard(steps, "n", "j", returns=True) as log:
+    with logged(steps, "n", "j", results=True) as log:
         assert list(steps(2)) == [0, 2]
-    assert log.heard == [(1, "n", 2), (1, "j", 0), (1, "return", 0), (1, "j", 2), (1, "return", 2)]
+    assert log.events == [(1, "n", 2), (1, "j", 0), (1, "return", 0), (1, "j", 2), (1, "return", 2)]
     cls = names["Made"]
     one = cls()
-    with heard(cls._Made__hidden, "__x", "__y", this=one, returns=True) as log:
+    with logged(cls._Made__hidden, "__x", "__y", this=one, results=True) as log:
         one.go()
         cls().go()
-    assert log.heard == [(1, "__x", 4), (1, "__y", 4), (1, "return", 4)]
+    assert log.events == [(1, "__x", 4), (1, "__y", 4), (1, "return", 4)]
 
 
-def check_source_that_is_not_what_runs():
+def check_edited_source():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "module.py")
         path.write_text("def f(x):\n    y = x + 1\n    return y\n")
         names = {}
         exec(compile(path.read_text(), str(path), "exec"), names)
         path.write_text("def f(x):\n    y = x + 2\n    return y\n# changed since\n")
-        linecache.clearcache()
         if without_source():
-            with heard(names["f"], "y") as log:
+            with logged(names["f"], "y") as log:
                 assert names["f"](1) == 2
             assert log.of("y") == [2]
         else:
             try:
-                listen(names["f"], None, Log(), Wanted(frozenset("y")))
+                listen(names["f"], None, Log(), ProbeSpec(frozenset("y")))
             except NoSource as error:
-                assert "changed since" in str(error)
+                assert "has been edited since" in str(error)
             else:
-                raise AssertionError("it runs what was never loaded")
+                raise AssertionError("no error for edited source")
 
 
-def check_source_that_is_in_no_file():
+def check_source_without_a_file():
     text = "def cell(x):\n    y = [x for x in range(x)]\n    return y\n"
     name = "<cell 1>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)  # as notebooks do
     names = {}
     exec(compile(text, name, "exec"), names)
-    with heard(names["cell"], "x", "y") as log:
+    with logged(names["cell"], "x", "y") as log:
         assert names["cell"](2) == [0, 1]
-    assert log.heard == [(1, "x", 2), (1, "x", 0), (1, "x", 1), (1, "y", [0, 1])]
+    assert log.events == [(1, "x", 2), (1, "x", 0), (1, "x", 1), (1, "y", [0, 1])]
 
 
 # -- paths ---------------------------------------------------------------------------------
@@ -704,12 +710,12 @@ def children(owner):
     return {**owner.leaves, "one": owner.one} if isinstance(owner, Tree) else {}
 
 
-def check_paths_are_resolved():
+def check_path_resolution():
     tree = Tree()
     resolver = Resolver(tree, children)
 
     def keys(*segments):
-        return sorted(".".join((*p.key, *p.deep)) for p in resolver.resolve(segments)[0])
+        return sorted(".".join((*p.path, *p.inside)) for p in resolver.resolve(segments)[0])
 
     assert keys("forward") == ["forward"]
     assert keys("forward", "x") == ["forward.x"]
@@ -722,7 +728,7 @@ def check_paths_are_resolved():
     assert keys("**", "scores") == keys("*", "forward", "scores")
     assert keys("*", "*", "scores") == keys("*", "forward", "scores")
     assert keys("forward", "out", "logits") == ["forward.out.logits"]
-    # the object itself would be a copy of everything: only by name, or on the way into it
+    # `self` is left out: copying it would copy the whole object
     assert keys("forward", "*") == ["forward.nested", "forward.out", "forward.x"]
     assert keys("forward", "self") == ["forward.self"]
     assert "forward.self.one" in keys("forward", "*", "one")
@@ -737,21 +743,21 @@ def check_paths_are_resolved():
         "no local 'score' in 0.forward; it has 'scores', 'me', 'x'"
     )
     why = resolver.resolve(("**", "score"))[1]
-    assert why.startswith("nothing there is called 'score'; it has 'scores', ")
+    assert why.startswith("nothing is called 'score'; it has 'scores', ")
     assert resolver.resolve(("one", "forwards", "x"))[1] == (
         "no module or method 'forwards' in one; it has 'forward'"
     )
     tree.one.scale = 2
     assert resolver.resolve(("one", "scale"))[1] == (
-        "one.scale is a value, no function: its value at each call is 'one.forward.me.scale'"
+        "one.scale is a value, not a function: its value at each call is 'one.forward.me.scale'"
     )
     assert Resolver(len, lambda owner: {}).resolve(("x",))[1] == (
-        "<built-in function len> is not written in Python: it has no locals to see"
+        "<built-in function len> is not written in Python, so it has no locals"
     )
     assert "it has 'forward'" in resolver.resolve(("forwards",))[1]
     assert "is not a function" in resolver.resolve(("__class__", "x"))[1]
-    points, _ = Resolver(shared, lambda owner: {}).resolve(("w",))
-    assert [point.key for point in points] == [("w",)]
+    probes, _ = Resolver(shared, lambda owner: {}).resolve(("w",))
+    assert [probe.path for probe in probes] == [("w",)]
     assert Resolver(shared, lambda owner: {}).resolve(("v",))[1] == (
         "no local 'v' in shared; it has 'z', 'w'"
     )
@@ -762,5 +768,5 @@ CHECKS = [value for name, value in list(globals().items()) if name.startswith("c
 if __name__ == "__main__":
     for check in CHECKS:
         check()
-    assert "numpy" not in sys.modules, "the instrumentation needs the standard library alone"
+    assert "numpy" not in sys.modules, "the instrumentation must import only the standard library"
     print(f"{len(CHECKS)} checks on {sys.version.split()[0]}")

@@ -1,4 +1,4 @@
-"""The instrumentation, here and on every other Python that is installed."""
+"""Checks of the instrumentation on every supported Python that is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _spec.loader.exec_module(core)
 
 
 @pytest.mark.parametrize("check", core.CHECKS, ids=lambda check: check.__name__[6:])
-def test_here(check):
+def test_in_this_python(check):
     check()
 
 
@@ -30,21 +30,21 @@ def pythons() -> dict[str, str]:
     """Return the other supported Pythons that are installed, on the path or by pyenv."""
     found = {}
     for minor in (11, 12, 13):
-        places = sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python")))
-        place = shutil.which(f"python3.{minor}")
-        for one in [*places, *([place] if place else [])]:
-            asked = subprocess.run(
+        paths = sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python")))
+        on_path = shutil.which(f"python3.{minor}")
+        for one in [*paths, *([on_path] if on_path else [])]:
+            probed = subprocess.run(
                 [one, "-c", "import sys; print(*sys.version_info[:2])"],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            if asked.stdout.split() == ["3", str(minor)]:  # a shim of pyenv may lead nowhere
+            if probed.stdout.split() == ["3", str(minor)]:  # a pyenv shim may point nowhere
                 found[f"3.{minor}"] = one
     found.pop("{}.{}".format(*sys.version_info[:2]), None)
     return found
 
 
 @pytest.mark.parametrize("python", pythons().values(), ids=pythons().keys())
-def test_there(python):
+def test_in_another_python(python):
     done = subprocess.run(
         [python, "-W", "error", str(HERE / "core.py"), str(SOURCES)],
         capture_output=True, text=True, check=False, timeout=100,

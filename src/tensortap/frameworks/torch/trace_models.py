@@ -15,7 +15,7 @@ from tensortap.frameworks.torch.compiled import (
     outside,
 )
 from tensortap.frameworks.torch.names import unwrapped
-from tensortap.sources.tracing import calls, rewrite
+from tensortap.sources.tracing import probes, rewrite
 from tensortap.sources.tracing.resolve import items
 
 _WHOLE = (
@@ -136,11 +136,11 @@ class Replicas:
     def _watch(self, original: torch.nn.Module) -> None:
         def before(module: torch.nn.Module, args: Any) -> None:
             if module is not original:
-                calls.stands_for(module, original)
+                probes.add_alias(module, original)
 
         def after(module: torch.nn.Module, args: Any, output: Any) -> None:
             if module is not original:
-                calls.stands_for_itself(module)
+                probes.remove_alias(module)
 
         self._handles.append(original.register_forward_pre_hook(before))
         self._handles.append(original.register_forward_hook(after, always_call=True))
@@ -160,7 +160,7 @@ def _must_stay(number: int) -> bool:
     """Whether the graph that is being compiled must not break; asked while it is."""
     whole = in_whole_graph()
     if whole:
-        calls.unseen[number] = _WHOLE
+        probes.unseen[number] = _WHOLE
     else:
         _stay_out()
     return whole
@@ -173,40 +173,40 @@ def enter(number: int, this: object) -> Any:
     """A function is entered; in a graph that must not break nobody is told."""
     if _compiling() and _must_stay(number):
         return None
-    return calls.enter(number, this)
+    return probes.enter(number, this)
 
 
-def inner(outer: Any, name: str) -> Any:
+def nested(outer: Any, name: str) -> Any:
     """A function that is defined inside one is entered."""
-    return None if outer is None else calls.inner(outer, name)
+    return None if outer is None else probes.nested(outer, name)
 
 
-def see(opened: Any, name: str, value: Any, via: str | None = None) -> Any:
+def bind(opened: Any, name: str, value: Any, part: str | None = None) -> Any:
     """A name was bound."""
-    return value if opened is None else calls.see(opened, name, value, via)
+    return value if opened is None else probes.bind(opened, name, value, part)
 
 
-def give(opened: Any, value: Any) -> Any:
+def result(opened: Any, value: Any) -> Any:
     """A value is returned."""
-    return value if opened is None else calls.give(opened, value)
+    return value if opened is None else probes.result(opened, value)
 
 
 _LOOKED_INTO: dict[str, Callable[..., Any]] = {
     rewrite.ENTER: enter,
-    rewrite.INNER: inner,
-    rewrite.PASS: see,  # where there is a call at all the other is asked directly
-    rewrite.GIVE: give,
+    rewrite.NESTED: nested,
+    rewrite.BIND_ALWAYS: bind,  # where there is a call at all the other is asked directly
+    rewrite.RESULT: result,
 }
 
 
 def _stay_out() -> None:
     """Where a graph breaks for a probe, the compiler is not to compile the probe instead."""
-    for probe in (*_LOOKED_INTO.values(), *calls.ALL):
+    for probe in (*_LOOKED_INTO.values(), *probes.ALL):
         leave_alone(probe.__code__)
 
 
 def use() -> None:
     """Have functions that are instrumented from here on call these."""
-    calls.PROBES.update(_LOOKED_INTO)
+    probes.PROBES.update(_LOOKED_INTO)
     if "torch._dynamo" in sys.modules:
         _stay_out()

@@ -21,7 +21,7 @@ from tensortap.frameworks.protocol import type_name
 from tensortap.frameworks.scalars import safe_repr
 from tensortap.frameworks.snapshot import adapter_of, borrow
 from tensortap.record import Blob, Fields, Items, Mapping, Opaque, TensorData, Value
-from tensortap.sources.tracing.paths import near
+from tensortap.sources.tracing.paths import nearest
 
 _BEYOND = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)
 _MOST = 100_000  # objects that are looked at for tensors
@@ -94,7 +94,7 @@ class Results(dict[str, Part]):
     """Path → what was kept of it."""
 
     def __missing__(self, path: str) -> Part:
-        raise KeyError(f"nothing was traced as {path!r}; {near(path, self)}")
+        raise KeyError(f"nothing was traced as {path!r}; {nearest(path, self)}")
 
 
 def marked_copy(value: Any) -> tuple[Hashable, Any] | None:

@@ -1,71 +1,147 @@
-"""The paths of `trace`: segments between dots, ``*`` for any one, ``**`` for any number.
+"""Paths of `trace`: parse them, match their segments, follow them into a value.
 
-Only the standard library is imported here and in all that instruments functions.
+Segments are separated by dots; ``*`` stands for any one segment, ``**`` for any number. This
+module, and every module that instruments functions, imports only the standard library.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 ANY = "*"
 MANY = "**"
 
 _SEGMENT = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^."']+))\s*(?:\.|$)""")
+_DEPTH = 20
+_WITHOUT_PARTS = (str, bytes, bytearray, int, float, complex, type(None))
 
 
 def parse(path: str) -> tuple[str, ...]:
-    """The segments of a path; a key that has dots in it stands in quotes.
+    """Return the segments of a path; a key that contains dots is quoted.
 
     >>> parse("blocks.*.forward.out.'a.b'")
     ('blocks', '*', 'forward', 'out', 'a.b')
     """
     if not isinstance(path, str):
-        raise TypeError(f"a path is a string like 'blocks.*.forward.x', not {path!r:.80}")
+        raise TypeError(f"a path must be a string like 'blocks.*.forward.x', got {path!r:.80}")
     segments: list[str] = []
-    place = 0
-    while place < len(path):
-        found = _SEGMENT.match(path, place)
-        if found is None or (found.group(3) is not None and not found.group(3).strip()):
+    position = 0
+    while position < len(path):
+        match = _SEGMENT.match(path, position)
+        if match is None or (match.group(3) is not None and not match.group(3).strip()):
             break
-        segments.append(next(text for text in found.groups() if text is not None).strip())
-        place = found.end()
-    if place < len(path) or not segments or path.rstrip().endswith("."):
+        segments.append(next(text for text in match.groups() if text is not None).strip())
+        position = match.end()
+    if position < len(path) or not segments or path.rstrip().endswith("."):
         raise ValueError(
-            f"{path!r} is no path: segments between dots, like 'forward.x', 'blocks.*.forward.x'"
+            f"{path!r} is not a path: separate segments with single dots, like 'forward.x' or "
+            "'blocks.*.forward.x'"
         )
     return tuple(segments)
 
 
-def joined(segments: Iterable[str]) -> str:
-    """The path of segments.
+def join(segments: Iterable[str]) -> str:
+    """Return the path that consists of the segments.
 
-    >>> joined(("out", "a.b"))
+    >>> join(("out", "a.b"))
     "out.'a.b'"
     """
     return ".".join([f"'{text}'" if "." in text else text for text in segments])
 
 
-def fits(segment: str, name: str) -> bool:
-    """Whether a segment of a pattern stands for a name.
+def nearest(name: str, available: Iterable[str], most: int = 6) -> str:
+    """Return a phrase that lists what exists instead of a name, the most similar first.
 
-    >>> fits("*", "q"), fits("q", "q"), fits("q", "k")
-    (True, True, False)
-    """
-    return segment in (ANY, MANY, name)
-
-
-def near(name: str, there: Iterable[str], most: int = 6) -> str:
-    """What there is instead of a name, the most similar first.
-
-    >>> near("score", ["q", "k", "scores"])
+    >>> nearest("score", ["q", "k", "scores"])
     "it has 'scores', 'q', 'k'"
     """
-    names = list(dict.fromkeys(there))
+    names = list(dict.fromkeys(available))
     if not names:
         return "it has none"
     close = difflib.get_close_matches(name, names, n=most, cutoff=0.5)
-    shown = [*close, *[other for other in names if other not in close]]
-    more = " …" if len(shown) > most else ""
-    return "it has " + ", ".join(repr(one) for one in shown[:most]) + more
+    ordered = [*close, *[other for other in names if other not in close]]
+    more = " …" if len(ordered) > most else ""
+    return "it has " + ", ".join(repr(one) for one in ordered[:most]) + more
+
+
+def follow(
+    value: Any, segments: tuple[str, ...], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every part of the value that the segments lead to, with its path.
+
+    >>> list(follow({"layers": [1.5, 2.5]}, ("layers", "1")))
+    [(('layers', '1'), 2.5)]
+    >>> list(follow({"a": 1, "b": 2}, ("*",)))
+    [(('a',), 1), (('b',), 2)]
+    """
+    if not segments:
+        yield path, value
+        return
+    first, rest = segments[0], segments[1:]
+    if first == MANY:
+        if len(path) > _DEPTH:
+            return
+        children = list(parts(value))
+        if rest:
+            yield from follow(value, rest, path)
+        elif not children:
+            yield path, value  # only leaves: otherwise each level would be kept again
+        for name, part in children:
+            yield from follow(part, segments, (*path, name))
+    elif first == ANY:
+        for name, part in parts(value):
+            yield from follow(part, rest, (*path, name))
+    else:
+        exists, part = part_named(value, first)
+        if exists:
+            yield from follow(part, rest, (*path, first))
+
+
+def part_named(value: Any, name: str) -> tuple[bool, Any]:
+    """Return whether a value has a part of that name, and the part.
+
+    >>> part_named({3: "three"}, "3"), part_named((1, 2), "-1"), part_named([], "0")
+    ((True, 'three'), (True, 2), (False, None))
+    """
+    number = int(name) if name.removeprefix("-").isdecimal() else None
+    if isinstance(value, Mapping):
+        if name in value:
+            return True, value[name]
+        if number is not None and number in value:
+            return True, value[number]
+        for key in value:  # neither a string nor a number: an enum, a tuple, a dtype
+            if str(key) == name:
+                return True, value[key]
+    elif number is not None and hasattr(type(value), "__getitem__"):
+        if isinstance(value, (str, bytes)):
+            return False, None
+        try:
+            return True, value[number]
+        except (LookupError, TypeError, ValueError):
+            return False, None
+    try:
+        return True, getattr(value, name)
+    except AttributeError:
+        return False, None
+
+
+def parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the named parts of a value, which ``*`` stands for; tensors and text have none."""
+    if isinstance(value, _WITHOUT_PARTS):
+        return
+    if isinstance(value, Mapping):
+        yield from [(str(key), part) for key, part in value.items()]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                yield field.name, getattr(value, field.name)
+    elif isinstance(value, Sequence):
+        names = getattr(value, "_fields", None) or range(len(value))
+        yield from [(str(name), part) for name, part in zip(names, value, strict=False)]
+    elif not hasattr(type(value), "__array__") and not callable(value):
+        attributes = list(getattr(value, "__dict__", {}).items())
+        yield from [pair for pair in attributes if not pair[0].startswith("_")]

@@ -15,18 +15,18 @@ from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.sources import init as run
 from tensortap.sources.dump import write_file
-from tensortap.sources.tracing.counts import Moment
+from tensortap.sources.tracing.iterations import Iteration
 from tensortap.sources.tracing.kept import has_opaque
 
 _calls: dict[str, tuple[int, int]] = {}  # name → the step of its last record, and how many then
 _run: Any = None  # that they are counted in
 
 
-def put(name: str, value: Any, moment: Moment, order: int) -> None:
+def put(name: str, value: Any, iteration: Iteration, order: int) -> None:
     """Hand a value on to whoever listens."""
     start = time.perf_counter_ns()
     held = pipeline.clock.step
-    step = moment.turn if held is None else held
+    step = iteration.call if held is None else held
     opened = run.opened()
     call = _call(name, step, opened)
     kind, dtype, shape = arrays.describe(value)
@@ -36,7 +36,7 @@ def put(name: str, value: Any, moment: Moment, order: int) -> None:
     neutral, nbytes = _neutral(value)
     if isinstance(neutral, TensorData):
         dtype, shape = neutral.dtype, neutral.shape
-    tags = {"mode": moment.mode, "iteration": str(moment.iteration), "binding": str(order)}
+    tags = {"mode": iteration.mode, "iteration": str(iteration.number), "binding": str(order)}
     if isinstance(value, Opaque):  # what could not be copied can't be pickled either
         kind = value.type
     elif opened is not None and has_opaque(neutral):

@@ -1,188 +1,75 @@
-"""A function compiled anew from its source, with a probe after each binding of a wanted name.
-
-The whole file is compiled, so that closures, ``super()``, decorators and line numbers hold; only
-the one function is another than before. First the file is compiled as it stands: if that does not
-give the code that runs, the source on disk is not what runs, and nothing is rewritten.
-"""
+"""Syntax trees of functions with a probe after each binding of a traced name."""
 
 from __future__ import annotations
 
 import ast
-import linecache
-from collections.abc import Iterator
-from types import CodeType
-from typing import Any, TypeAlias, TypeVar
-
-from tensortap.sources.tracing.wanted import Wanted
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
 
 Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _Node = TypeVar("_Node", bound=ast.AST)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
-ENTER, INNER, SEE, PASS, GIVE, LEAVE, LOCALS = (
-    "__tensortap_enter__", "__tensortap_inner__", "__tensortap_see__", "__tensortap_pass__",
-    "__tensortap_give__", "__tensortap_leave__", "__tensortap_locals__",
+# Probes are globals of the user's module. Names that end in two underscores are not mangled.
+ENTER, NESTED, BIND, BIND_ALWAYS, RESULT, EXIT, LOCALS = (
+    "__tensortap_enter__", "__tensortap_nested__", "__tensortap_bind__",
+    "__tensortap_bind_always__", "__tensortap_result__", "__tensortap_exit__",
+    "__tensortap_locals__",
 )  # fmt: skip
-ID, IDS = "__tensortap_id__", "__tensortap_ids_{}__"
-CALL = "__tensortap_call{}__"  # a name that ends in two underscores is never mangled
+ID, TRACED_IDS = "__tensortap_id__", "__tensortap_ids_{}__"
+_CALL = "__tensortap_call{}__"  # local variable with the call under way
 
 
-class NoSource(Exception):
-    """The source of a function cannot be used, and why."""
+@dataclass(frozen=True)
+class ProbeSpec:
+    """What to report of a function: bindings of names, results, the end of each call.
 
-
-def rewritten(
-    code: CodeType, names: dict[str, Any], wanted: Wanted, number: int, anyone: bool = True
-) -> CodeType:
-    """The code of a function with probes in it; `number` is what it says when it is entered.
-
-    `names` are the global names of its module, which may know where its source is.
-
-    Unless it is wanted for `anyone`, it looks first whether the object that it is called on is
-    one of those that it is wanted for.
+    `nested` has the same for functions that are defined inside it.
     """
-    tree, compiled = _file(code.co_filename, names)
-    if not any(_same(one, code) for one in _codes(compiled)):
-        raise NoSource(f"{code.co_filename} is not what runs: it was changed since it was loaded")
-    alike = None
-    for node in ast.walk(tree):
-        if not isinstance(node, _FUNCTIONS) or not _begins(node, code):
-            continue
-        found, sure = _compile_with(tree, node, code, wanted, number, anyone)
-        # of two lambdas in a line the right one is that whose code is not there any more; where
-        # both are alike in everything, either is right
-        if sure and found is not None:
-            return found
-        alike = alike or found
-    if alike is not None:
-        return alike
-    raise NoSource(f"line {code.co_firstlineno} of {code.co_filename} is no function")
+
+    names: frozenset[str] = frozenset()
+    results: bool = False
+    exits: bool = False
+    nested: Mapping[str, ProbeSpec] = field(default_factory=dict)
 
 
-def _compile_with(
-    tree: ast.Module, node: Function, code: CodeType, wanted: Wanted, number: int, anyone: bool
-) -> tuple[CodeType | None, bool]:
-    """The code with probes in this node, and whether the code that runs is of this node."""
-    changed = _Changed(tree, node)
-    with_probes = _with_probes(changed.copy, wanted, _enter(changed.copy, number, anyone), 0, {})
-    try:
-        compiled = compile(changed.put(with_probes), code.co_filename, "exec", dont_inherit=True)
-    finally:
-        changed.put_back()
-    sure = not any(_same(one, code) for one in _codes(compiled))
-    for one in _codes(compiled):
-        if ENTER in one.co_names and one.co_firstlineno == code.co_firstlineno:
-            if one.co_freevars != code.co_freevars:
-                raise NoSource(f"{code.co_name} cannot be compiled apart from where it was made")
-            return one, sure
-    return None, sure
+def union(specs: Iterable[ProbeSpec]) -> ProbeSpec:
+    """Return a spec that reports what any of the specs report.
 
-
-class _Changed:
-    """One function of a tree, replaced for a while."""
-
-    def __init__(self, tree: ast.Module, node: Function) -> None:
-        self.tree = tree
-        self.node = node
-        self.copy = _copied(node)
-
-    def put(self, other: ast.AST) -> ast.Module:
-        self._swap(self.node, other)
-        self._other = other
-        return self.tree
-
-    def put_back(self) -> None:
-        self._swap(self._other, self.node)
-
-    def _swap(self, old: ast.AST, new: ast.AST) -> None:
-        for parent in ast.walk(self.tree):
-            for name, value in ast.iter_fields(parent):
-                if value is old:
-                    setattr(parent, name, new)
-                    return
-                if isinstance(value, list) and any(one is old for one in value):
-                    value[:] = [new if one is old else one for one in value]
-                    return
-
-
-def _copied(node: Function) -> Function:
-    import copy
-
-    return copy.deepcopy(node)
-
-
-# -- the file ----------------------------------------------------------------------------
-
-_files: dict[str, tuple[str, ast.Module, CodeType]] = {}
-
-
-def _file(name: str, names: dict[str, Any]) -> tuple[ast.Module, CodeType]:
-    linecache.checkcache(name)
-    text = "".join(linecache.getlines(name, names))
-    if not text:
-        raise NoSource(f"there is no source of {name}")
-    known = _files.get(name)
-    if known is None or known[0] != text:
-        try:
-            tree = ast.parse(text, name)
-            compiled = compile(tree, name, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise NoSource(f"{name} cannot be compiled: {error}") from None
-        if len(_files) >= 16:
-            _files.clear()
-        known = _files[name] = (text, tree, compiled)
-    return known[1], known[2]
-
-
-def forget_files() -> None:
-    """Let go of what was read: trees take a lot of memory."""
-    _files.clear()
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _codes(one)
-
-
-def _same(a: CodeType, b: CodeType) -> bool:
-    return (
-        a.co_name == b.co_name
-        and a.co_firstlineno == b.co_firstlineno
-        and a.co_code == b.co_code
-        and a.co_names == b.co_names
-        and a.co_varnames == b.co_varnames
-        and a.co_freevars == b.co_freevars
-        and a.co_cellvars == b.co_cellvars
-        and list(a.co_lines()) == list(b.co_lines())
-        and getattr(a, "co_qualname", "") == getattr(b, "co_qualname", "")
-        and _columns(a) == _columns(b)
-        and len(a.co_consts) == len(b.co_consts)
-        and all(_equal(x, y) for x, y in zip(a.co_consts, b.co_consts, strict=True))
+    >>> sorted(union([ProbeSpec(frozenset({"x"})), ProbeSpec(frozenset({"y"}), True)]).names)
+    ['x', 'y']
+    """
+    specs = list(specs)
+    nested: dict[str, list[ProbeSpec]] = {}
+    for one in specs:
+        for name, inner in one.nested.items():
+            nested.setdefault(name, []).append(inner)
+    return ProbeSpec(
+        frozenset().union(*[one.names for one in specs]),
+        any(one.results for one in specs),
+        any(one.exits for one in specs),
+        {name: union(group) for name, group in nested.items()},
     )
 
 
-def _columns(code: CodeType) -> list[object]:
-    return list(code.co_positions()) if hasattr(code, "co_positions") else []
-
-
-def _equal(a: object, b: object) -> bool:
-    if isinstance(a, CodeType) and isinstance(b, CodeType):
-        return _same(a, b)
-    if isinstance(a, frozenset):
-        return a == b  # its order is nobody's
-    return type(a) is type(b) and repr(a) == repr(b)  # -0.0, nan, and 1 is not True
-
-
-def _begins(node: Function, code: CodeType) -> bool:
-    if isinstance(node, ast.Lambda):
-        return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
-    first = min([node.lineno, *[one.lineno for one in node.decorator_list]])
-    return node.name == code.co_name and first == code.co_firstlineno
-
-
-# -- probes ------------------------------------------------------------------------------
+def insert_probes(node: Function, spec: ProbeSpec, number: int, anyone: bool) -> Function:
+    """Insert probes into a function; without `anyone`, calls on untraced objects skip them."""
+    arguments = [*node.args.posonlyargs, *node.args.args]
+    this: ast.expr = ast.Constant(None)
+    if arguments:
+        this = _name(arguments[0].arg)
+    elif node.args.vararg is not None:
+        rest = node.args.vararg.arg
+        first = ast.Subscript(_name(rest), ast.Constant(0), ast.Load())
+        this = ast.IfExp(_name(rest), first, ast.Constant(None))
+    enter: ast.expr = _call(ENTER, ast.Constant(number), this)
+    if not anyone:
+        # checked here, not in the probe: all objects of a class share this code, and a lookup
+        # costs less than a call
+        traced = ast.Compare(_call(ID, this), [ast.In()], [_name(TRACED_IDS.format(number))])
+        enter = ast.IfExp(traced, enter, ast.Constant(None))
+    return _with_probes(node, spec, enter, 0, {})
 
 
 def _name(text: str) -> ast.Name:
@@ -193,163 +80,135 @@ def _call(function: str, *args: ast.expr) -> ast.Call:
     return ast.Call(_name(function), list(args), [])
 
 
-def _unless_idle(call: str, probe: ast.expr) -> ast.expr:
-    """The probe, only where the call is one that somebody wants: nothing is called otherwise."""
-    idle = ast.Compare(_name(call), [ast.Is()], [ast.Constant(None)])
-    return ast.BoolOp(ast.Or(), [idle, probe])
+def _if_traced(call: str, probe: ast.expr) -> ast.BoolOp:
+    """Return an expression that runs the probe only in a call that somebody traces."""
+    untraced = ast.Compare(_name(call), [ast.Is()], [ast.Constant(None)])
+    return ast.BoolOp(ast.Or(), [untraced, probe])
 
 
-def _enter(node: Function, number: int, anyone: bool) -> ast.expr:
-    arguments = [*node.args.posonlyargs, *node.args.args]
-    this: ast.expr = ast.Constant(None)
-    if arguments:
-        this = _name(arguments[0].arg)
-    elif node.args.vararg is not None:
-        rest = node.args.vararg.arg
-        first = ast.Subscript(_name(rest), ast.Constant(0), ast.Load())
-        this = ast.IfExp(_name(rest), first, ast.Constant(None))
-    enter = _call(ENTER, ast.Constant(number), this)
-    if anyone:
-        return enter
-    # here, not in the probe: all objects of a class share this code, and a call costs more
-    known = ast.Compare(_call(ID, this), [ast.In()], [_name(IDS.format(number))])
-    return ast.IfExp(known, enter, ast.Constant(None))
-
-
-def _with_probes(
-    node: Function, wanted: Wanted, enter: ast.expr, depth: int, outer: dict[str, str]
-) -> Function:
-    call = CALL.format(depth)
-    scope = {**outer, **dict.fromkeys(wanted.names, call)}
-    args = node.args
-    named = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
-    given = [one.arg for one in named if one is not None and one.arg in wanted.names]
-    if isinstance(node, ast.Lambda):
-        probes = _Probes(scope, wanted, call, depth, generator=False)
-        body = probes.visit(node.body)
-        if wanted.returns:
-            body = _call(GIVE, _name(call), body)
-        begin: list[ast.expr] = [ast.NamedExpr(ast.Name(call, ast.Store()), enter)]
-        begin += [
-            _unless_idle(call, _call(SEE, _name(call), ast.Constant(one), _name(one)))
-            for one in given
-        ]
-        whole = ast.Subscript(ast.Tuple([*begin, body], ast.Load()), ast.Constant(-1), ast.Load())
-        node.body = _placed(whole, node.body)
-        return node
-    generator = any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in _own(node))
-    probes = _Probes(scope, wanted, call, depth, generator)
-    # a docstring stays where it is
-    first = node.body[0]
-    kept = 0
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-        kept = int(isinstance(first.value.value, str))
-    head, rest = node.body[:kept], node.body[kept:]
-    silent = (
-        ast.Global,
-        ast.Nonlocal,
-    )  # lines that nothing is done in: a debugger never stops there
-    where = next((one for one in rest if not isinstance(one, silent)), (rest or head)[0])
-    last = (rest or head)[-1]
-    start: list[ast.stmt] = [ast.Assign([ast.Name(call, ast.Store())], enter)]
-    start += [probes.seen(one) for one in given]
-    body_now: list[ast.stmt] = []
-    for one in rest:
-        changed = probes.visit(one)
-        body_now += changed if isinstance(changed, list) else [changed]
-    if wanted.returns and not generator:
-        end = ast.Expr(_call(GIVE, _name(call), ast.Constant(None)))
-        body_now.append(_placed(end, last))
-    if wanted.leaves:
-        leave = ast.Expr(_unless_idle(call, _call(LEAVE, _name(call))))
-        body_now = body_now or [ast.Pass()]
-        body_now = [ast.Try(body_now, [], [], [_placed(leave, last)])]
-    node.body = [*head, *[_placed(one, where) for one in (*start, *body_now)]]
-    return node
-
-
-def _placed(new: _Node, old: ast.AST) -> _Node:
-    """A new node at the place of an old one; what had a place of its own keeps it."""
+def _located(new: _Node, old: ast.AST) -> _Node:
+    """Give the line of the old node to every part of the new one that has none."""
     for node in ast.walk(new):
         if "lineno" in node._attributes and getattr(node, "lineno", None) is None:
             ast.copy_location(node, old)
     return new
 
 
-def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """What is in a function, without what is in functions and classes inside it."""
+def _with_probes(
+    node: Function, spec: ProbeSpec, enter: ast.expr, depth: int, outer: dict[str, str]
+) -> Function:
+    """Insert probes into a function at some depth of nesting; `outer` are names around it."""
+    generator = any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in _own_nodes(node))
+    call = _CALL.format(depth)
+    scope = {**outer, **dict.fromkeys(spec.names, call)}
+    probes = _Probes(scope, spec, call, depth, generator)
+    args = node.args
+    arguments = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
+    traced = [one.arg for one in arguments if one is not None and one.arg in spec.names]
+    if isinstance(node, ast.Lambda):
+        result = probes.visit(node.body)
+        if spec.results:
+            result = _call(RESULT, _name(call), result)
+        begin = ast.NamedExpr(ast.Name(call, ast.Store()), enter)
+        parts = [begin, *[probes.probe(one) for one in traced], result]
+        whole = ast.Subscript(ast.Tuple(parts, ast.Load()), ast.Constant(-1), ast.Load())
+        node.body = _located(whole, node.body)
+        return node
+    docstring = int(ast.get_docstring(node, clean=False) is not None)  # it stays first
+    head, rest = node.body[:docstring], node.body[docstring:]
+    # a debugger never stops in the line of a global or nonlocal statement
+    silent = (ast.Global, ast.Nonlocal)
+    begin_line = next((one for one in rest if not isinstance(one, silent)), (rest or head)[0])
+    last_line = (rest or head)[-1]
+    body: list[ast.stmt] = []
+    for one in rest:
+        changed = probes.visit(one)
+        body += changed if isinstance(changed, list) else [changed]
+    if spec.results and not generator:
+        body.append(_located(ast.Expr(_call(RESULT, _name(call), ast.Constant(None))), last_line))
+    if spec.exits:
+        end = _located(ast.Expr(_if_traced(call, _call(EXIT, _name(call)))), last_line)
+        body = [ast.Try(body or [ast.Pass()], [], [], [end])]
+    start: list[ast.stmt] = [ast.Assign([ast.Name(call, ast.Store())], enter)]
+    start += [ast.Expr(probes.probe(one)) for one in traced]
+    node.body = [*head, *[_located(one, begin_line) for one in (*start, *body)]]
+    return node
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function without those of functions and classes inside it."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if not isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
-            yield from _own(child)
+        if not isinstance(child, (*FUNCTIONS, ast.ClassDef)):
+            yield from _own_nodes(child)
 
 
-def _targets(node: ast.AST) -> Iterator[tuple[str, str | None, bool]]:
-    """Every name that a target binds, or whose parts it sets: (name, first part, whole or not)."""
-    if isinstance(node, ast.Name):
-        yield node.id, None, True
-    elif isinstance(node, (ast.Tuple, ast.List)):
-        for one in node.elts:
-            yield from _targets(one)
-    elif isinstance(node, ast.Starred):
-        yield from _targets(node.value)
-    elif isinstance(node, (ast.Attribute, ast.Subscript)):
-        via: str | None = None
-        while isinstance(node, (ast.Attribute, ast.Subscript)):
-            via = node.attr if isinstance(node, ast.Attribute) else _key(node.slice)
-            node = node.value
-        if isinstance(node, ast.Name):
-            yield node.id, via, False
+_Binding: TypeAlias = "tuple[str, str | None]"
 
 
-def _key(node: ast.AST) -> str | None:
-    return str(node.value) if isinstance(node, ast.Constant) else None
+def _bindings(target: ast.AST) -> Iterator[_Binding]:
+    """Yield each name that a target binds, with the part that it sets (None: the whole)."""
+    if isinstance(target, ast.Name):
+        yield target.id, None
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        for one in target.elts:
+            yield from _bindings(one)
+    elif isinstance(target, ast.Starred):
+        yield from _bindings(target.value)
+    elif isinstance(target, (ast.Attribute, ast.Subscript)):
+        part = "*"
+        while isinstance(target, (ast.Attribute, ast.Subscript)):
+            if isinstance(target, ast.Attribute):
+                part = target.attr
+            else:
+                part = str(target.slice.value) if isinstance(target.slice, ast.Constant) else "*"
+            target = target.value
+        if isinstance(target, ast.Name):
+            yield target.id, part
 
 
 class _Probes(ast.NodeTransformer):
-    """Puts probes into the body of one function; `scope` is which call sees which name."""
+    """Inserts probes into the body of one function.
+
+    `scope` maps each traced name to the local variable with the call that it belongs to.
+    """
 
     def __init__(
-        self, scope: dict[str, str], wanted: Wanted, call: str, depth: int, generator: bool
+        self, scope: dict[str, str], spec: ProbeSpec, call: str, depth: int, generator: bool
     ) -> None:
         self.scope = scope
-        self.wanted = wanted
+        self.spec = spec
         self.call = call
         self.depth = depth
         self.generator = generator
 
-    def seen(self, name: str, via: str | None = None, whole: bool = True) -> ast.stmt:
-        return ast.Expr(self._probe(name, via, whole))
-
-    def _probe(self, name: str, via: str | None = None, whole: bool = True) -> ast.expr:
+    def probe(self, name: str, part: str | None = None) -> ast.BoolOp:
+        """Return an expression that reports a binding of the name, or of a part of its value."""
         call = self.scope[name]
         args: list[ast.expr] = [_name(call), ast.Constant(name), _name(name)]
-        if not whole:
-            args.append(ast.Constant("*" if via is None else via))
-        return _unless_idle(call, _call(SEE, *args))
+        if part is not None:
+            args.append(ast.Constant(part))
+        return _if_traced(call, _call(BIND, *args))
+
+    def _traced(self, *targets: ast.AST | None) -> list[_Binding]:
+        bindings = [one for target in targets if target is not None for one in _bindings(target)]
+        return [one for one in dict.fromkeys(bindings) if one[0] in self.scope]
+
+    def _probes(self, location: ast.AST, *targets: ast.AST | None) -> list[ast.stmt]:
+        probes = [ast.Expr(self.probe(*one)) for one in self._traced(*targets)]
+        return [_located(one, location) for one in probes]
 
     def _after(self, node: ast.stmt, *targets: ast.AST) -> list[ast.stmt]:
-        found = [one for target in targets for one in _targets(target) if one[0] in self.scope]
-        return [node, *[_placed(self.seen(*one), node) for one in dict.fromkeys(found)]]
-
-    def _first(self, body: list[ast.stmt], place: ast.AST, *targets: ast.AST | None) -> None:
-        found = [
-            one
-            for target in targets
-            if target is not None
-            for one in _targets(target)
-            if one[0] in self.scope
-        ]
-        body[:0] = [_placed(self.seen(*one), place) for one in dict.fromkeys(found)]
+        return [node, *self._probes(node, *targets)]
 
     # statements
 
     def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
-        value = node.value
         target = node.targets[0]
-        if isinstance(value, ast.Lambda) and isinstance(target, ast.Name):
-            node.value = self._nested(value, target.id)  # type: ignore[assignment]
-        self.generic_visit(node) if node.value is value else None
+        if isinstance(node.value, ast.Lambda) and isinstance(target, ast.Name):
+            node.value = self._nested(node.value, target.id)  # type: ignore[assignment]
+        else:
+            self.generic_visit(node)
         return self._after(node, *node.targets)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
@@ -368,80 +227,75 @@ class _Probes(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> ast.stmt:
         self.generic_visit(node)
-        self._first(node.body, node.target, node.target)
+        node.body[:0] = self._probes(node.target, node.target)
         return node
 
     visit_AsyncFor = visit_For  # noqa: N815
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> ast.stmt:
         self.generic_visit(node)
-        self._first(node.body, node, *[one.optional_vars for one in node.items])
+        node.body[:0] = self._probes(node, *[one.optional_vars for one in node.items])
         return node
 
     visit_AsyncWith = visit_With  # noqa: N815
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.ExceptHandler:
         self.generic_visit(node)
-        self._first(node.body, node, _name(node.name) if node.name else None)
+        node.body[:0] = self._probes(node, _name(node.name) if node.name else None)
         return node
 
     def visit_match_case(self, node: ast.match_case) -> ast.match_case:
         self.generic_visit(node)
-        names = [
-            getattr(one, "name", None) or getattr(one, "rest", None)
-            for one in ast.walk(node.pattern)
-        ]
-        self._first(node.body, node.pattern, *[_name(one) for one in names if one])
+        patterns = list(ast.walk(node.pattern))
+        names = [getattr(one, "name", None) or getattr(one, "rest", None) for one in patterns]
+        node.body[:0] = self._probes(node.pattern, *[_name(one) for one in names if one])
         return node
 
     def visit_Return(self, node: ast.Return) -> ast.stmt:
         self.generic_visit(node)
-        if self.wanted.returns and not self.generator:
-            value = node.value or ast.Constant(None)
-            node.value = _placed(_call(GIVE, _name(self.call), value), node)
+        if not self.generator:
+            self._report_result(node)
         return node
 
     # expressions
 
     def visit_Yield(self, node: ast.Yield) -> ast.expr:
         self.generic_visit(node)
-        if self.wanted.returns:
-            value = node.value or ast.Constant(None)
-            node.value = _placed(_call(GIVE, _name(self.call), value), node)
+        self._report_result(node)
         return node
+
+    def _report_result(self, node: ast.Return | ast.Yield) -> None:
+        if self.spec.results:
+            value = node.value or ast.Constant(None)
+            node.value = _located(_call(RESULT, _name(self.call), value), node)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
         self.generic_visit(node)
         name = node.target.id
         if name in self.scope:
-            args = [_name(self.scope[name]), ast.Constant(name), node.value]
-            node.value = _placed(_call(PASS, *args), node)
+            probe = _call(BIND_ALWAYS, _name(self.scope[name]), ast.Constant(name), node.value)
+            node.value = _located(probe, node)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and not node.args and not node.keywords:
-            if node.func.id in ("locals", "vars", "dir"):  # ours is not to be among them
-                return _placed(_call(LOCALS, node), node)
+            if node.func.id in ("locals", "vars", "dir"):  # our variables must not be in them
+                return _located(_call(LOCALS, node), node)
         return node
 
     def _comprehension(self, node: ast.expr) -> ast.expr:
         self.generic_visit(node)
         for one in node.generators:  # type: ignore[attr-defined]
-            found = [found for found in _targets(one.target) if found[0] in self.scope]
-            # a tuple is true whatever is in it
-            conditions: list[ast.expr] = []
-            for name, via, whole in found:
-                probe = self._probe(name, via, whole)
-                assert isinstance(probe, ast.BoolOp)
-                probe.values[1] = ast.Tuple([probe.values[1]], ast.Load())
-                conditions.append(_placed(probe, one.target))
-            one.ifs[:0] = conditions
+            conditions = [self.probe(*binding) for binding in self._traced(one.target)]
+            for condition in conditions:  # a tuple is true whatever the probe returns
+                condition.values[1] = ast.Tuple([condition.values[1]], ast.Load())
+            one.ifs[:0] = [_located(condition, one.target) for condition in conditions]
         return node
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension  # noqa: N815
 
-    # scopes of their own
+    # nested scopes
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
         new = self._nested(node, node.name)
@@ -453,24 +307,17 @@ class _Probes(ast.NodeTransformer):
         return self._nested(node, "<lambda>")  # type: ignore[return-value]
 
     def visit_ClassDef(self, node: ast.ClassDef) -> list[ast.stmt]:
-        # what its body binds are attributes of the class
-        return self._after(node, _name(node.name))
+        return self._after(node, _name(node.name))  # names in its body are attributes
 
     def _nested(self, node: Function, name: str) -> Function:
-        inside = self.wanted.inner.get(name)
-        # a name that it declares nonlocal is ours
-        free = {
-            one
-            for part in _own(node)
-            if isinstance(part, ast.Nonlocal)
-            for one in part.names
-            if one in self.scope
-        }
-        outer = {one: self.scope[one] for one in free}
-        if inside is not None:
-            enter = _call(INNER, _name(self.call), ast.Constant(name))
-            return _with_probes(node, inside, enter, self.depth + 1, outer)
+        # a name that it declares nonlocal belongs to the function around it
+        declared = [one for one in _own_nodes(node) if isinstance(one, ast.Nonlocal)]
+        shared = {var for one in declared for var in one.names if var in self.scope}
+        outer = {one: self.scope[one] for one in shared}
+        spec = self.spec.nested.get(name)
+        if spec is not None:
+            enter = _call(NESTED, _name(self.call), ast.Constant(name))
+            return _with_probes(node, spec, enter, self.depth + 1, outer)
         if outer:
-            probes = _Probes(outer, Wanted(), self.call, self.depth, generator=False)
-            probes.generic_visit(node)
+            _Probes(outer, ProbeSpec(), self.call, self.depth, False).generic_visit(node)
         return node

@@ -1,0 +1,234 @@
+"""Values that a tracer keeps: pending until they are gathered, then results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tensortap import ranks
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.sources.checks import check_callable, check_choice, check_count
+from tensortap.sources.tracing.gather import Gatherer
+from tensortap.sources.tracing.iterations import Iteration
+from tensortap.sources.tracing.kept import (
+    Part,
+    Results,
+    Turns,
+    copied,
+    fingerprint,
+    marked_copy,
+    whole,
+)
+from tensortap.sources.tracing.records import put
+
+Callback = Callable[..., Any]
+
+
+class TraceOptions(NamedTuple):
+    """The options of `trace`."""
+
+    every: int = 1
+    gathering_interval: int | None = None
+    rebind: str = "all"
+    changed: bool = True
+    mode: str = "both"
+    pre_save_callbacks: Iterable[Callback] = ()
+    pre_gather_callbacks: Iterable[Callback] = ()
+    post_gather_callbacks: Iterable[Callback] = ()
+    post_trace_callbacks: Iterable[Callback] = ()
+    group: Any = None
+    results: bool = True
+
+    def checked(self) -> TraceOptions:
+        """Return the options with callbacks as tuples; raise if one makes no sense."""
+        check_count("every", self.every)
+        if self.gathering_interval is not None:
+            check_count("gathering_interval", self.gathering_interval)
+        check_choice("rebind", self.rebind, ("all", "last"))
+        check_choice("mode", self.mode, ("train", "eval", "both"))
+        callbacks: dict[str, Any] = {}
+        for argument in self._fields:
+            if argument.endswith("_callbacks"):
+                given = getattr(self, argument)
+                callbacks[argument] = (given,) if callable(given) else tuple(given)
+                for one in callbacks[argument]:
+                    check_callable(argument, one)
+        return self._replace(**callbacks)
+
+
+class Collector:
+    """Keeps values, gathers them, calls the callbacks; one for each tracer."""
+
+    def __init__(self, options: TraceOptions) -> None:
+        self.active = False
+        self.gathered_paths: set[str] = set()  # paths that any rank has kept a value of
+        self._options = options
+        self._earlier = Results()  # of earlier times that the tracer was entered
+        self._gathered = Results()
+        self._pending: dict[str, Turns] = {}
+        self._fingerprints: dict[str, Hashable] = {}  # of the value that was kept last
+        self._gatherer: Gatherer | None = None
+        self._rank: int | None = None
+        self._errors: list[Exception] = []
+        self._lock = threading.RLock()
+        self._forked = False
+
+    def after_fork(self) -> None:
+        """Renew the lock; a forked child keeps nothing in memory, where it would be lost."""
+        self._lock = threading.RLock()
+        self._forked = True
+
+    def begin(self, paths: Iterable[str]) -> None:
+        """Collect values; each of the paths has an entry even if it gets none."""
+        self.active, self._forked, self._rank = True, False, None
+        for path in paths:
+            self._gathered.setdefault(path, Part())
+        if self._options.gathering_interval is not None:
+            self._gatherer = Gatherer(self._options.group, self._report)
+            self._gatherer.connect()
+
+    def keep(self, path: str, name: str, value: Any, iteration: Iteration, order: int) -> bool:
+        """Keep a copy of a value unless it equals the last one; return False if discarded."""
+        options = self._options
+        with self._lock:
+            both = None if options.pre_save_callbacks else marked_copy(value)
+            mark: Hashable = None
+            if both is not None:
+                mark, value = both
+            elif options.changed:
+                mark = fingerprint(value)
+            if options.changed and mark is not None and self._fingerprints.get(path) == mark:
+                return True
+            if both is None:
+                value = copied(value)
+            if options.pre_save_callbacks:
+                value = self._before_saving(path, value)
+                if value is None:
+                    return False
+            if options.changed:
+                self._fingerprints[path] = mark
+            if pipeline.on:
+                try:
+                    put(name, whole(value), iteration, order)
+                except Exception as error:  # the results keep the value anyway
+                    pipeline.fault(path, error, "was not handed on")
+            if options.results and not self._forked:
+                if self._rank is None:
+                    self._rank = ranks.rank_and_world_size()[0]
+                pending = self._pending.get(path)
+                if pending is None:
+                    pending = self._pending[path] = Turns()
+                pending.values.append(value)
+                pending.iterations.append(iteration.number)
+                pending.ranks.append(self._rank)
+                pending.orders.append(order)
+                pending.turns.append(iteration.call)
+            return True
+
+    def _before_saving(self, path: str, value: Any) -> Any:
+        for callback in self._options.pre_save_callbacks:
+            try:
+                value = callback(path, value)
+            except Exception as error:
+                self._report(f"{_name(callback)}({path})", error)
+                self.raise_errors()
+                continue
+            if value is None:
+                return None
+        return value
+
+    def gather_before(self, boundary: int | None) -> None:
+        """Gather what was kept before that call of the model; nothing if there is no boundary."""
+        if boundary is not None and not self._forked:
+            self._gather(boundary)
+            self.raise_errors()
+
+    def _gather(self, boundary: int | None, together: bool = True) -> None:
+        with self._lock:
+            parts = {path: pending.before(boundary) for path, pending in self._pending.items()}
+            self._rank = None
+            self._call_all(self._options.pre_gather_callbacks, parts)
+            gathered: Mapping[str, Part] | None = parts
+            if together and self._gatherer is not None:
+                try:
+                    gathered = self._gatherer.gather(parts, last=boundary is None)
+                except Exception as error:
+                    self._report("gathering", error)
+            if gathered is not None:
+                self.gathered_paths |= {path for path, part in gathered.items() if part.values}
+                self._call_all(self._options.post_gather_callbacks, gathered)
+                _extend(self._gathered, gathered)
+
+    def finish(self, raised: bool) -> None:
+        """Gather the rest and call the last callbacks; after an error wait for no other rank."""
+        options = self._options
+        self._gather(None, together=not raised)
+        self.disconnect()
+        self._call_all(options.post_trace_callbacks, self._gathered)
+        callbacks = (
+            *options.pre_save_callbacks, *options.pre_gather_callbacks,
+            *options.post_gather_callbacks, *options.post_trace_callbacks,
+        )  # fmt: skip
+        for callback in {id(one): one for one in callbacks}.values():
+            close = getattr(callback, "close", None)
+            if callable(close):
+                try:
+                    close()
+                except Exception as error:
+                    self._report(f"{_name(callback)}.close()", error)
+        _extend(self._earlier, self._gathered)
+        self._gathered = Results()
+
+    def disconnect(self) -> None:
+        """Close the connections, which tells ranks that wait for this one."""
+        if self._gatherer is not None:
+            self._gatherer.close()
+            self._gatherer = None
+
+    @property
+    def results(self) -> Results:
+        """What has been gathered so far, and without an interval also what is pending."""
+        if not self.active and not self._gathered:
+            return self._earlier
+        merged = Results()
+        _extend(merged, self._earlier)
+        _extend(merged, self._gathered)
+        if self._options.gathering_interval is None:
+            with self._lock:
+                _extend(merged, {path: one.whole() for path, one in self._pending.items()})
+        return merged
+
+    def _call_all(self, callbacks: Iterable[Callback], parts: Mapping[str, Part]) -> None:
+        for callback in callbacks:
+            for path, part in parts.items():
+                if not part.values:
+                    continue
+                before = list(part.values), list(part.iterations)
+                try:
+                    callback(path, part.values, part.iterations, part.ranks)
+                    part.follow(*before)
+                except Exception as error:
+                    self._report(f"{_name(callback)}({path})", error)
+
+    def _report(self, name: str, error: Exception) -> None:
+        """Count and log an error; in strict mode raise it once all ranks have gathered."""
+        if pipeline.strict:
+            self._errors.append(error)
+        else:
+            pipeline.fault(name, error, "failed")
+
+    def raise_errors(self) -> None:
+        """Raise the first error that was reported in strict mode."""
+        if self._errors:
+            errors, self._errors = self._errors, []
+            raise errors[0]
+
+
+def _extend(results: Results, more: Mapping[str, Part]) -> None:
+    for path, part in list(more.items()):
+        results.setdefault(path, Part()).extend(part)
+
+
+def _name(callback: Callback) -> str:
+    return getattr(callback, "__name__", None) or type(callback).__name__

@@ -1,0 +1,235 @@
+"""Traced functions: what their calls bind, and why a path got no value."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.sources.tracing.collect import Collector
+from tensortap.sources.tracing.iterations import CallCounter, Iteration, IterationCounter
+from tensortap.sources.tracing.kept import copied
+from tensortap.sources.tracing.paths import ANY, MANY, follow, join, nearest, parts
+from tensortap.sources.tracing.probes import unseen
+from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction
+from tensortap.sources.tracing.rewrite import ProbeSpec
+
+
+class ProbeState:
+    """A probe, and what it has reported so far."""
+
+    __slots__ = ("bound", "error", "kept", "parts", "path", "probe", "record_name", "whole")
+
+    def __init__(self, probe: LocalProbe, prefix: str) -> None:
+        self.probe = probe
+        self.path = join(probe.path)
+        self.record_name = prefix + self.path
+        self.whole = not probe.inside
+        self.bound = 0
+        self.kept = 0
+        self.error: Exception | None = None
+        self.parts: tuple[str, ...] = ()  # of a value that lacks what is inside the path
+
+
+class FunctionListener:
+    """Listens to the calls of one function, for one tracer."""
+
+    def __init__(
+        self,
+        traced: TracedFunction,
+        probes: list[LocalProbe],
+        collector: Collector,
+        counter: IterationCounter,
+        last_only: bool,
+    ) -> None:
+        self.traced = traced
+        self.probes = probes
+        self.collector = collector
+        self.last_only = last_only
+        self.exits = last_only  # whether the end of each call is reported
+        self.caller: FunctionListener | None = None
+        self.counts_model = False  # it is the forward whose calls are the iterations
+        self.outside_forward = False  # a method of the model that may run outside its forward
+        self.number = -1
+        self._counter = counter
+        self._calls = CallCounter()
+        self._called = 0
+        self._last_forward = -1  # the last call of the model in whose forward pass it ran
+        self._running = threading.local()
+        # records of a plain function have its name in front
+        prefix = "" if traced.path else f"{traced.function.__name__}."
+        self.states: dict[tuple[str, ...], dict[str | None, list[ProbeState]]] = {}
+        for probe in probes:
+            names = self.states.setdefault(probe.nesting, {})
+            names.setdefault(probe.name, []).append(ProbeState(probe, prefix))
+
+    def spec(self, nesting: tuple[str, ...] = ()) -> ProbeSpec:
+        """Return what the function, or one nested in it, has to report."""
+        names = self.states.get(nesting, {})
+        depth = len(nesting)
+        nested = {key[depth] for key in self.states if len(key) > depth and key[:depth] == nesting}
+        return ProbeSpec(
+            frozenset([name for name in names if name is not None]),
+            None in names,
+            self.exits,
+            {name: self.spec((*nesting, name)) for name in nested},
+        )
+
+    def call(self) -> TracedCall | None:
+        """Begin a call; return None if it is not traced."""
+        if not self.collector.active or not pipeline.enabled:
+            return None
+        counter = self._counter
+        if self.counts_model:
+            self.collector.gather_before(counter.begin(counter.model.training))
+        iteration = counter.current
+        if iteration is None or self.outside_forward or self.caller is not None:
+            iteration = self._iteration()
+            if iteration is None or not counter.selects(iteration):
+                return None
+        elif not counter.selected:
+            return None
+        if counter.in_backward is not None:
+            if not counter.in_backward():
+                self._last_forward = iteration.call
+            elif self._last_forward == iteration.call:
+                return None  # activation checkpointing recomputes what the forward pass showed
+        self._called += 1
+        call = TracedCall(self, iteration, ())
+        if self.exits:
+            self._stack().append(call)
+        return call
+
+    def _iteration(self) -> Iteration | None:
+        if self.caller is not None:
+            callers = self.caller._stack()
+            return callers[-1].iteration if callers else None
+        iteration = self._counter.of_model(only_inside=self.outside_forward)
+        if iteration is None:
+            iteration, boundary = self._counter.count_own(self._calls)
+            self.collector.gather_before(boundary)
+        return iteration
+
+    def _stack(self) -> list[TracedCall]:
+        """Return the calls under way in this thread."""
+        calls: list[TracedCall] | None = getattr(self._running, "calls", None)
+        if calls is None:
+            calls = self._running.calls = []
+        return calls
+
+    def end(self, call: TracedCall) -> None:
+        """End a call."""
+        calls = self._stack()
+        if call in calls:
+            calls.remove(call)
+
+    def fault(self, error: Exception) -> None:
+        """Count and log an error."""
+        pipeline.fault(self.traced.label, error, "was not traced")
+
+    def empty_probes(self) -> list[tuple[LocalProbe, str]]:
+        """Return the probes without any value, each with the reason."""
+        states = [
+            one for names in self.states.values() for group in names.values() for one in group
+        ]
+        return [(one.probe, self._why_empty(one)) for one in states if not one.kept]
+
+    def _why_empty(self, state: ProbeState) -> str:
+        label, inside = self.traced.label, state.probe.inside
+        if not self._called:
+            if self.number in unseen:
+                return f"{label} cannot be traced: {unseen[self.number]}"
+            if self.caller is not None:
+                return f"{label} was never called by {self.caller.traced.label}"
+            return f"{label} was never called while it was traced (in this process)"
+        if not state.bound:
+            name = state.probe.name
+            verb = "returned" if name is None else f"bound {name!r}"
+            return f"{label} was called {self._called} times and never {verb}"
+        if inside and not state.parts:
+            return f"the value of {state.path} has no parts"
+        if inside:
+            return f"no {inside[0]!r} in {state.path}; {nearest(inside[0], state.parts)}"
+        if state.error is not None:
+            return f"{type(state.error).__name__}: {state.error}"
+        return "a callback discarded it each time"
+
+
+class TracedCall:
+    """One call of a traced function, or of a function nested in it."""
+
+    __slots__ = ("_last", "_listener", "_nesting", "_orders", "_states", "iteration")
+
+    def __init__(
+        self, listener: FunctionListener, iteration: Iteration, nesting: tuple[str, ...]
+    ) -> None:
+        self.iteration = iteration
+        self._listener = listener
+        self._nesting = nesting
+        self._states = listener.states.get(nesting, {})
+        self._orders: dict[str, int] = {}
+        self._last: dict[str, tuple[ProbeState, str, Any, int]] = {}
+
+    def bind(self, name: str, value: Any, part: str | None) -> None:
+        """Take a binding of a name, or of a `part` of its value."""
+        states = self._states.get(name, ())
+        # where several probes match, each path is kept once per binding
+        kept: set[str] | None = set() if len(states) > 1 else None
+        for state in states:
+            inside = state.probe.inside
+            if part is None or (inside and (part == ANY or inside[0] in (ANY, MANY, part))):
+                self._take(state, value, kept)
+
+    def result(self, value: Any) -> None:
+        """Take a value that is returned or yielded."""
+        states = self._states.get(None, ())
+        kept: set[str] | None = set() if len(states) > 1 else None
+        for state in states:
+            self._take(state, value, kept)
+
+    def _take(self, state: ProbeState, value: Any, kept: set[str] | None) -> None:
+        state.bound += 1
+        if state.whole:
+            self._keep(state, "", value, kept)
+            return
+        exists = False
+        for path, part in follow(value, state.probe.inside):
+            exists = True
+            self._keep(state, "." + join(path) if path else "", part, kept)
+        if not exists and not state.kept:
+            state.parts = tuple([name for name, _ in parts(value)]) or state.parts
+
+    def _keep(self, state: ProbeState, suffix: str, value: Any, kept: set[str] | None) -> None:
+        path = state.path + suffix
+        if kept is not None:
+            if path in kept:
+                state.kept += 1
+                return
+            kept.add(path)
+        order = self._orders.get(path, 0)
+        self._orders[path] = order + 1
+        name = state.record_name + suffix
+        try:
+            if self._listener.last_only:
+                # copied now: it may be changed in place before the call ends
+                self._last[path] = (state, name, copied(value), order)
+            elif self._listener.collector.keep(path, name, value, self.iteration, order):
+                state.kept += 1
+        except Exception as error:
+            state.error = error
+            pipeline.fault(path, error, "was not traced")
+
+    def exit(self) -> None:
+        """End the call; keep the last binding of each name if only that is wanted."""
+        self._listener.end(self)
+        for path, (state, name, value, order) in self._last.items():
+            if self._listener.collector.keep(path, name, value, self.iteration, order):
+                state.kept += 1
+
+    def nested(self, name: str) -> TracedCall:
+        """Begin a call of a function that is defined inside."""
+        return TracedCall(self._listener, self.iteration, (*self._nesting, name))
+
+    def fault(self, error: Exception) -> None:
+        """Count and log an error."""
+        self._listener.fault(error)

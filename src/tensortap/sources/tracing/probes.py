@@ -1,0 +1,200 @@
+"""Probes that instrumented functions call, and the listeners that they report to.
+
+The probes are globals of the user's module. They stay there, because a suspended generator or
+another thread may return to instrumented code at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tensortap.sources.tracing import rewrite
+
+
+class CallListener(Protocol):
+    """One call of a function, for one listener."""
+
+    def bind(self, name: str, value: Any, part: str | None) -> None:
+        """Take a binding of a name, or of a `part` of its value."""
+
+    def result(self, value: Any) -> None:
+        """Take a value that is returned or yielded."""
+
+    def exit(self) -> None:
+        """End the call."""
+
+    def nested(self, name: str) -> CallListener | None:
+        """Begin a call of a function that is defined inside."""
+
+    def fault(self, error: Exception) -> None:
+        """Take an error that one of the other methods raised."""
+
+
+class Listener(Protocol):
+    """Somebody who is told about the calls of a function."""
+
+    def call(self) -> CallListener | None:
+        """Begin a call; None if it is not of interest."""
+
+    def fault(self, error: Exception) -> None:
+        """Take an error that `call` raised."""
+
+
+Calls = list[CallListener]
+
+
+class ListenersByObject(dict[int, tuple[Listener, ...]]):
+    """Listeners to calls on an object, by its id.
+
+    This is a global of the user's module. Some programs send functions with their globals to
+    other processes by value: there it is empty.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[ListenersByObject], tuple[()]]:
+        return ListenersByObject, ()
+
+
+class FunctionListeners:
+    """The listeners of one function; its code refers to it by `number`."""
+
+    def __init__(self) -> None:
+        self.number = len(_functions)
+        self.by_object = ListenersByObject()
+        self._anyone: tuple[Listener, ...] = ()
+        self._objects: dict[Listener, Any] = {}  # what each listens to, None: to all calls
+        _functions.append(self)
+
+    def __bool__(self) -> bool:
+        return bool(self._objects)
+
+    def __contains__(self, listener: Listener) -> bool:
+        return listener in self._objects
+
+    def add(self, listener: Listener, this: Any) -> None:
+        """Add a listener to calls on the object `this` (None: to all calls)."""
+        self._objects[listener] = this
+        if this is None:
+            self._anyone = (*self._anyone, listener)
+            for key, group in list(self.by_object.items()):
+                self.by_object[key] = (*group, listener)
+        else:
+            self.by_object[id(this)] = (*self.of(this), listener)
+
+    def remove(self, listener: Listener) -> None:
+        """Remove a listener."""
+        this = self._objects.pop(listener)
+        self._anyone = tuple([one for one in self._anyone if one is not listener])
+        for key in [id(this)] if this is not None else list(self.by_object):
+            left = tuple([one for one in self.by_object.get(key, ()) if one is not listener])
+            if left == self._anyone:
+                self.by_object.pop(key, None)
+            else:
+                self.by_object[key] = left
+
+    def of(self, this: object) -> tuple[Listener, ...]:
+        """Return the listeners to calls on an object."""
+        return self.by_object.get(id(this), self._anyone)
+
+
+_functions: list[FunctionListeners] = []
+unseen: dict[int, str] = {}  # number of a function → why its calls are not reported
+
+
+def add_alias(other: Any, this: Any) -> None:
+    """Treat calls on another object as calls on `this`, until `remove_alias`."""
+    for listeners in _functions:
+        if id(this) in listeners.by_object:
+            listeners.by_object[id(other)] = listeners.by_object[id(this)]
+
+
+def remove_alias(other: Any) -> None:
+    """Treat calls on an object as its own again."""
+    for listeners in _functions:
+        listeners.by_object.pop(id(other), None)
+
+
+def enter(number: int, this: object) -> Calls | None:
+    """Begin a call of a function; return None if nobody traces it."""
+    if number >= len(_functions):
+        return None  # the function was instrumented in another process and sent here
+    calls: Calls = []
+    for listener in _functions[number].of(this):
+        try:
+            call = listener.call()
+        except Exception as error:
+            listener.fault(error)
+            continue
+        if call is not None:
+            calls.append(call)
+    return calls or None
+
+
+def nested(outer: Calls | None, name: str) -> Calls | None:
+    """Begin a call of a nested function."""
+    calls: Calls = []
+    for call in outer or ():
+        try:
+            inner = call.nested(name)
+        except Exception as error:
+            call.fault(error)
+            continue
+        if inner is not None:
+            calls.append(inner)
+    return calls or None
+
+
+def bind(calls: Calls | None, name: str, value: Any, part: str | None = None) -> Any:
+    """Report a binding; return the value."""
+    for call in calls or ():
+        try:
+            call.bind(name, value, part)
+        except Exception as error:
+            call.fault(error)
+    return value
+
+
+def result(calls: Calls | None, value: Any) -> Any:
+    """Report a value that is returned or yielded; return the value."""
+    for call in calls or ():
+        try:
+            call.result(value)
+        except Exception as error:
+            call.fault(error)
+    return value
+
+
+def exit_(calls: Calls | None) -> None:
+    """Report the end of a call."""
+    for call in calls or ():
+        try:
+            call.exit()
+        except Exception as error:
+            call.fault(error)
+
+
+def without_probes(names: Any) -> Any:
+    """Remove our names from what ``locals()``, ``vars()`` or ``dir()`` returned."""
+    for name in [name for name in names if name.startswith("__tensortap_")]:
+        if isinstance(names, dict):
+            del names[name]
+        else:
+            names.remove(name)
+    return names
+
+
+PROBES: dict[str, Callable[..., Any]] = {
+    rewrite.ENTER: enter,
+    rewrite.NESTED: nested,
+    rewrite.BIND: bind,
+    rewrite.BIND_ALWAYS: bind,
+    rewrite.RESULT: result,
+    rewrite.EXIT: exit_,
+    rewrite.LOCALS: without_probes,
+    rewrite.ID: id,
+}
+ALL: tuple[Any, ...] = (enter, nested, bind, result, exit_, without_probes)
+for _probe in ALL:
+    _probe._torchdynamo_disable = True  # torch.compile must not trace into it
