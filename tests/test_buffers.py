@@ -17,7 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap import buffers
-from tensortap.buffers import SLAB, Mapped, OutOfMemory, Pool, Segment, Slot, size_class, view_of
+from tensortap.buffers import (
+    SLAB,
+    MappedSegment,
+    OutOfMemory,
+    Pool,
+    RemoteBlock,
+    Segment,
+    size_class,
+    view_of,
+)
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 
@@ -127,7 +136,7 @@ def test_the_pool_does_not_take_the_last_memory(monkeypatch):
     pool = Pool(shared=False)
     kept = pool.acquire(1 << 20)
     monkeypatch.setattr(buffers, "available_memory", lambda: pool._reserve + (1 << 20))
-    with pytest.raises(OutOfMemory, match="memory on this machine is running out"):
+    with pytest.raises(OutOfMemory, match="this machine is low on memory"):
         pool.acquire(2 << 20)
     pool.acquire(1 << 20)  # what is there already can be used
     del kept
@@ -178,7 +187,7 @@ def test_a_segment_is_sealed_in_its_size():
 
 
 def mapped(lease):
-    return Mapped(os.getpid(), lease.segment.fd, lease.segment.nbytes)
+    return MappedSegment(os.getpid(), lease.segment.fd, lease.segment.nbytes)
 
 
 def test_another_process_reads_a_segment():
@@ -187,8 +196,8 @@ def test_another_process_reads_a_segment():
     lease.writable[:] = bytes(range(250)) * 400
     code = f"""
 import sys; sys.path.insert(0, {SOURCE!r})
-from tensortap.buffers import Mapped
-seen = Mapped({os.getpid()}, {lease.segment.fd}, {lease.segment.nbytes})
+from tensortap.buffers import MappedSegment
+seen = MappedSegment({os.getpid()}, {lease.segment.fd}, {lease.segment.nbytes})
 sys.stdout.buffer.write(seen.memory[{lease.offset}:{lease.offset + 100_000}])
 try: seen.memory[0] = 1
 except TypeError: sys.stderr.write("read only")
@@ -214,7 +223,7 @@ def test_a_mapping_outlives_the_segment():
 def test_a_mapping_has_the_size_that_was_said(nbytes):
     segment = Segment(1, 8192, shared=True)
     with pytest.raises((OSError, ValueError)):
-        Mapped(os.getpid(), segment.fd, nbytes)
+        MappedSegment(os.getpid(), segment.fd, nbytes)
     segment.close()
 
 
@@ -222,15 +231,15 @@ def test_only_sealed_segments_of_tensortap_are_mapped(tmp_path):
     loose = os.memfd_create("tensortap", os.MFD_ALLOW_SEALING)
     os.ftruncate(loose, 4096)
     with pytest.raises(OSError, match="not sealed"):
-        Mapped(os.getpid(), loose, 4096)
+        MappedSegment(os.getpid(), loose, 4096)
     fcntl.fcntl(loose, 1033, 0x2)
     with pytest.raises(OSError, match="not sealed"):
-        Mapped(os.getpid(), loose, 4096)
+        MappedSegment(os.getpid(), loose, 4096)
     file = os.open(tmp_path / "f", os.O_CREAT | os.O_RDWR)
-    with pytest.raises(OSError, match="is no segment of tensortap"):
-        Mapped(os.getpid(), file, 4096)
+    with pytest.raises(OSError, match="is not a tensortap segment"):
+        MappedSegment(os.getpid(), file, 4096)
     with pytest.raises(OSError, match="No such file"):
-        Mapped(os.getpid(), 9999, 4096)
+        MappedSegment(os.getpid(), 9999, 4096)
     os.close(loose)
     os.close(file)
 
@@ -241,17 +250,17 @@ def test_a_slot_tells_when_it_is_dropped_and_can_move_home():
     lease.writable[:] = b"a" * (1 << 20)
     seen = mapped(lease)
     freed = collections.deque()
-    one = Slot(seen, 7, lease.offset, 1000, freed)
-    two = Slot(seen, 7, lease.offset + 4096, 500, freed)
+    one = RemoteBlock(seen, 7, lease.offset, 1000, freed)
+    two = RemoteBlock(seen, 7, lease.offset + 4096, 500, freed)
     assert seen.used == 1500
     assert bytes(one.view) == b"a" * 1000
-    one.move(home)
+    one.copy_to(home)
     lease.writable[:1000] = b"b" * 1000
     assert bytes(one.view) == b"a" * 1000
     assert bytes(two.view) == b"a" * 500
     del two
     assert list(freed) == [(7, lease.offset + 4096)]
-    assert seen.used == (1000 if one in seen.slots else 0)
+    assert seen.used == (1000 if one in seen.blocks else 0)
     del one
     gc.collect()
     assert list(freed) == [(7, lease.offset + 4096), (7, lease.offset)]

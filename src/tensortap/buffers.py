@@ -1,10 +1,10 @@
 """Recycled memory for snapshots, in segments that another process can map.
 
-Fresh memory costs three to four times a copy in page faults, so blocks go round: a `Lease`
-is taken from a `Pool`, filled, passed along, and goes back by itself when the last reference
-to it is dropped. On Linux the segments are memfds, sealed in their size: they belong to no
-file system, nothing is left behind however a process ends, and whoever maps one can rely on
-its size. A process of the same user reaches them under ``/proc/<pid>/fd/``.
+Page faults make a copy into fresh memory three to four times slower, so blocks are recycled: a
+`Pool` hands out a `Lease`, which returns its block when the last reference to it is dropped. On
+Linux the segments are memfds with a sealed size: they belong to no file system, leave nothing
+behind however a process ends, and can be mapped safely. A process of the same user opens them
+under ``/proc/<pid>/fd/``.
 """
 
 from __future__ import annotations
@@ -24,33 +24,36 @@ from typing import Protocol
 
 from tensortap.limits import available_memory, total_memory
 
-SLAB = 32 << 20  # small blocks share a segment of this size: file descriptors are scarce
+SLAB = 32 << 20
+"""Bytes of a segment that small blocks share, because file descriptors are scarce."""
+
 _PAGE = 4096
-_SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0x2) | getattr(fcntl, "F_SEAL_GROW", 0x4)
+# Linux numbers: not every build of Python has names for them
+_ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
 can_share = hasattr(os, "memfd_create")
 
 
 class Block(Protocol):
-    """Something that holds the bytes of a tensor."""
+    """Holds the bytes of a tensor."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
     def view(self) -> memoryview:
-        """The bytes; waits for them where they are still on their way."""
+        """The bytes; waits for a copy that is still running."""
         ...
 
 
 def view_of(data: bytes | memoryview | Block) -> memoryview:
-    """The bytes behind `TensorData.data`, whatever holds them."""
+    """Return the bytes of `TensorData.data`, whatever holds them."""
     if isinstance(data, (bytes, memoryview)):
         return memoryview(data).cast("B") if len(data) else memoryview(b"")
     return data.view
 
 
 def size_class(nbytes: int) -> int:
-    """The size of the block that serves `nbytes`: at most a quarter larger.
+    """Return the size of the block for `nbytes` bytes: at most a quarter larger.
 
     >>> size_class(70_000)
     81920
@@ -61,7 +64,7 @@ def size_class(nbytes: int) -> int:
 
 
 class Segment:
-    """A piece of memory that is mapped once and carved into blocks of one size."""
+    """Memory that is mapped once and divided into blocks of one size."""
 
     def __init__(self, number: int, nbytes: int, shared: bool) -> None:
         self.number = number
@@ -71,7 +74,7 @@ class Segment:
             self.fd = os.memfd_create("tensortap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(self.fd, nbytes)
-                fcntl.fcntl(self.fd, getattr(fcntl, "F_ADD_SEALS", 1033), _SEALS)
+                fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SIZE)
                 self.memory = mmap.mmap(self.fd, nbytes)
             except OSError:
                 os.close(self.fd)
@@ -80,14 +83,15 @@ class Segment:
             self.memory = mmap.mmap(-1, nbytes)
         anchor = ctypes.c_char.from_buffer(self.memory)
         self.address = ctypes.addressof(anchor)
-        del anchor  # an export would keep the mapping from being closed
-        self.out = 0  # blocks that somebody holds
+        del anchor  # it would keep the mapping from being closed
+        self.block_nbytes = nbytes
+        self.leased = 0  # number of blocks
         self.retired = False
         self.idle_since = time.monotonic()
 
     def close(self) -> None:
-        """Give the memory back; whoever else has it mapped keeps it."""
-        # a view that somebody still holds keeps the mapping alive until it is dropped
+        """Free the memory; other processes that have mapped it keep it."""
+        # a view that is still in use keeps the mapping alive
         with contextlib.suppress(BufferError):
             self.memory.close()
         if self.fd >= 0:
@@ -96,7 +100,7 @@ class Segment:
 
 
 class Lease:
-    """A block of a pool, held for as long as somebody refers to it."""
+    """A block of a pool; dropping the last reference returns it."""
 
     __slots__ = ("__weakref__", "_pool", "_wait", "address", "nbytes", "offset", "segment")
 
@@ -109,14 +113,14 @@ class Lease:
         self.address = segment.address + offset
 
     def fill_later(self, wait: Callable[[], None]) -> None:
-        """Say that the bytes are on their way: `wait` returns when they have arrived."""
+        """Announce a copy into this block that still runs; `wait` returns when it is done."""
         self._wait = wait
 
     def settle(self) -> None:
-        """Return when the bytes are there."""
+        """Wait until the bytes have been copied."""
         wait = self._wait
         if wait is not None:
-            wait()  # before it is forgotten: another sink may ask meanwhile
+            wait()  # first: another thread may call settle meanwhile
             self._wait = None
 
     @property
@@ -126,20 +130,20 @@ class Lease:
 
     @property
     def writable(self) -> memoryview:
-        """The memory itself, for whoever fills it."""
+        """The memory, to be filled."""
         return memoryview(self.segment.memory)[self.offset : self.offset + self.nbytes]
 
     def __del__(self) -> None:
-        # only an append: this may run in any thread, at any point
+        # only an append: this runs in any thread, at any point
         self._pool._returned.append((self.segment, self.offset))
 
 
 class OutOfMemory(MemoryError):
-    """The pool must not grow: too little memory is left on the machine."""
+    """The pool cannot grow: too little memory is left on the machine."""
 
 
 class Pool:
-    """Blocks of memory that go round."""
+    """Recycled blocks of memory."""
 
     def __init__(self, *, shared: bool | None = None) -> None:
         self.shared = can_share if shared is None else shared
@@ -148,99 +152,97 @@ class Pool:
         self._returned: collections.deque[tuple[Segment, int]] = collections.deque()
         self._numbers = itertools.count(1)
         self._segments: dict[int, Segment] = {}
-        self._block: dict[int, int] = {}  # segment number → block size
         self._reserve = total_memory() // 20
 
     @property
     def nbytes(self) -> int:
-        """All memory that the pool has taken from the machine."""
+        """Bytes of all segments."""
         return sum(s.nbytes for s in list(self._segments.values()))
 
     def acquire(self, nbytes: int) -> Lease:
-        """A block of at least `nbytes`; its content is whatever was there before."""
+        """Return a block for `nbytes` bytes with undefined content."""
         size = size_class(nbytes)
         with self._lock:
             free = self._free[size]
-            # a block that has just come back is warm; one never used would cost page faults
+            # blocks returned last are used first: they are warm
             self._collect()
             if not free:
                 self._grow(size)
             segment, offset = free.pop()
-            segment.out += 1
+            segment.leased += 1
         return Lease(self, segment, offset, nbytes)
 
     def retire(self, segment: Segment) -> None:
-        """Never hand out blocks of this segment again: another process may still read them."""
+        """Never lease blocks of this segment again: another process may still read them."""
         with self._lock:
             segment.retired = True
             self._collect()
-            if segment.out == 0:
-                self._drop(segment)
-            elif segment.number in self._block:
+            if segment.leased == 0:
+                self._free_segment(segment)
+            elif segment.number in self._segments:
                 self._withdraw(segment)
 
     def trim(self, idle: float) -> list[int]:
-        """Drop the segments that nobody has used for `idle` seconds; their numbers."""
+        """Free segments that were unused for `idle` seconds; return their numbers."""
         with self._lock:
             self._collect()
             limit = time.monotonic() - idle
-            dropped = [s for s in self._segments.values() if not s.out and s.idle_since < limit]
-            for segment in dropped:
-                self._drop(segment)
-        return [s.number for s in dropped]
+            unused = [s for s in self._segments.values() if not s.leased and s.idle_since < limit]
+            for segment in unused:
+                self._free_segment(segment)
+        return [s.number for s in unused]
 
     def _collect(self) -> None:
         while self._returned:
             segment, offset = self._returned.popleft()
-            segment.out -= 1
-            if segment.out == 0:
+            segment.leased -= 1
+            if segment.leased == 0:
                 segment.idle_since = time.monotonic()
             if not segment.retired:
-                self._free[self._block[segment.number]].append((segment, offset))
-            elif segment.out == 0:
-                self._drop(segment)
+                self._free[segment.block_nbytes].append((segment, offset))
+            elif segment.leased == 0:
+                self._free_segment(segment)
 
     def _grow(self, size: int) -> None:
         blocks = max(1, SLAB // size) if size <= SLAB // 4 else 1
         nbytes = size * blocks
         if available_memory() - nbytes < self._reserve:
-            raise OutOfMemory(f"no room for {nbytes} bytes: memory on this machine is running out")
+            raise OutOfMemory(f"cannot allocate {nbytes} bytes: this machine is low on memory")
         number = next(self._numbers)
         try:
             segment = Segment(number, nbytes, self.shared)
         except OSError:
             if not self.shared:
                 raise
-            # no descriptors left, or a limit on files: memory that only this process has will do
+            # no file descriptors left: use memory that cannot be shared
             segment = Segment(number, nbytes, False)
         self._segments[segment.number] = segment
-        self._block[segment.number] = size
+        segment.block_nbytes = size
         self._free[size].extend((segment, i * size) for i in reversed(range(blocks)))
 
-    def _drop(self, segment: Segment) -> None:
+    def _free_segment(self, segment: Segment) -> None:
         if self._segments.pop(segment.number, None) is None:
             return
         self._withdraw(segment)
-        del self._block[segment.number]
         segment.close()
 
     def _withdraw(self, segment: Segment) -> None:
-        # in place: `acquire` holds on to this list while it collects
-        free = self._free[self._block[segment.number]]
+        # in place: `acquire` has a reference to this list
+        free = self._free[segment.block_nbytes]
         free[:] = [entry for entry in free if entry[0] is not segment]
 
 
-class Mapped:
-    """A segment of another process, mapped to be read."""
+class MappedSegment:
+    """A segment of another process, mapped read-only."""
 
     def __init__(self, pid: int, fd: int, nbytes: int) -> None:
         path = f"/proc/{pid}/fd/{fd}"
         if not os.readlink(path).startswith("/memfd:tensortap"):
-            raise OSError(f"{path} is no segment of tensortap")
+            raise OSError(f"{path} is not a tensortap segment")
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # sealed, or the other side could cut it short and kill whoever reads beyond
-            if fcntl.fcntl(file, getattr(fcntl, "F_GET_SEALS", 1034)) & _SEALS != _SEALS:
+            # without seals its owner could shrink it, and reading would raise SIGBUS
+            if fcntl.fcntl(file, _GET_SEALS) & _SEAL_SIZE != _SEAL_SIZE:
                 raise OSError(f"{path} is not sealed")
             if os.fstat(file).st_size != nbytes:
                 raise OSError(f"{path} does not have {nbytes} bytes")
@@ -248,51 +250,51 @@ class Mapped:
         finally:
             os.close(file)
         self.nbytes = nbytes
-        self.slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self.blocks: weakref.WeakSet[RemoteBlock] = weakref.WeakSet()
 
     @property
     def used(self) -> int:
-        """Bytes that somebody still refers to."""
-        return sum(slot.nbytes for slot in list(self.slots))
+        """Bytes of the blocks that are still referenced."""
+        return sum(block.nbytes for block in list(self.blocks))
 
 
-class Slot:
-    """A block in a segment of another process; dropping it tells that the block is free."""
+class RemoteBlock:
+    """A block in a segment of another process; dropping it adds it to `freed`."""
 
-    __slots__ = ("__weakref__", "_freed", "_home", "_mapping", "nbytes", "offset", "segment")
+    __slots__ = ("__weakref__", "_copy", "_freed", "_mapped", "nbytes", "offset", "segment")
 
     def __init__(
         self,
-        mapping: Mapped,
+        mapped: MappedSegment,
         segment: int,
         offset: int,
         nbytes: int,
         freed: collections.deque[tuple[int, int]],
     ) -> None:
-        self._mapping: Mapped | None = mapping
-        self._home: Lease | None = None
+        self._mapped: MappedSegment | None = mapped
+        self._copy: Lease | None = None
         self._freed = freed
         self.segment = segment
         self.offset = offset
         self.nbytes = nbytes
-        mapping.slots.add(self)
+        mapped.blocks.add(self)
 
     @property
     def view(self) -> memoryview:
-        # in this order: `move` sets the home first, then clears the mapping
-        mapping, home = self._mapping, self._home
-        if home is not None:
-            return home.view
-        assert mapping is not None
-        return memoryview(mapping.memory)[self.offset : self.offset + self.nbytes]
+        # in this order: `copy_to` sets the copy first, then clears the mapping
+        mapped, copy = self._mapped, self._copy
+        if copy is not None:
+            return copy.view
+        assert mapped is not None
+        return memoryview(mapped.memory)[self.offset : self.offset + self.nbytes]
 
-    def move(self, pool: Pool) -> None:
-        """Copy the bytes to this process, so that the segment can go."""
-        home = pool.acquire(self.nbytes)
-        home.writable[:] = self.view
-        self._home = home
-        self._mapping = None
+    def copy_to(self, pool: Pool) -> None:
+        """Copy the bytes into this process, so that the segment can be unmapped."""
+        copy = pool.acquire(self.nbytes)
+        copy.writable[:] = self.view
+        self._copy = copy
+        self._mapped = None
 
     def __del__(self) -> None:
-        # only an append: this may run in any thread, at any point
+        # only an append: this runs in any thread, at any point
         self._freed.append((self.segment, self.offset))

@@ -208,7 +208,7 @@ def test_what_arrived_before_a_cut_is_not_taken_twice(server, run, wait_for, are
         assert talk("receipt()")["captured"] == 25
         proxy.cut()
         proxy.deaf = False
-        wait_for(lambda: sum(peer.connected for peer in server.peers.values()) == 1)
+        wait_for(lambda: sum(client.connected for client in server.clients.values()) == 1)
         assert talk("tap.flush(20)")
         talk("catch(20, size=10_000, wait=10)")
         r = talk("receipt()")
@@ -219,7 +219,7 @@ def test_what_arrived_before_a_cut_is_not_taken_twice(server, run, wait_for, are
         assert [int(fetch(server.history, "x", step=s)[-1]) for s in steps] == steps
         # it still goes through shared memory, and nothing is lent for ever
         assert r["state"][0].endswith("TCP" if arena else "shared memory")
-        server.history._tracks.clear()
+        server.history._series.clear()
         server.history._by_name.clear()
         lent = "len(list(pipeline._lives.values())[0].drain._lent)"
         wait_for(lambda: talk(lent) == 0, what=lambda: talk(lent))

@@ -124,7 +124,7 @@ def test_another_process_sees_the_same(session, run):
     assert "5 held" in out
     assert "no 'nothing'" in out
     # whoever looked has gone, and is no client that sends
-    assert len([peer for peer in session.peers.values() if peer.connected]) == 0
+    assert len([c for c in session.clients.values() if c.connected]) == 0
 
 
 def test_a_large_value_crosses_to_a_viewer(server, run):

@@ -40,15 +40,20 @@ def test_killed_in_the_middle_of_a_large_message(serving, run, wait_for, path):
     other("catch(20, size=10_000, wait=10)")
     assert other("receipt()")["captured"] == 21
     assert where.ask("len(server.history.records('x'))") == 21
-    wait_for(lambda: where.ask("sum(p.connected for p in server.peers.values())") == 1)
+    wait_for(lambda: where.ask("sum(c.connected for c in server.clients.values())") == 1)
     # what has arrived is whole
     expected = "int(tap.get('flood').sum()) == 4_000_000 * 3_999_999 // 2"
     assert where.ask(expected)
     assert where.ask("dict(server.rejected)") == {}
-    assert where.ask("sum(len(p.assemblies) for p in server.peers.values())") == 0
+    assert (
+        where.ask(
+            "sum(len(c.connection.assemblies) for c in server.clients.values() if c.connected)"
+        )
+        == 0
+    )
     assert shm() == before
     # and when its history goes, nothing of it is left in the server
-    assert where.ask("[server.history._tracks.clear(), gc.collect(), server._pool.trim(-1)] and 1")
+    assert where.ask("[server.history._series.clear(), gc.collect(), server._pool.trim(-1)] and 1")
     wait_for(lambda: segments(where.pid) <= 1, what=lambda: segments(where.pid))
     assert where.ask("server._pool.nbytes") == 0
 
@@ -73,11 +78,12 @@ def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
         TENSORTAP_NO_ARENA="1",
     )
     assert program.line() == "half"
-    peer = next(iter(server.peers.values()))
-    wait_for(lambda: peer.assemblies and next(iter(peer.assemblies.values())).missing < 17_000_000)
+    (client,) = server.clients.values()
+    assemblies = client.connection.assemblies
+    wait_for(lambda: assemblies and next(iter(assemblies.values())).missing < 17_000_000)
     assert server._pool.nbytes >= 32_000_000
     program.kill()
-    wait_for(lambda: not peer.connected)
+    wait_for(lambda: not client.connected)
     assert server.history.names() == ["one"]
     server._pool.trim(-1)
     assert server._pool.nbytes == 0
@@ -109,6 +115,6 @@ def test_values_of_a_killed_client_stay(server, run, wait_for):
     assert program.line() == "sent"
     record = server.history.records("x")[3]
     program.kill()
-    wait_for(lambda: not next(iter(server.peers.values())).connected)
+    wait_for(lambda: not next(iter(server.clients.values())).connected)
     assert [int(fetch(server.history, "x", step=i)[-1]) for i in range(20)] == list(range(20))
     assert bytes(record.value.data.view[:8]) == (3).to_bytes(8, "little")

@@ -195,7 +195,7 @@ if __name__ == "__main__":
     assert all(s.unique().numel() == 1 for s in samples)
     assert len(server.history.records("batch")) == 4
     # nothing of its workers' is under the main program: three programs have sent
-    assert len(server.peers) == 3
+    assert len(server.clients) == 3
 
 
 def test_threads_that_start_and_end(server, run):

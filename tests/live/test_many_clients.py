@@ -48,7 +48,7 @@ def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
     programs = [run(TEN, NUMBER=str(n)) for n in range(20)]
     for program in programs:
         assert program.line() == "sent"
-    assert sum(peer.connected for peer in server.peers.values()) == 200
+    assert sum(client.connected for client in server.clients.values()) == 200
     # one of them stands still in the middle of all: nobody waits for it
     programs[7].signal(signal.SIGSTOP)
     late = run("""
@@ -73,5 +73,5 @@ def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
         program.say()
     for program in programs:
         program.end()
-    wait_for(lambda: not any(peer.connected for peer in server.peers.values()))
+    wait_for(lambda: not any(client.connected for client in server.clients.values()))
     assert not server.rejected

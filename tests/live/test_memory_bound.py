@@ -124,7 +124,7 @@ def test_what_somebody_holds_stays_valid_and_unchanged(run, wait_for, path):
         assert (np.frombuffer(view) == 1).all()
         program.say("end")
         program.end()
-        wait_for(lambda: not any(p.connected for p in server.peers.values()))
+        wait_for(lambda: not any(c.connected for c in server.clients.values()))
         assert (np.frombuffer(record.value.data.view) == 1).all()
         assert (np.frombuffer(view) == 1).all()
         del record

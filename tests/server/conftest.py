@@ -21,10 +21,10 @@ def bystander(server):
     good = Good(server.address)
     assert good.deliver("bystander")
     yield good
-    peer = next(peer for peer in server.peers.values() if peer.who.host == "here")
-    route = peer.route
+    client = next(c for c in server.clients.values() if c.info.host == "here")
+    connection = client.connection
     assert good.deliver("bystander")
     assert good.lost == 0
-    assert peer.route == route, "it had to connect again"
+    assert client.connection is connection, "it had to connect again"
     assert server.alive
     good.close()

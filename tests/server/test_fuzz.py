@@ -33,7 +33,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def own_key(served, monkeypatch):
-    monkeypatch.setenv("TENSORTAP_KEY", keys.key_text(served.door.key))
+    monkeypatch.setenv("TENSORTAP_KEY", keys.key_text(served.handshake.key))
 
 
 def message(rng, numbers) -> list[bytes]:
@@ -84,20 +84,20 @@ def test_ten_thousand_mutated_messages(served, caplog, monkeypatch):
     assert_serves(served)
     before = process.memory_info().rss
     looked = []
-    take = served._take
+    take = served._handle
 
     def counting(route, frames):
         looked.append(len(frames))
         take(route, frames)
 
-    monkeypatch.setattr(served, "_take", counting)
+    monkeypatch.setattr(served, "_handle", counting)
 
     @given(seeds.map(random.Random), st.sampled_from([BATCH, 5]))
     @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
     def attack(rng, together):
         """Messages of a stranger, or of somebody who was let in (a refusal ends that)."""
         for _ in range(BATCH // together):
-            with Raw(served.address, key=served.door.key) as client:
+            with Raw(served.address, key=served.handshake.key) as client:
                 if together < BATCH:
                     client.enter()
                 looked.clear()
@@ -114,6 +114,6 @@ def test_ten_thousand_mutated_messages(served, caplog, monkeypatch):
     assert process.memory_info().rss - before < 256 << 20
     answers.overview(served)  # whatever was taken can be shown
     assert_serves(served, name="after all")
-    assert served.rejected["spoke garbage"] > 1000
+    assert served.rejected["invalid message"] > 1000
     assert served.rejected["error"] == 0, "garbage was met with an error, not with a reason"
     assert len(served.history.names()) > 2, "nothing got in: the fuzzing is too coarse"

@@ -63,12 +63,12 @@ def test_a_client_with_another_key_is_told_so(server, bystander, monkeypatch):
 def test_a_wrong_proof_is_refused_and_counted(server, bystander):
     with Raw(server.address, key=b"\1" * 32) as client:
         client.say(wire.PROOF, client.proof(client.hello()))
-        assert "the key is not the one of this session" in client.hear_a(wire.Refusal).reason
+        assert "wrong key: set TENSORTAP_KEY" in client.hear_a(wire.Refusal).reason
         client.batch()  # a word more is garbage, and is not answered
-        wait_for(lambda: server.rejected["spoke garbage"] == 1)
+        wait_for(lambda: server.rejected["invalid message"] == 1)
         assert client.hear(0.1) is None
     assert server.rejected["wrong key"] == 1
-    assert answers.overview(server).rejected == {"wrong key": 1, "spoke garbage": 1}
+    assert answers.overview(server).rejected == {"wrong key": 1, "invalid message": 1}
 
 
 def test_a_proof_from_another_connection_is_worth_nothing(server, bystander):
@@ -102,7 +102,7 @@ def test_a_challenge_is_good_once(server, bystander):
         assert client.hear_a(wire.Refusal)
         client.key = keys.find_key()
         client.say(wire.PROOF, client.proof(challenge))
-        wait_for(lambda: server.rejected["spoke garbage"] == 1)
+        wait_for(lambda: server.rejected["invalid message"] == 1)
         assert client.hear(0.2) is None
 
 
@@ -178,7 +178,7 @@ def test_another_user_of_the_machine_gets_nothing(server, bystander, tmp_path, k
     assert lines[2].startswith("no look: no live session at")
     assert lines[3] == f"query {wire.REFUSED!r}"
     assert server.history.names() == ["bystander"]
-    assert server.rejected["spoke garbage"] == 1
+    assert server.rejected["invalid message"] == 1
     assert keys.key_text(keys.find_key()) not in done.stdout + done.stderr
 
 
@@ -189,7 +189,7 @@ def test_another_version_of_the_client_is_told_both_and_counted(server, bystande
     assert (refusal.protocol, refusal.version) == (wire.PROTOCOL, __version__)
     assert f"tensortap 9.8.7 of a monkey (protocol {protocol})" in refusal.reason
     assert f"{__version__} (protocol {wire.PROTOCOL})" in refusal.reason
-    assert server.rejected == {"another version": 1}
+    assert server.rejected == {"protocol version": 1}
 
 
 @pytest.mark.parametrize(("theirs", "side"), [(7, "this"), (0, "the other")])
@@ -392,7 +392,7 @@ def assert_serves_at(public):
 def test_plaintext_to_an_encrypted_session_is_refused_and_counted(public):
     with Raw(Address("127.0.0.1", public.address.port)) as client:
         client.say(wire.HELLO, wire.Hello(wire.PROTOCOL, __version__, "source", bytes(16)))
-        wait_for(lambda: public.rejected["no handshake"] >= 1)
+        wait_for(lambda: public.rejected["failed handshake"] >= 1)
         assert client.hear(0.2) is None
     assert_serves_at(public)
 

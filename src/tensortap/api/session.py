@@ -93,7 +93,7 @@ def greeting(server: Server) -> str:
         host = _own_name() if address.host in ("0.0.0.0", "::", "*") else address.host
         lines.append("on the training side, set")
         lines.append(f"  export TENSORTAP_SERVER={Address(host, address.port)}")
-        lines.append(f"  export TENSORTAP_KEY={keys.key_text(server.door.key)}")
+        lines.append(f"  export TENSORTAP_KEY={keys.key_text(server.handshake.key)}")
         lines.append("whoever has the key can send and look; the connection is encrypted")
     return "\n".join(lines)
 

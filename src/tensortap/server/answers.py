@@ -21,7 +21,7 @@ from tensortap.values import tensors
 from tensortap.wire import messages as wire
 
 if TYPE_CHECKING:
-    from tensortap.server.client import Peer
+    from tensortap.server.connection import ClientState
     from tensortap.server.server import Server
 
 RECENT = 12
@@ -43,7 +43,7 @@ def overview(server: Server) -> questions.Overview:
     ]
     alerts = [r for _, tail in tails for r in tail[-RECENT:] if r.kind is Kind.ALERT]
     alerts.sort(key=lambda r: (r.time_ns, r.seq))
-    peers = [peer for peer in list(server.peers.values()) if peer.role == "source"]
+    sources = [client for client in list(server.clients.values()) if client.role == "source"]
     return questions.Overview(
         address=str(server.address),
         pid=os.getpid(),
@@ -54,7 +54,7 @@ def overview(server: Server) -> questions.Overview:
         bound=history.bound,
         evicted=sum(evicted.values()),
         rejected=dict(server.rejected),
-        clients=tuple(_client_row(peer) for peer in peers),
+        clients=tuple(map(_client_row, sources)),
         names=tuple(names),
         recent=tuple(_name_row([record], 1, evicted) for record in history.recent(RECENT)),
         alerts=tuple(_name_row([record], 1, evicted) for record in alerts[-RECENT:]),
@@ -73,18 +73,19 @@ def _name_row(
     return questions.NameRow(_head(record), held, evicted.get(record.name, 0), line, numbers, rate)
 
 
-def _client_row(peer: Peer) -> questions.ClientRow:
-    who, tally = peer.who, peer.tally
+def _client_row(client: ClientState) -> questions.ClientRow:
+    info, tally, connection = client.info, client.tally, client.connection
+    shared = connection is not None and connection.arena_pid is not None
     return questions.ClientRow(
-        program=who.program,
-        host=who.host,
-        pid=who.pid,
-        rank=who.rank,
-        world_size=who.world_size,
-        connected=peer.connected,
-        path="shared memory" if peer.arena_pid is not None else "TCP",
-        records=peer.records,
-        nbytes=peer.nbytes,
+        program=info.program,
+        host=info.host,
+        pid=info.pid,
+        rank=info.rank,
+        world_size=info.world_size,
+        connected=client.connected,
+        path="shared memory" if shared else "TCP",
+        records=client.records,
+        nbytes=client.nbytes,
         unheard=tally.unheard,
         dropped=tally.dropped,
         failed=tally.failed,

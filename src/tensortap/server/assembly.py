@@ -1,4 +1,4 @@
-"""A batch of records on its way in: checked before anything is allocated, then put together."""
+"""A batch of records whose bytes are still arriving."""
 
 from __future__ import annotations
 
@@ -6,76 +6,76 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
-from tensortap.buffers import Pool, size_class
+from tensortap.buffers import Block, Pool, size_class
 from tensortap.errors import WireError
 from tensortap.wire import messages as wire
 
-_LEAST = 1 << 20  # of blocks for small payloads, whatever the bound
-
-
-class Unreachable(Exception):
-    """A payload lies in a segment that this process cannot read."""
+_LEAST_NBYTES = 1 << 20  # small payloads of a batch may take this much, whatever the bound
 
 
 class Assembly:
-    """A batch whose bytes are still arriving; `missing` tells how many."""
+    """Puts a batch together; it is complete when `missing` is 0.
+
+    `rejected` is the reason why the batch cannot be stored: its chunks are ignored then.
+    """
 
     def __init__(self, batch: wire.Batch, body: memoryview) -> None:
-        later = len(body) != batch.body_nbytes
-        if later and (body or batch.body_nbytes <= wire.CHUNK_NBYTES):
-            raise WireError(f"{batch.body_nbytes} bytes of records announced, {len(body)} came")
+        in_chunks = len(body) != batch.body_nbytes
+        if in_chunks and (body or batch.body_nbytes <= wire.CHUNK_NBYTES):
+            raise WireError(f"announced {batch.body_nbytes} bytes of records, sent {len(body)}")
         self.batch = batch
         self.nbytes = batch.body_nbytes + sum([e.nbytes for e in batch.externals])
-        self.missing = batch.body_nbytes if later else 0
-        self._expects_body = later
+        self.missing = batch.body_nbytes if in_chunks else 0
+        self.rejected = ""
+        self.body: Any = b"" if in_chunks else bytes(body)
+        self.payloads: list[Any] = []
+        self._body_in_chunks = in_chunks
         self._filled: collections.Counter[int] = collections.Counter()
-        self.refused = ""
-        self.body: Any = b"" if later else bytes(body)
-        self.blocks: list[Any] = []
 
-    def allocate(self, bound: int, pool: Pool, slot: Callable[[wire.External], Any]) -> None:
-        """Make room for what is to come; a batch that cannot be taken is `refused`."""
-        # a payload of one byte takes a block as well
-        blocks = size_class(0) * len(self.batch.externals)
-        if self.nbytes > bound or blocks > max(bound, _LEAST):
-            self._refuse("larger than the memory")
+    def allocate(
+        self, bound: int, pool: Pool, shared_block: Callable[[wire.External], Block | None]
+    ) -> None:
+        """Find the payloads in shared memory, and allocate memory for those that follow."""
+        # even a payload of one byte takes a block
+        blocks_nbytes = size_class(0) * len(self.batch.externals)
+        if self.nbytes > bound or blocks_nbytes > max(bound, _LEAST_NBYTES):
+            self._reject("too large")
             return
         if self.missing:
             self.body = bytearray(self.batch.body_nbytes)
         for external in self.batch.externals:
-            if external.segment:
-                try:
-                    self.blocks.append(slot(external))
-                except Unreachable:
-                    self._refuse("out of reach")
-                    return
-            else:
-                self.blocks.append(pool.acquire(external.nbytes))
+            if not external.segment:
+                self.payloads.append(pool.acquire(external.nbytes))
                 self.missing += external.nbytes
+            elif (block := shared_block(external)) is not None:
+                self.payloads.append(block)
+            else:
+                self._reject("unreadable segment")
+                return
 
-    def _refuse(self, why: str) -> None:
-        self.refused = why
+    def _reject(self, reason: str) -> None:
+        self.rejected = reason
         self.missing = 0
-        self.blocks = []
+        self.payloads = []
 
-    def fill(self, part: wire.Chunk, data: memoryview) -> None:
-        """Put a part where it belongs."""
-        if self.refused:
+    def fill(self, chunk: wire.Chunk, data: memoryview) -> None:
+        """Copy a chunk to its place; raise WireError if it does not belong there."""
+        if self.rejected:
             return
-        if part.index == wire.BODY and self._expects_body:
+        if chunk.index == wire.BODY and self._body_in_chunks:
             target = memoryview(self.body)
-        elif 0 <= part.index < len(self.blocks):
-            if self.batch.externals[part.index].segment:
-                raise WireError("a part of a payload that lies in a segment")
-            target = self.blocks[part.index].writable
+        elif 0 <= chunk.index < len(self.payloads):
+            if self.batch.externals[chunk.index].segment:
+                raise WireError("a chunk of a payload in a segment")
+            target = self.payloads[chunk.index].writable
         else:
-            raise WireError(f"a part of payload {part.index}, of which there is none")
-        # in their order: two parts in one place would leave another place with old bytes
-        if part.offset != self._filled[part.index]:
-            raise WireError("a part out of order")
-        end = part.offset + data.nbytes
+            raise WireError(f"a chunk of payload {chunk.index}, which does not exist")
+        # in order and without overlap: no byte may keep its old content
+        if chunk.offset != self._filled[chunk.index]:
+            raise WireError("a chunk out of order")
+        end = chunk.offset + data.nbytes
         if end > target.nbytes:
-            raise WireError("a part that goes beyond its payload")
-        target[part.offset : end] = data
-        self._filled[part.index] = end
+            raise WireError("a chunk beyond the end of its payload")
+        target[chunk.offset : end] = data
+        self._filled[chunk.index] = end
         self.missing -= data.nbytes

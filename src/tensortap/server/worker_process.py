@@ -241,7 +241,7 @@ class Worker:
         deadline = time.monotonic() + min(_LAST_WORDS, self._orders.timeout / 4)
         while time.monotonic() < deadline:
             server = self._server
-            if server is not None and not any(p.connected for p in list(server.peers.values())):
+            if server is not None and not any(c.connected for c in list(server.clients.values())):
                 return
             time.sleep(0.01)
 

@@ -1,0 +1,163 @@
+"""Clients and their connections, as the server sees them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from tensortap.buffers import MappedSegment, OutOfMemory, Pool, RemoteBlock
+from tensortap.errors import WireError
+from tensortap.server.assembly import Assembly
+from tensortap.wire import messages as wire
+
+log = logging.getLogger("tensortap")
+
+_SPARSE = 0.75  # a segment that is used less than this is copied when its client disconnects
+
+
+class ClientState:
+    """What the server knows of a program; kept when the program disconnects."""
+
+    def __init__(self, info: wire.Client, role: str) -> None:
+        self.info = info
+        self.role = role
+        self.connection: Connection | None = None
+        self.records = 0
+        self.nbytes = 0
+        self.tally = wire.Tally()
+        # after a reconnect the client sends unacknowledged batches again
+        self.last_batch = 0
+        self.rejected_batches: collections.deque[int] = collections.deque(maxlen=1000)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the program is connected."""
+        return self.connection is not None
+
+
+class Connection:
+    """One connection of a client: its credit, its segments, and the batches it is sending."""
+
+    def __init__(
+        self, client: ClientState, route: bytes, arena_pid: int | None, pool: Pool
+    ) -> None:
+        self.client = client
+        self.route = route
+        self.arena_pid = arena_pid  # of the process whose segments can be mapped
+        self.credit = 0
+        self.assemblies: collections.OrderedDict[int, Assembly] = collections.OrderedDict()
+        self._pool = pool
+        self._segments: dict[int, MappedSegment] = {}
+        self._freed: collections.deque[tuple[int, int]] = collections.deque()
+        self._used_credit = 0
+        self._rejected: list[int] = []
+        self._ack_due = False
+
+    # -- receiving -----------------------------------------------------------------------
+
+    def start_batch(self, batch: wire.Batch, body: memoryview, bound: int) -> None:
+        """Begin to receive a batch; raise WireError if it is malformed."""
+        client = self.client
+        client.tally = batch.tally
+        for offer in batch.segments:
+            self._map(offer)
+        if batch.number <= client.last_batch:  # sent again, although it had arrived
+            self._freed.extend((e.segment, e.offset) for e in batch.externals if e.segment)
+            self._settle(batch, rejected=batch.number in client.rejected_batches)
+            return
+        if self.assemblies and batch.number <= next(reversed(self.assemblies)):
+            raise WireError("a batch out of order")
+        assembly = Assembly(batch, body)
+        assembly.allocate(bound, self._pool, self._shared_block)
+        self.assemblies[batch.number] = assembly
+
+    def add_chunk(self, chunk: wire.Chunk, data: memoryview) -> None:
+        """Receive a chunk; ignore those of rejected batches."""
+        assembly = self.assemblies.get(chunk.number)
+        if assembly is not None:
+            assembly.fill(chunk, data)
+        elif chunk.number > self.client.last_batch:
+            raise WireError(f"a chunk of batch {chunk.number}, which does not exist")
+
+    def completed(self) -> Iterator[Assembly]:
+        """Yield complete batches in order; each has to be passed to `finish`."""
+        while self.assemblies:
+            number, assembly = next(iter(self.assemblies.items()))
+            if assembly.missing:
+                return
+            del self.assemblies[number]
+            yield assembly
+
+    def finish(self, assembly: Assembly, records: int, *, rejected: bool) -> None:
+        """Note that a batch was stored, or rejected."""
+        client = self.client
+        client.last_batch = assembly.batch.number
+        if rejected:
+            client.rejected_batches.append(client.last_batch)
+        else:
+            client.records += records
+            client.nbytes += assembly.nbytes
+        self._settle(assembly.batch, rejected)
+
+    def _settle(self, batch: wire.Batch, rejected: bool) -> None:
+        self._used_credit += batch.cost
+        if rejected:
+            self._rejected.append(batch.number)
+        self._ack_due = True
+
+    def take_ack(self) -> wire.Ack | None:
+        """Return the acknowledgement to send now, if one is due."""
+        if not self._ack_due and not self._freed:
+            return None
+        freed = []
+        with contextlib.suppress(IndexError):
+            while True:
+                freed.append(self._freed.popleft())
+        ack = wire.Ack(
+            self.client.last_batch, self._used_credit, tuple(freed), tuple(self._rejected)
+        )
+        self._used_credit = 0
+        self._rejected.clear()
+        self._ack_due = False
+        return ack
+
+    # -- shared memory -------------------------------------------------------------------
+
+    def _map(self, offer: wire.SegmentOffer) -> None:
+        if self.arena_pid is None:
+            raise WireError("a segment without an arena")
+        try:
+            segment = MappedSegment(self.arena_pid, offer.fd, offer.nbytes)
+        except (OSError, ValueError, OverflowError) as error:
+            # its batches are rejected, and the client sends the bytes over the socket
+            log.debug("tensortap: cannot map a segment of %s: %s", self.client.info, error)
+        else:
+            self._segments[offer.number] = segment
+
+    def unmap(self, numbers: tuple[int, ...]) -> None:
+        """Forget segments that the client has freed."""
+        for number in numbers:
+            self._segments.pop(number, None)
+
+    def _shared_block(self, external: wire.External) -> RemoteBlock | None:
+        segment = self._segments.get(external.segment)
+        if segment is None:
+            return None
+        number, offset, nbytes = external.segment, external.offset, external.nbytes
+        if offset + nbytes > segment.nbytes:
+            raise WireError("a payload beyond the end of its segment")
+        return RemoteBlock(segment, number, offset, nbytes, self._freed)
+
+    def close(self) -> None:
+        """Drop incomplete batches, and copy the history's blocks out of sparse segments."""
+        self.client.connection = None
+        self.assemblies.clear()
+        for segment in self._segments.values():
+            if segment.used < _SPARSE * segment.nbytes:
+                for block in list(segment.blocks):
+                    # without memory for a copy the segment stays mapped
+                    with contextlib.suppress(OutOfMemory):
+                        block.copy_to(self._pool)
+        self._segments.clear()
