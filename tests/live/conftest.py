@@ -179,7 +179,8 @@ _SERVE = """
 {prelude}
 import gc, json, os, sys
 import tensortap as tap
-from tensortap.api import answers, live
+from tensortap.api import session as live
+from tensortap.server import answers
 server = live._server = live.start("127.0.0.1", {port}, {memory!r})
 print(server.address, flush=True)
 for line in sys.stdin:

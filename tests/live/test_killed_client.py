@@ -63,7 +63,7 @@ def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
     program = run(
         """
         import os, signal, numpy as np, tensortap as tap
-        from tensortap.formats import wire
+        from tensortap.wire import messages as wire
         from tensortap.sinks.live import Live
         sent = Live._send_parts
         def half(self, channel, number, index, view):

@@ -13,7 +13,7 @@ TEN = """
     import numpy as np
     from tensortap.frameworks import snapshot
     from tensortap.buffers import Pool
-    from tensortap.formats import wire
+    from tensortap.wire import messages as wire
     from tensortap.wire.address import parse_address
     from tensortap.record import Kind, Record
     from tensortap.pipeline.queue import Background

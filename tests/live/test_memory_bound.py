@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensortap.api import pipeline as live
+from tensortap.api import session as live
 from tensortap.api.verbs import get as fetch
 
 PATHS = {"shared memory": "", "TCP": "1"}

@@ -501,7 +501,7 @@ def test_a_worker_needs_no_key_of_the_user_and_makes_none(watch, notes):
 
 
 def test_a_live_session_hears_nothing_of_it(watch, notes, monkeypatch):
-    from tensortap.api import pipeline as live
+    from tensortap.api import session as live
     from tensortap.pipeline.pipeline import Pipeline
 
     server = live.start("127.0.0.1", 0, "64MB")
