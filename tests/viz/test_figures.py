@@ -1,4 +1,4 @@
-"""Figures over statistics: what is drawn is what was captured, and nothing telling is lost."""
+"""Figures of statistics: they show what was captured, and keep extremes and NaN."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from tensortap.viz.figures import (
     training_figure,
 )
 from tensortap.viz.figures.decimate import decimate
-from tensortap.viz.figures.theme import DARK, LIGHT, dark_colors, labels, share, typed, untyped
+from tensortap.viz.figures.encoding import labels, share, typed, untyped
+from tensortap.viz.figures.theme import DARK, LIGHT, dark_colors
 from tests.viz.conftest import HOSTILE, LAYERS, STEPS, training, values
 
 ACTIVATION = Kind.ACTIVATION.value
 
 
 def strings(part):
-    """All texts in a figure."""
+    """Return all strings in a figure."""
     if isinstance(part, dict):
         return itertools.chain.from_iterable(map(strings, part.values()))
     if isinstance(part, list):
@@ -43,7 +44,7 @@ def strings(part):
 
 
 def every_figure(table, theme):
-    """One of each, with all that can be drawn into it."""
+    """Yield one figure of each kind, with every element it can have."""
     common = {"kind": ACTIVATION, "theme": theme}
     yield lines_figure(table, names=LAYERS, metrics=["rm2", "mean"], step=3, **common)
     yield lines_figure(table, names=LAYERS, metrics=["rm2"], panels="name", col_wrap=2, **common)
@@ -59,13 +60,13 @@ def every_figure(table, theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_figure_is_json_and_plotly_takes_it(table, theme):
+def test_every_figure_is_valid_json_and_valid_plotly(table, theme):
     for figure in every_figure(table, theme):
         json.dumps(figure, allow_nan=False)
         assert go.Figure(figure).data
 
 
-def test_names_are_text(table):
+def test_escapes_names(table):
     markup = 0
     for figure in every_figure(table, "light"):
         for text in strings({key: figure["layout"].get(key) for key in ("annotations", "title")}):
@@ -79,17 +80,17 @@ def test_names_are_text(table):
     assert markup >= 5
 
 
-def test_a_figure_in_dark_has_no_light_colour(table):
-    light = {c for colours in LIGHT for c in ((colours,) if isinstance(colours, str) else colours)}
-    dark = {c for colours in DARK for c in ((colours,) if isinstance(colours, str) else colours)}
+def test_dark_figures_have_no_light_color(table):
+    light = {c for colors in LIGHT for c in ((colors,) if isinstance(colors, str) else colors)}
+    dark = {c for colors in DARK for c in ((colors,) if isinstance(colors, str) else colors)}
     for figure in every_figure(table, "dark"):
         used = {text for text in strings(figure) if text.startswith("#") and len(text) == 7}
         assert not used & (light - dark)
     assert len(dark_colors()) == len(light)
 
 
-def test_a_theme_that_there_is_not(table):
-    with pytest.raises(ValueError, match="'light' or 'dark'"):
+def test_rejects_unknown_themes(table):
+    with pytest.raises(ValueError, match="theme must be 'light' or 'dark', got 'sepia'"):
         training_figure(table, theme="sepia")
 
 
@@ -104,7 +105,7 @@ def test_a_theme_that_there_is_not(table):
     ),
     st.integers(5, 60),
 )
-def test_no_extreme_and_no_gap_is_lost(y, width):
+def test_decimation_keeps_extremes_and_gaps(y, width):
     x = np.arange(len(y))
     kept = decimate(x, y, width)
     assert (np.diff(kept) > 0).all()
@@ -123,7 +124,7 @@ def test_no_extreme_and_no_gap_is_lost(y, width):
 
 
 def long_run(steps, spike, broken):
-    """A single layer over many steps, with one spike and one step that is not finite."""
+    """Return one layer over many steps, with one spike and one step that is not finite."""
     usual = summarize_array(np.ones(4, "f4"))
     high = summarize_array(np.array([1, 1e4], "f4"))
     bad = summarize_array(np.array([1, np.nan], "f4"))
@@ -134,7 +135,7 @@ def long_run(steps, spike, broken):
     return table_of(found)
 
 
-def test_a_spike_and_a_nan_step_are_seen_among_many():
+def test_shows_one_spike_and_one_nan_among_many_steps():
     table = long_run(20_000, 7777, 12_345)
     figure = lines_figure(
         table, names=["x"], kind=ACTIVATION, metrics=["max_abs"], width_px=300, log=False
@@ -150,7 +151,7 @@ def test_a_spike_and_a_nan_step_are_seen_among_many():
 # -- lines ---------------------------------------------------------------------------------
 
 
-def test_lines_are_the_statistics(table):
+def test_lines_have_the_recorded_statistics(table):
     figure = lines_figure(table, names=["embed"], kind="Gradient", metrics=["rm2", "std"])
     assert [trace["yaxis"] for trace in figure["data"]] == ["y", "y2"]
     for trace, statistic in zip(figure["data"], ("rm2", "std"), strict=True):
@@ -161,7 +162,7 @@ def test_lines_are_the_statistics(table):
         assert untyped(trace["y"]).tolist() == expected
 
 
-def test_panels_share_one_axis_of_steps(table):
+def test_panels_share_the_axis_of_steps(table):
     figure = lines_figure(
         table, names=LAYERS, kind=ACTIVATION, metrics=["rm2", "std", "mean"], col_wrap=2, step=4
     )
@@ -172,7 +173,7 @@ def test_panels_share_one_axis_of_steps(table):
     assert {"yaxis", "yaxis2", "yaxis3"} <= set(layout)
 
 
-def test_many_names_get_a_panel_each():
+def test_many_names_get_one_panel_each():
     names = [f"layer{i}" for i in range(9)]
     table = table_of(training(range(3), layers=names))
     figure = lines_figure(table, names=names, kind=ACTIVATION, metrics=["rm2", "std"])
@@ -181,14 +182,14 @@ def test_many_names_get_a_panel_each():
     assert [t["name"] for t in figure["data"] if t["showlegend"]] == ["rm2", "std"]
 
 
-def test_more_names_than_there_is_room_for_are_said():
+def test_notes_names_without_room():
     names = [f"layer{i}" for i in range(60)]
     table = table_of(training(range(2), layers=names))
     figure = lines_figure(table, names=names, kind=ACTIVATION, metrics=["rm2"])
     assert figure["layout"]["annotations"][-1]["text"] == "the first 48 of 60 names"
 
 
-def test_ranks_are_lines_of_their_own():
+def test_draws_one_line_per_rank():
     table = table_of(training(range(3), ranks=2))
     figure = lines_figure(table, names=["embed"], kind=ACTIVATION, metrics=["rm2"])
     assert [trace["name"] for trace in figure["data"]] == ["embed", "embed"]
@@ -199,7 +200,7 @@ def test_ranks_are_lines_of_their_own():
     assert untyped(one["data"][0]["y"]).tolist() == untyped(figure["data"][1]["y"]).tolist()
 
 
-def test_zeros_are_seen_on_a_logarithmic_axis():
+def test_marks_zeros_on_a_logarithmic_axis():
     stats = [summarize_array(np.array([v], "f4")) for v in (1.0, 0.0, 1000.0)]
     table = table_of(
         [Record("x", Kind.WEIGHT, s, 0, s, 0, 1, s, stats=each) for s, each in enumerate(stats)]
@@ -211,7 +212,7 @@ def test_zeros_are_seen_on_a_logarithmic_axis():
     assert (zeros["x"], zeros["customdata"]) == ([1], [0.0])
 
 
-def test_nothing_to_draw_is_said(table):
+def test_explains_missing_statistics(table):
     figure = lines_figure(table, names=["no such"], kind=ACTIVATION, metrics=["rm2"])
     assert figure["layout"]["annotations"][0]["text"] == "no Activation statistics of no such"
     assert figure["data"] == []
@@ -220,7 +221,7 @@ def test_nothing_to_draw_is_said(table):
 # -- the heatmap ---------------------------------------------------------------------------
 
 
-def test_a_cell_is_a_statistic_and_knows_its_layer_and_step(table):
+def test_cells_carry_layer_step_and_value(table):
     figure = heatmap_figure(table, kind=ACTIVATION, metric="rm2")
     base = figure["data"][0]
     z, custom = untyped(base["z"]), untyped(base["customdata"])
@@ -238,7 +239,7 @@ def flagged(figure, word):
     return np.argwhere(~np.isnan(untyped(trace["z"]))).tolist()
 
 
-def test_what_is_not_finite_has_its_own_colour(table):
+def test_colors_tensors_with_nan_or_inf(table):
     figure = heatmap_figure(table, kind=ACTIVATION, metric="rm2")
     assert flagged(figure, "NaN") == [[2, 7]]
     assert flagged(figure, "Inf") == [[4, 8]]
@@ -246,12 +247,12 @@ def test_what_is_not_finite_has_its_own_colour(table):
     assert shown == ["holds NaN", "holds Inf", "alert"]
 
 
-def test_steps_share_a_column_and_the_worst_is_kept(table):
+def test_columns_show_the_record_that_matters_most(table):
     figure = heatmap_figure(table, kind=ACTIVATION, metric="max_abs", inc=5)
     base = figure["data"][0]
     assert untyped(base["x"]).tolist() == [0, 5, 10]
     custom = untyped(base["customdata"])
-    assert custom[0, 0, 1] == 4  # it grows: the last of the five is the largest
+    assert custom[0, 0, 1] == 4  # the values grow: the last of the five is the largest
     assert flagged(figure, "NaN") == [[2, 1]]
     assert custom[2, 1, 1] == 7
     least = heatmap_figure(table, kind=ACTIVATION, metric="min_abs", inc=12)
@@ -259,7 +260,7 @@ def test_steps_share_a_column_and_the_worst_is_kept(table):
     assert untyped(least["data"][0]["customdata"])[0, 0, 1] == smallest[1]
 
 
-def test_five_thousand_layers():
+def test_draws_five_thousand_layers():
     names = [f"layers.{i}.weight" for i in range(5000)]
     usual = summarize_array(np.ones(2, "f4"))
     bad = summarize_array(np.array([np.nan], "f4"))
@@ -278,7 +279,7 @@ def test_five_thousand_layers():
     assert len(json.dumps(figure)) < 500_000
 
 
-def test_alerts_are_marked(table):
+def test_marks_alerts(table):
     figure = heatmap_figure(table, kind=ACTIVATION, metric="rm2")
     marks = figure["data"][-1]
     assert marks["x"] == [7]
@@ -294,14 +295,14 @@ def test_alerts_are_marked(table):
     ]
 
 
-def test_signed_statistics_have_zero_in_the_middle(table):
+def test_centers_signed_statistics_at_zero(table):
     base = heatmap_figure(table, kind="Gradient", metric="mean")["data"][0]
     assert base["zmin"] == -base["zmax"]
-    with pytest.raises(ValueError, match="inc=0"):
+    with pytest.raises(ValueError, match="inc must be at least 1, got 0"):
         heatmap_figure(table, kind="Gradient", metric="mean", inc=0)
 
 
-def test_names_that_look_alike_stay_apart():
+def test_labels_are_distinct():
     long = ["a" * 100 + str(i) + "b" * 100 for i in range(3)]
     found = labels(long)
     assert len(set(found)) == 3
@@ -311,7 +312,7 @@ def test_names_that_look_alike_stay_apart():
 # -- exponents -----------------------------------------------------------------------------
 
 
-def test_bars_are_the_exponents_and_shares_are_exact(table):
+def test_bars_and_shares_are_exact(table):
     found = values(1, 3, Kind.ACTIVATION)
     summary = summarize_array(found)
     figure = exponents_figure(
@@ -322,15 +323,15 @@ def test_bars_are_the_exponents_and_shares_are_exact(table):
     assert held == summary.exponents
     assert sum(bars["y"]) == pytest.approx(100)
     expected = what_if(summary, "float8_e4m3fn")
-    said = figure["layout"]["annotations"][1]["text"]
-    assert f"{share(expected.subnormal)} subnormal" in said
-    assert share(expected.underflow).removesuffix(" %") in said
+    facts = figure["layout"]["annotations"][1]["text"]
+    assert f"{share(expected.subnormal)} subnormal" in facts
+    assert share(expected.underflow).removesuffix(" %") in facts
     assert expected.underflow > 0
     ends = [s["x0"] for s in figure["layout"]["shapes"] if s["type"] == "line"]
     assert ends == [-10, -6, pytest.approx(np.log2(464))]
 
 
-def test_several_layers_are_small_multiples(table):
+def test_draws_several_layers_as_small_multiples(table):
     figure = exponents_figure(
         table, name=LAYERS, kind=ACTIVATION, step=7, col_wrap=2, dtype_annotation="float8_e4m3fn"
     )
@@ -341,14 +342,14 @@ def test_several_layers_are_small_multiples(table):
     assert any("3 NaN" in note["text"] for note in layout["annotations"])
 
 
-def test_ranks_and_calls_of_a_step_are_together():
+def test_sums_ranks_of_a_step():
     table = table_of(training(range(2), ranks=2))
     both = exponents_figure(table, name="embed", kind=ACTIVATION, step=1)["data"][0]
     one = exponents_figure(table, name="embed", kind=ACTIVATION, step=1, rank=1)["data"][0]
     assert (sum(both["customdata"]), sum(one["customdata"])) == (512, 256)
 
 
-def test_all_steps_at_once(table):
+def test_draws_exponents_over_all_steps(table):
     figure = exponents_figure(table, name="embed", kind=ACTIVATION, step=5, over="steps")
     cells = figure["data"][0]
     shares = untyped(cells["customdata"])
@@ -358,7 +359,7 @@ def test_all_steps_at_once(table):
     assert [t["name"] for t in ridge["data"]] == [f"step {n}" for n in reversed(range(12))]
 
 
-def test_what_is_not_finite_has_no_exponent_and_is_marked(table):
+def test_marks_steps_that_are_not_finite(table):
     wanted = {"name": "blocks.0.down", "kind": ACTIVATION, "step": 5}
     marks = [
         t for t in exponents_figure(table, over="steps", **wanted)["data"] if t["type"] == "scatter"
@@ -367,7 +368,7 @@ def test_what_is_not_finite_has_no_exponent_and_is_marked(table):
     ridge = exponents_figure(table, over="ridge", **wanted)
     assert "step 7: 3 NaN or Inf" in [t["name"] for t in ridge["data"]]
     assert ridge["layout"]["showlegend"]
-    # nothing but NaN from step 2 on: those steps are coloured, as there is nothing else to see
+    # only NaN from step 2 on: these steps are painted
     broken = [
         Record("h", Kind.GRADIENT, s, 0, s, 0, 1, s, stats=summarize_array(x.astype("f4")))
         for s, x in enumerate([np.ones(4), np.ones(4), np.full(4, np.nan), np.full(4, np.nan)])
@@ -380,13 +381,13 @@ def test_what_is_not_finite_has_no_exponent_and_is_marked(table):
         assert none["layout"]["annotations"][0]["text"] == "no value of h (Gradient) is finite"
 
 
-def test_a_heatmap_ends_where_its_cells_end(table):
+def test_heatmap_range_ends_with_its_cells(table):
     made = heatmap_figure(table, kind=ACTIVATION, metric="rm2")["layout"]
     assert made["xaxis"]["range"] == [-0.5, STEPS - 0.5]
     assert made["yaxis"]["range"] == [len(LAYERS) - 0.5, -0.5]
 
 
-def test_exponents_that_there_are_not(table):
+def test_explains_missing_exponents(table):
     figure = exponents_figure(table, name="embed", kind=ACTIVATION, step=99)
     assert figure["layout"]["annotations"][0]["text"].startswith("no exponents of embed")
     with pytest.raises(NotFound, match="no float format"):
@@ -398,7 +399,7 @@ def test_exponents_that_there_are_not(table):
 # -- training ------------------------------------------------------------------------------
 
 
-def test_the_curve_of_the_loss(table):
+def test_draws_the_loss(table):
     figure = training_figure(table, step=5)
     assert untyped(figure["data"][0]["y"]).tolist() == [1 / (1 + s) for s in range(12)]
     assert figure["layout"]["shapes"][0]["x0"] == 5
@@ -406,17 +407,17 @@ def test_the_curve_of_the_loss(table):
     assert "tracker.step(loss=loss)" in nothing["layout"]["annotations"][0]["text"]
 
 
-def test_a_loss_that_is_nan_is_marked():
+def test_marks_a_loss_that_is_not_finite():
     steps = np.arange(4)
     figure = training_figure({"loss": (steps, np.array([1.0, np.nan, np.inf, 2.0]))})
     line, marks, steps = figure["data"]
     assert line["y"] == [1.0, None, None, 2.0]
-    assert "at %{x}" in line["hovertemplate"]  # hovering the gap finds a neighbour: it says so
+    assert "at %{x}" in line["hovertemplate"]  # beside the gap plotly shows a neighbor
     assert marks["x"] == [1, 2]
     assert (steps["name"], steps["x"]) == ("step", [0, 1, 2, 3])
 
 
-def test_two_metrics_have_two_axes():
+def test_draws_two_metrics_on_two_axes():
     steps = np.arange(3)
     curves = {"loss": (steps, np.ones(3)), "lr": (steps, np.full(3, 1e-4))}
     figure = training_figure(curves)
@@ -432,7 +433,7 @@ def test_sparklines(given, path):
     assert sparkline(np.array(given)) == path
 
 
-def test_a_sparkline_of_much_is_short_and_keeps_the_spike():
+def test_sparkline_is_short_and_keeps_a_spike():
     y = np.zeros(100_000)
     y[31_415] = 1.0
     path = sparkline(y, width=50, height=10)
@@ -440,7 +441,7 @@ def test_a_sparkline_of_much_is_short_and_keeps_the_spike():
     assert " 0.5" in path
 
 
-# -- what goes into a figure ---------------------------------------------------------------
+# -- encoding ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -454,17 +455,17 @@ def test_a_sparkline_of_much_is_short_and_keeps_the_spike():
         np.linspace(0, 1, 60, dtype="f4").reshape(3, 5, 4),
     ],
 )
-def test_arrays_survive_the_way_to_the_browser(array):
+def test_encodes_arrays_exactly(array):
     sent = json.loads(json.dumps(typed(array), allow_nan=False))
     np.testing.assert_array_equal(untyped(sent), array)
 
 
-def test_a_share_is_never_rounded_to_nothing_or_to_all():
+def test_share_never_rounds_to_0_or_100_percent():
     assert share(1e-12) != share(0.0)
     assert share(1 - 1e-12) != share(1.0)
 
 
-def test_a_tensor_without_statistics_is_not_said_to_be_nan():
+def test_tensors_without_statistics_are_not_shown_as_nan():
     def caught(name, step, value):
         return Record(name, Kind.VALUE, step, 0, step, 0, 1, step, value=borrow(value))
 

@@ -1,4 +1,4 @@
-"""A tensor as a figure: every value as it is, or tiles that lose nothing telling."""
+"""Figures of a tensor: every value, or tiles that keep extremes and non-finite values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.viz.figures import difference_figure, histogram_figure, tensor_figure
-from tensortap.viz.figures.theme import untyped
+from tensortap.viz.figures import histogram_figure, tensor_figure
+from tensortap.viz.figures.encoding import untyped
 from tensortap.viz.figures.tiles import NAN, NEGINF, POSINF, tiles
 
 
-def said(figure):
+def message(figure):
     return figure["layout"]["annotations"][0]["text"]
 
 
@@ -30,7 +30,7 @@ def said(figure):
     st.integers(1, 12),
     st.integers(1, 12),
 )
-def test_tiles_keep_what_matters(matrix, rows, columns):
+def test_tiles_keep_extremes_and_flags(matrix, rows, columns):
     found = tiles(matrix, rows, columns)
     assert found.flags.shape[0] <= rows
     assert found.flags.shape[1] <= columns
@@ -47,7 +47,7 @@ def test_tiles_keep_what_matters(matrix, rows, columns):
             assert np.isnan(found.low[i, j])
 
 
-def test_one_nan_in_sixteen_million_is_seen():
+def test_shows_one_nan_among_sixteen_million():
     matrix = np.zeros((4096, 4096), "f4")
     matrix[1234, 4000] = np.nan
     matrix[4095, 0] = -7.0
@@ -57,7 +57,7 @@ def test_one_nan_in_sixteen_million_is_seen():
     assert names == [None, "NaN", "NaN"]
     cells = np.argwhere(~np.isnan(untyped(figure["data"][1]["z"])))
     assert cells.tolist() == [[1234 // tile[0], 4000 // tile[1]]]
-    marks = figure["data"][2]  # a mark of a size of its own: a cell may be less than a pixel
+    marks = figure["data"][2]  # of a fixed size: a cell may be smaller than a pixel
     assert (len(marks["x"]), len(marks["y"])) == (1, 1)
     assert abs(marks["x"][0] - 4000) <= tile[1]
     z = untyped(figure["data"][0]["z"])
@@ -75,7 +75,7 @@ def test_one_nan_in_sixteen_million_is_seen():
 @pytest.mark.parametrize(
     "dtype", ["float32", "float16", "int8", "uint8", "bool", "float64", "bfloat16", "complex64"]
 )
-def test_a_small_one_is_shown_value_by_value(dtype):
+def test_shows_every_value_of_a_small_matrix(dtype):
     dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     array = (np.arange(12).reshape(3, 4) % 7).astype(dtype)
     figure = tensor_figure(array, title="x", origin=(10, 20), axes=("token", "feature"))
@@ -83,16 +83,16 @@ def test_a_small_one_is_shown_value_by_value(dtype):
     np.testing.assert_array_equal(z, np.abs(array).astype("f8"))
     assert untyped(figure["data"][0]["x"]).tolist() == [20, 21, 22, 23]
     assert figure["layout"]["yaxis"]["title"]["text"] == "token"
-    assert not figure["layout"]["meta"]["reduced"]
+    assert figure["layout"]["meta"]["tile"] == [1, 1]
     go.Figure(figure)
 
 
-def test_whole_numbers_that_a_browser_cannot_hold_are_shown_as_text():
+def test_shows_integers_beyond_float64_as_text():
     array = np.array([[2**62 + 1, 3]])
     assert tensor_figure(array)["data"][0]["text"] == [[str(2**62 + 1), "3"]]
 
 
-def test_infinities_of_both_signs():
+def test_colors_nan_and_both_infinities():
     array = np.array([[np.inf, -np.inf], [np.nan, 1.0]], "f4")
     found = {
         t["name"]: np.argwhere(~np.isnan(untyped(t["z"]))).tolist()
@@ -102,7 +102,7 @@ def test_infinities_of_both_signs():
     assert found == {"+Inf": [[0, 0]], "−Inf": [[0, 1]], "NaN": [[1, 0]]}
 
 
-def test_a_vector_is_a_line():
+def test_draws_a_vector_as_a_line():
     array = np.sin(np.arange(100_000) / 50).astype("f4")
     array[777] = np.nan
     array[888] = 9.0
@@ -113,34 +113,25 @@ def test_a_vector_is_a_line():
     assert (nan["x"], nan["name"]) == ([777], "1 NaN")
 
 
-def test_what_has_no_figure_is_said():
-    assert said(tensor_figure(np.zeros((0, 3)))) == "no elements: the shape is (0, 3)"
-    assert said(tensor_figure(np.float32(2.5), title="loss")) == "loss = 2.5"
-    assert "does not hold numbers" in said(tensor_figure(np.array(["a"])))
-    assert "shapes are (2,) and (3,)" in said(difference_figure(np.zeros(2), np.zeros(3)))
+def test_what_has_no_figure_is_message():
+    assert message(tensor_figure(np.zeros((0, 3)))) == "no elements: the shape is (0, 3)"
+    assert message(tensor_figure(np.float32(2.5), title="loss")) == "loss = 2.5"
+    assert "does not hold numbers" in message(tensor_figure(np.array(["a"])))
     with pytest.raises(ValueError, match="two axes"):
         tensor_figure(np.zeros((1,) * 7))
 
 
-def test_a_difference():
-    a = np.array([[1.0, np.nan], [np.inf, 5.0]])
-    b = np.array([[0.5, np.nan], [np.inf, np.nan]])
-    figure = difference_figure(a, b)
-    assert untyped(figure["data"][0]["z"])[:, 0].tolist() == [0.5, 0.0]
-    assert [t.get("name") for t in figure["data"]] == [None, "NaN", "NaN"]
-
-
-def test_a_histogram_counts_all():
+def test_histogram_counts_every_element():
     array = np.random.default_rng(0).standard_normal(10_000).astype("f4")
     array[:3] = np.nan
     figure = histogram_figure(array, title="h")
     assert sum(figure["data"][0]["y"]) == 9_997
     assert "3 of them not finite" in figure["layout"]["title"]["text"]
     assert sum(histogram_figure(np.full(7, 3))["data"][0]["y"]) == 7
-    assert said(histogram_figure(np.full(3, np.nan))) == "none of 3 elements is finite"
+    assert message(histogram_figure(np.full(3, np.nan))) == "none of 3 elements is finite"
     go.Figure(figure)
 
 
-def test_a_title_is_text():
+def test_escapes_the_title():
     figure = tensor_figure(np.ones((2, 2)), title="<b>x</b>")
     assert figure["layout"]["title"]["text"].startswith("&lt;b&gt;x")

@@ -15,7 +15,7 @@ import tensortap as tap
 from tensortap import viz
 from tensortap.errors import MissingExtra, NotFound
 from tensortap.history import History
-from tensortap.viz.figures.theme import untyped
+from tensortap.viz.figures.encoding import untyped
 from tensortap.viz.widgets import curves_of, prepare_colab
 from tests.viz.conftest import HOSTILE, LAYERS, training
 

@@ -97,7 +97,7 @@ def tensor(client, **asked):
 
 
 def test_a_slice_is_the_slice(client):
-    from tensortap.viz.figures.theme import untyped
+    from tensortap.viz.figures.encoding import untyped
 
     found = good(tensor(client, name="cube", step=1, axes="0,2", at="0,2,0"))
     wanted = (np.arange(24).reshape(2, 3, 4) + 100)[:, 2, :]

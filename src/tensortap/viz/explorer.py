@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from tensortap.errors import NotFound
 from tensortap.viz.figures import training_figure
-from tensortap.viz.figures.theme import Figure, untyped
+from tensortap.viz.figures.encoding import Figure, untyped
 from tensortap.viz.widgets import FEW, FORMATS, State, curves_of
 
 _NONE = "no format"

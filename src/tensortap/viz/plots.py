@@ -38,12 +38,12 @@ from tensortap.viz.figures import (
     tensor_figure,
     training_figure,
 )
-from tensortap.viz.figures.theme import with_arrays
+from tensortap.viz.figures.encoding import with_arrays
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tensortap.viz.figures.theme import Figure
+    from tensortap.viz.figures.encoding import Figure
 
 
 def need_plotly() -> Any:

@@ -13,7 +13,8 @@ from tensortap.record import Kind
 from tensortap.runs.layout import read_json
 from tensortap.table.table import table_of
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure, training_figure
-from tensortap.viz.figures.theme import Figure, dark_colors, share
+from tensortap.viz.figures.encoding import Figure, share
+from tensortap.viz.figures.theme import dark_colors
 from tensortap.viz.html_file import escape, html_file, html_table, static_text, write_html_file
 from tensortap.viz.notable import FORMATS, largest_losses, last_finite_step, notable_layers
 

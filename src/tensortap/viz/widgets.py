@@ -28,7 +28,8 @@ from tensortap.table.selection import (
 from tensortap.table.table import Table, table_of
 from tensortap.viz import plots
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure
-from tensortap.viz.figures.theme import Figure, message_figure
+from tensortap.viz.figures.encoding import Figure
+from tensortap.viz.figures.theme import message_figure
 
 if TYPE_CHECKING:
     from tensortap.viz.explorer import Explorer

@@ -1,6 +1,6 @@
 """Every figure, defined once, as a plotly figure dict: ``{"data": [...], "layout": {...}}``.
 
-They are plain and ready for JSON: the page sends them, notebooks wrap them, reports embed them.
+The dicts are ready for JSON: the page sends them, notebooks wrap them, reports embed them.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from tensortap.viz.figures.exponents import exponents_figure
 from tensortap.viz.figures.heatmap import heatmap_figure
 from tensortap.viz.figures.lines import lines_figure
-from tensortap.viz.figures.tensors import difference_figure, histogram_figure, tensor_figure
+from tensortap.viz.figures.tensors import histogram_figure, tensor_figure
 from tensortap.viz.figures.training import sparkline, training_figure
 
 __all__ = [
-    "difference_figure",
     "exponents_figure",
     "heatmap_figure",
     "histogram_figure",

@@ -1,4 +1,4 @@
-"""Fewer points that look the same: of every pixel the first, the last, the least and the most."""
+"""Fewer points that draw the same line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 def decimate(x: NDArray[np.generic], y: Reals, width: int) -> Whole:
-    """Which points to draw of a line with rising `x`, at most five a pixel.
+    """Return which points of a line with rising `x` to draw, at most five per pixel.
 
-    What is drawn is the same: in each pixel the least and the greatest value are kept, and so is
-    a NaN, since it is a gap in the line.
+    Each pixel keeps its first, last, smallest and largest value, and one NaN: a gap in the line.
 
     >>> import numpy as np
     >>> y = np.zeros(100_000)
@@ -30,19 +29,18 @@ def decimate(x: NDArray[np.generic], y: Reals, width: int) -> Whole:
     count = len(x)
     if count <= 5 * width:
         return np.arange(count)
-    place = x.astype(np.float64)
-    span = float(place[-1] - place[0]) or 1.0
-    pixel = np.minimum(((place - place[0]) * (width / span)).astype(np.int64), width - 1)
+    distance = x.astype(np.float64) - float(x[0])
+    span = float(distance[-1]) or 1.0
+    pixel = np.minimum((distance * (width / span)).astype(np.int64), width - 1)
     new = np.diff(pixel, prepend=-1) != 0
     starts = np.flatnonzero(new)
     number = np.cumsum(new) - 1
-    least, most = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
-    kept = [_first(y == extreme[number], number) for extreme in (least, most)]
-    kept += [starts, np.append(starts[1:], count) - 1, _first(np.isnan(y), number)]
-    return np.unique(np.concatenate(kept))
+    low, high = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
+    kept = [_first(mask, number) for mask in (y == low[number], y == high[number], np.isnan(y))]
+    return np.unique(np.concatenate([*kept, starts, np.append(starts[1:], count) - 1]))
 
 
 def _first(chosen: NDArray[np.bool_], number: Whole) -> Whole:
-    """The first chosen point of each pixel."""
+    """Return the first chosen point of each pixel."""
     found = np.flatnonzero(chosen)
     return found[np.unique(number[found], return_index=True)[1]]

@@ -1,36 +1,29 @@
-"""A tensor itself: a slice of it as a heatmap, a line, a histogram, and the difference of two."""
+"""A tensor itself: a matrix as a heatmap, a vector as a line, the values as a histogram."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensortap.stats.values import check, real
-from tensortap.viz.figures.decimate import decimate
-from tensortap.viz.figures.panels import log_axis
-from tensortap.viz.figures.theme import (
-    Figure,
-    layout,
-    message_figure,
-    number,
-    scale,
-    text,
-    theme_of,
-    typed,
-    whole_ticks,
-)
-from tensortap.viz.figures.tiles import NAN, NEGINF, POSINF, Tiles, beacons, tiles
+from tensortap.text.tensors import number
+from tensortap.viz.figures.encoding import Figure, text, typed
+from tensortap.viz.figures.panels import log_axis, whole_ticks
+from tensortap.viz.figures.theme import LEGEND_RIGHT, layout, message_figure, scale, theme_of
+from tensortap.viz.figures.tiles import NAN, NEGINF, POSINF, Tiles, tiles
+from tensortap.viz.figures.traces import flagged_cells, line_trace, marks_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SIDE = 400  # tiles of a side at most
+SIDE = 400  # largest number of tiles along a side
 _BARS = 80
-_AT_ONCE = 1 << 22
-_TINY = 100  # cells of a side from which on one may be too small to see
-_EXACT = 1 << 53  # whole numbers up to here are exact in a browser
+_CHUNK = 1 << 22  # elements that are counted at once
+_EXACT = 1 << 53  # integers up to here are exact in a browser
+_PIXELS = 1200
+_MAX_MARKS = 1000
 
 
 def tensor_figure(
@@ -38,120 +31,95 @@ def tensor_figure(
     *,
     title: str = "",
     origin: tuple[int, int] = (0, 0),
-    axes: Sequence[str] = ("", ""),
+    axes: tuple[str, str] = ("", ""),
     rows: int = SIDE,
     columns: int = SIDE,
     limit: float | None = None,
     theme: str = "light",
 ) -> Figure:
-    """A matrix as a heatmap, a vector as a line, a single number as words.
+    """Return a matrix as a heatmap, a vector as a line, a single number as text.
 
-    Of a large matrix each tile is the value farthest from zero, and hovering tells its least and
-    its greatest; NaN, +Inf and −Inf have colours of their own, and one of them is enough to
-    colour its tile. `origin` is the place of the first element in the whole tensor. `limit` is
-    the value of the last colour, by default the farthest from zero.
+    A large matrix is drawn in tiles: each shows its value farthest from zero, and its smallest and
+    largest when hovered. NaN, +Inf and −Inf have their own colors, and one of them is enough to
+    color its tile. `origin` is the position of the first element in the whole tensor. `limit` is
+    the value of the last color, by default the largest magnitude.
     """
     array = np.asarray(array)
-    words = _cannot(array)
-    if words:
-        return message_figure(words, theme=theme)
+    reason = _why_not(array)
+    if reason:
+        return message_figure(reason, theme=theme)
     if array.ndim == 0:
-        value = array.item()
-        return message_figure(f"{title}{' = ' if title else ''}{value}", theme=theme)
+        return message_figure(f"{title} = {array.item()}" if title else str(array), theme=theme)
     if array.ndim == 1:
-        return _line(array, title, origin[-1], axes[-1] if axes else "", theme)
+        return _line_figure(array, title, origin[-1], axes[-1], theme)
     if array.ndim > 2:
         raise ValueError(f"a figure has two axes: choose a slice of the shape {array.shape}")
-    found = tiles(array, rows, columns)
-    return _heatmap(array, found, title, origin, axes, limit, theme)
+    reduced = tiles(array, rows, columns)
+    return _matrix_figure(array, reduced, title, origin, axes, limit, theme)
 
 
-def difference_figure(
-    a: NDArray[Any], b: NDArray[Any], *, title: str = "", theme: str = "light", **options: Any
-) -> Figure:
-    """``a - b``, as `tensor_figure` draws it; where both are not finite in the same way it is 0."""
-    a, b = np.asarray(a), np.asarray(b)
-    words = _cannot(a) or _cannot(b)
-    if not words and a.shape != b.shape:
-        words = f"no difference: the shapes are {a.shape} and {b.shape}"
-    if words:
-        return message_figure(words, theme=theme)
-    one, other = real(a), real(b)
-    with np.errstate(invalid="ignore", over="ignore"):
-        found = np.asarray(one - other)
-    found[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
-    return tensor_figure(found, title=title, theme=theme, **options)
-
-
-def histogram_figure(
-    array: NDArray[Any], *, title: str = "", bars: int = _BARS, theme: str = "light"
-) -> Figure:
-    """How many elements have which value, all of them counted; a logarithmic axis shows few."""
+def histogram_figure(array: NDArray[Any], *, title: str = "", theme: str = "light") -> Figure:
+    """Return how many elements have which value; every element is counted."""
     array = np.asarray(array)
-    words = _cannot(array)
-    if words:
-        return message_figure(words, theme=theme)
-    look = theme_of(theme)
+    reason = _why_not(array)
+    if reason:
+        return message_figure(reason, theme=theme)
+    colors = theme_of(theme)
     flat = array.reshape(-1)
-    chunks = [flat[i : i + _AT_ONCE] for i in range(0, flat.size, _AT_ONCE)]
-    low, high, bad = np.inf, -np.inf, 0
-    for chunk in chunks:
-        values = real(chunk)
-        good = values[np.isfinite(values)]
-        bad += values.size - good.size
-        if good.size:
-            low, high = min(low, float(good.min())), max(high, float(good.max()))
-    if low > high:
+
+    def finite_chunks() -> Iterator[NDArray[Any]]:
+        for start in range(0, flat.size, _CHUNK):
+            values = real(flat[start : start + _CHUNK])
+            yield values[np.isfinite(values)]
+
+    ranges = [(float(x.min()), float(x.max())) for x in finite_chunks() if x.size]
+    if not ranges:
         return message_figure(f"none of {array.size:,} elements is finite", theme=theme)
+    low, high = min(ranges)[0], max(high for _, high in ranges)
     if low == high:
         low, high = low - 0.5, high + 0.5
-    counts = np.zeros(bars, np.int64)
-    edges = np.linspace(low, high, bars + 1)
-    for chunk in chunks:
-        values = real(chunk)
-        counts += np.histogram(values[np.isfinite(values)], edges)[0]
-    said = f"{array.size:,} elements" + (f", {bad:,} of them not finite" if bad else "")
-    data = {
+    edges = np.linspace(low, high, _BARS + 1)
+    counts = np.sum([np.histogram(values, edges)[0] for values in finite_chunks()], axis=0)
+    bad = array.size - int(counts.sum())
+    words = f"{array.size:,} elements" + (f", {bad:,} of them not finite" if bad else "")
+    bars = {
         "type": "bar",
         "x": ((edges[:-1] + edges[1:]) / 2).tolist(),
         "y": counts.tolist(),
         "width": float(edges[1] - edges[0]),
         "customdata": np.stack([edges[:-1], edges[1:]], -1).tolist(),
-        "marker": {"color": look.good, "line": {"width": 0.6, "color": look.page}},
+        "marker": {"color": colors.good, "line": {"width": 0.6, "color": colors.page}},
         "hovertemplate": "%{customdata[0]:.4~g} to %{customdata[1]:.4~g}<br>%{y:,}<extra></extra>",
     }
     wide = int(counts.max()) > 200 * max(1, int(counts[counts > 0].min()))
     made = layout(
         theme,
         height=280,
-        margin={"l": 56, "r": 16, "t": 44, "b": 40},
-        title={"text": _titled(title, said, look.dim)},
+        title={"text": _title(title, words, colors.dim)},
         bargap=0,
         xaxis={"showgrid": False},
         yaxis=log_axis(counts.astype(np.float64), 4) if wide else {"nticks": 6},
         showlegend=False,
     )
-    return {"data": [data], "layout": made}
+    return {"data": [bars], "layout": made}
 
 
-def _titled(title: str, said: str, colour: str) -> str:
-    dim = f'<span style="color:{colour};font-size:12px">{text(said)}</span>'
-    return f"{text(title)}  {dim}" if title else dim
-
-
-def _cannot(array: NDArray[Any]) -> str:
-    """Why nothing can be drawn, or nothing."""
+def _why_not(array: NDArray[Any]) -> str:
+    """Return why an array cannot be drawn, or an empty text."""
     try:
         check(array.dtype)
     except TypeError:
-        return f"no figure of {array.dtype}: it does not hold numbers"
-    if not array.size:
-        return f"no elements: the shape is {array.shape}"
-    return ""
+        return f"no figure: {array.dtype} does not hold numbers"
+    return "" if array.size else f"no elements: the shape is {array.shape}"
+
+
+def _title(title: str, facts: str, color: str) -> str:
+    dim = f'<span style="color:{color};font-size:12px">{text(facts)}</span>'
+    return f"{text(title)}  {dim}" if title else dim
 
 
 def _digits(array: NDArray[Any]) -> str:
-    """As many digits as tell every value of a dtype apart."""
+    """Return a format with enough digits to tell all values of a dtype apart."""
     if array.dtype.kind in "biu":
         return ",d" if array.dtype.kind != "b" else "d"
     if array.dtype.name in ("float64", "complex128", "longdouble"):
@@ -159,148 +127,125 @@ def _digits(array: NDArray[Any]) -> str:
     return ".9~g" if array.dtype.itemsize >= 4 else ".5~g"
 
 
-def _heatmap(
+def _matrix_figure(
     array: NDArray[Any],
-    found: Tiles,
+    reduced: Tiles,
     title: str,
     origin: tuple[int, int],
-    axes: Sequence[str],
+    axes: tuple[str, str],
     limit: float | None,
     theme: str,
 ) -> Figure:
-    look = theme_of(theme)
-    reduced = found.height > 1 or found.width > 1
-    far = found.far
-    good = far[np.isfinite(far)]
-    largest = float(np.abs(good).max()) if good.size else 1.0
-    signed = bool(good.size) and float(found.low[np.isfinite(found.low)].min()) < 0
-    high = limit or largest or 1.0
-    lowest = -high if signed else 0.0
-    x = origin[1] + np.arange(far.shape[1]) * found.width + (found.width - 1) / 2
-    y = origin[0] + np.arange(far.shape[0]) * found.height + (found.height - 1) / 2
-    small = array.dtype.itemsize <= 4 and array.dtype.kind not in "iu"
-    z = far.astype(np.float32) if small else far
-    where = "[%{y}, %{x}]"
-    digits = _digits(array)
-    base: dict[str, Any] = {
-        "type": "heatmap", "x": typed(x), "y": typed(y), "z": typed(z), "zmin": lowest,
-        "zmax": high, "colorscale": scale(look.sign if signed else look.size),
-        "hoverongaps": False, "hovertemplate": f"{where} = <b>%{{z:{digits}}}</b><extra></extra>",
-        "colorbar": {"exponentformat": "power", "nticks": 7, "len": 1, "y": 0.5},
-    }  # fmt: skip
-    if reduced:
-        down, across = np.meshgrid(
-            origin[0] + np.arange(far.shape[0]) * found.height,
-            origin[1] + np.arange(far.shape[1]) * found.width,
-            indexing="ij",
-        )
-        custom = np.stack([found.low, found.high, down, across], -1)
-        exact = z.dtype if max(down.max(), across.max()) < 1 << 24 else np.float64
-        base["customdata"] = typed(custom.astype(exact))
-        base["hovertemplate"] = (
-            f"{found.height} × {found.width} elements from "
-            "[%{customdata[2]:d}, %{customdata[3]:d}] on:<br><b>%{customdata[0]:.6~g}</b> to "
-            "<b>%{customdata[1]:.6~g}</b><extra></extra>"
-        )
-    elif array.dtype.kind in "iu" and high > _EXACT:
-        base["text"] = [[str(cell) for cell in row] for row in array.tolist()]
-        base["hovertemplate"] = f"{where} = <b>%{{text}}</b><extra></extra>"
-    data = [base]
-    for flag, colour, word in (
-        (NEGINF, look.neginf, "−Inf"), (POSINF, look.posinf, "+Inf"), (NAN, look.nan, "NaN")
+    colors = theme_of(theme)
+    size = reduced.height, reduced.width
+    tile = f"{reduced.height} × {reduced.width}" if max(size) > 1 else ""
+    y, x = (
+        origin[axis] + np.arange(reduced.far.shape[axis]) * size[axis] + (size[axis] - 1) / 2
+        for axis in (0, 1)
+    )
+    data = [_tiles_trace(array, reduced, y, x, limit, theme)]
+    for flag, color, word in (
+        (NEGINF, colors.neginf, "−Inf"), (POSINF, colors.posinf, "+Inf"), (NAN, colors.nan, "NaN")
     ):  # fmt: skip
-        mine = (found.flags & flag) > 0
-        if mine.any():
-            near = f"in {found.height} × {found.width} elements around " if reduced else ""
-            data.append({
-                "type": "heatmap", "x": base["x"], "y": base["y"], "name": word,
-                "z": typed(np.where(mine, 1.0, np.nan).astype(np.float32)), "zmin": 0, "zmax": 1,
-                "colorscale": [[0, colour], [1, colour]], "showscale": False,
-                "hoverongaps": False, "hovertemplate": f"{near}{where}: <b>{word}</b>"
-                "<extra></extra>",
-            })  # fmt: skip
-            down, across = beacons(mine)
-            tiny = max(far.shape) > _TINY
-            data.append({
-                "type": "scatter", "mode": "markers", "name": word, "hoverinfo": "skip",
-                "x": typed(x[across]) if tiny else [None], "y": typed(y[down]) if tiny else [None],
-                "marker": {
-                    "symbol": "square", "size": 6, "color": colour,
-                    "line": {"width": 1, "color": look.page},
-                },
-            })  # fmt: skip
-    tall = array.shape[0] / array.shape[1]
-    axis = {"showgrid": False, "zeroline": False, "ticks": ""}
+        mask = (reduced.flags & flag) > 0
+        if mask.any():
+            near = f"in {tile} elements around " if tile else ""
+            data += flagged_cells(
+                mask, x, y, color, word, colors.page, name=word,
+                hovertemplate=f"{near}[%{{y}}, %{{x}}]: <b>{word}</b><extra></extra>",
+            )  # fmt: skip
+    height, width = array.shape
+    facts = f"{height:,} × {width:,} {array.dtype}" + (f", tiles of {tile}" if tile else "")
+    ends = [[start - 0.5, start + n - 0.5] for start, n in zip(origin, array.shape, strict=True)]
+    plain = {"showgrid": False, "zeroline": False, "ticks": ""}
     made = layout(
         theme,
-        height=110 + round(min(480.0, max(120.0, 640 * tall))),
-        margin={"l": 48, "r": 16, "t": 44, "b": 40},
-        title={"text": _titled(title, _about(array, found, reduced), look.dim)},
-        xaxis={
-            **axis, "title": {"text": text(axes[1])}, **whole_ticks(array.shape[1]),
-            "range": [origin[1] - 0.5, origin[1] + array.shape[1] - 0.5],
-        },
+        height=110 + round(min(480.0, max(120.0, 640 * height / width))),
+        title={"text": _title(title, facts, colors.dim)},
+        xaxis={**plain, "title": {"text": text(axes[1])}, **whole_ticks(width), "range": ends[1]},
         yaxis={
-            **axis, "title": {"text": text(axes[0])}, **whole_ticks(array.shape[0]),
-            "range": [origin[0] + array.shape[0] - 0.5, origin[0] - 0.5],
+            **plain, "title": {"text": text(axes[0])}, **whole_ticks(height),
+            "range": ends[0][::-1],
         },
-        hovermode="closest",
-        showlegend=len(data) > 1,  # of one entry plotly would show none
-        legend={"x": 1, "xanchor": "right"},
-        meta={"reduced": reduced, "tile": [found.height, found.width], "shape": list(array.shape)},
+        showlegend=len(data) > 1,
+        legend=LEGEND_RIGHT,
+        meta={"tile": list(size)},
     )  # fmt: skip
     return {"data": data, "layout": made}
 
 
-def _about(array: NDArray[Any], found: Tiles, reduced: bool) -> str:
-    size = " × ".join(f"{n:,}" for n in array.shape)
-    return f"{size} {array.dtype}" + (
-        f", tiles of {found.height} × {found.width}" if reduced else ""
-    )
+def _tiles_trace(
+    array: NDArray[Any],
+    reduced: Tiles,
+    y: NDArray[Any],
+    x: NDArray[Any],
+    limit: float | None,
+    theme: str,
+) -> dict[str, Any]:
+    far = reduced.far
+    good = far[np.isfinite(far)]
+    signed = bool(good.size) and float(np.nanmin(reduced.low)) < 0
+    high = limit or float(np.abs(good).max(initial=0.0)) or 1.0
+    if array.dtype.itemsize <= 4 and array.dtype.kind not in "iu":
+        far = far.astype(np.float32)
+    colors = theme_of(theme)
+    trace: dict[str, Any] = {
+        "type": "heatmap", "x": typed(x), "y": typed(y), "z": typed(far),
+        "zmin": -high if signed else 0.0, "zmax": high,
+        "colorscale": scale(colors.sign if signed else colors.size), "hoverongaps": False,
+        "hovertemplate": f"[%{{y}}, %{{x}}] = <b>%{{z:{_digits(array)}}}</b><extra></extra>",
+        "colorbar": {"exponentformat": "power", "nticks": 7, "len": 1, "y": 0.5},
+    }  # fmt: skip
+    if max(reduced.height, reduced.width) > 1:
+        starts = y - (reduced.height - 1) / 2, x - (reduced.width - 1) / 2
+        exact = far.dtype if max(y[-1], x[-1]) < 1 << 24 else np.float64
+        custom = np.stack([reduced.low, reduced.high, *np.meshgrid(*starts, indexing="ij")], -1)
+        trace["customdata"] = typed(custom.astype(exact))
+        trace["hovertemplate"] = (
+            f"{reduced.height} × {reduced.width} elements from "
+            "[%{customdata[2]:d}, %{customdata[3]:d}] on:<br><b>%{customdata[0]:.6~g}</b> to "
+            "<b>%{customdata[1]:.6~g}</b><extra></extra>"
+        )
+    elif array.dtype.kind in "iu" and high > _EXACT:
+        trace["text"] = [[str(cell) for cell in row] for row in array.tolist()]
+        trace["hovertemplate"] = "[%{y}, %{x}] = <b>%{text}</b><extra></extra>"
+    return trace
 
 
-def _line(array: NDArray[Any], title: str, origin: int, axis: str, theme: str) -> Figure:
-    look = theme_of(theme)
+def _line_figure(array: NDArray[Any], title: str, origin: int, axis: str, theme: str) -> Figure:
+    colors = theme_of(theme)
     value = real(array)
     index = origin + np.arange(len(value))
-    drawn = np.where(np.isfinite(value), value, np.nan)
-    kept = decimate(index, drawn, 1200)
-    data: list[dict[str, Any]] = [{
-        "type": "scatter", "mode": "lines+markers" if len(kept) <= 60 else "lines",
-        "x": typed(index[kept]), "y": typed(drawn[kept]),
-        "line": {"color": look.lines[0], "width": 1.2}, "marker": {"size": 5},
-        "name": text(title), "showlegend": False,
-        "hovertemplate": f"[%{{x}}] = <b>%{{y:{_digits(array)}}}</b><extra></extra>",
-    }]  # fmt: skip
-    good = drawn[~np.isnan(drawn)]
-    level = float(good.min()) if good.size else 0.0
-    for mine, colour, word in (
-        (np.isnan(value), look.nan, "NaN"),
-        (value == np.inf, look.posinf, "+Inf"),
-        (value == -np.inf, look.neginf, "−Inf"),
+    finite = np.isfinite(value)
+    data = [line_trace(
+        index, np.where(finite, value, np.nan), _PIXELS, {"color": colors.lines[0], "width": 1.2},
+        name=text(title), showlegend=False,
+        hovertemplate=f"[%{{x}}] = <b>%{{y:{_digits(array)}}}</b><extra></extra>",
+    )]  # fmt: skip
+    facts = f"{len(value):,} {array.dtype}"
+    low = 0.0
+    if finite.any():
+        low, high = float(value[finite].min()), float(value[finite].max())
+        facts += f", from {number(low, 4)} to {number(high, 4)}"
+    for mask, color, word in (
+        (np.isnan(value), colors.nan, "NaN"),
+        (value == np.inf, colors.posinf, "+Inf"),
+        (value == -np.inf, colors.neginf, "−Inf"),
     ):
-        at = np.flatnonzero(mine)
+        at = np.flatnonzero(mask)
         if len(at):
-            few = at[:: max(1, len(at) // 1000)]
-            data.append({
-                "type": "scatter", "mode": "markers", "name": f"{len(at):,} {word}",
-                "x": typed(index[few]), "y": typed(np.full(len(few), level)),
-                "marker": {"symbol": "x", "size": 8, "color": colour},
-                "hovertemplate": f"[%{{x}}]: <b>{word}</b><extra></extra>",
-            })  # fmt: skip
-    said = f"{len(value):,} {array.dtype}" + (
-        f", from {number(float(good.min()))} to {number(float(good.max()))}" if good.size else ""
-    )
+            few = at[:: max(1, len(at) // _MAX_MARKS)]
+            data.append(marks_trace(
+                index[few], np.full(len(few), low), color, name=f"{len(at):,} {word}",
+                hovertemplate=f"[%{{x}}]: <b>{word}</b><extra></extra>",
+            ))  # fmt: skip
     made = layout(
         theme,
         height=280,
-        margin={"l": 56, "r": 16, "t": 44, "b": 40},
-        title={"text": _titled(title, said, look.dim)},
+        title={"text": _title(title, facts, colors.dim)},
         xaxis={"title": {"text": text(axis)}, **whole_ticks(len(value))},
         yaxis={"exponentformat": "power"},
-        hovermode="closest",
         showlegend=len(data) > 1,
-        legend={"x": 1, "xanchor": "right"},
-        meta={"reduced": len(kept) < len(value), "shape": list(array.shape)},
+        legend=LEGEND_RIGHT,
     )
     return {"data": data, "layout": made}

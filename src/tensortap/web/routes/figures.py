@@ -37,7 +37,7 @@ def training(asked: Asked) -> dict[str, Any]:
     table, rank = asked.shown.table(), asked.number("rank")
     ranks = len(table.ranks()) if rank is None else 1
     found = curves(table, rank)
-    return training_figure(found, ranks=ranks, height=104, width_px=1000, theme=theme_of(asked))
+    return training_figure(found, ranks=ranks, height=104, theme=theme_of(asked))
 
 
 def sparklines(asked: Asked) -> dict[str, Any]:
