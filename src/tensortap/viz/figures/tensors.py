@@ -169,7 +169,7 @@ def _matrix_figure(
         },
         showlegend=len(data) > 1,
         legend=LEGEND_RIGHT,
-        meta={"tile": list(size)},
+        meta={"tile": list(size), "reduced": max(size) > 1},
     )  # fmt: skip
     return {"data": data, "layout": made}
 
