@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.compare.pairs import parse_mapping
+from tensortap.compare.matching import parse_mapping
 from tensortap.compare.runs import compare_runs
 from tensortap.errors import TensortapError
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.compare.result import Comparison
 from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import RenderableType
 
     from tensortap.compare.located_values import Look
@@ -103,14 +105,25 @@ def gaps(missing: Iterable[Missing]) -> list[Gap]:
     ]
 
 
+class Captures(NamedTuple):
+    """When records were captured, as columns; names and kinds as codes of texts."""
+
+    names: list[str]
+    kinds: list[str]
+    name: NDArray[np.int32]
+    kind: NDArray[np.int32]
+    step: NDArray[np.int64]
+    seq: NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """How large differences are, of every name and step; put in order when that is asked for."""
 
     found: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
     """(name, kind, step) → where in the order of capture, and how large."""
-    equal: Any = None
-    """A table of records, and the rows of it that are the same on both sides."""
+    equal: Captures | None = None
+    """The records that are the same on both sides."""
 
     def in_order(self) -> dict[tuple[str, str, int], float]:
         """What a timeline is drawn from."""
@@ -118,11 +131,10 @@ class Sizes:
             (place[2], seq, place, size) for place, (seq, size) in self.found.items()
         ]
         if self.equal is not None:
-            import pyarrow as pa
-
-            table, numbers = self.equal
-            columns = [table.column(i).take(pa.array(numbers)).to_pylist() for i in range(4)]
-            rows += [(t, seq, (n, k, t), 0.0) for n, k, t, seq in zip(*columns, strict=True)]
+            at = self.equal
+            for name, kind, step, seq in zip(at.name, at.kind, at.step, at.seq, strict=True):
+                place = at.names[name], at.kinds[kind], int(step)
+                rows.append((int(step), int(seq), place, 0.0))
         sizes: dict[tuple[str, str, int], float] = {}
         for _, _, place, size in sorted(rows, key=lambda row: row[:2]):
             sizes[place] = max(size, sizes.get(place, 0.0))

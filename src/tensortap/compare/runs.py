@@ -6,23 +6,22 @@ import concurrent.futures
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tensortap.compare.located_values import Look
+from tensortap.compare.matching import Choice, ChosenRecords, choose, pair, parse_mapping, same
 from tensortap.compare.noise import Noise
-from tensortap.compare.pairs import Choice, chosen, pair, parse_mapping, same
 from tensortap.compare.report import Difference, Key, Missing, Report, Sizes
 from tensortap.compare.result import Comparison
 from tensortap.compare.rules import Book, load_rules
-from tensortap.compare.sides import Disagreement, Part, Side, part_of, whole
+from tensortap.compare.sides import Disagreement, Part, Side, whole
 from tensortap.compare.statistics import compare_statistics
 from tensortap.compare.tensors import check_tolerance
 from tensortap.compare.values import compare_values
 from tensortap.errors import TensortapError
 from tensortap.runs.pickles import UntrustedFile
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _CHUNK = 64  # pairs that a task takes
 _AHEAD = 4  # tasks that wait, for each worker
@@ -86,11 +85,11 @@ def compare_runs(
     floor = None
     if noise is not None:
         floor = _noise(noise, choice, Tolerance(atol, rtol, equal_nan), trust, executor)
-    tables = (
-        chosen(sides[0].heads(), choice, rename=True),
-        chosen(sides[1].heads(), choice, rename=False),
+    records = (
+        choose(sides[0].table(), choice, rename=True),
+        choose(sides[1].table(), choice, rename=False),
     )
-    plan = _Plan(tables, Tolerance(atol, rtol, equal_nan), rules)
+    plan = _Plan(records, Tolerance(atol, rtol, equal_nan), rules)
     outcomes = _run(sides, plan.items, executor, progress)
     differences = []
     worst: dict[tuple[str, str, int], tuple[int, float]] = {}
@@ -127,11 +126,11 @@ def _noise(
 ) -> Noise:
     """How far two runs of the same code are apart."""
     sides = Side(runs[0], trust=trust), Side(runs[1], trust=trust)
-    tables = (
-        chosen(sides[0].heads(), choice, rename=True),
-        chosen(sides[1].heads(), choice, rename=True),
+    records = (
+        choose(sides[0].table(), choice, rename=True),
+        choose(sides[1].table(), choice, rename=True),
     )
-    plan = _Plan(tables, tolerance, None)
+    plan = _Plan(records, tolerance, None)
     return Noise(zip(plan.items, _run(sides, plan.items, executor, None), strict=True))
 
 
@@ -186,57 +185,62 @@ def _explained(
 
 
 class _Plan:
-    """The pairs of two tables, and what can be said without a look at values."""
+    """The pairs of two runs, and what can be said without a look at values."""
 
     def __init__(
-        self, tables: tuple[pa.Table, pa.Table], tolerance: Tolerance, rules: Book | None
+        self,
+        records: tuple[ChosenRecords, ChosenRecords],
+        tolerance: Tolerance,
+        rules: Book | None,
     ) -> None:
-        self._tables = a, b = tables
+        self._records = records
         self._tolerance = tolerance
         self._rules = rules
         self.ignored = 0
-        groups = _sharded(a), _sharded(b)
-        shared = set(groups[0]) | set(groups[1])
-        plain_a, plain_b = (_without(t, shared) for t in (a, b))
-        pairs = pair(plain_a, plain_b)
-        equal = same(plain_a, plain_b, pairs, equal_nan=tolerance.equal_nan)
         self.items: list[Item] = []
-        self.calm: tuple[Any, Any] | None = None
         self._seqs: dict[Key, int] = {}
         self._lone: list[tuple[Key, str]] = []
-        self._pair_plain(plain_a, plain_b, pairs, equal)
-        self._pair_sharded(shared, groups)
+        shards = [each.shards() for each in records]
+        groups = {
+            at: [
+                group[at] if at in group else each.rows_at(*at)
+                for each, group in zip(records, shards, strict=True)
+            ]
+            for at in {**shards[0], **shards[1]}
+        }
+        self._pair_sharded(groups)
+        a, b = (
+            each._replace(rows=np.setdiff1d(each.rows, np.concatenate(found), assume_unique=True))
+            if (found := [group[i] for group in groups.values()])
+            else each
+            for i, each in enumerate(records)
+        )
+        self._pair_plain(a, b)
         self.items.sort(key=lambda item: (item.key.step, item.seq, item.key.rank))
         self._by_key = {item.key: item for item in self.items}
         self.compared = self.equal + len(self.items)
 
-    def _pair_plain(self, a: pa.Table, b: pa.Table, pairs: Any, equal: Any) -> None:
-        import pyarrow as pa
-
-        self.calm = a.select(["name", "kind", "step", "seq"]), pairs.a[equal]
+    def _pair_plain(self, a: ChosenRecords, b: ChosenRecords) -> None:
+        pairs = pair(a, b)
+        equal = same(a, b, pairs, equal_nan=self._tolerance.equal_nan)
+        self.calm = a.captures(pairs.a[equal])
         self.equal = int(equal.sum())
-        rows_a, rows_b = (
-            table.take(pa.array(rows[~equal])).to_pylist()
-            for table, rows in ((a, pairs.a), (b, pairs.b))
-        )
-        for one, other in zip(rows_a, rows_b, strict=True):
-            self._add(_key(one), one["seq"], [part_of(one)], [part_of(other)])
-        for table, rows, side in ((a, pairs.only_a, "a"), (b, pairs.only_b, "b")):
-            for row in _key_rows(table, rows):
-                self._lose(_key(row), side)
+        rows = pairs.a[~equal]
+        found = a.keys(rows), a.table.seq[rows].tolist(), a.parts(rows), b.parts(pairs.b[~equal])
+        for key, seq, one, other in zip(*found, strict=True):
+            self._add(key, seq, [one], [other])
+        for each, lone, side in ((a, pairs.only_a, "a"), (b, pairs.only_b, "b")):
+            for key in each.keys(lone):
+                self._lose(key, side)
 
-    def _pair_sharded(
-        self, shared: set[tuple[Any, ...]], groups: tuple[dict[Any, Any], dict[Any, Any]]
-    ) -> None:
-        for at in shared:
-            found = [groups[i].get(at) or _rows_at(self._tables[i], at) for i in (0, 1)]
-            name, kind, step, call = at
-            key = Key(name, kind, step, call, -1)
-            if not all(found):
-                self._lose(key, "a" if found[0] else "b")
+    def _pair_sharded(self, groups: dict[tuple[str, str, int, int], list[Any]]) -> None:
+        for at, (rows_a, rows_b) in groups.items():
+            key = Key(*at, -1)
+            if not len(rows_a) or not len(rows_b):
+                self._lose(key, "a" if len(rows_a) else "b")
                 continue
-            parts = [[part_of(row) for row in rows] for rows in found]
-            self._add(key, found[0][0]["seq"], *parts)
+            a, b = self._records
+            self._add(key, int(a.table.seq[rows_a[0]]), a.parts(rows_a), b.parts(rows_b))
 
     def _add(self, key: Key, seq: int, a: list[Part], b: list[Part]) -> None:
         rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
@@ -276,13 +280,11 @@ class _Plan:
     def before(self, key: Key) -> tuple[list[Part] | None, list[Part] | None]:
         """The same tensor one step before, on both sides, where they have it."""
         found = []
-        for table in self._tables:
-            rows = [
-                row
-                for row in _rows_at(table, (key.name, key.kind, key.step - 1, key.call))
-                if key.rank < 0 or row["rank"] == key.rank
-            ]
-            found.append([part_of(row) for row in rows] or None)
+        for records in self._records:
+            rows = records.rows_at(key.name, key.kind, key.step - 1, key.call)
+            if key.rank >= 0:
+                rows = rows[records.table.rank[rows] == key.rank]
+            found.append(records.parts(rows) or None)
         return found[0], found[1]
 
     def missing(self, sides: tuple[Side, Side]) -> Iterator[Missing]:
@@ -296,55 +298,6 @@ class _Plan:
         for key, side in sorted(self._lone, key=lambda lone: (lone[0].step, lone[0].name)):
             other = dropped[1] if side == "a" else dropped[0]
             yield Missing(key, side, (key.name, key.step, key.rank) in other)
-
-
-def _key(row: dict[str, Any]) -> Key:
-    return Key(row["name"], row["kind"], row["step"], row["call"], row["rank"])
-
-
-def _key_rows(table: pa.Table, rows: Any) -> list[dict[str, Any]]:
-    import pyarrow as pa
-
-    columns = ["name", "kind", "step", "call", "rank", "seq"]
-    found: list[dict[str, Any]] = table.select(columns).take(pa.array(rows)).to_pylist()
-    return found
-
-
-def _sharded(table: pa.Table) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """The rows that are shards, by what they are shards of."""
-    import pyarrow.compute as pc
-
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in table.filter(pc.is_valid(table.column("shard_shape"))).to_pylist():
-        at = row["name"], row["kind"], row["step"], row["call"]
-        found.setdefault(at, []).append(row)
-    return found
-
-
-def _rows_at(table: pa.Table, at: tuple[Any, ...]) -> list[dict[str, Any]]:
-    import pyarrow.compute as pc
-
-    from tensortap.runs.arrow import scalar
-
-    mask = None
-    for name, value in zip(("name", "kind", "step", "call"), at, strict=True):
-        column = table.column(name)
-        here = pc.equal(column, scalar(value, column.type))
-        mask = here if mask is None else pc.and_(mask, here)
-    rows: list[dict[str, Any]] = table.filter(mask).to_pylist()
-    return rows
-
-
-def _without(table: pa.Table, shared: set[tuple[Any, ...]]) -> pa.Table:
-    """The rows that have no shard, here or on the other side."""
-    if not shared:
-        return table
-    import numpy as np
-    import pyarrow as pa
-
-    columns = [table.column(c).to_pylist() for c in ("name", "kind", "step", "call")]
-    keep = np.array([at not in shared for at in zip(*columns, strict=True)], np.bool_)
-    return table.filter(pa.array(keep))
 
 
 # -- comparing -----------------------------------------------------------------------------

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tensortap.compare.columns import heads_of, heads_of_records, stub
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.view import as_numpy
 from tensortap.readers.reader import value_of
 from tensortap.readers.run import RunReader
-from tensortap.record import Record, Shard, Summary, TensorData
+from tensortap.record import Record, TensorData
 from tensortap.runs.object_files import load_file
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from tensortap.table.sources import RecordSource
+from tensortap.table.table import Table, table_of
 
 
 class Part(NamedTuple):
@@ -51,13 +49,14 @@ class Side:
             raise TypeError("a live session is compared in this process: use threads")
         return _opened, (self.title, self.trust)
 
-    def heads(self) -> pa.Table:
-        """All records, as columns."""
+    def table(self) -> Table:
+        """The columns of all records."""
         if isinstance(self.reader, RunReader):
-            return heads_of(self.reader)
+            return table_of(self.reader)
         held = [record for name in self.reader.names() for record in self.reader.records(name)]
         self._held = {_place(record): record for record in held}
-        return heads_of_records(held)
+        unread = iter(held)
+        return Table(lambda: RecordSource(lambda: unread, values=False))
 
     def file(self, part: Part) -> Path | None:
         """The file that the record's object lies in, if it does."""
@@ -89,24 +88,6 @@ def _with(record: Record, value: Any) -> Record:
 def _opened(path: str, trust: bool) -> Side:
     # in a worker process: once, however many tasks come
     return Side(path, trust=trust)
-
-
-def part_of(row: dict[str, Any]) -> Part:
-    """The part that a row of the heads tells of."""
-    import msgspec
-
-    record = stub(row)
-    shard = None
-    if row["shard_shape"] is not None:
-        places = tuple(row["shard_placements"] or ())
-        shard = Shard(tuple(row["shard_shape"]), tuple(row["shard_offsets"] or ()), places)
-    stats = None
-    if row["count"] is not None:
-        stats = Summary(**{name: row[name] for name in Summary.__struct_fields__ if name in row})
-    record = msgspec.structs.replace(
-        record, shard=shard, stats=stats, dtype=row["dtype"] or "", shape=tuple(row["shape"] or ())
-    )
-    return Part(record, row["value"], row["payloads"])
 
 
 class Disagreement(ValueError):

@@ -57,6 +57,14 @@ class Table:
     `call` and `seq` hold integers.
     """
 
+    name: NDArray[np.int32]
+    kind: NDArray[np.int32]
+    dtype: NDArray[np.int32]
+    step: Integers
+    rank: Integers
+    call: Integers
+    seq: Integers
+
     def __init__(self, open_source: Callable[[], RowSource]) -> None:
         self.version = 0  # increases whenever rows were added
         self.lock = threading.RLock()  # hold it to keep the rows unchanged
