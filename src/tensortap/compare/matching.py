@@ -75,9 +75,10 @@ class ChosenRecords(NamedTuple):
         table, rows = self.table, self.rows
         if name not in self.names or kind not in table.kinds:
             return rows[:0]
-        matches = (table.step[rows] == step) & (table.call[rows] == call)
-        rows = rows[matches & (table.kind[rows] == table.kinds.index(kind))]
-        return rows[np.equal(table.name[rows], self.names.index(name))]
+        rows = rows[(table.step[rows] == step) & (table.call[rows] == call)]
+        matches = table.name[rows] == self.names.index(name)
+        matches &= table.kind[rows] == table.kinds.index(kind)
+        return np.asarray(rows[matches])
 
     def shards(self) -> dict[tuple[str, str, int, int], Integers]:
         """Return the rows that hold shards, by name, kind, step and call."""
