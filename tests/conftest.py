@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 import pytest
@@ -13,6 +14,11 @@ from tests.fixtures import errors, forks, found, gloo, no_errors, open_run  # no
 # call into torch or jax takes as long as it takes.
 settings.register_profile("tensortap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tensortap")
+
+# A shell ignores SIGINT for programs that it starts in the background, and they pass that on to
+# the processes that the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
