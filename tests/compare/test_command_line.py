@@ -115,15 +115,15 @@ def test_processes(runs):
 
 def test_noise(runs):
     compare(*runs, "--noise", *runs)
-    assert "--noise takes two runs" in one_line(*runs, "--noise", runs[0], runs[0].parent)
+    assert "--noise needs two runs" in one_line(*runs, "--noise", runs[0], runs[0].parent)
 
 
 def test_html(runs, tmp_path):
     target = tmp_path / "report.html"
     _, said = compare(*runs, "--html", target, code=1)
-    assert f"the report is in {target}" in said
+    assert f"wrote the report to {target}" in said
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert "cannot be written" in one_line(*runs, "--html", tmp_path / "no" / "report.html")
+    assert "cannot write" in one_line(*runs, "--html", tmp_path / "no" / "report.html")
 
 
 def test_files(tmp_path):
@@ -139,8 +139,8 @@ def test_files(tmp_path):
     out, _ = compare(tmp_path / "x.npy", tmp_path / "y.npy", "--json", code=1)
     found = json.loads(out)
     assert (found["of"], found["comparison"]["max_abs"]) == ("files", 1.0)
-    assert "only for runs" in one_line(tmp_path / "x.pt", tmp_path / "x.npy", "--names", "x")
-    assert "only for runs" in one_line(tmp_path / "x.pt", tmp_path / "x.npy", "--html", "r.html")
+    assert "for runs only" in one_line(tmp_path / "x.pt", tmp_path / "x.npy", "--names", "x")
+    assert "for runs only" in one_line(tmp_path / "x.pt", tmp_path / "x.npy", "--html", "r.html")
 
 
 def test_bad_files(runs, tmp_path):
@@ -186,6 +186,6 @@ def test_bad_options(runs, tmp_path):
     assert "not a regular expression" in one_line(*runs, "--names", "(")
     assert "steps are like 10:20" in one_line(*runs, "--steps", "ten")
     assert "there is no step between" in one_line(*runs, "--steps", "5:2")
-    assert "no kind is called 'Wait'" in one_line(*runs, "--kinds", "Wait")
-    assert "--ranks is like 0,1" in one_line(*runs, "--ranks", "all")
+    assert "unknown kind 'Wait'" in one_line(*runs, "--kinds", "Wait")
+    assert "--ranks must look like 0,1" in one_line(*runs, "--ranks", "all")
     assert "a tolerance is a number" in one_line(runs[0], runs[0], "--atol", "-1")

@@ -109,7 +109,7 @@ def test_the_command(run, tmp_path):
         "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "value", "--theme", "light",
         "--legend-color", "#ff8c00", "--no-symmetric", "--seed", "3",
     )  # fmt: skip
-    assert said == f"tensortap: 4 frames in {target}\n"
+    assert said == f"tensortap: wrote 4 frames to {target}\n"
     pictures, times = frames_of(target)
     assert pictures[0].shape == (300, 400, 3)
     heading = pictures[0][:40].astype(int)
@@ -121,8 +121,8 @@ def test_the_command(run, tmp_path):
     ("arguments", "said"),
     [
         (["nothing"], "no 'nothing'"),
-        (["weights", "--size", "big"], "--size is like 640x480, not 'big'"),
-        (["weights", "--range", "1,b"], "--range is a rule or two numbers"),
+        (["weights", "--size", "big"], "--size must look like 640x480, got 'big'"),
+        (["weights", "--range", "1,b"], "--range must be a rule or look like -1,1"),
         (["weights", "--range", "1,1"], "the smaller first"),
         (["weights", "--mode", "movie"], "mode='movie'"),
         (["weights", "--fps", "0"], "fps=0.0: frames a second, more than 0"),

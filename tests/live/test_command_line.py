@@ -70,7 +70,7 @@ def test_serve_and_top(served, command, run):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 0
-    assert "3 records received" in err
+    assert "received 3 records" in err
 
 
 def test_a_port_that_is_taken(served, command):

@@ -31,7 +31,7 @@ def demo(tmp_path_factory):
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if "Ctrl-C ends it" in line:
+        if "press Ctrl-C to end" in line:
             break
     yield "".join(lines), folder, process
     process.kill()

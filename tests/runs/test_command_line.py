@@ -89,9 +89,9 @@ def test_show(folder, run):
     _, said = tensortap(folder, "show", run, "hidden", "--at", "0,0", code=2, real=True)
     assert "shape [2, 3] is shown at 0 indices, not at [0, 0]" in said
     _, said = tensortap(folder, "show", run, "loss", "--at", "0", code=2)
-    assert "'loss' is no tensor" in said
+    assert "'loss' is not a tensor" in said
     _, said = tensortap(folder, "show", run, "hidden", "--at", "x", code=2)
-    assert "--at is like 0,3, not 'x'" in said
+    assert "--at must look like 0,3, got 'x'" in said
     _, said = tensortap(folder, "show", run, "hidden", "--step", 9, code=2)
     assert "nearest captured step is 3" in said
     _, said = tensortap(folder, "show", run, "hidden", "--rank", 7, code=2)

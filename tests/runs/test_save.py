@@ -17,7 +17,7 @@ def test_a_session_keeps_what_it_receives(tmp_path):
     server = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
     try:
         address = server.stdout.readline().split()[3].rstrip(",")
-        assert "keeping all that arrives in kept/" in (line := server.stdout.readline()), line
+        assert "writing what arrives to kept/" in (line := server.stdout.readline()), line
         for rank in ("0", "1"):
             run_program(
                 tmp_path,

@@ -119,7 +119,7 @@ def test_command_writes_a_report(run_path, tmp_path):
     out = tmp_path / "out.html"
     done = CliRunner().invoke(app, ["report", str(run_path), str(out)])
     assert done.exit_code == 0, done.output
-    assert "the report is in" in done.output
+    assert "wrote the report to" in done.output
     assert PageReader(out.read_text()).text.count("Overview") == 1
     nothing = CliRunner().invoke(app, ["report", str(tmp_path), str(out)])
     assert nothing.exit_code != 0

@@ -1,1 +1,1 @@
-"""The command line: one file a command, each calling what the library offers."""
+"""Commands: one file per command, each calling a public function."""

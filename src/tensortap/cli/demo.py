@@ -1,4 +1,4 @@
-"""`tensortap demo`: train, track, keep, watch live, report and compare, in half a minute."""
+"""`tensortap demo`: train, track, store, watch live, report and compare, in half a minute."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ _LIMIT = 120.0
 
 def demo(
     steps: int = typer.Option(STEPS, min=20, max=5000, help="Training steps."),
-    folder: Path | None = typer.Option(None, help="Where it is kept; else in a new one."),
-    view: bool = typer.Option(False, "--view", help="Stay up with the page of the two runs."),
+    folder: Path | None = typer.Option(None, help="Folder for the runs. Default: a new one."),
+    view: bool = typer.Option(False, "--view", help="Keep running with a page of the two runs."),
 ) -> None:
-    """Train a small network twice, once with a bug, and see what tensortap has to say of it."""
+    """Train a small network twice, once with a bug, and find the bug with tensortap."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    place = folder or Path(tempfile.mkdtemp(prefix="tensortap-demo-"))
-    place.mkdir(parents=True, exist_ok=True)
-    bug = steps // 2 // 5 * 5  # a step that is tracked
+    target = folder or Path(tempfile.mkdtemp(prefix="tensortap-demo-"))
+    target.mkdir(parents=True, exist_ok=True)
+    bug = steps // 2 // 5 * 5  # every fifth step is tracked
     with _own_key():
-        good, cost = _watched(console, steps, place / "runs")
-        console.rule(f"the same training again, with a bug from step {bug} on")
-        bad, _ = _end(_train(steps, place / "runs", bug, "127.0.0.1:9"))  # where nobody listens
-    _compare(console, good, bad, place / "compare.html")
-    shown = [place / "compare.html", *_report(console, good, place / "report.html")]
+        good, cost = _watched(console, steps, target / "runs")
+        console.rule(f"the same training again, with a bug from step {bug}")
+        bad, _ = _result(_train(steps, target / "runs", bug, "127.0.0.1:9"))  # nobody listens there
+    _compare(console, good, bad, target / "compare.html")
+    pages = [target / "compare.html", *_report(console, good, target / "report.html")]
     console.rule("tap.receipt(): what it cost the first training")
     console.print(cost, soft_wrap=True)
-    _say_what_to_open(console, good, bad, shown)
+    _print_next_steps(console, good, bad, pages)
     if view:
-        from tensortap.cli.view import stay_up
+        from tensortap.cli.view import show_page
 
-        stay_up(str(place / "runs"))
+        show_page(str(target / "runs"))
 
 
 @contextlib.contextmanager
 def _own_key() -> Iterator[None]:
-    """A demo does not touch the user's key."""
+    """Use a key of the demo's own."""
     before = {name: os.environ.pop(name, None) for name in ("TENSORTAP_KEY", "XDG_CONFIG_HOME")}
     with tempfile.TemporaryDirectory(prefix="tensortap-demo-key-") as own:
         os.environ["XDG_CONFIG_HOME"] = own
@@ -70,27 +70,27 @@ def _own_key() -> Iterator[None]:
 
 def _train(steps: int, runs: Path, bug: int, server: str) -> subprocess.Popen[str]:
     script = Path(__file__).with_name("demo_train.py")
-    # one thread: a sum that two of them share may come out otherwise the next time
+    # one thread: sums over several threads are not reproducible
     env = dict(os.environ, TENSORTAP_SERVER=server, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     env.pop("TENSORTAP_DISABLE", None)
     command = [sys.executable, str(script), str(steps), str(runs), str(bug)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def _end(trainer: subprocess.Popen[str]) -> tuple[Path, str]:
-    """The run that it kept, and its receipt."""
+def _result(trainer: subprocess.Popen[str]) -> tuple[Path, str]:
+    """Return the run that the training program wrote, and its receipt."""
     try:
         output, _ = trainer.communicate(timeout=_LIMIT)
     finally:
         trainer.kill()
     if trainer.returncode:
-        raise TensortapError(f"the training program failed with {trainer.returncode}")
+        raise TensortapError(f"the training program exited with {trainer.returncode}")
     path, _, receipt = output.partition("\n")
     return Path(path), receipt.strip()
 
 
 def _watched(console: Console, steps: int, runs: Path) -> tuple[Path, str]:
-    """A live session in this process, a training program in another."""
+    """Watch a training program live; return its run and its receipt."""
     from tensortap.api import session as live
     from tensortap.api import tables
     from tensortap.server import answers
@@ -100,8 +100,8 @@ def _watched(console: Console, steps: int, runs: Path) -> tuple[Path, str]:
         console.rule("a live session in this process, a training program in another")
         trainer = _train(steps, runs, -1, str(server.address))
         _follow(console, server, trainer)
-        run, receipt = _end(trainer)
-        console.rule("tap.summary(): some of what has come")
+        run, receipt = _result(trainer)
+        console.rule("tap.summary(): some of what has arrived")
         console.print(tables.summary(_part(answers.overview(server))))
         _use(console, server)
     finally:
@@ -113,13 +113,13 @@ _SHOWN = (Kind.VALUE, Kind.ACTIVATION, Kind.GRADIENT, Kind.METRIC)
 
 
 def _part(whole: Overview) -> Overview:
-    """Few enough names for a first look."""
+    """Return the overview with few enough names for a first look."""
     names = tuple(row for row in whole.names if row.head.kind in _SHOWN)
     return msgspec.structs.replace(whole, names=names, recent=())
 
 
 def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) -> None:
-    """Print the losses as they arrive."""
+    """Print losses as they arrive."""
     from tensortap.api import verbs
     from tensortap.text.tensors import number
 
@@ -140,16 +140,16 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
 
 
 def _use(console: Console, server: Server) -> None:
-    """What one would type next."""
+    """Get a tensor from the session and use it."""
     from tensortap.api import verbs
 
-    console.rule('tap.get("caught"): a weight in this process, as it was in the other')
+    console.rule('tap.get("caught"): a weight of the other process, as it was there')
     weight = verbs.get(server.history, "caught")
     before = verbs.get(server.history, "caught", -1)
     moved = float(abs(weight - before).max())
     kind = f"{type(weight).__module__}.{type(weight).__name__}"
-    console.print(f"a {kind} of shape {list(weight.shape)}; since the first capture its")
-    console.print(f"largest change is {moved:.4f}")
+    console.print(f"a {kind} of shape {list(weight.shape)}; its largest change since the")
+    console.print(f"first capture is {moved:.4f}")
 
 
 def _compare(console: Console, good: Path, bad: Path, page: Path) -> None:
@@ -157,14 +157,14 @@ def _compare(console: Console, good: Path, bad: Path, page: Path) -> None:
     from tensortap.compare.runs import compare_runs
     from tensortap.compare.text import report_text
 
-    console.rule("tap.compare(): where the two part")
+    console.rule("tap.compare(): the first difference")
     found = compare_runs(good, bad)
     console.print(report_text(found, 3))
     write_html(found, page)
 
 
 def _report(console: Console, run: Path, page: Path) -> list[Path]:
-    """The report, where the packages for it are installed."""
+    """Write the report if its packages are installed; return the files written."""
     try:
         from tensortap.viz.run_report import report
 
@@ -175,8 +175,8 @@ def _report(console: Console, run: Path, page: Path) -> list[Path]:
     return [page]
 
 
-def _say_what_to_open(console: Console, good: Path, bad: Path, pages: list[Path]) -> None:
-    console.rule("what to open now")
+def _print_next_steps(console: Console, good: Path, bad: Path, pages: list[Path]) -> None:
+    console.rule("what to open next")
     for page in pages:
         console.print(f"in a browser   {page}", soft_wrap=True)
     console.print(f"the page       tensortap view {good.parent}", soft_wrap=True)

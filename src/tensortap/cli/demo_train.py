@@ -1,7 +1,7 @@
-"""The training program of the demo: run by `tensortap demo`, in a process of its own.
+"""The training program of the demo, which `tensortap demo` runs in a process of its own.
 
-``python demo_train.py steps runs bug``: how long, where its run is kept, and the step from which
-a layer computes with the precision of bfloat16, as if somebody had forgotten a cast (-1: never).
+``python demo_train.py steps runs bug``: the number of steps, the folder of runs, and the step from
+which one layer computes in bfloat16, as if somebody had forgotten a cast (-1: never).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensortap as tap
 
 
 def data() -> tuple[Any, Any]:
-    """Two spirals, to be told apart."""
+    """Return points on two spirals, and which spiral each point is on."""
     random = np.random.default_rng(0)
     turn = np.linspace(0.2, 3 * np.pi, 128)
     arm = np.stack([turn * np.cos(turn), turn * np.sin(turn)], 1) / 8
@@ -25,7 +25,7 @@ def data() -> tuple[Any, Any]:
 
 
 def train_torch(steps: int, bug: int) -> None:
-    """A small network in torch, all of it tracked."""
+    """Train a small torch network, with everything tracked."""
     import torch
 
     class Spirals(torch.nn.Module):  # type: ignore[misc]
@@ -44,7 +44,7 @@ def train_torch(steps: int, bug: int) -> None:
     model = Spirals()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     right = model.middle.forward
-    # of the small tensors between the layers not only the statistics, but all values
+    # store the small tensors between the layers whole, not only their statistics
     whole = r"^(inner|middle|outer)$"
     with tap.track(model, optimizer, every=5, tensors=whole, alerts=True) as tracker:
         for step in range(steps):
@@ -59,7 +59,7 @@ def train_torch(steps: int, bug: int) -> None:
 
 
 def train_numpy(steps: int, bug: int) -> None:
-    """The same in NumPy, by hand, where torch is not installed."""
+    """Train the same network in NumPy, for environments without torch."""
     random = np.random.default_rng(0)
     points, labels = data()
     inner = random.normal(0, 0.7, (2, 64)).astype(np.float32)

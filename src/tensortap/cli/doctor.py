@@ -1,4 +1,4 @@
-"""`tensortap doctor`: what is installed, what works, and whether a session answers."""
+"""`tensortap doctor`: installed packages, kernels, and whether a session answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import platform
 from typing import Any
 
 import typer
+
+from tensortap.cli.terminal import print_json
 
 _NEEDED = ("numpy", "ml_dtypes", "pyzmq", "msgspec", "xxhash", "rich", "typer", "executing")
 _EXTRAS = {
@@ -22,15 +24,13 @@ _EXTRAS = {
 
 
 def doctor(
-    server: str | None = typer.Argument(None, help="host:port; else TENSORTAP_SERVER, or here."),
-    as_json: bool = typer.Option(False, "--json", help="As JSON."),
+    server: str | None = typer.Argument(None, help="host:port. Default: TENSORTAP_SERVER."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Versions, what is installed, which kernels are built, and whether a session answers."""
+    """Print versions, installed packages, built kernels, and whether a session answers."""
     found = examine(server)
     if as_json:
-        import json
-
-        print(json.dumps(found, indent=1))
+        print_json(found)
     else:
         _show(found)
     if found["missing"]:
@@ -38,7 +38,7 @@ def doctor(
 
 
 def examine(server: str | None) -> dict[str, object]:
-    """Everything that the doctor looks at."""
+    """Return everything that the doctor checks."""
     from tensortap import buffers, limits
     from tensortap._version import __version__
     from tensortap.wire import keys
@@ -47,7 +47,7 @@ def examine(server: str | None) -> dict[str, object]:
     versions = {name: _version(name) for name in _NEEDED}
     extras = {extra: {name: _version(name) for name in names} for extra, names in _EXTRAS.items()}
     try:
-        key = "found" if keys.find_key() else "none yet: the first tap.serve() makes one"
+        key = "found" if keys.find_key() else "none yet: the first tap.serve() creates one"
     except keys.KeyFileError as error:
         key = str(error)
     return {
@@ -78,7 +78,7 @@ def _version(name: str) -> str | None:
 def _kernel(module: str) -> str:
     kernel: Any = importlib.import_module(module).kernel
     if kernel is None:
-        return "NumPy: the C kernel was not built, install again with a C compiler"
+        return "NumPy: the C kernel was not built; reinstall with a C compiler"
     return f"C, for {kernel.variant()}"
 
 
@@ -93,7 +93,7 @@ def _ask(server: str | None) -> str:
     try:
         with View(server, 2.0) as view:
             seen = view.overview()
-            return f"yes: process {seen.pid} holds {len(seen.names)} names, {seen.written} records"
+            return f"yes: process {seen.pid} has {len(seen.names)} names, {seen.written} records"
     except TensortapError as error:
         return f"no: {error}"
 
@@ -112,10 +112,10 @@ def _show(found: dict[str, object]) -> None:
         table.add_row(name, Text(version) if version else Text("missing", style="bold red"))
     for extra, packages in _dict(found["extras"]).items():
         here = ", ".join(f"{n} {v}" for n, v in packages.items() if v)
-        gone = ", ".join(n for n, v in packages.items() if not v)
+        absent = ", ".join(n for n, v in packages.items() if not v)
         note = Text(here)
-        if gone:
-            note.append(f"{'; ' if here else ''}not installed: {gone}", style="dim")
+        if absent:
+            note.append(f"{'; ' if here else ''}not installed: {absent}", style="dim")
         table.add_row(f"\\[{extra}]", note)
     for name in ("shared memory", "statistics kernel", "comparison kernel", "key"):
         table.add_row(name, Text(str(found[name])))

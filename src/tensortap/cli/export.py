@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from tensortap.cli.terminal import message
 from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Path = typer.Argument(..., help="The folder of a run."),
+    run: Path = typer.Argument(..., help="Folder of a run."),
     target: Path = typer.Argument(..., help="out.npz, out.h5, out.parquet, or a folder out/."),
-    names: str | None = typer.Option(None, help="Only names that this regular expression finds."),
+    names: str | None = typer.Option(None, help="Only names that match this regular expression."),
     to: str | None = typer.Option(
-        None, help="tensorboard or wandb: the statistics, into the folder out/ (nothing is sent)."
+        None, help="tensorboard or wandb: write statistics to the folder out/. Nothing is sent."
     ),
 ) -> None:
-    """Write the tensors of a run to .npz, .h5 or a folder, or its table to .parquet.
+    """Export the tensors of a run to .npz, .h5 or a folder, or its table to .parquet.
 
-    With --to its statistics, for TensorBoard or wandb.
+    With --to, export its statistics for TensorBoard or wandb.
     """
     from rich.console import Console
     from rich.progress import track
@@ -40,18 +40,18 @@ def export(
         return track(items, "exporting", total=total, console=Console(stderr=True))  # type: ignore[arg-type]
 
     count = write(Run(run), target, names=names, progress=progress)
-    print(f"tensortap: {count:,} records to {target}", file=sys.stderr)
+    message(f"wrote {count:,} records to {target}")
 
 
 def _to_dashboard(run: Run, target: Path, to: str, names: str | None) -> None:
     from rich.console import Console
 
     if to not in ("tensorboard", "wandb"):
-        raise TensortapError(f"no export --to {to}: there is tensorboard, and wandb")
+        raise TensortapError(f"--to must be tensorboard or wandb, got {to!r}")
     with Console(stderr=True).status("exporting"):
         if to == "tensorboard":
             count = run.to_tensorboard(target, names=names)
-            said = f"{count:,} records to {target}: tensorboard --logdir {target}"
+            text = f"wrote {count:,} records; show them with: tensorboard --logdir {target}"
         else:
-            said = f"written for wandb: wandb sync {run.to_wandb(target, names=names)}"
-    print(f"tensortap: {said}", file=sys.stderr)
+            text = f"wrote a run; upload it with: wandb sync {run.to_wandb(target, names=names)}"
+    message(text)

@@ -1,4 +1,4 @@
-"""`tensortap ls`: the runs of a folder."""
+"""`tensortap ls`: list the runs of a folder."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import typer
 
+from tensortap.cli.terminal import print_json
+
 
 def ls(
-    folder: Path = typer.Argument(Path("runs"), help="Where the runs are."),
-    as_json: bool = typer.Option(False, "--json", help="As JSON."),
+    folder: Path = typer.Argument(Path("runs"), help="Folder of runs."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List the runs of a folder: when, how many records of how many ranks, how large."""
+    """List the runs of a folder with time, state, records, names, ranks and size."""
     from tensortap.api.run_list import list_runs
 
-    found = list_runs(folder)
+    runs = list_runs(folder)
     if as_json:
-        import json
-
-        print(json.dumps(found, indent=1))
+        print_json(runs)
         return
     from rich.console import Console
     from rich.table import Table
@@ -29,7 +29,7 @@ def ls(
     for name in ("run", "started", "state", "records", "names", "ranks", "size"):
         right = name in ("records", "names", "ranks", "size")
         table.add_column(name, justify="right" if right else "left")
-    for run in found:
+    for run in runs:
         table.add_row(
             str(run["run"]),
             str(run["started"])[:19].replace("T", " "),

@@ -1,4 +1,4 @@
-"""`tensortap`: the commands, and what happens to their errors."""
+"""The `tensortap` command: its subcommands and their exit codes."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def _options(
 
 
 def main() -> None:
-    """Run a command: 0 fine, 1 found or differs, 2 misuse."""
+    """Run a command; exit with 0 for fine, 1 for found or differs, 2 for misuse."""
     try:
         app()
     except (TensortapError, ValueError, OSError) as error:
-        # what is said to Python, as it is said here
+        # errors name Python arguments; spell them as options
         words = re.sub(r"\bsay (kind|rank)='?(\w+)'?( or rank='all')?", r"say --\1 \2", str(error))
         print(f"tensortap: {words}", file=sys.stderr)
         sys.exit(2)

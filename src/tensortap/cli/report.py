@@ -1,16 +1,17 @@
-"""`tensortap report`: a run as one HTML file."""
+"""`tensortap report`: write a run as one HTML file."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import typer
 
+from tensortap.cli.terminal import message
+
 
 def report(
-    run: str = typer.Argument(..., help="The folder of a run, or its URL."),
-    out: Path = typer.Argument(..., help="The file to write: out.html."),
+    run: str = typer.Argument(..., help="Folder or URL of a run."),
+    out: Path = typer.Argument(..., help="File to write: out.html."),
 ) -> None:
     """Write the overview, notable layers, alerts and provenance of a run into one HTML file."""
     from rich.console import Console
@@ -19,6 +20,4 @@ def report(
 
     with Console(stderr=True).status("drawing"):
         path = write(run, out)
-    print(
-        f"tensortap: the report is in {path} ({path.stat().st_size / 1e6:.1f} MB)", file=sys.stderr
-    )
+    message(f"wrote the report to {path} ({path.stat().st_size / 1e6:.1f} MB)")

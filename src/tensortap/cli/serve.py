@@ -1,22 +1,23 @@
-"""`tensortap serve`: a live session that stays up."""
+"""`tensortap serve`: keep a live session running."""
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
 from pathlib import Path
 
 import typer
 
+from tensortap.cli.terminal import message, wait_for_interrupt
+
 
 def serve(
-    host: str = typer.Option("127.0.0.1", help="Where to listen; beyond this machine encrypted."),
-    port: int | None = typer.Option(None, help="2875, or TENSORTAP_PORT."),
-    memory: str = typer.Option("50%", help="How much to keep: 8GB, or a share of the memory."),
-    save: Path | None = typer.Option(None, help="A folder: keep all that arrives as a run there."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; encrypted beyond loopback."),
+    port: int | None = typer.Option(None, help="Default: TENSORTAP_PORT, or 2875."),
+    memory: str = typer.Option("50%", help="Bound of the history: 8GB, or a share of the memory."),
+    save: Path | None = typer.Option(
+        None, help="Also write what arrives into a run in this folder."
+    ),
 ) -> None:
-    """Listen for training programs until Ctrl-C; look on with tensortap top or tap.open()."""
+    """Listen for training programs until Ctrl-C; watch with tensortap top or tap.open()."""
     from tensortap.api import session as live
 
     saver = None
@@ -25,19 +26,11 @@ def serve(
 
         saver = Saver(save)
     server = live.start(host, port, memory, keep=saver)
-    done = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: done.set())
     print(f"tensortap: {live.greeting(server)}", flush=True)
     if saver is not None:
-        print(f"tensortap: keeping all that arrives in {saver.path}", flush=True)
-    print("tensortap: Ctrl-C ends it", file=sys.stderr)
-    while not done.wait(0.5):
-        if not server.alive:
-            print("tensortap: the session ended with an error", file=sys.stderr)
-            raise typer.Exit(1)
+        print(f"tensortap: writing what arrives to {saver.path}", flush=True)
+    wait_for_interrupt("the session", lambda: server.alive)
     server.close()
     if saver is not None:
         saver.close()
-    held = server.history
-    print(f"tensortap: {held.written:,} records received", file=sys.stderr)
+    message(f"received {server.history.written:,} records")

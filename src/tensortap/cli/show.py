@@ -1,4 +1,4 @@
-"""`tensortap show`: a run, or one of its values."""
+"""`tensortap show`: print a run, or one of its values."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def show(
-    run: Path = typer.Argument(..., help="The folder of a run."),
-    name: str | None = typer.Argument(None, help="A name in it; without one, all of them."),
-    step: int | None = typer.Option(None, help="The training step; else the latest."),
-    rank: int | None = typer.Option(None, help="The rank, where there are several."),
-    kind: str | None = typer.Option(None, help="Activation, Gradient, …, where there are several."),
-    values: bool = typer.Option(False, help="Print the value itself as well."),
+    run: Path = typer.Argument(..., help="Folder of a run."),
+    name: str | None = typer.Argument(None, help="Name of a record. Default: summarize the run."),
+    step: int | None = typer.Option(None, help="Training step. Default: the latest."),
+    rank: int | None = typer.Option(None, help="Rank, if there are several."),
+    kind: str | None = typer.Option(None, help="Activation, Gradient, …, if there are several."),
+    values: bool = typer.Option(False, help="Also print the value."),
     at: str | None = typer.Option(
-        None, help="Of a tensor of more than two axes, the index of the others: 0,3."
+        None, help="Index into all but the last two axes of a tensor: 0,3."
     ),
-    picture: bool = typer.Option(True, help="A tensor as a small heatmap."),
+    picture: bool = typer.Option(True, help="Draw a tensor as a small heatmap."),
 ) -> None:
-    """Print a run, or what is held under a name, a line a tensor."""
+    """Print a run, or one value of it, with one line per tensor."""
     from tensortap.api.run import Run
     from tensortap.readers.reader import find
 
@@ -54,7 +54,7 @@ def _draw(run: Run, head: Record, at: str | None) -> None:
     if not isinstance(value, TensorData):
         if index is not None:
             raise TensortapError(
-                f"--at {at}: {head.name!r} is no tensor, or only its statistics are"
+                f"--at {at}: {head.name!r} is not a tensor, or the run has only its statistics"
             )
         return
     console = Console()
@@ -71,4 +71,4 @@ def _index(text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
-        raise TensortapError(f"--at is like 0,3, not {text!r}") from None
+        raise TensortapError(f"--at must look like 0,3, got {text!r}") from None

@@ -1,24 +1,25 @@
-"""`tensortap top`: a live table of what arrives."""
+"""`tensortap top`: show a live table of what arrives."""
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import typer
+
+from tensortap.cli.terminal import message
 
 if TYPE_CHECKING:
     from tensortap.api.open import View
 
 
 def top(
-    server: str | None = typer.Argument(None, help="host:port; else TENSORTAP_SERVER, or here."),
-    interval: float = typer.Option(0.5, min=0.05, help="Seconds between two looks."),
-    once: bool = typer.Option(False, help="Look once and leave."),
-    as_json: bool = typer.Option(False, "--json", help="Look once, as JSON."),
+    server: str | None = typer.Argument(None, help="host:port. Default: TENSORTAP_SERVER."),
+    interval: float = typer.Option(0.5, min=0.05, help="Seconds between updates."),
+    once: bool = typer.Option(False, help="Print once and exit."),
+    as_json: bool = typer.Option(False, "--json", help="Print once, as JSON."),
 ) -> None:
-    """Watch a live session; where none runs on this machine, start one for as long as it shows."""
+    """Watch a live session; start one for the time being if none runs on this machine."""
     from tensortap.api import session as live
     from tensortap.api.open import View
     from tensortap.errors import NotFound
@@ -31,7 +32,7 @@ def top(
         if once or as_json or server is not None or not parse_address(None).loopback:
             raise
         own = live.start("127.0.0.1", parse_address(None).port)
-        print(f"tensortap: no session was running; this one is on {own.address}", file=sys.stderr)
+        message(f"no session was running; started one on {own.address}")
         view = View(str(own.address), 3.0)
     with view:
         if as_json:
@@ -39,8 +40,7 @@ def top(
 
             import msgspec
 
-            # in ASCII: names are anybody's, and a terminal obeys more than the old control codes
-            # through msgspec first: NaN is no JSON
+            # json escapes non-ASCII, which a terminal could obey; msgspec turns NaN into null
             print(json.dumps(json.loads(msgspec.json.encode(view.overview()))))
         elif once:
             view.summary()

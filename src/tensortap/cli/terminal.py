@@ -1,0 +1,56 @@
+"""What several commands share: messages, a progress bar, and waiting for Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+
+
+def message(text: str) -> None:
+    """Print a message to stderr: stdout is for data."""
+    print(f"tensortap: {text}", file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    import json
+
+    print(json.dumps(value, indent=1))
+
+
+@contextlib.contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], object]]:
+    """Show a progress bar on stderr; yield a function of what is done and the total."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # a log file would get an empty line
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def wait_for_interrupt(what: str, alive: Callable[[], bool]) -> None:
+    """Return at Ctrl-C or SIGTERM; exit with 1 if `what` ends by itself."""
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    message("press Ctrl-C to end")
+    while not done.wait(0.5):
+        if not alive():
+            message(f"{what} ended with an error")
+            raise typer.Exit(1)
