@@ -1,10 +1,10 @@
-"""The name of a value that was caught without one: the expression that the caller wrote.
+"""Names of values that are caught without one: the expression in the caller's source.
 
-``tap.catch(model.lm_head.weight)`` is called ``model.lm_head.weight``. Where the source cannot
-be had (``python -c``, standard input, `exec`, a file edited since it was loaded), or where C code
-made the call (``map(tap.catch, values)``), the name says where the call was instead:
+``tap.catch(model.lm_head.weight)`` gets the name ``model.lm_head.weight``. Where the source is not
+available (``python -c``, standard input, `exec`, a file edited since it was loaded), or where C
+code made the call (``map(tap.catch, values)``), the name is the location of the call:
 ``value_main_12`` for line 12 of ``main``. Finding a name takes milliseconds, so it is done once
-for each call site.
+per call site.
 """
 
 from __future__ import annotations
@@ -15,46 +15,30 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import cast
 
-LONGEST = 80
+MAX_LENGTH = 80
 _LOADED = time.time()
-# Code objects of their own before Python 3.12, part of their function since.
-_INLINE = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
-# executing changes the tree it shares while it looks (Python 3.10), so one thread at a time;
-# re-entrant, because a signal handler may catch something too.
-_finding = threading.RLock()
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})  # frames on Python 3.11
+_lock = threading.RLock()  # re-entrant: a signal handler may catch something, too
 
 
 def _renew_lock() -> None:
-    """A thread that held the lock when its process forked does not exist in the child."""
-    global _finding
-    _finding = threading.RLock()
+    """Replace the lock in a forked child, where the thread that held it does not exist."""
+    global _lock
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def name_of_call(frame: FrameType, argument: str = "value") -> str:
-    """The first argument of the call that `frame` is making, as written there.
-
-    >>> import sys
-    >>> def catch(value):
-    ...     return name_of_call(sys._getframe(1))
-    >>> catch("a".upper())
-    '"a".upper()'
-    """
-    text = _expression(frame, argument)
-    return _cut(_place(frame, argument) if text is None else text)
-
-
 class CallSites:
-    """Names by call site, each found once.
+    """Names by call site, each determined once.
 
-    The same expression in another function gets ``x_1``, ``x_2``, …; twice in one function, or
-    in a loop, it is one name with a history. Callers in a hurry look into `known` themselves.
+    The same expression in another function gets ``x_1``, ``x_2``, …; within one function it is
+    one name with a history. Callers in a hurry look into `known` themselves.
 
     >>> import sys
     >>> sites = CallSites()
@@ -73,124 +57,92 @@ class CallSites:
         #: ``(id(frame.f_code), frame.f_lasti)`` → name
         self.known: dict[tuple[int, int], str] = {}
         self._argument = argument
-        self._codes: dict[int, CodeType] = {}  # kept alive: an id may be given out again
+        self._codes: dict[int, CodeType] = {}  # kept alive, because an id may be reused
         self._meanings: dict[str, tuple[object, ...]] = {}
 
     def lookup(self, frame: FrameType) -> str:
-        """The name for the call that `frame` is making; never raises."""
-        name = self.known.get((id(frame.f_code), frame.f_lasti))
-        return self._find(frame) if name is None else name
-
-    def _find(self, frame: FrameType) -> str:
+        """Return the name for the call that `frame` is making; never raises."""
         code = frame.f_code
         site = (id(code), frame.f_lasti)
-        with _finding:
-            if site not in self.known:  # else another thread was faster
-                self._codes[id(code)] = code
-                self.known[site] = self._unused(frame)
-            return self.known[site]
+        name = self.known.get(site)
+        if name is None:
+            with _lock:
+                name = self.known.get(site)  # another thread may have been faster
+                if name is None:
+                    self._codes[id(code)] = code
+                    name = self.known[site] = self._unique_name(frame)
+        return name
 
-    def _unused(self, frame: FrameType) -> str:
+    def _unique_name(self, frame: FrameType) -> str:
         text = _expression(frame, self._argument)
         # Code objects compare by content, so a cell that is run again, or a module that is
-        # reloaded, keeps its names. Without a source every call means something of its own.
-        function = _function(frame).f_code
+        # reloaded, keeps its names. Without a source every call site has a name of its own.
+        outer = frame
+        while outer.f_code.co_name in _COMPREHENSIONS and outer.f_back is not None:
+            outer = outer.f_back
+        function = outer.f_code
         meaning = (function.co_filename, function, text or (frame.f_code, frame.f_lasti))
-        base = text or _place(frame, self._argument)
-        name, number = _cut(base), 0
+        base = text or f"{self._argument}_{function.co_name.strip('<>')}_{frame.f_lineno}"
+        name, number = _shortened(base), 0
         while self._meanings.setdefault(name, meaning) != meaning:
             number += 1
-            name = _cut(base, f"_{number}")
+            name = _shortened(base, f"_{number}")
         return name
 
 
-def _place(frame: FrameType, argument: str) -> str:
-    """Where the call is, for want of what it says: ``value_main_12``."""
-    return f"{argument}_{_function(frame).f_code.co_name.strip('<>')}_{frame.f_lineno}"
-
-
-def _cut(text: str, suffix: str = "") -> str:
-    room = LONGEST - len(suffix)
-    return (text if len(text) <= room else text[: room - 1] + "…") + suffix
-
-
-def _function(frame: FrameType) -> FrameType:
-    """The frame of the function that a comprehension stands in."""
-    while frame.f_code.co_name in _INLINE and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
+def _shortened(text: str, suffix: str = "") -> str:
+    length = MAX_LENGTH - len(suffix)
+    return (text if len(text) <= length else text[: length - 1] + "…") + suffix
 
 
 def _expression(frame: FrameType, argument: str) -> str | None:
-    """The first argument in one line, or None where there is no telling."""
+    """Return the first argument of the call in one line, or None if it cannot be determined."""
     try:
         import executing
 
-        with _finding:
-            found = executing.Source.executing(frame)
-        call = cast("ast.AST | None", found.node)  # its type says that there is always one
-        if call is None:
-            call = _only_call(found.statements, frame.f_code)
+        found = executing.Source.executing(frame)
+        call = cast("ast.AST | None", found.node)  # declared as never None, wrongly
         if not isinstance(call, ast.Call) or _calls_into_c(call.func, frame):
             return None
         if _edited(frame.f_code, found.source.text):
             return None
         node = _first_argument(call, argument)
         return None if node is None else _one_line(node, found.source.lines)
-    except Exception:  # a name is never worth an error: RecursionError, MemoryError, a bad file
+    except Exception:  # RecursionError, MemoryError, an unreadable file: no name is worth an error
         return None
-
-
-def _only_call(statements: Iterable[ast.AST] | None, code: CodeType) -> ast.Call | None:
-    """The one call of catch in an assert that pytest has rewritten.
-
-    On Python 3.10 rewritten code cannot be matched with its source. Code of its own inside the
-    assert (a lambda) is not rewritten, and is not meant here.
-    """
-    asserts = [statement for statement in statements or () if isinstance(statement, ast.Assert)]
-    if len(asserts) != 1 or code.co_name.startswith("<"):
-        return None
-    calls = [node for node in ast.walk(asserts[0].test) if isinstance(node, ast.Call)]
-    catches = [call for call in calls if ast.unparse(call.func).split(".")[-1] == "catch"]
-    return catches[0] if len(catches) == 1 else calls[0] if len(calls) == 1 else None
 
 
 def _calls_into_c(callee: ast.expr, frame: FrameType) -> bool:
-    """Whether the caller called C code, and that called us: ``list(map(tap.catch, values))``."""
+    """Return whether the caller called C code that called us: ``list(map(tap.catch, values))``."""
     target = _resolve(callee, frame)
-    return inspect.isclass(target) or inspect.isbuiltin(target) or _is_c_method(target)
-
-
-def _is_c_method(target: object) -> bool:
+    if inspect.isclass(target) or inspect.isbuiltin(target):
+        return True
     return inspect.ismethoddescriptor(target) and not isinstance(
         target, (staticmethod, classmethod)
     )
 
 
 def _resolve(node: ast.expr, frame: FrameType) -> object:
-    """What a dotted global name stands for, without running anything; None if it is no such."""
+    """Return what a dotted global name refers to, without running code; None for anything else."""
     if isinstance(node, ast.Attribute):
         return inspect.getattr_static(_resolve(node.value, frame), node.attr, None)
-    # Not locals: frame.f_locals keeps a reference to every one of them until the frame ends.
+    # not locals: frame.f_locals keeps a reference to each of them until the frame ends
     code = frame.f_code
-    if not isinstance(node, ast.Name) or node.id in (
-        *code.co_varnames,
-        *code.co_cellvars,
-        *code.co_freevars,
-    ):
+    local_names = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    if not isinstance(node, ast.Name) or node.id in local_names:
         return None
     return frame.f_globals.get(node.id, getattr(builtins, node.id, None))
 
 
 def _edited(code: CodeType, text: str) -> bool:
-    """Whether the lines of the file are no longer those that run.
+    """Return whether the file has been edited since it was loaded.
 
-    People edit a script while it trains. Two calls below each other then trade places, and
-    nothing but the compiled code tells.
+    People edit a script while it trains. When two calls have traded places, only the compiled
+    code tells.
     """
     try:
         written = os.stat(code.co_filename).st_mtime
-    except OSError:  # a cell or an archive
+    except OSError:  # a notebook cell, or a file in an archive
         return False
     if written < _LOADED:
         return False
@@ -218,12 +170,12 @@ def _first_argument(call: ast.Call, argument: str) -> ast.expr | None:
 
 
 def _item(value: ast.expr, key: int | str) -> ast.expr:
-    """``pair[0]`` of ``*pair``, ``options['value']`` of ``**options``."""
+    """Return ``pair[0]`` for ``*pair``, ``options['value']`` for ``**options``."""
     return ast.Subscript(value=value, slice=ast.Constant(key), ctx=ast.Load())
 
 
 def _one_line(node: ast.expr, lines: list[str]) -> str:
-    """What is written in one line as it is written; what is not, as it would be."""
+    """Return the text of the expression; one over several lines is normalized."""
     if getattr(node, "lineno", None) is None or node.lineno != node.end_lineno:
         text = ast.unparse(node)
     else:  # columns count bytes
