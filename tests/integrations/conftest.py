@@ -1,4 +1,4 @@
-"""Every test has its own key and no live session; the first training of the process is done."""
+"""Isolated settings, warm backward passes, and one tracked run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def alone(monkeypatch, isolated_settings):
 
 @pytest.fixture(scope="session", autouse=True)
 def warm():
-    """The first backward pass of a process may choose other threads than the later ones."""
+    """Run a backward pass: the first one of a process may use other threads than later ones."""
     model = torch.nn.Linear(8, 8)
     for _ in range(3):
         model(torch.ones(4, 8)).sum().backward()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tracked(tmp_path_factory):
-    """A run of a small training, with a caught tensor and a caught number beside it."""
+    """Return the run of a small training, with a caught tensor and a caught number."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""What is drawn of a run."""
+"""Curves of a run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from tensortap.integrations import curves
 from tensortap.record import Kind, Record
 
 
-def test_all_of_a_run_and_nothing_twice(tracked):
-    found = list(curves.points(tracked))
+def test_every_record_gives_one_point(tracked):
+    found = list(curves.curve_points(tracked))
     assert len(found) == len(tracked.stats())
     tags = [(p.rank, p.step, tag) for p in found for tag in p.numbers]
     assert len(tags) == len(set(tags))
 
 
-def test_rows_come_a_few_at_a_time(tracked, monkeypatch):
-    whole = list(curves.points(tracked))
-    monkeypatch.setattr(curves, "_AT_ONCE", 7)
-    assert sorted(map(repr, curves.points(tracked))) == sorted(map(repr, whole))
+def test_small_chunks_give_the_same_points(tracked, monkeypatch):
+    whole = list(curves.curve_points(tracked))
+    monkeypatch.setattr(curves, "_CHUNK", 7)
+    assert sorted(map(repr, curves.curve_points(tracked))) == sorted(map(repr, whole))
 
 
 def test_tags(tracked):
-    numbers = {tag for point in curves.points(tracked) for tag in point.numbers}
+    numbers = {tag for point in curves.curve_points(tracked) for tag in point.numbers}
     assert {
         "loss",
         "half",
@@ -38,18 +38,18 @@ def test_tags(tracked):
     } <= numbers
 
 
-def test_a_choice(tracked):
-    found = list(curves.points(tracked, names=r"^0\.", statistics=["rm8"], histograms=False))
+def test_names_and_statistics(tracked):
+    found = list(curves.curve_points(tracked, names=r"^0\.", statistics=["rm8"], histograms=False))
     tags = {tag for point in found for tag in point.numbers}
     assert {"Weight/rm8/0", "Weight/rm8/0.bias"} <= tags
     assert not any("rm2" in tag or "/2" in tag for tag in tags)
     assert all(point.histogram is None for point in found)
-    with pytest.raises(TensortapError, match="no statistic is called rm3; there are count"):
-        curves.points(tracked, statistics=["rm3"])
+    with pytest.raises(TensortapError, match=r"statistics must be among count.* got rm3"):
+        curves.curve_points(tracked, statistics=["rm3"])
     with pytest.raises(TensortapError, match="not a regular expression"):
-        curves.points(tracked, names="(")
+        curves.curve_points(tracked, names="(")
 
 
-def test_what_is_missing_is_not_drawn_as_a_number():
+def test_text_has_no_point():
     record = Record("text", Kind.VALUE, 0, 0, 0, 0, 1, 0, value="no number")
-    assert list(curves.points([record])) == []
+    assert list(curves.curve_points([record])) == []

@@ -1,4 +1,4 @@
-"""Nothing is imported before it is used, and what is missing is said."""
+"""Lazy imports, and messages about missing libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensortap as tap
 from tests.test_package import python
 
 
-def test_looking_at_them_imports_none():
+def test_libraries_are_imported_at_first_use():
     code = """
 import tensortap as tap
 print(dir(tap.integrations)[-4:])
@@ -21,19 +21,19 @@ print([name for name in libraries if name in sys.modules])
     assert python(code).splitlines() == [names, "[]", "[]"]
 
 
-def test_one_that_there_is_not():
+def test_unknown_integration():
     with pytest.raises(AttributeError, match=r"'tensortap.integrations' has no attribute 'mlflow'"):
         tap.integrations.mlflow
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "message"),
     [
         ("lightning", "needs Lightning: pip install lightning"),
         ("transformers", "needs transformers: pip install transformers"),
     ],
 )
-def test_without_the_library(module, said):
+def test_reports_a_missing_library(module, message):
     code = f"""
 for name in ("lightning", "pytorch_lightning", "transformers"):
     sys.modules[name] = None
@@ -43,4 +43,4 @@ try:
 except tap.errors.MissingExtra as error:
     print(error)
 """
-    assert said in python(code)
+    assert message in python(code)

@@ -1,4 +1,4 @@
-"""The callback in real trainings of Lightning, under both of its names."""
+"""The callback in real Lightning trainings, under both names of the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensortap.integrations.lightning import Track
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
 
-# Lightning, of torch's own pytree
+# raised by Lightning about torch's pytree
 pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
 BATCHES = 6
 
@@ -29,7 +29,7 @@ def model_class(library):
 
         def training_step(self, batch, batch_idx):
             if self.global_step == self.fails_at:
-                raise ZeroDivisionError("the user's own")
+                raise ZeroDivisionError("raised by the user")
             x, y = batch
             loss = torch.nn.functional.mse_loss(self.layers(x), y)
             self.log("train/mse", loss, on_step=True, on_epoch=True)
@@ -69,7 +69,7 @@ def steps(tracker, kind, name):
 
 
 @pytest.mark.parametrize("library", [lightning.pytorch, pytorch_lightning])
-def test_everything_is_tracked_at_its_step(tmp_path, library):
+def test_records_have_the_step_of_the_optimizer(tmp_path, library):
     track = Track()
     _, model = fit(tmp_path, track, library=library)
     every = list(range(2 * BATCHES))
@@ -83,7 +83,7 @@ def test_everything_is_tracked_at_its_step(tmp_path, library):
         (Kind.METRIC, "train/mse_step"),
     ]:
         assert steps(track.tracker, kind, name) == every, (kind, name)
-    # what is logged of an epoch, and of a validation, is of the epoch's last step
+    # metrics of an epoch, and of a validation, belong to the last step of the epoch
     assert steps(track.tracker, Kind.METRIC, "train/mse_epoch") == [BATCHES - 1, 2 * BATCHES - 1]
     assert steps(track.tracker, Kind.METRIC, "val/mse") == [BATCHES - 1, 2 * BATCHES - 1]
     metrics = track.tracker.metrics().set_index("step")
@@ -91,8 +91,8 @@ def test_everything_is_tracked_at_its_step(tmp_path, library):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_gradients_are_those_of_their_own_step(tmp_path):
-    """Lightning computes them inside of `optimizer.step`, and leaves them to the next one."""
+def test_gradients_belong_to_their_step(tmp_path):
+    """Lightning computes them inside `optimizer.step` and zeroes them in the next one."""
     seen = []
 
     class Look(lightning.pytorch.Callback):
@@ -123,7 +123,7 @@ def test_accumulated_batches_are_one_step(tmp_path):
     assert logged["loss"].notna().all()
 
 
-def test_training_is_the_same_bit_for_bit(tmp_path):
+def test_training_is_bit_identical(tmp_path):
     fit(tmp_path)
     _, without = fit(tmp_path)
     _, tracked = fit(tmp_path, Track(alerts=True))
@@ -131,7 +131,7 @@ def test_training_is_the_same_bit_for_bit(tmp_path):
         assert torch.equal(parameter, tracked.state_dict()[name]), name
 
 
-def test_a_run_of_its_own(tmp_path):
+def test_opens_a_run(tmp_path):
     track = Track(run=tmp_path / "runs", every=3, activations=False)
     fit(tmp_path, track)
     run = tap.open(track.path)
@@ -143,7 +143,7 @@ def test_a_run_of_its_own(tmp_path):
     assert len(list(track.tracker.records)) > len(frame)
 
 
-def test_a_training_that_goes_on_from_a_checkpoint(tmp_path):
+def test_resumed_training_continues_the_steps(tmp_path):
     trainer, _ = fit(tmp_path, max_epochs=1)
     trainer.save_checkpoint(tmp_path / "half.ckpt")
     track = Track()
@@ -153,14 +153,14 @@ def test_a_training_that_goes_on_from_a_checkpoint(tmp_path):
     assert steps(track.tracker, Kind.METRIC, "loss") == expected
 
 
-def test_a_second_fit_begins_anew(tmp_path):
+def test_second_fit_starts_at_step_0(tmp_path):
     track = Track()
     fit(tmp_path, track, max_epochs=1)
     fit(tmp_path, track, max_epochs=1)
     assert steps(track.tracker, Kind.WEIGHT, "layers.0.weight") == list(range(BATCHES))
 
 
-def test_several_optimizers_by_hand(tmp_path):
+def test_manual_optimization_with_several_optimizers(tmp_path):
     class ByHand(model_class(lightning.pytorch)):
         def __init__(self):
             super().__init__()
@@ -186,11 +186,11 @@ def test_several_optimizers_by_hand(tmp_path):
     assert steps(track.tracker, Kind.METRIC, "loss") == list(range(BATCHES))
 
 
-def test_the_users_exception_goes_through_and_the_hooks_are_gone(tmp_path):
+def test_exception_passes_and_hooks_are_removed(tmp_path):
     model = model_class(lightning.pytorch)()
     model.fails_at = 3
     track = Track(run=tmp_path / "runs")
-    with pytest.raises(ZeroDivisionError, match="the user's own"):
+    with pytest.raises(ZeroDivisionError, match="raised by the user"):
         fit(tmp_path, track, model=model)
     assert not any(module._forward_hooks for module in model.modules())
     run = tap.open(track.path)
@@ -198,7 +198,7 @@ def test_the_users_exception_goes_through_and_the_hooks_are_gone(tmp_path):
     assert [r.step for r in run.reader.records("layers.0.weight", kind=Kind.WEIGHT)] == [0, 1, 2]
 
 
-def test_what_fails_inside_does_not_reach_the_training(tmp_path, monkeypatch):
+def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
     errors = tap.receipt().errors
     monkeypatch.setattr(
         "tensortap.integrations.training.track", lambda *_, **__: 1 / 0
@@ -215,14 +215,14 @@ def test_what_fails_inside_does_not_reach_the_training(tmp_path, monkeypatch):
     assert tap.receipt().errors > errors
 
 
-def test_strict_raises(tmp_path, monkeypatch):
+def test_strict_mode_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "strict", True)
     monkeypatch.setattr("tensortap.integrations.training.track", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, Track())
 
 
-def test_an_alert_stops_the_training(tmp_path):
+def test_alert_stops_the_training(tmp_path):
     def always(record, memory):
         return "enough" if record.kind is Kind.WEIGHT and record.step == 2 else None
 
@@ -232,15 +232,15 @@ def test_an_alert_stops_the_training(tmp_path):
     assert track.tracker.alerts
 
 
-def test_a_wrong_option_is_said_at_once():
+def test_rejects_unknown_options():
     with pytest.raises(TypeError, match="track has no evry; there are include"):
         Track(evry=3)
 
 
-def test_it_can_be_sent_to_another_process():
+def test_can_be_pickled():
     assert pickle.loads(pickle.dumps(Track(every=3)))._training.options == {"every": 3}
 
 
-def test_it_is_found_from_the_package():
+def test_is_an_attribute_of_the_package():
     assert tap.integrations.lightning.Track is Track
     assert issubclass(Track, (lightning.pytorch.Callback, pytorch_lightning.Callback))

@@ -37,11 +37,11 @@ def test_scalars(tracked, tmp_path):
         for statistic in ("rm2", "std", "max_abs", "nans"):
             scalars = found.Scalars(tag.format(statistic))
             assert [s.step for s in scalars] == rows.step.tolist() == [0, 1, 2, 3]
-            expected = rows[statistic].astype(np.float32).tolist()  # as TensorBoard keeps them
+            expected = rows[statistic].astype(np.float32).tolist()  # as TensorBoard stores them
             assert [s.value for s in scalars] == expected
 
 
-def test_metrics_with_the_time_at_which_they_were_captured(tracked, tmp_path):
+def test_metrics_have_the_time_of_capture(tracked, tmp_path):
     tracked.to_tensorboard(tmp_path)
     records = tracked.reader.records("loss")
     scalars = read(tmp_path).Scalars("loss")
@@ -67,7 +67,7 @@ def test_exponents(tracked, tmp_path):
         assert (value.min, value.max) == (min(counted) - 1, max(counted))
 
 
-def test_a_tracker_without_a_run(tmp_path):
+def test_tracker_without_a_run(tmp_path):
     model = torch.nn.Linear(3, 2)
     with tap.track(model) as tracker:
         for _ in range(3):
@@ -79,7 +79,7 @@ def test_a_tracker_without_a_run(tmp_path):
     assert len(found.Scalars("loss")) == 3
 
 
-def test_a_folder_a_rank(tmp_path):
+def test_one_folder_per_rank(tmp_path):
     records = [
         Record("loss", Kind.METRIC, step, 0, step, rank, 2, 0, value=float(rank))
         for rank in (0, 1)
@@ -90,22 +90,22 @@ def test_a_folder_a_rank(tmp_path):
     assert [s.value for s in read(tmp_path / "rank1").Scalars("loss")] == [1, 1, 1]
 
 
-def test_not_into_a_folder_that_has_events(tracked, tmp_path):
+def test_rejects_a_folder_with_events(tracked, tmp_path):
     tracked.to_tensorboard(tmp_path)
-    with pytest.raises(TensortapError, match="has events already"):
+    with pytest.raises(TensortapError, match="already contains events"):
         tracked.to_tensorboard(tmp_path)
 
 
-def test_without_the_library(tracked, tmp_path, monkeypatch):
+def test_reports_a_missing_library(tracked, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     with pytest.raises(MissingExtra, match="needs tensorboard: pip install tensorboard"):
         tracked.to_tensorboard(tmp_path)
 
 
-def test_the_command(tracked, tmp_path):
-    _, said = tensortap(tmp_path, "export", tracked.path, "tb", "--to", "tensorboard")
-    assert f"{len(tracked.stats())} records" in said
-    assert "tensorboard --logdir tb" in said
+def test_export_command(tracked, tmp_path):
+    _, output = tensortap(tmp_path, "export", tracked.path, "tb", "--to", "tensorboard")
+    assert f"{len(tracked.stats())} records" in output
+    assert "tensorboard --logdir tb" in output
     assert read(tmp_path / "tb").Scalars("loss")
-    _, said = tensortap(tmp_path, "export", tracked.path, "tb", "--to", "paper", code=2)
-    assert "there is tensorboard, and wandb" in said
+    _, output = tensortap(tmp_path, "export", tracked.path, "tb", "--to", "paper", code=2)
+    assert "there is tensorboard, and wandb" in output

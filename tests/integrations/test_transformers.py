@@ -1,4 +1,4 @@
-"""The callback in real trainings of Hugging Face's Trainer."""
+"""The callback in real trainings of the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def steps(tracker, kind, name):
     return [r.step for r in tracker.records if r.kind is kind and r.name == name]
 
 
-def test_everything_is_tracked_at_its_step(tmp_path):
+def test_records_have_the_step_of_the_optimizer(tmp_path):
     track = Track()
     trainer = train(tmp_path, track)
     for kind, name in [
@@ -61,7 +61,7 @@ def test_everything_is_tracked_at_its_step(tmp_path):
         (Kind.OPTIMISER_STATE, "transformer.h.0.attn.c_attn.weight.exp_avg"),
     ]:
         assert steps(track.tracker, kind, name) == list(range(STEPS)), (kind, name)
-    # Hugging Face says 2 after the second step, which is step 1
+    # global_step is 2 after the second step, which is step 1
     metrics = track.tracker.metrics().set_index("step")
     expected = {row["step"] - 1: row["loss"] for row in trainer.state.log_history if "loss" in row}
     assert metrics["loss"].dropna().to_dict() == expected
@@ -80,7 +80,7 @@ def test_accumulated_batches_are_one_step(tmp_path):
     assert steps(track.tracker, Kind.WEIGHT, "transformer.ln_f.weight") == list(range(STEPS))
 
 
-def test_training_is_the_same_bit_for_bit(tmp_path):
+def test_training_is_bit_identical(tmp_path):
     train(tmp_path)
     without = train(tmp_path).model.state_dict()
     tracked = train(tmp_path, Track(alerts=True)).model.state_dict()
@@ -88,7 +88,7 @@ def test_training_is_the_same_bit_for_bit(tmp_path):
         assert torch.equal(parameter, tracked[name]), name
 
 
-def test_a_training_that_goes_on_from_a_checkpoint_with_a_run_of_its_own(tmp_path):
+def test_resumed_training_opens_a_run_and_continues_the_steps(tmp_path):
     train(tmp_path, max_steps=4, save_strategy="steps", save_steps=4)
     track = Track(run=tmp_path / "runs", every=2)
     train(tmp_path, track, resume=str(tmp_path / "checkpoint-4"), max_steps=8)
@@ -99,7 +99,7 @@ def test_a_training_that_goes_on_from_a_checkpoint_with_a_run_of_its_own(tmp_pat
     assert logged["step"].tolist() == [5, 7]
 
 
-def test_a_plain_module_with_a_loss(tmp_path):
+def test_plain_module_that_returns_a_loss(tmp_path):
     class Plain(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -113,11 +113,11 @@ def test_a_plain_module_with_a_loss(tmp_path):
     assert steps(track.tracker, Kind.WEIGHT_GRADIENT, "fc.weight") == list(range(STEPS))
 
 
-def test_the_users_exception_goes_through_and_the_hooks_are_gone(tmp_path):
+def test_exception_passes_and_hooks_are_removed(tmp_path):
     class Fails(transformers.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 2:
-                raise ZeroDivisionError("the user's own")
+                raise ZeroDivisionError("raised by the user")
 
     model = gpt2()
     with pytest.raises(ZeroDivisionError), Track(run=tmp_path / "runs") as track:
@@ -125,7 +125,7 @@ def test_the_users_exception_goes_through_and_the_hooks_are_gone(tmp_path):
     assert not any(module._forward_hooks for module in model.modules())
     assert tap.open(track.path).reader.info.ended is not None
 
-    # without the with, at the next training
+    # without `with`, the next training removes them
     other = Track()
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, other, Fails(), model=model)
@@ -134,14 +134,14 @@ def test_the_users_exception_goes_through_and_the_hooks_are_gone(tmp_path):
     assert steps(other.tracker, Kind.WEIGHT, "transformer.ln_f.weight") == list(range(STEPS))
 
 
-def test_what_fails_inside_does_not_reach_the_training(tmp_path, monkeypatch):
+def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
     errors = tap.receipt().errors
     monkeypatch.setattr("tensortap.integrations.training.track", lambda *_, **__: 1 / 0)
     assert train(tmp_path, Track()).state.global_step == STEPS
     assert tap.receipt().errors > errors
 
 
-def test_an_alert_stops_the_training(tmp_path):
+def test_alert_stops_the_training(tmp_path):
     def always(record, memory):
         return "enough" if record.kind is Kind.WEIGHT and record.step == 2 else None
 
@@ -150,10 +150,10 @@ def test_an_alert_stops_the_training(tmp_path):
     assert track.tracker.alerts
 
 
-def test_a_wrong_option_is_said_at_once():
+def test_rejects_unknown_options():
     with pytest.raises(TypeError, match="track has no evry"):
         Track(evry=3)
 
 
-def test_it_is_found_from_the_package():
+def test_is_an_attribute_of_the_package():
     assert tap.integrations.transformers.Track is Track

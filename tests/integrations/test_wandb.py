@@ -1,4 +1,4 @@
-"""Runs of wandb that are written to disk, and go nowhere."""
+"""Runs of wandb that are written to disk, without network access."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ BLOCK = 32768
 
 
 def rows_of(folder):
-    """The history in the one .wandb file of a folder: a log of records, as LevelDB writes them."""
+    """Return the history in the .wandb file of a folder, which has LevelDB's log format."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("*.wandb")
     data = path.read_bytes()
     assert data.startswith(b":W&B")
-    place, whole, rows = 7, b"", []
-    while place + 7 <= len(data):
-        left = BLOCK - place % BLOCK
-        if left < 7:  # no room for a header at the end of a block
-            place += left
+    position, whole, rows = 7, b"", []
+    while position + 7 <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < 7:  # too short for a header
+            position += left
             continue
-        size = int.from_bytes(data[place + 4 : place + 6], "little")
-        kind = data[place + 6]  # 1 a whole record, 2 its beginning, 3 its middle, 4 its end
-        whole += data[place + 7 : place + 7 + size]
-        place += 7 + size
+        size = int.from_bytes(data[position + 4 : position + 6], "little")
+        kind = data[position + 6]  # 1 whole record, 2 its first, 3 a middle, 4 its last fragment
+        whole += data[position + 7 : position + 7 + size]
+        position += 7 + size
         if kind in (1, 4):
             record = Record.FromString(whole)
             whole = b""
@@ -47,9 +47,9 @@ def rows_of(folder):
 
 
 @pytest.fixture
-def nobody(monkeypatch):
-    """A place where every connection to the network would end up; those that came."""
-    came = []
+def connections(monkeypatch):
+    """Return the list of connections that anything tried to make to the network."""
+    made = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def listen():
@@ -58,18 +58,18 @@ def nobody(monkeypatch):
                     connection, address = server.accept()
                 except OSError:
                     return
-                came.append((address, connection.recv(200)))
+                made.append((address, connection.recv(200)))
                 connection.close()
 
         threading.Thread(target=listen, daemon=True).start()
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         for name in ("WANDB_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
             monkeypatch.setenv(name, address)
-        yield came
+        yield made
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_offline(tracked, tmp_path, monkeypatch, nobody):
+def test_offline(tracked, tmp_path, monkeypatch, connections):
     monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
     folder = tracked.to_wandb(tmp_path, project="numbers")
     assert folder.parent == tmp_path / "wandb"
@@ -88,12 +88,12 @@ def test_offline(tracked, tmp_path, monkeypatch, nobody):
     assert len(edges) == len(counts) + 1
     counted = dict(zip(edges, counts, strict=False))
     assert {n: c for n, c in counted.items() if c} == stats.exponents
-    assert abs(rows[0]["_timestamp"] - weight.time_ns / 1e9) < 1  # not that of the export
-    assert nobody == []
+    assert abs(rows[0]["_timestamp"] - weight.time_ns / 1e9) < 1  # the time of capture
+    assert connections == []
     assert not {"WANDB_ERROR_REPORTING", "WANDB_SERVICE"} & set(os.environ)
 
 
-def test_a_run_of_the_users_own_goes_on(tracked, tmp_path):
+def test_open_run_of_the_user_continues(tracked, tmp_path):
     import wandb
 
     with wandb.init(mode="offline", dir=str(tmp_path), project="mine") as mine:
@@ -106,17 +106,17 @@ def test_a_run_of_the_users_own_goes_on(tracked, tmp_path):
     assert [row["step"] for row in rows_of(folder)] == [0, 1, 2, 3]
 
 
-def test_the_command(tracked, tmp_path, nobody):
-    _, said = tensortap(
+def test_export_command(tracked, tmp_path, connections):
+    _, output = tensortap(
         tmp_path, "export", tracked.path, "wb", "--to", "wandb", "--names", "^loss$"
     )
     (folder,) = (tmp_path / "wb" / "wandb").glob("offline-run-*")
-    assert f"wandb sync {folder}" in said.replace("\n", "")
+    assert f"wandb sync {folder}" in output.replace("\n", "")
     assert {key for row in rows_of(folder) for key in row if key[0] != "_"} == {"step", "loss"}
-    assert nobody == []
+    assert connections == []
 
 
-def test_without_the_library(tracked, tmp_path, monkeypatch):
+def test_reports_a_missing_library(tracked, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtra, match="needs wandb: pip install wandb"):
         tracked.to_wandb(tmp_path)

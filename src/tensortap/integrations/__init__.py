@@ -1,6 +1,6 @@
-"""Other people's tools: callbacks for trainers, and statistics for their dashboards.
+"""Callbacks for trainers, and exports of statistics for dashboards.
 
-Each is imported when it is first used: `lightning`, `tensorboard`, `transformers`, `wandb`.
+Each module is imported at first use: `lightning`, `tensorboard`, `transformers`, `wandb`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a dashboard draws of a run: numbers and histograms under tags, record by record."""
+"""Curves of a run for dashboards: numbers and histograms under tags, record by record."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, table_of
 
 STATISTICS = ("rm2", "mean", "std", "max_abs", "zeros", "nans", "posinfs", "neginfs")
-_AT_ONCE = 8192  # rows in memory
+_CHUNK = 8192  # rows in memory
 
 
-class Histogram(NamedTuple):
-    """How many values there are per power of two, from `first` on."""
+class ExponentHistogram(NamedTuple):
+    """Counts of values per power of two, from 2^`first` on."""
 
     tag: str
     first: int
@@ -29,38 +29,38 @@ class Histogram(NamedTuple):
 
     @property
     def edges(self) -> list[int]:
-        """The exponents between which they are, one more than counts."""
+        """The exponents between the bins, one more than counts."""
         return list(range(self.first, self.first + len(self.counts) + 1))
 
 
-class Point(NamedTuple):
-    """What is drawn of one record."""
+class CurvePoint(NamedTuple):
+    """What a dashboard draws of one record."""
 
     rank: int
     step: int
-    seconds: float  # when it was captured
+    seconds: float  # time of capture
     numbers: dict[str, float]
-    histogram: Histogram | None
+    histogram: ExponentHistogram | None
 
 
-def points(
+def curve_points(
     source: Any,
     *,
     names: str | None = None,
     statistics: Sequence[str] = STATISTICS,
     histograms: bool = True,
-) -> Iterator[Point]:
-    """The points of a run, a tracker, or any records, in order of capture; rank after rank.
+) -> Iterator[CurvePoint]:
+    """Yield the points of a run, a tracker, or any records, by rank, step and order of capture.
 
-    >>> from tensortap.record import Kind
+    >>> from tensortap.record import Kind, Record
     >>> record = Record("loss", Kind.METRIC, 3, 0, 0, 0, 1, 0, value=0.5)
-    >>> [(point.step, point.numbers) for point in points([record])]
+    >>> [(point.step, point.numbers) for point in curve_points([record])]
     [(3, {'loss': 0.5})]
     """
     unknown = [name for name in statistics if name not in RUN_STATISTICS]
     if unknown:
         known = ", ".join(RUN_STATISTICS)
-        raise TensortapError(f"no statistic is called {', '.join(unknown)}; there are {known}")
+        raise TensortapError(f"statistics must be among {known}, got {', '.join(unknown)}")
     try:
         wanted = re.compile(names or "")
     except re.error as error:
@@ -70,32 +70,32 @@ def points(
 
 def _points(
     source: Any, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
-) -> Iterator[Point]:
+) -> Iterator[CurvePoint]:
     table = source.table(compute=True) if isinstance(source, Run) else table_of(source)
     chosen = np.array([bool(wanted.search(name)) for name in table.names], np.bool_)
     order = np.lexsort((table.seq, table.step, table.rank))
     order = order[chosen[table.name[order]]]
-    for start in range(0, len(order), _AT_ONCE):
-        rows = order[start : start + _AT_ONCE]
+    for start in range(0, len(order), _CHUNK):
+        rows = order[start : start + _CHUNK]
         found = [*_numbers(table, rows), *_statistics(table, rows, statistics, histograms)]
         yield from sorted(found, key=lambda point: (point.rank, point.step))
 
 
-def _numbers(table: Table, rows: Any) -> Iterator[Point]:
-    """Metrics, and numbers that were caught."""
+def _numbers(table: Table, rows: Any) -> Iterator[CurvePoint]:
+    """Yield metrics and caught numbers."""
     rows = rows[table.has_number(rows) & np.isnan(table.column("count")[rows])]
     seconds = table.take(rows, ["time_ns"]).column("time_ns").to_pylist()
     numbers = table.column(VALUE)
     for row, time in zip(rows.tolist(), seconds, strict=True):
         tag = _tag(table.names[table.name[row]], table.call[row])
         point = {tag: float(numbers[row])}
-        yield Point(int(table.rank[row]), int(table.step[row]), time / 1e9, point, None)
+        yield CurvePoint(int(table.rank[row]), int(table.step[row]), time / 1e9, point, None)
 
 
 def _statistics(
     table: Table, rows: Any, statistics: Sequence[str], histograms: bool
-) -> Iterator[Point]:
-    """Figures of tensors, and their exponents."""
+) -> Iterator[CurvePoint]:
+    """Yield the statistics of tensors and their exponents."""
     columns = ["time_ns", "tags", "value", "first_bin", "bins"]
     rows, cells = frames.rows_with_statistics(table, columns, rows)
     figures = {name: table.column(name)[rows] for name in statistics}
@@ -105,19 +105,19 @@ def _statistics(
     times, first_bins, bins = (
         cells.column(name).to_pylist() for name in ("time_ns", "first_bin", "bins")
     )
-    for place, row in enumerate(rows.tolist()):
-        call, kind, label = table.call[row], kinds[place], labels[place]
+    for index, row in enumerate(rows.tolist()):
+        call, kind, label = table.call[row], kinds[index], labels[index]
         tagged = {
-            _tag(f"{kind}/{name}/{label}", call): float(column[place])
+            _tag(f"{kind}/{name}/{label}", call): float(column[index])
             for name, column in figures.items()
-            if name in statistics or not math.isnan(column[place])
+            if name in statistics or not math.isnan(column[index])
         }
         histogram = None
-        if histograms and bins[place]:
+        if histograms and bins[index]:
             tag = _tag(f"{kind}/exponents/{label}", call)
-            histogram = Histogram(tag, first_bins[place], bins[place])
-        where = int(table.rank[row]), int(table.step[row]), times[place] / 1e9
-        yield Point(*where, tagged, histogram)
+            histogram = ExponentHistogram(tag, first_bins[index], bins[index])
+        where = int(table.rank[row]), int(table.step[row]), times[index] / 1e9
+        yield CurvePoint(*where, tagged, histogram)
 
 
 def _tag(name: str, call: int) -> str:

@@ -1,4 +1,4 @@
-"""A callback for Lightning: ``Trainer(callbacks=[Track(every=10, run="runs")])``."""
+"""Callback for Lightning: ``Trainer(callbacks=[Track(every=10, run="runs")])``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.errors import MissingExtra
-from tensortap.integrations.training import Training, guarded
-
-if TYPE_CHECKING:
-    from tensortap.sources.track import Tracker
+from tensortap.integrations.training import TrackCallback, guarded
 
 
 def _library() -> Any:
-    """The Lightning that the program has imported; both of its names are in use."""
+    """Return the Lightning that the program has imported; it exists under two names."""
     names = ("lightning.pytorch", "pytorch_lightning")
     reason = None
     for name in sorted(names, key=lambda name: name not in sys.modules):
@@ -35,63 +32,50 @@ else:
     Callback = _library().Callback
 
 
-class Track(Callback):
-    """Track the model of a Lightning training, with its optimizers.
+class LightningTrack(TrackCallback, Callback):
+    """Track the model of a Lightning training and its optimizers.
 
-    The options are those of `tap.track`. `run` is a folder for a run of its own, as `tap.init`
-    makes it, from the first step to the last; without it the records go where they would
-    anyway. A step is one of the optimizer, numbered as ``trainer.global_step`` is when its
-    batch begins; accumulated batches are calls of one step. What was logged with ``self.log``
-    becomes training statistics, and so does the loss. An alert that is to stop the training
-    sets ``trainer.should_stop``. `tracker` is there from the beginning of the fit on.
+    The options are those of `tap.track`. With `run`, each training opens a run below that folder
+    and finishes it at its end. A step is an optimizer step, numbered as ``trainer.global_step``
+    when its batch begins; accumulated batches are calls of one step. The loss and what
+    ``self.log`` logs become metrics. An alert with ``on_alert="stop"`` sets
+    ``trainer.should_stop``. `tracker` is available once the fit has begun.
     """
 
     def __init__(self, *, run: str | Path | None = None, **options: Any) -> None:
-        super().__init__()
-        self._training = Training(run, options)
+        super().__init__(run=run, **options)
         self._restart(0)
 
     def _restart(self, step: int) -> None:
         self._optimizer_steps = self._step = step
         self._loss: Any = None
-        self._logged: dict[str, Any] = {}
-        self._said: dict[str, Any] = {}  # of the latest step
-
-    @property
-    def tracker(self) -> Tracker | None:
-        """The tracker of the latest fit."""
-        return self._training.tracker
-
-    @property
-    def path(self) -> Path | None:
-        """The folder of the latest run, if `run` was given."""
-        return self._training.path
+        self._shown: dict[str, Any] = {}  # what the trainer showed last
+        self._logged: dict[str, Any] = {}  # what was logged about the latest step
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Optimizers are there, and a checkpoint has been read."""
+        """Begin tracking: the optimizers exist, and a checkpoint has been loaded."""
         self._restart(trainer.global_step)
         self._training.begin(pl_module, list(trainer.optimizers), self._step)
 
     @guarded
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        """What is shown by now was logged before this batch."""
-        self._logged = dict(trainer.callback_metrics)
+        """Remember what was logged before this batch."""
+        self._shown = dict(trainer.callback_metrics)
 
     @guarded
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """One optimizer step, if enough batches have been accumulated."""
+        """End the step if the optimizer has stepped, else accumulate the loss."""
         self._add_loss(outputs, pl_module.automatic_optimization)
         if trainer.global_step == self._optimizer_steps:
             return
         self._optimizer_steps = trainer.global_step
         loss = {} if self._loss is None else {"loss": self._loss}
-        self._said = {**loss, **self._fresh(trainer)}
-        tracker = self.tracker
-        if tracker is not None and tracker.on:  # a number of a device has to be waited for
-            self._training.log(self._said)
+        self._logged = {**loss, **self._new_metrics(trainer)}
+        if self.tracker is not None and self.tracker.on:  # reading a number waits for the device
+            self._training.log(self._logged)
         self._loss = None
         if not self._training.step():
             trainer.should_stop = True
@@ -99,23 +83,23 @@ class Track(Callback):
 
     @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """What was logged there is of the step before."""
+        """Log the metrics of the validation at the step before it."""
         if not trainer.sanity_checking:
-            self._log_later(trainer)
+            self._log_at_last_step(trainer)
 
     @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """What was logged of a whole epoch is of its last step."""
-        self._log_later(trainer)
+        """Log the metrics of the epoch at its last step."""
+        self._log_at_last_step(trainer)
 
     @guarded
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """The hooks are gone when this returns."""
+        """Remove the hooks."""
         self._training.end()
 
     @guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The same, and the exception goes its way."""
+        """Remove the hooks."""
         self._training.end(type(exception), exception, exception.__traceback__)
 
     def _add_loss(self, outputs: Any, automatic: bool) -> None:
@@ -123,24 +107,26 @@ class Track(Callback):
         if not hasattr(loss, "detach"):
             return
         loss = loss.detach()
-        # Lightning has divided it by the number of batches that are accumulated
+        # Lightning has divided it by the number of accumulated batches
         self._loss = loss if self._loss is None or not automatic else self._loss + loss
 
-    def _log_later(self, trainer: Any) -> None:
-        """What is known only now, about the step before."""
-        fresh = self._fresh(trainer).items()
-        later = {name: value for name, value in fresh if not _same(self._said.get(name), value)}
+    def _log_at_last_step(self, trainer: Any) -> None:
+        new = self._new_metrics(trainer).items()
+        later = {name: value for name, value in new if not _equal(self._logged.get(name), value)}
         self._training.log(later, self._step - 1)
-        self._said |= later
+        self._logged |= later
 
-    def _fresh(self, trainer: Any) -> dict[str, Any]:
-        """What was logged since the last look; the trainer shows the earlier as well."""
-        now = dict(trainer.callback_metrics)
-        fresh = {n: v for n, v in now.items() if self._logged.get(n) is not v}
-        self._logged = now
-        return fresh
+    def _new_metrics(self, trainer: Any) -> dict[str, Any]:
+        """Return what was logged since the last look; the trainer shows older metrics as well."""
+        shown = dict(trainer.callback_metrics)
+        new = {name: value for name, value in shown.items() if self._shown.get(name) is not value}
+        self._shown = shown
+        return new
 
 
-def _same(before: Any, now: Any) -> bool:
-    """Whether it is the same number once more; NaN is, too."""
+def _equal(before: Any, now: Any) -> bool:
+    """Return whether two numbers are equal, NaN included."""
     return before is not None and repr(float(before)) == repr(float(now))
+
+
+Track = LightningTrack

@@ -1,4 +1,4 @@
-"""The statistics of a run for TensorBoard: ``run.to_tensorboard("tb")``."""
+"""Export of a run's statistics to TensorBoard: ``run.to_tensorboard("tb")``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.errors import MissingExtra, TensortapError
-from tensortap.integrations.curves import STATISTICS, Histogram, Point, points
+from tensortap.integrations.curves import STATISTICS, CurvePoint, ExponentHistogram, curve_points
 
 
 def export(
@@ -18,17 +18,19 @@ def export(
     statistics: Sequence[str] = STATISTICS,
     histograms: bool = True,
 ) -> int:
-    """Write a run, or what a tracker has seen, for TensorBoard; how many records it was.
+    """Write a run, or what a tracker has seen, for TensorBoard; return the number of records.
 
-    Scalars go by ``Weight/rm2/blocks.0.wq``, exponents by ``Weight/exponents/blocks.0.wq``, a
-    metric by its name, a later call within a step by ``…/call1``. Every rank but the first is
-    a run of its own, in a folder ``rank1`` below. `names` is a regular expression, `statistics`
-    are those that get a curve. TensorBoard keeps numbers as float32.
+    Scalars are called ``Weight/rm2/blocks.0.wq``, exponents ``Weight/exponents/blocks.0.wq``, a
+    metric by its name, a later call within a step ``…/call1``. Rank 0 is in the folder itself,
+    the other ranks are runs of their own below it, ``rank1`` and so on. `names` is a regular
+    expression, `statistics` are those that get a curve. TensorBoard keeps numbers as float32.
     """
-    writers = _Writers(Path(folder))
+    writers = _EventFiles(Path(folder))
     count = 0
     try:
-        for point in points(source, names=names, statistics=statistics, histograms=histograms):
+        for point in curve_points(
+            source, names=names, statistics=statistics, histograms=histograms
+        ):
             writers.write(point)
             count += 1
     finally:
@@ -36,8 +38,8 @@ def export(
     return count
 
 
-class _Writers:
-    """One event file a rank."""
+class _EventFiles:
+    """One event file per rank."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -48,19 +50,19 @@ class _Writers:
                 "the export to TensorBoard needs tensorboard: pip install tensorboard"
             ) from None
         if any(folder.glob("events.out.tfevents.*")) or any(folder.glob("rank*/events.out.*")):
-            raise TensortapError(f"{folder} has events already: choose another folder")
+            raise TensortapError(f"{folder} already contains events: choose another folder")
         self._folder = folder
         self._open: Any = event_file_writer.EventFileWriter
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2
         self._writers: dict[int, Any] = {}
 
-    def write(self, point: Point) -> None:
+    def write(self, point: CurvePoint) -> None:
         value = self._summary.Summary.Value
-        found = [value(tag=tag, simple_value=number) for tag, number in point.numbers.items()]
+        values = [value(tag=tag, simple_value=number) for tag, number in point.numbers.items()]
         if point.histogram is not None:
-            found.append(value(tag=point.histogram.tag, histo=self._histo(point.histogram)))
-        summary = self._summary.Summary(value=found)
+            values.append(value(tag=point.histogram.tag, histo=self._proto(point.histogram)))
+        summary = self._summary.Summary(value=values)
         event = self._event(wall_time=point.seconds, step=point.step, summary=summary)
         self._writer(point.rank).add_event(event)
 
@@ -71,8 +73,8 @@ class _Writers:
             writer = self._writers[rank] = self._open(str(folder))
         return writer
 
-    def _histo(self, histogram: Histogram) -> Any:
-        """Over exponents: a value of 2^n to 2^(n+1) is between n and n+1."""
+    def _proto(self, histogram: ExponentHistogram) -> Any:
+        """Return a histogram over exponents: 2^n to 2^(n+1) lies between n and n+1."""
         edges, counts = histogram.edges, histogram.counts
         middles = [edge + 0.5 for edge in edges[:-1]]
         return self._summary.HistogramProto(

@@ -1,9 +1,11 @@
-"""A training that somebody else drives: what the callbacks of all trainers have in common."""
+"""Tracking of a training loop that a trainer library runs, for all callbacks."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ log = logging.getLogger("tensortap")
 
 
 class Training:
-    """Tracks from `begin` to `end`; nothing that goes wrong in here reaches the trainer."""
+    """Tracks a model from `begin` to `end`; its errors never reach the trainer."""
 
     def __init__(self, run: str | Path | None, options: Mapping[str, Any]) -> None:
-        settings_of(options)  # a mistake is said now, not in the middle of a training
+        settings_of(options)  # raises for a wrong option now, not during the training
         self.options = dict(options)
         self.folder = run
         self.path: Path | None = None
@@ -27,31 +29,31 @@ class Training:
         self.active = False
 
     def begin(self, model: Any, optimizers: Any, step: int) -> None:
-        """Track a model and its optimizers; what comes now belongs to `step`."""
+        """Track a model and its optimizers from this step on."""
         self.end()
         self.tracker = self.path = None
         self.active = True
-        with _Guard("begin of the training"):
+        try:
             if self.folder is not None:
                 self.path = runs.init(self.folder)
             if pipeline.clock.owner is None:
-                pipeline.clock.restart()  # the steps of an earlier training are over
-            options = {"init_step": step, **self.options}
-            tracker = track(model, optimizers, **options)
+                pipeline.clock.restart()  # drop the step of an earlier training
+            tracker = track(model, optimizers, **{"init_step": step, **self.options})
             self.tracker = tracker.__enter__()
-            return
-        self.end()  # it could not begin
+        except Exception as error:
+            self.end()
+            pipeline.fault("begin of the training", error)
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Numbers about the step under way, or about another one."""
+        """Keep numbers about the current step, or about another one."""
         if self.active and self.tracker is not None:
-            with _Guard("metrics"):
+            with _logged_errors("metrics"):
                 self.tracker.log({n: v for n, v in metrics.items() if _is_number(v)}, step=step)
 
     def step(self) -> bool:
-        """An optimizer step is over; False if the training is to stop."""
+        """End an optimizer step; return False if an alert stops the training."""
         if self.active and self.tracker is not None:
-            with _Guard("end of a step"):
+            with _logged_errors("end of a step"):
                 try:
                     self.tracker.step()
                 except StopTraining as stop:
@@ -60,40 +62,51 @@ class Training:
         return True
 
     def end(self, *error: object) -> None:
-        """Track no more; the records stay."""
+        """Stop tracking; the records stay."""
         if not self.active:
             return
         self.active = False
-        with _Guard("end of the training"):
+        with _logged_errors("end of the training"):
             if self.tracker is not None:
                 self.tracker.__exit__(*error)
-            if self.path is not None and _is_open(self.path):
+            opened = runs.opened()
+            if opened is not None and opened.path == self.path:
                 runs.finish()
 
 
-class _Guard:
-    """Counts and logs what goes wrong inside, and raises it only if that was asked for."""
+class TrackCallback:
+    """Base of the callbacks: options, and what they give access to."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, *, run: str | Path | None = None, **options: Any) -> None:
+        super().__init__()
+        self._training = Training(run, options)
 
-    def __enter__(self) -> None:
-        pass
+    @property
+    def tracker(self) -> Tracker | None:
+        """The tracker of the latest training."""
+        return self._training.tracker
 
-    def __exit__(self, cls: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        pipeline.fault(self.what, error)
-        return True
+    @property
+    def path(self) -> Path | None:
+        """The folder of the latest run, if `run` was given."""
+        return self._training.path
+
+
+@contextlib.contextmanager
+def _logged_errors(name: str) -> Iterator[None]:
+    """Count and log errors; raise them only in strict mode."""
+    try:
+        yield
+    except Exception as error:
+        pipeline.fault(name, error)
 
 
 def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook of a callback, in which nothing can go wrong for the trainer."""
-    import functools
+    """Wrap a hook of a callback so that its errors never reach the trainer."""
 
     @functools.wraps(hook)
     def call(*args: Any, **kwargs: Any) -> None:
-        with _Guard(hook.__name__):
+        with _logged_errors(hook.__name__):
             hook(*args, **kwargs)
 
     return call
@@ -104,8 +117,3 @@ def _is_number(value: Any) -> bool:
         return True
     numel = getattr(value, "numel", None) or (lambda: getattr(value, "size", None))
     return hasattr(value, "__float__") and numel() == 1
-
-
-def _is_open(path: Path) -> bool:
-    opened = runs.opened()
-    return opened is not None and opened.path == path

@@ -1,4 +1,4 @@
-"""The statistics of a run for wandb, written to disk: ``run.to_wandb()``, then ``wandb sync``."""
+"""Export of a run's statistics to wandb files: ``run.to_wandb()``, then ``wandb sync``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tensortap.errors import MissingExtra
-from tensortap.integrations.curves import STATISTICS, Histogram, points
+from tensortap.integrations.curves import STATISTICS, ExponentHistogram, curve_points
 
 Mode = Literal["offline", "online"]
-_MOST = 512  # bins that wandb takes
+_MAX_BINS = 512  # of wandb
 
 
 def export(
@@ -26,22 +26,22 @@ def export(
     statistics: Sequence[str] = STATISTICS,
     histograms: bool = True,
 ) -> Path:
-    """Write a run, or what a tracker has seen, as a run of wandb; the folder that has it.
+    """Write a run, or what a tracker has seen, as a run of wandb; return its folder.
 
-    It is below ``folder/wandb`` and goes nowhere before ``wandb sync`` of it, unless `mode` is
-    ``"online"``. Keys are ``Weight/rm2/blocks.0.wq`` and so on, as for TensorBoard, all over
-    ``step``; those of other ranks than the first begin with ``rank1/``. While a run of wandb is
-    under way in the same program, wandb may complete the file only some moments later.
+    The folder is below ``folder/wandb``; nothing is uploaded before ``wandb sync``, unless `mode`
+    is ``"online"``. Keys are those of TensorBoard, like ``Weight/rm2/blocks.0.wq``, over ``step``;
+    the keys of ranks other than 0 begin with ``rank1/`` and so on. While another wandb run is
+    open in the same program, wandb may complete the file a moment later.
     """
-    found = points(source, names=names, statistics=statistics, histograms=histograms)
-    folder = Path(folder).absolute()  # wandb's own process may be at home elsewhere
+    points = curve_points(source, names=names, statistics=statistics, histograms=histograms)
+    folder = Path(folder).absolute()  # wandb's process may have another working directory
     folder.mkdir(parents=True, exist_ok=True)
     with _quiet(mode), _opened(folder, project, name or _name(source), mode) as (wandb, run):
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         row: dict[str, Any] = {}
         key: tuple[int, int] | None = None
-        for point in found:
+        for point in points:
             if (point.rank, point.step) != key:
                 if row:
                     run.log(row)
@@ -50,7 +50,7 @@ def export(
             prefix = f"rank{point.rank}/" if point.rank else ""
             row |= {prefix + tag: number for tag, number in point.numbers.items()}
             if point.histogram is not None:
-                bins = _at_most(point.histogram, _MOST)
+                bins = _limited(point.histogram, _MAX_BINS)
                 row[prefix + point.histogram.tag] = wandb.Histogram(np_histogram=bins)
         if row:
             run.log(row)
@@ -62,10 +62,10 @@ def _name(source: Any) -> str | None:
     return path.name if isinstance(path, Path) else None
 
 
-def _at_most(histogram: Histogram, most: int) -> tuple[list[int], list[int]]:
-    """Counts and edges; where there are too many, neighbours are added up.
+def _limited(histogram: ExponentHistogram, most: int) -> tuple[list[int], list[int]]:
+    """Return counts and edges, with neighbors added up where there are too many.
 
-    >>> _at_most(Histogram("x", -3, [1, 2, 3]), 2)
+    >>> _limited(ExponentHistogram("x", -3, [1, 2, 3]), 2)
     ([3, 3], [-3, -1, 0])
     """
     width = -(-len(histogram.counts) // most)
@@ -81,12 +81,12 @@ def _opened(folder: Path, project: str, name: str | None, mode: Mode) -> Iterato
         import wandb
     except ImportError:
         raise MissingExtra("the export to wandb needs wandb: pip install wandb") from None
-    # it is about a training that is over: nothing of this machine and this moment belongs in it
+    # the training is over: metadata of this process does not belong in the run
     settings = wandb.Settings(
         console="off", disable_code=True, disable_git=True, silent=True, x_disable_meta=True,
         x_disable_stats=True,
     )  # fmt: skip
-    ours = "WANDB_SERVICE" not in os.environ  # no run of the user's is under way
+    ours = "WANDB_SERVICE" not in os.environ  # the user has no wandb run open
     run = wandb.init(
         project=project, name=name, dir=str(folder), mode=mode, settings=settings,
         reinit="create_new",
@@ -96,12 +96,12 @@ def _opened(folder: Path, project: str, name: str | None, mode: Mode) -> Iterato
             yield wandb, run
     finally:
         if ours:
-            wandb.teardown()  # the file is complete only when wandb's process has ended
+            wandb.teardown()  # the file is complete once wandb's process has ended
 
 
 @contextlib.contextmanager
 def _quiet(mode: Mode) -> Iterator[None]:
-    """wandb reports its own errors over the network, unless it is told not to."""
+    """Keep wandb from reporting its own errors over the network in offline mode."""
     key = "WANDB_ERROR_REPORTING"
     before = os.environ.get(key)
     if mode == "offline":
