@@ -20,16 +20,16 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def no_errors():
     """Nothing went wrong inside tensortap, unnoticed."""
-    before = pipeline.receipt().errors
+    before = pipeline.receipt().reasons["error"]
     yield
-    assert pipeline.receipt().errors == before
+    assert pipeline.receipt().reasons["error"] == before
 
 
 @pytest.fixture
 def errors():
     """How many errors inside tensortap were counted since the test began."""
-    before = pipeline.receipt().errors
-    return lambda: pipeline.receipt().errors - before
+    before = pipeline.receipt().reasons["error"]
+    return lambda: pipeline.receipt().reasons["error"] - before
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.readers.contract import record
 def client(**fields) -> ClientRow:
     plain = ClientRow(
         program="train.py", host="gpu7", pid=77, rank=0, world_size=1, connected=True, path="TCP",
-        records=10, nbytes=1000, unheard=0, dropped=0, failed=0,
+        records=10, nbytes=1000, dropped=0, reasons={},
     )  # fmt: skip
     return msgspec.structs.replace(plain, **fields)
 
@@ -54,10 +54,11 @@ def test_a_session():
 
 
 def test_what_is_missing_is_said():
-    gone = client(connected=False, dropped=1234, failed=5, unheard=6, rank=1, world_size=4)
+    reasons = {"over budget": 1234, "disconnected": 6}
+    gone = client(connected=False, dropped=1240, reasons=reasons, rank=1, world_size=4)
     text = printed(overview(clients=(gone,), evicted=42, rejected={"wrong key": 3, "error": 1}))
     assert "train.py on gpu7 rank 1 of 4: gone, 10 records" in text
-    assert "1,234 dropped over budget, 5 lost on the way, 6 before anybody listened" in text
+    assert "dropped 1,240 (1,234 over budget, 6 disconnected)" in text
     assert "42 older captures made room" in text
     assert "3 wrong key, 1 error" in text
     assert "3 (+9 gone)" in printed(overview(names=(row(evicted=9),)))

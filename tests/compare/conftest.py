@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.pipeline.queue import Background
+from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import end_run, make_run
-from tensortap.sinks.store import Store
+from tensortap.sinks.store import StoreSink
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def write(tmp_path):
         run = make_run(tmp_path / folder, 1)
         ranks = sorted({(*record, 0)[4] for record in records})
         for rank in ranks:
-            sink = Background(Store(run, rank), budget=1 << 30, overflow="newest", name="test")
+            sink = Queue(StoreSink(run, rank), budget=1 << 30, overflow="newest", name="test")
             seq = 0
             for record in records:
                 name, kind, step, value, its_rank = (*record, 0)[:5]

@@ -100,15 +100,15 @@ def test_a_shard_that_differs_is_found(one, parallel):
 def record_all(folder, parts):
     """A run whose ranks wrote these parts of 'x'."""
     from tensortap.frameworks.snapshot import borrow
-    from tensortap.pipeline.queue import Background
+    from tensortap.pipeline.queue import Queue
     from tensortap.pipeline.ticket import Ticket
     from tensortap.record import Kind, Record
     from tensortap.runs.folders import end_run, make_run
-    from tensortap.sinks.store import Store
+    from tensortap.sinks.store import StoreSink
 
     run = make_run(folder, len(parts))
     for rank, (array, shard) in enumerate(parts):
-        sink = Background(Store(run, rank), budget=1 << 28, overflow="newest", name="test")
+        sink = Queue(StoreSink(run, rank), budget=1 << 28, overflow="newest", name="test")
         record = Record(
             "x", Kind.VALUE, 0, 0, 0, rank, len(parts), 0, "", str(array.dtype), array.shape,
             shard, None, borrow(array),

@@ -127,7 +127,7 @@ def test_the_command(run, tmp_path):
         (["weights", "--mode", "movie"], "mode='movie'"),
         (["weights", "--fps", "0"], "fps=0.0: frames a second, more than 0"),
         (["weights", "--fps", "nan"], "fps=nan"),
-        (["weights", "--steps", "x"], "steps are like 10:20"),
+        (["weights", "--steps", "x"], "steps must be like 10:20"),
     ],
 )
 def test_misuse_is_one_line(run, tmp_path, arguments, said, monkeypatch, capsys):

@@ -199,7 +199,7 @@ def test_exception_passes_and_hooks_are_removed(tmp_path):
 
 
 def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
-    errors = tap.receipt().errors
+    errors = tap.receipt().reasons["error"]
     monkeypatch.setattr(
         "tensortap.integrations.training.track", lambda *_, **__: 1 / 0
     )  # the beginning
@@ -212,7 +212,7 @@ def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
     monkeypatch.setattr("tensortap.sources.observer.Observer.advance", lambda _: 1 / 0)
     trainer, _ = fit(tmp_path, Track(run=tmp_path / "runs"))
     assert trainer.global_step == 2 * BATCHES
-    assert tap.receipt().errors > errors
+    assert tap.receipt().reasons["error"] > errors
 
 
 def test_strict_mode_raises(tmp_path, monkeypatch):

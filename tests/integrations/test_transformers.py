@@ -135,10 +135,10 @@ def test_exception_passes_and_hooks_are_removed(tmp_path):
 
 
 def test_internal_errors_do_not_reach_the_training(tmp_path, monkeypatch):
-    errors = tap.receipt().errors
+    errors = tap.receipt().reasons["error"]
     monkeypatch.setattr("tensortap.integrations.training.track", lambda *_, **__: 1 / 0)
     assert train(tmp_path, Track()).state.global_step == STEPS
-    assert tap.receipt().errors > errors
+    assert tap.receipt().reasons["error"] > errors
 
 
 def test_alert_stops_the_training(tmp_path):

@@ -21,8 +21,8 @@ TALKS = """
                 ticket.wait(wait)
     def receipt():
         r = tap.receipt()
-        return dict(captured=r.captured, skipped=r.skipped, dropped=r.dropped, unheard=r.unheard,
-                    failed=r.failed, errors=r.errors, state=list(r.sessions.values()), sent=i)
+        return dict(r.reasons, captured=r.captured, skipped=r.skipped, dropped=r.dropped,
+                    state=list(r.sessions.values()), sent=i)
     print("ready")
     for line in sys.stdin:
         print(json.dumps(eval(line)))

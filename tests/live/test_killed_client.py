@@ -64,13 +64,13 @@ def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
         """
         import os, signal, numpy as np, tensortap as tap
         from tensortap.wire import messages as wire
-        from tensortap.sinks.live import Live
-        sent = Live._send_parts
+        from tensortap.sinks.live import LiveSink
+        sent = LiveSink._send_chunks
         def half(self, channel, number, index, view):
             sent(self, channel, number, index, view[: view.nbytes // 2])
             print("half")
             import time; time.sleep(60)
-        Live._send_parts = half
+        LiveSink._send_chunks = half
         assert tap.catch(1, "one").wait(10)
         tap.catch(np.ones(4_000_000), "half")
         tap.flush(60)

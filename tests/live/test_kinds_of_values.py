@@ -15,7 +15,7 @@ SEND = """
         tap.catch(value, name)
     assert tap.flush(30)
     receipt = tap.receipt()
-    assert receipt.captured == len(values) and not receipt.errors, str(receipt)
+    assert receipt.captured == len(values) and not receipt.dropped, str(receipt)
     print(receipt.sessions.popitem()[1])
 """
 PATHS = {"shared memory": {}, "TCP": {"TENSORTAP_NO_ARENA": "1"}}

@@ -81,7 +81,7 @@ def test_a_forked_child_has_a_session_of_its_own(server, run, row):
         pid = os.fork()
         if not pid:
             r = tap.receipt()
-            assert (r.captured, r.unheard, r.sessions) == (0, 0, {}), str(r)
+            assert (r.captured, r.dropped, r.sessions) == (0, 0, {}), str(r)
             for i in range(20):
                 tap.catch(np.full(10_000, i), "child")
             assert tap.flush(10)

@@ -9,38 +9,34 @@ from tensortap.server import answers
 
 # ten sinks, each with an id, a socket and a thread of its own, as ten programs have them
 TEN = """
-    import json, os, secrets, sys, time
+    import os, time
     import numpy as np
     from tensortap.frameworks import snapshot
     from tensortap.buffers import Pool
-    from tensortap.wire import messages as wire
     from tensortap.wire.address import parse_address
     from tensortap.record import Kind, Record
-    from tensortap.pipeline.queue import Background
-    from tensortap.sinks.live import Live
-    from tensortap.pipeline.ticket import Ticket
+    from tensortap.pipeline.ledger import Ledger
+    from tensortap.pipeline.queue import Queue, write_to
+    from tensortap.sinks.live import LiveSink
 
     number = int(os.environ["NUMBER"])
     def make(k):
         pool = Pool()
-        who = wire.Client(secrets.token_bytes(16), "host", os.getpid(), number * 10 + k, 200, "p")
-        drain = Live(parse_address(), pool, client=lambda: who, arena=k % 2 == 0)
-        return pool, Background(drain, budget=100 << 20, overflow="block", name=f"{k}")
-    sinks = [make(k) for k in range(10)]
+        sink = LiveSink(parse_address(), pool, Ledger(), arena=k % 2 == 0)
+        return pool, Queue(sink, budget=100 << 20, overflow="block", name=f"{k}")
+    queues = [make(k) for k in range(10)]
     tickets = []
     for i in range(20):
-        for k, (pool, sink) in enumerate(sinks):
+        for k, (pool, queue) in enumerate(queues):
             value, nbytes = snapshot(np.full(3000 if i % 2 else 3, i), pool)
             record = Record("x", Kind.VALUE, i, 0, i, number * 10 + k, 200, time.time_ns(),
                             "numpy.ndarray", "int64", value.shape, None, None, value)
-            ticket = Ticket(1, sink.hurry)
-            assert sink.admit(nbytes)
-            sink.write(record, ticket, nbytes)
-            tickets.append(ticket)
+            assert queue.admit(nbytes, "x", Kind.VALUE, i, record.rank)
+            tickets.append(write_to([queue], record, nbytes))
     assert all(t.wait(60) for t in tickets)
     print("sent"); input()
-    for _, sink in sinks:
-        sink.close()
+    for _, queue in queues:
+        queue.close()
 """
 
 

@@ -123,7 +123,7 @@ TRAIN = """
             digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest.update(torch.get_rng_state().numpy().tobytes())
         tap.flush(20)
-        return losses, digest.hexdigest(), tap.receipt().captured, tap.receipt().errors
+        return losses, digest.hexdigest(), tap.receipt().captured, tap.receipt().reasons["error"]
 
     print(json.dumps([train(autocast=False), train(autocast=True)]))
 """
@@ -172,7 +172,7 @@ ODD = """
             w -= 0.1 * w.grad
     assert tap.flush(10)
     receipt = tap.receipt()
-    print(json.dumps([receipt.errors, receipt.captured]))
+    print(json.dumps([receipt.dropped, receipt.captured]))
 """
 
 

@@ -1,4 +1,4 @@
-"""The bill, as people read it."""
+"""The receipt, as people read it and as it is stored."""
 
 from __future__ import annotations
 
@@ -6,55 +6,81 @@ import dataclasses
 
 import pytest
 
-from tensortap.pipeline.receipt import Receipt, _time
+from tensortap.pipeline.receipt import Receipt, format_seconds, read_receipt
 
+REASONS = {"over budget": 3, "disconnected": 2004, "error": 5, "too large": 0}
 FULL = Receipt(
     captured=12_345,
     tracked=0,
     skipped=1_000_000,
-    dropped=3,
-    unheard=2000,
-    failed=4,
-    errors=5,
+    dropped=2012,
+    reasons=REASONS,
     bytes=3 << 20,
     steps=1200,
     seconds=1.5,
     seconds_per_step=0.00125,
-    where={"copy": 0.9, "select": 0.0, "small values": 0.6},
+    activities={"copy": 0.9, "select": 0.0, "small values": 0.6},
     sessions={"127.0.0.1:2875": "connected, through shared memory"},
 )
+EMPTY = Receipt(0, 0, 0, 0, {}, 0, 0, 0.0, 0.0, {}, {})
 
 
-def test_a_full_one():
+def test_prints_counts_reasons_and_costs():
     assert str(FULL) == (
-        "tensortap receipt: 12,345 captured (3.0 MiB), 1,000,000 skipped\n"
-        "  not kept: 3 dropped over budget, 2,000 with nobody listening, 4 lost on the way, "
-        "5 could not be caught\n"
-        "  training thread: 1.5 s in all, 1.25 ms a step over 1,200 steps\n"
+        "tensortap receipt: 12,345 captured (3.0 MiB), 1,000,000 skipped, "
+        "2,012 dropped (3 over budget, 2,004 disconnected, 5 error)\n"
+        "  training thread: 1.5 s, 1.25 ms per step over 1,200 steps\n"
         "  spent on: copy 900 ms, small values 600 ms\n"
         "  live session 127.0.0.1:2875: connected, through shared memory"
     )
+    tracked = str(dataclasses.replace(FULL, tracked=7))
+    assert "12,345 captured (3.0 MiB), 7 tracked, 1,000,000 skipped" in tracked
 
 
-def test_an_empty_one():
-    empty = Receipt(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, {}, {})
-    assert str(empty) == (
-        "tensortap receipt: 0 captured (0 B), 0 skipped\n"
-        "  not kept: nothing\n"
-        "  training thread: 0 ns in all\n"
+def test_prints_an_empty_receipt():
+    assert str(EMPTY) == (
+        "tensortap receipt: 0 captured (0 B), 0 skipped, 0 dropped\n"
+        "  training thread: 0 ns\n"
         "  spent on: nothing"
     )
 
 
-def test_it_is_data():
-    assert dataclasses.asdict(FULL)["dropped"] == 3
+def test_since_subtracts_an_earlier_receipt():
+    later = dataclasses.replace(
+        FULL,
+        captured=12_400,
+        dropped=2013,
+        reasons={**REASONS, "too large": 1},
+        steps=1210,
+        activities={"copy": 1.0, "select": 0.0, "small values": 0.6},
+    )
+    added = later.since(FULL)
+    assert (added.captured, added.dropped, added.steps, added.skipped) == (55, 1, 10, 0)
+    assert added.reasons == {"over budget": 0, "disconnected": 0, "error": 0, "too large": 1}
+    assert added.seconds == pytest.approx(0.1)
+    assert added.seconds_per_step == pytest.approx(0.01)
+    assert added.sessions == FULL.sessions
+
+
+def test_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         FULL.captured = 0
+
+
+def test_reads_what_was_stored():
+    assert read_receipt(dataclasses.asdict(FULL)) == FULL
+
+
+def test_reads_what_an_earlier_version_stored():
+    old = dataclasses.asdict(FULL)
+    del old["reasons"], old["activities"]
+    old |= {"dropped": 3, "unheard": 2000, "failed": 4, "errors": 5, "where": FULL.activities}
+    assert read_receipt(old) == FULL
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 ns"), (3e-9, "3 ns"), (2.5e-6, "2.5 µs"), (0.0123, "12.3 ms"), (75.04, "75 s")],
 )
-def test_times(seconds, text):
-    assert _time(seconds) == text
+def test_formats_durations(seconds, text):
+    assert format_seconds(seconds) == text

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tensortap.pipeline.queue import Background
+from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.ticket import Ticket
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.runs import tables
 from tensortap.runs.folders import make_run
 from tensortap.runs.tables import RankTables
-from tensortap.sinks.store import Store
+from tensortap.sinks.store import StoreSink
 from tests.readers.contract import RECORDS, ReaderContract
 
 
@@ -21,8 +21,8 @@ def write(path, records, **options):
     sinks = {}
     for record in records:
         if record.rank not in sinks:
-            store = Store(path, record.rank, **options)
-            sinks[record.rank] = Background(store, budget=1 << 30, overflow="newest", name="test")
+            store = StoreSink(path, record.rank, **options)
+            sinks[record.rank] = Queue(store, budget=1 << 30, overflow="newest", name="test")
         sinks[record.rank].write(record, Ticket(1), 8)
     return sinks
 

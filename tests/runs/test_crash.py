@@ -30,10 +30,10 @@ import sys, numpy as np
 from pathlib import Path
 from tensortap.buffers import Pool
 from tensortap.sinks import store
-from tensortap.pipeline.queue import Background
+from tensortap.pipeline.queue import Queue
 from tests.sinks.test_store import large, put
 store._TAIL_ROWS, store._AGE = 50, 0.01
-sink, pool = Background(store.Store(Path(sys.argv[1]), 0), budget=1 << 28, overflow="newest",
+sink, pool = Queue(store.StoreSink(Path(sys.argv[1]), 0), budget=1 << 28, overflow="newest",
                         name="t"), Pool()
 for seq in range(100_000):
     put(sink, large(seq, float(seq), name="w" if seq % 3 else "v", pool=pool))

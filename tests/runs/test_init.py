@@ -297,7 +297,7 @@ def test_a_mistake_in_the_address_of_a_session_costs_the_run_nothing(program):
             tap.catch(np.full(100_000, i), "x")
         tap.finish()
         run = tap.open(path)
-        print(run.get_all("loss"), len(run.get_all("x")), tap.receipt().errors)
+        print(run.get_all("loss"), len(run.get_all("x")), tap.receipt().reasons["error"])
     """
     said = program(code, env={"TENSORTAP_SERVER": "here:there"}).splitlines()
     assert said[0].startswith("tensortap: TENSORTAP_SERVER: not a port: 'there'")
@@ -338,7 +338,7 @@ def test_what_it_cost_is_in_the_run(program):
         first, second = (tap.open(path).receipt() for path in paths)
         print(first.captured, first.skipped, first.steps, first.bytes)
         print(second.captured, second.skipped, second.steps, second.bytes)
-        print(0 < second.seconds < first.seconds + 60, first.where["copy"] > 0)
+        print(0 < second.seconds < first.seconds + 60, first.activities["copy"] > 0)
         try:
             tap.open(paths[0]).receipt(3)
         except tap.TensortapError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import secrets
 import socket
 import threading
@@ -13,10 +12,10 @@ import time
 import zmq
 
 from tensortap.buffers import Pool
-from tensortap.pipeline.queue import Background
-from tensortap.pipeline.ticket import Ticket
+from tensortap.pipeline.ledger import Ledger
+from tensortap.pipeline.queue import Queue, write_to
 from tensortap.record import Kind, Record, TensorData
-from tensortap.sinks.live import Live
+from tensortap.sinks.live import LiveSink
 from tensortap.wire import keys
 from tensortap.wire import messages as wire
 
@@ -41,28 +40,24 @@ class Good:
 
     def __init__(self, address, arena=True) -> None:
         self.pool = Pool()
-        self.lost = 0
-        who = wire.Client(secrets.token_bytes(16), "here", os.getpid())
-        self.drain = Live(
-            address, self.pool, client=lambda: who, on_refused=self._lose, arena=arena
-        )
-        self.sink = Background(self.drain, budget=64 << 20, name="good")
+        self.ledger = Ledger()
+        self.sink = LiveSink(address, self.pool, self.ledger, arena=arena)
+        self.queue = Queue(self.sink, budget=64 << 20, name="good")
 
-    def _lose(self, count: int) -> None:
-        self.lost += count
+    @property
+    def state(self) -> str:
+        """The state of the connection, as the receipt shows it."""
+        return self.ledger.sessions[str(self.sink.address)]
 
     def deliver(self, name="good", nbytes=100_000, timeout=10.0) -> bool:
         """Send a tensor; whether the server says that it has it."""
         lease = self.pool.acquire(nbytes)
         lease.writable[:] = b"\x07" * nbytes
-        ticket = Ticket(1, self.sink.hurry)
-        self.sink.write(
-            record(name, TensorData("numpy", "uint8", (nbytes,), lease)), ticket, nbytes
-        )
-        return ticket.wait(timeout)
+        one = record(name, TensorData("numpy", "uint8", (nbytes,), lease))
+        return write_to([self.queue], one, nbytes).wait(timeout)
 
     def close(self) -> None:
-        self.sink.close(1.0)
+        self.queue.close(1.0)
 
 
 def assert_serves(server, *, name="still there") -> None:

@@ -21,10 +21,10 @@ def bystander(server):
     good = Good(server.address)
     assert good.deliver("bystander")
     yield good
-    client = next(c for c in server.clients.values() if c.info.host == "here")
+    client = server.clients[good.sink.id]
     connection = client.connection
     assert good.deliver("bystander")
-    assert good.lost == 0
+    assert not any(good.ledger.reasons().values())
     assert client.connection is connection, "it had to connect again"
     assert server.alive
     good.close()

@@ -273,7 +273,7 @@ def test_an_impostor_gets_neither_a_tensor_nor_the_key(manner):
     with impostor(IMPOSTORS[manner]) as (address, heard):
         good = Good(address)
         assert not good.deliver("secret", timeout=1.5)
-        assert good.drain.describe().startswith("none: ")
+        assert good.state.startswith("none: ")
         good.close()
     assert heard
     assert set(heard[::2]) == {wire.HELLO}
@@ -290,8 +290,8 @@ def test_what_a_stranger_says_does_not_reach_the_log_raw(caplog):
     words = lambda r, h: [wire.message(wire.REFUSED, wire.Refusal(evil))]
     with impostor(words) as (address, _):
         good = Good(address)
-        wait_for(lambda: "owned" in good.drain.describe())
-        said = good.drain.describe()
+        wait_for(lambda: "owned" in good.state)
+        said = good.state
         wait_for(lambda: "no live session" in caplog.text)
         good.close()
     for text in (said, *caplog.messages):
@@ -358,8 +358,8 @@ def test_a_session_on_all_interfaces_is_found_under_any_address(public):
     hosts = ["127.0.0.1", socket.gethostname(), own_address() or "127.0.0.1"]
     for number, host in enumerate(hosts):
         good = Good(Address(host, public.address.port))
-        assert good.deliver(f"from {number}"), good.drain.describe()
-        assert "shared memory" in good.drain.describe()
+        assert good.deliver(f"from {number}"), good.state
+        assert "shared memory" in good.state
         good.close()
     assert public.history.names() == ["from 0", "from 1", "from 2"]
 

@@ -265,7 +265,7 @@ def test_a_claim_beyond_the_bound_allocates_nothing(server, bystander, raw, clai
         {"segments": (wire.SegmentOffer(1, 3, 0),)},
         {"segments": (wire.SegmentOffer(1, 3, -4096),)},
         {"segments": (wire.SegmentOffer(1, 3, 4096),)},  # without an arena
-        {"tally": wire.Tally(-1, 0, 0)},
+        {"dropped": {"over budget": -1}},
     ],
 )
 def test_numbers_that_cannot_be(server, bystander, raw, fields):

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.history import History
-from tensortap.sinks.memory import Memory
-from tests.sinks.contract import SinkContract
+from tensortap.history import record_nbytes
+from tensortap.pipeline.queue import Queue
+from tensortap.sinks.memory import MemorySink
+from tests.sinks.contract import SinkContract, record
 
 
-class TestMemory(SinkContract):
+class TestContract(SinkContract):
     @pytest.fixture
-    def sink(self):
-        return Memory(History(8 << 20))
+    def queue(self):
+        queue = Queue(MemorySink(), budget=8 << 20, name="test")
+        yield queue
+        queue.close()
 
-    def arrived(self, sink):
-        held = [r for name in sink.history.names() for r in sink.history.records(name)]
-        return sorted(held, key=lambda r: r.seq)
+    def arrived(self, queue):
+        return queue.sink.records
 
-    def test_a_value_larger_than_the_memory_is_not_admitted(self, sink):
-        assert sink.admit(8 << 20)
-        assert not sink.admit((8 << 20) + 1)
+
+def test_evicts_the_oldest_records_beyond_its_bound():
+    sink = MemorySink(bound=3 * record_nbytes(record()))
+    kept = [record("x", float(i)) for i in range(10)]
+    for one in kept:
+        sink.keep(one)
+    assert sink.records == kept[-3:]
+    assert sink.evicted == 7
+
+
+def test_a_record_larger_than_the_bound_is_evicted_at_once():
+    sink = MemorySink(bound=1000)
+    sink.keep(record("x", "long" * 1000))
+    assert sink.records == []
+    assert sink.evicted == 1

@@ -13,18 +13,17 @@ from safetensors import safe_open
 
 from tensortap.buffers import Pool
 from tensortap.frameworks import digest, rebuild
-from tensortap.pipeline.queue import Background
-from tensortap.pipeline.ticket import Ticket
+from tensortap.pipeline.queue import Queue
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, TensorData
 from tensortap.runs.folders import make_run
-from tensortap.sinks.store import Store
-from tests.sinks.contract import SinkContract, record
+from tensortap.sinks.store import StoreSink
+from tests.sinks.contract import SinkContract, put, record
 
 
-def open_sink(path, **options) -> Background:
-    store = Store(make_run(path, 1), 0, **options)
-    return Background(store, budget=1 << 28, overflow="newest", name="test")
+def open_queue(path, *, budget=1 << 28, **options) -> Queue:
+    sink = StoreSink(make_run(path, 1), 0, **options)
+    return Queue(sink, budget=budget, overflow="newest", name="test")
 
 
 def everything(path) -> list[Record]:
@@ -34,21 +33,21 @@ def everything(path) -> list[Record]:
 
 class TestContract(SinkContract):
     @pytest.fixture
-    def sink(self, tmp_path):
-        sink = open_sink(tmp_path)
-        yield sink
-        sink.close()
+    def queue(self, tmp_path):
+        queue = open_queue(tmp_path)
+        yield queue
+        queue.close()
 
-    def arrived(self, sink):
-        return everything(sink.drain.run)
+    def arrived(self, queue):
+        return everything(queue.sink.run)
 
 
 class TestDurableContract(TestContract):
     @pytest.fixture
-    def sink(self, tmp_path):
-        sink = open_sink(tmp_path, durable=True)
-        yield sink
-        sink.close()
+    def queue(self, tmp_path):
+        queue = open_queue(tmp_path, durable=True)
+        yield queue
+        queue.close()
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -63,11 +62,11 @@ def test_durable_syncs_the_payload_before_its_row_and_both_before_a_flush(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    sink = open_sink(tmp_path, durable=durable)
-    put(sink, large(0, 1.0, pool=Pool()))
-    assert sink.flush(10)
+    queue = open_queue(tmp_path, durable=durable)
+    put(queue, large(0, 1.0, pool=Pool()))
+    assert queue.flush(10)
     found = list(synced)
-    sink.close()
+    queue.close()
     if not durable:
         assert synced == []
         return
@@ -88,19 +87,13 @@ def large(seq: int, fill: float, name: str = "w", pool: Pool | None = None) -> R
     )
 
 
-def put(sink, one: Record) -> Ticket:
-    ticket = Ticket(1, sink.hurry)
-    sink.write(one, ticket, 80_000)
-    return ticket
-
-
 def test_an_equal_payload_is_stored_once(tmp_path):
-    sink, pool = open_sink(tmp_path), Pool()
+    queue, pool = open_queue(tmp_path), Pool()
     for seq, fill in enumerate([1, 1, 2, 1, 2, 2]):
-        put(sink, large(seq, fill, pool=pool))
-    put(sink, large(6, 1, name="another", pool=pool))
-    sink.close(10)
-    run = sink.drain.run
+        put(queue, large(seq, fill, pool=pool))
+    put(queue, large(6, 1, name="another", pool=pool))
+    queue.close(10)
+    run = queue.sink.run
     table = RunReader(run).table(["payloads", "digest"]).to_pylist()
     places = [row["payloads"][0]["key"] for row in table]
     assert places[0] == places[1] == places[3]
@@ -116,14 +109,14 @@ def test_an_equal_payload_is_stored_once(tmp_path):
 
 
 def test_nothing_is_visible_before_it_is_complete(tmp_path):
-    sink, pool = open_sink(tmp_path), Pool()
-    put(sink, large(0, 1, pool=pool)).wait(10)
-    run = sink.drain.run
+    queue, pool = open_queue(tmp_path), Pool()
+    put(queue, large(0, 1, pool=pool)).wait(10)
+    run = queue.sink.run
     assert not list(run.rglob("*.part"))
     for path in run.glob("tensors/*/*.safetensors"):
         header = path.read_bytes()
         json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
-    sink.close()
+    queue.close()
 
 
 @pytest.fixture
@@ -143,55 +136,47 @@ def small_disk():
 
 def test_a_full_disk_is_waited_out_and_nothing_is_lost(tmp_path, small_disk, monkeypatch, caplog):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
-    sink, pool = open_sink(tmp_path), Pool()
-    assert put(sink, large(0, 0.0, pool=pool)).wait(10)
+    queue, pool = open_queue(tmp_path), Pool()
+    assert put(queue, large(0, 0.0, pool=pool)).wait(10)
     small_disk(200_000)
-    tickets = [put(sink, large(seq, float(seq), pool=pool)) for seq in range(1, 8)]
-    assert not sink.flush(0.5)
-    assert "File too large" in sink.drain.failing
-    assert RunReader(sink.drain.run).truncated == {}
+    tickets = [put(queue, large(seq, float(seq), pool=pool)) for seq in range(1, 8)]
+    assert not queue.flush(0.5)
+    assert "File too large" in queue.sink.failing
+    assert RunReader(queue.sink.run).truncated == {}
     assert sum("cannot write" in r.message for r in caplog.records) == 1
     small_disk(None)
-    assert sink.flush(10)
+    assert queue.flush(10)
     assert all(ticket.wait(0) for ticket in tickets)
-    assert not sink.drain.failing
-    assert [rebuild(r.value)[0] for r in everything(sink.drain.run)] == [float(i) for i in range(8)]
-    sink.close()
+    assert not queue.sink.failing
+    assert [rebuild(r.value)[0] for r in everything(queue.sink.run)] == [float(i) for i in range(8)]
+    queue.close()
 
 
 def test_what_finds_no_room_is_missing_in_the_run_by_name_and_step(
     tmp_path, small_disk, monkeypatch
 ):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
-    store = Store(make_run(tmp_path, 1), 0)
-    sink, pool = Background(store, budget=200_000, overflow="newest", name="test"), Pool()
-    assert put(sink, large(0, 0.0, pool=pool)).wait(10)
+    queue, pool = open_queue(tmp_path, budget=200_000), Pool()
+    assert put(queue, large(0, 0.0, pool=pool)).wait(10)
     small_disk(1)
-    kept = 0
-    for seq in range(1, 9):
-        if sink.admit(80_000):
-            put(sink, large(seq, float(seq), pool=pool))
-            kept += 1
-        else:
-            sink.missed("w", Kind.VALUE, seq, 0)
+    tickets = [put(queue, large(seq, float(seq), pool=pool), 80_000) for seq in range(1, 9)]
+    kept = len([ticket for ticket in tickets if ticket is not None])
     assert 1 <= kept < 8
     small_disk(None)
-    assert sink.flush(10)
-    sink.close(10)
-    reader = RunReader(store.run)
+    assert queue.flush(10)
+    queue.close(10)
+    reader = RunReader(queue.sink.run)
     assert [r.step for r in reader.records("w")] == list(range(kept + 1))
     assert reader.missing() == [("w", step, 0) for step in range(kept + 1, 9)]
-    assert sink.turned_away == 8 - kept
+    assert queue.ledger.reasons()["over budget"] == 8 - kept
 
 
 def test_a_rank_writes_only_below_its_number(tmp_path):
     run = make_run(tmp_path, 2)
-    stores = [Store(run, rank) for rank in (0, 1)]
-    sinks = [Background(s, budget=1 << 20, overflow="newest", name="t") for s in stores]
-    for rank, sink in enumerate(sinks):
-        sink.write(record("x", float(rank), rank=rank), Ticket(1), 8)
-    for sink in sinks:
-        sink.close(10)
+    for rank in (0, 1):
+        queue = Queue(StoreSink(run, rank), budget=1 << 20, overflow="newest", name="t")
+        put(queue, record("x", float(rank), rank=rank))
+        queue.close(10)
     assert sorted(os.listdir(run / "records")) == ["00000", "00001"]
     reader = RunReader(run)
     assert [reader.load(r).value for r in reader.records("x")] == [0.0, 1.0]

@@ -85,4 +85,4 @@ def test_what_was_observed_is_billed(observer):
     observer.observe(SEEN, np.ones(3))
     after = tap.receipt()
     assert after.tracked == before.tracked + 1
-    assert after.where["tracking"] > before.where["tracking"]
+    assert after.activities["tracking"] > before.activities["tracking"]

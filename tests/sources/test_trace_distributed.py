@@ -189,7 +189,7 @@ result["said"] = [text for text in told if "seldom" in text]
 model, ddp = make()
 train(ddp, batches(N))
 result["untraced weights"] = weights(model)
-result["errors"] = tap.receipt().errors
+result["errors"] = tap.receipt().reasons["error"]
 """
 
 
@@ -289,7 +289,7 @@ except KeyError as error:
     result["raised"] = str(error)
 part = tracer.results["forward.x"]
 result["kept"] = sorted(zip(part.ranks, part.iterations))
-result["errors"] = tap.receipt().errors
+result["errors"] = tap.receipt().reasons["error"]
 dist.barrier()
 
 # a rank that is stuck: it is waited for as long as the group says
@@ -305,7 +305,7 @@ if rank == 0:
     pathlib.Path("done").touch()
 part = tracer.results["forward.x"]
 result["late"] = sorted(zip(part.ranks, part.iterations))
-result["late errors"] = tap.receipt().errors - result["errors"]
+result["late errors"] = tap.receipt().reasons["error"] - result["errors"]
 """
 
 

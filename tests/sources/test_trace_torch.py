@@ -201,7 +201,7 @@ sharded = model()
 fully_shard(sharded[1], mesh=init_device_mesh("cpu", (1,)))
 fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
 result["sharded"] = traced(sharded, sharded)
-assert not tap.receipt().errors
+assert not tap.receipt().reasons["error"]
 """
 
 

@@ -503,6 +503,7 @@ def test_a_worker_needs_no_key_of_the_user_and_makes_none(watch, notes):
 def test_a_live_session_hears_nothing_of_it(watch, notes, monkeypatch):
     from tensortap.api import session as live
     from tensortap.pipeline.pipeline import Pipeline
+    from tensortap.sinks.connections import Connections
 
     server = live.start("127.0.0.1", 0, "64MB")
     other = Pipeline()
@@ -511,8 +512,9 @@ def test_a_live_session_hears_nothing_of_it(watch, notes, monkeypatch):
         watcher = watch()
         watcher.catch(1.0, "watched")
         assert seen(watcher, notes).names == ["watched"]
-        gate = other.gates["caught"]
-        assert other.capture(2.0, gate, gate.tick()).wait(30)
+        assert Connections(other).connect()
+        counter = other.counters.of("caught")
+        assert other.capture(2.0, counter, counter.tick()).wait(30)
         assert server.history.names() == ["caught"]
     finally:
         other.close()
@@ -712,7 +714,7 @@ def test_many_threads_at_once(watch, notes):
     for mark in range(4):
         assert [r["step"] for r in found.of(f"thread{mark}")] == list(range(50))
     receipt = watcher.receipt
-    assert (receipt.sent, receipt.processed, receipt.waiting) == (200, 200, 0)
+    assert (receipt.captured, receipt.processed, receipt.waiting) == (200, 200, 0)
 
 
 def test_watching_costs_training_no_time_to_begin(watch, notes):

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import tensortap as tap
 from tensortap.errors import MissingExtra
-from tensortap.pipeline.queue import Background
+from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Mapping, Record, TensorData
 from tensortap.runs import rows as run_rows
 from tensortap.runs.folders import make_run
-from tensortap.sinks.store import Store
+from tensortap.sinks.store import StoreSink
 from tensortap.stats import summarize_array
 from tensortap.table.frames import logframe_of, metrics_of
 
@@ -39,7 +39,7 @@ def kept(path, records) -> tap.console.run.Run:
     folder = make_run(path, 1)
     ranks = {r.rank for r in records}
     for rank in ranks:
-        sink = Background(Store(folder, rank), budget=1 << 28, overflow="newest", name="test")
+        sink = Queue(StoreSink(folder, rank), budget=1 << 28, overflow="newest", name="test")
         for each in records:
             if each.rank == rank:
                 sink.write(each, Ticket(1, sink.hurry), 1000)

@@ -220,7 +220,7 @@ def test_an_open_run_reads_heads_and_what_is_asked_for(run_path, monkeypatch):
 def test_what_found_no_room_is_no_row(writer):
     records = training(range(2))
     writer.write(records)
-    writer.stores[0].missed("embed", Kind.ACTIVATION, 1, 0)
+    writer.stores[0].note_dropped("embed", Kind.ACTIVATION, 1, 0)
     writer.write([msgspec.structs.replace(records[0], step=5, seq=900)])
     writer.close()
     table = table_of(writer.path)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tensortap.alerts import Alert, record_of
-from tensortap.pipeline.queue import Background
+from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import make_run
-from tensortap.sinks.store import Store
+from tensortap.sinks.store import StoreSink
 from tensortap.stats import summarize_array
 
 HOSTILE = "</script><b>bold</b><img src=x onerror=\"document.title='owned'\">&amp;😀"
@@ -64,8 +64,8 @@ class Writer:
     def write(self, records):
         for record in records:
             if record.rank not in self._sinks:
-                store = self.stores[record.rank] = Store(self.path, record.rank)
-                sink = Background(store, budget=1 << 30, overflow="newest", name="test")
+                store = self.stores[record.rank] = StoreSink(self.path, record.rank)
+                sink = Queue(store, budget=1 << 30, overflow="newest", name="test")
                 self._sinks[record.rank] = sink
             self._sinks[record.rank].write(record, Ticket(1), 8)
         assert all(sink.flush(30) for sink in self._sinks.values())

@@ -141,7 +141,7 @@ def test_reports_a_run_without_statistics(writer):
 
 def test_reports_dropped_records(writer):
     writer.write(training(range(2)))
-    writer.stores[0].missed("<i>gone</i>", Kind.ACTIVATION, 1, 0)
+    writer.stores[0].note_dropped("<i>gone</i>", Kind.ACTIVATION, 1, 0)
     writer.write(training(range(2, 3)))
     writer.close()
     text = text_of(writer.path)

@@ -11,11 +11,11 @@ import pytest
 
 from tensortap.alerts.alert import Alert, record_of
 from tensortap.frameworks.snapshot import borrow
-from tensortap.pipeline.queue import Background
+from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.ticket import Ticket
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import end_run, make_run
-from tensortap.sinks.store import Store
+from tensortap.sinks.store import StoreSink
 from tensortap.stats import summarize_array
 from tensortap.web.catalog import Library
 from tensortap.web.server import Page
@@ -49,7 +49,7 @@ class Writer:
         else:
             self.run = folder / name
         self.rank, self.world_size, self.seq = rank, world_size, 0
-        self.sink = Background(Store(self.run, rank), budget=1 << 31, overflow="block", name="t")
+        self.sink = Queue(StoreSink(self.run, rank), budget=1 << 31, overflow="block", name="t")
 
     def put(self, name, kind, step, value=None, stats=None, dtype="", shape=()):
         if isinstance(value, np.ndarray):

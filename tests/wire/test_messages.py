@@ -159,7 +159,7 @@ HEADERS = [
             612,
             (wire.External(1, 4096, 512),),
             (wire.SegmentOffer(1, 9, 8192),),
-            wire.Tally(1, 2, 3),
+            {"over budget": 1, "disconnected": 2},
         ),
     ),
     (wire.CHUNK, wire.Chunk(7, 0, 1 << 20)),

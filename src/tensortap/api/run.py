@@ -134,7 +134,7 @@ class Run:
         if rank not in found:
             held = f"there is that of {sorted(found)}" if found else "it is written at the end"
             raise NotFound(f"no receipt of rank {rank} in {self.path}: {held}")
-        return msgspec.convert(found[rank], Receipt)
+        return found[rank]
 
     def summary(self) -> None:
         """Print what ran, every name with its latest record, and what is missing."""

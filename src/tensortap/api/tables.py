@@ -211,14 +211,11 @@ def _client(client: ClientRow) -> Text:
         + (f" over {client.path}" if client.connected else "")
         + f", {client.records:,} records, {format_size(client.nbytes)}"
     )
-    missing = [
-        (client.dropped, "dropped over budget"),
-        (client.failed, "lost on the way"),
-        (client.unheard, "before anybody listened"),
-    ]
-    said = ", ".join(f"{count:,} {what}" for count, what in missing if count)
-    if said:
-        line.append(f"; not here: {said}", style="yellow")
+    if client.dropped:
+        reasons = ", ".join(
+            f"{count:,} {plain(why)}" for why, count in client.reasons.items() if count
+        )
+        line.append(f"; dropped {client.dropped:,} ({reasons})", style="yellow")
     return line
 
 

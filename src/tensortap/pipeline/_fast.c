@@ -3,7 +3,7 @@
  * A catch of a number or a small tensor is mostly the cost of making a few Python objects. Here
  * they are made without a single Python frame. Whatever is not common (a condition, several
  * sinks, a queue over its budget, a value that is large or of another class) is left to Python:
- * `Hot.__call__` then returns None and has changed nothing.
+ * `FastCapture.__call__` then returns None and has changed nothing.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -21,7 +21,7 @@ static long long now_ns(clockid_t clock)
     return (long long)t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* ---- Meter: the numbers that the training thread and the background thread share ---- */
+/* ---- QueueState: the numbers that the training thread and the background thread share ---- */
 
 typedef struct {
     PyObject_HEAD
@@ -31,29 +31,29 @@ typedef struct {
     long long nbytes;
     long long spent_ns;
     char asleep;        /* the background thread waits for the bell */
-} Meter;
+} QueueState;
 
-static PyMemberDef meter_members[] = {
-    {"put", T_LONGLONG, offsetof(Meter, put), 0, "bytes that ever went into the queue"},
-    {"got", T_LONGLONG, offsetof(Meter, got), 0, "bytes that ever left it"},
-    {"captured", T_LONGLONG, offsetof(Meter, captured), 0, "small values that were captured"},
-    {"nbytes", T_LONGLONG, offsetof(Meter, nbytes), 0, "their bytes"},
-    {"spent_ns", T_LONGLONG, offsetof(Meter, spent_ns), 0, "the time they took"},
-    {"asleep", T_BOOL, offsetof(Meter, asleep), 0, "whether the bell has to be rung"},
+static PyMemberDef state_members[] = {
+    {"put", T_LONGLONG, offsetof(QueueState, put), 0, "bytes that ever went into the queue"},
+    {"got", T_LONGLONG, offsetof(QueueState, got), 0, "bytes that ever left it"},
+    {"captured", T_LONGLONG, offsetof(QueueState, captured), 0, "small values that were captured"},
+    {"nbytes", T_LONGLONG, offsetof(QueueState, nbytes), 0, "their bytes"},
+    {"spent_ns", T_LONGLONG, offsetof(QueueState, spent_ns), 0, "the time they took"},
+    {"asleep", T_BOOL, offsetof(QueueState, asleep), 0, "whether the bell has to be rung"},
     {NULL},
 };
 
-static PyTypeObject MeterType = {
+static PyTypeObject QueueStateType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tensortap.pipeline._fast.Meter",
+    .tp_name = "tensortap.pipeline._fast.QueueState",
     .tp_doc = "The numbers that the training thread and the background thread share.",
-    .tp_basicsize = sizeof(Meter),
+    .tp_basicsize = sizeof(QueueState),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,
-    .tp_members = meter_members,
+    .tp_members = state_members,
 };
 
-/* ---- Hot ---- */
+/* ---- FastCapture ---- */
 
 typedef struct {
     PyObject_HEAD
@@ -67,34 +67,34 @@ typedef struct {
     PyObject *next;      /* () -> the next number in the order of capture */
     PyObject *append;    /* of the queue */
     PyObject *hurry;
-    PyObject *ring;
-    PyObject *drain;
-    Meter *meter;
+    PyObject *wake;
+    PyObject *sink;
+    QueueState *state;
     PyObject *numpy;     /* "numpy" */
     PyObject *one, *zero, *empty, *nothing;
     long long budget, small, overhead;
-} Hot;
+} FastCapture;
 
 enum { FLOAT = 0, ARRAY = 1, TAKE = 2 };
 
-static int hot_init(Hot *self, PyObject *args, PyObject *kwargs)
+static int capture_init(FastCapture *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"record", "tensor", "ticket", "kind", "classes", "dtypes", "ranks",
-                            "next", "append", "hurry", "ring", "drain", "meter",
+                            "next", "append", "hurry", "wake", "sink", "state",
                             "budget", "small", "overhead", NULL};
     PyObject *record, *tensor, *ticket, *kind, *classes, *dtypes, *ranks, *next, *append, *hurry,
-        *ring, *drain;
-    Meter *meter;
+        *wake, *sink;
+    QueueState *state;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOO!O!OOOOOOO!LLL", names, &record,
                                      &tensor, &ticket, &kind, &PyDict_Type, &classes,
                                      &PyDict_Type, &dtypes, &ranks, &next, &append, &hurry,
-                                     &ring, &drain, &MeterType, &meter, &self->budget,
+                                     &wake, &sink, &QueueStateType, &state, &self->budget,
                                      &self->small, &self->overhead))
         return -1;
 #define KEEP(field) Py_XSETREF(self->field, (void *)Py_NewRef((PyObject *)field))
     KEEP(record); KEEP(tensor); KEEP(ticket); KEEP(kind); KEEP(classes); KEEP(dtypes);
-    KEEP(ranks); KEEP(next); KEEP(append); KEEP(hurry); KEEP(ring); KEEP(drain);
-    KEEP(meter);
+    KEEP(ranks); KEEP(next); KEEP(append); KEEP(hurry); KEEP(wake); KEEP(sink);
+    KEEP(state);
 #undef KEEP
     Py_XSETREF(self->numpy, PyUnicode_InternFromString("numpy"));
     Py_XSETREF(self->one, PyLong_FromLong(1));
@@ -104,41 +104,41 @@ static int hot_init(Hot *self, PyObject *args, PyObject *kwargs)
     return self->nothing == NULL ? -1 : 0;
 }
 
-static int hot_traverse(Hot *self, visitproc visit, void *arg)
+static int capture_traverse(FastCapture *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->record); Py_VISIT(self->tensor); Py_VISIT(self->ticket);
     Py_VISIT(self->kind); Py_VISIT(self->classes); Py_VISIT(self->dtypes);
     Py_VISIT(self->ranks); Py_VISIT(self->next); Py_VISIT(self->append);
-    Py_VISIT(self->hurry); Py_VISIT(self->ring); Py_VISIT(self->drain);
+    Py_VISIT(self->hurry); Py_VISIT(self->wake); Py_VISIT(self->sink);
     Py_VISIT(self->nothing);
     return 0;
 }
 
-static int hot_clear(Hot *self)
+static int capture_clear(FastCapture *self)
 {
     Py_CLEAR(self->record); Py_CLEAR(self->tensor); Py_CLEAR(self->ticket);
     Py_CLEAR(self->kind); Py_CLEAR(self->classes); Py_CLEAR(self->dtypes);
     Py_CLEAR(self->ranks); Py_CLEAR(self->next); Py_CLEAR(self->append);
-    Py_CLEAR(self->hurry); Py_CLEAR(self->ring); Py_CLEAR(self->drain);
-    Py_CLEAR(self->nothing); Py_CLEAR(self->meter);
+    Py_CLEAR(self->hurry); Py_CLEAR(self->wake); Py_CLEAR(self->sink);
+    Py_CLEAR(self->nothing); Py_CLEAR(self->state);
     Py_CLEAR(self->numpy); Py_CLEAR(self->one); Py_CLEAR(self->zero); Py_CLEAR(self->empty);
     return 0;
 }
 
-static void hot_dealloc(Hot *self)
+static void capture_dealloc(FastCapture *self)
 {
     PyObject_GC_UnTrack(self);
-    hot_clear(self);
+    capture_clear(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 /* Whether `nbytes` more keep the queue within its budget; -1 on error. */
-static int fits(Hot *self, long long nbytes)
+static int fits(FastCapture *self, long long nbytes)
 {
-    long long queued = self->meter->put - self->meter->got;
+    long long queued = self->state->put - self->state->got;
     if (queued == 0)
         return 1;
-    PyObject *pending = PyObject_GetAttr(self->drain, str_pending);
+    PyObject *pending = PyObject_GetAttr(self->sink, str_pending);
     if (pending == NULL)
         return -1;
     long long under_way = PyLong_AsLongLong(pending);
@@ -149,7 +149,7 @@ static int fits(Hot *self, long long nbytes)
 }
 
 /* A small NumPy array as TensorData; 1 done, 0 not common, -1 error. */
-static int take_array(Hot *self, PyObject *value, PyObject **neutral, PyObject **dtype,
+static int take_array(FastCapture *self, PyObject *value, PyObject **snapshot, PyObject **dtype,
                       PyObject **shape, long long *nbytes)
 {
     PyObject *descr = PyObject_GetAttr(value, str_dtype);
@@ -180,9 +180,9 @@ static int take_array(Hot *self, PyObject *value, PyObject **neutral, PyObject *
         return -1;
     }
     PyObject *parts[] = {self->numpy, name, *shape, data};
-    *neutral = PyObject_Vectorcall(self->tensor, parts, 4, NULL);
+    *snapshot = PyObject_Vectorcall(self->tensor, parts, 4, NULL);
     Py_DECREF(data);
-    if (*neutral == NULL) {
+    if (*snapshot == NULL) {
         Py_CLEAR(*shape);
         Py_DECREF(name);
         return -1;
@@ -192,7 +192,7 @@ static int take_array(Hot *self, PyObject *value, PyObject **neutral, PyObject *
 }
 
 /* A small value of another class through its adapter; 1 done, 0 not common, -1 error. */
-static int take_other(Hot *self, PyObject *take, PyObject *value, PyObject **neutral,
+static int take_other(FastCapture *self, PyObject *take, PyObject *value, PyObject **snapshot,
                       PyObject **dtype, PyObject **shape, long long *nbytes)
 {
     PyObject *taken = PyObject_CallOneArg(take, value);
@@ -208,14 +208,14 @@ static int take_other(Hot *self, PyObject *take, PyObject *value, PyObject **neu
         Py_DECREF(taken);
         return fit;
     }
-    *neutral = Py_NewRef(PyTuple_GET_ITEM(taken, 0));
+    *snapshot = Py_NewRef(PyTuple_GET_ITEM(taken, 0));
     Py_DECREF(taken);
-    if ((PyObject *)Py_TYPE(*neutral) == self->tensor) {
-        *dtype = PyObject_GetAttr(*neutral, str_dtype);
-        *shape = *dtype ? PyObject_GetAttr(*neutral, str_shape) : NULL;
+    if ((PyObject *)Py_TYPE(*snapshot) == self->tensor) {
+        *dtype = PyObject_GetAttr(*snapshot, str_dtype);
+        *shape = *dtype ? PyObject_GetAttr(*snapshot, str_shape) : NULL;
         if (*shape == NULL) {
             Py_CLEAR(*dtype);
-            Py_CLEAR(*neutral);
+            Py_CLEAR(*snapshot);
             return -1;
         }
     }
@@ -223,7 +223,7 @@ static int take_other(Hot *self, PyObject *take, PyObject *value, PyObject **neu
 }
 
 /* hot(value, name, number, step, call) -> Ticket, or None when it is not the common case */
-static PyObject *hot_call(Hot *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+static PyObject *capture_call(FastCapture *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     if (PyVectorcall_NARGS(nargsf) != 5 || kwnames != NULL || self->nothing == NULL) {
         PyErr_SetString(PyExc_TypeError, "value, name, number, step, call");
@@ -238,19 +238,19 @@ static PyObject *hot_call(Hot *self, PyObject *const *args, size_t nargsf, PyObj
         Py_RETURN_NONE;
     }
     Py_INCREF(info); /* another thread may learn the class anew while Python code runs below */
-    PyObject *neutral = NULL, *dtype = NULL, *shape = NULL;
+    PyObject *snapshot = NULL, *dtype = NULL, *shape = NULL;
     long long nbytes = 8;
     int done;
     switch (PyLong_AsLong(PyTuple_GET_ITEM(info, 0))) {
     case FLOAT:
         done = fits(self, nbytes);
-        neutral = done > 0 ? Py_NewRef(value) : NULL;
+        snapshot = done > 0 ? Py_NewRef(value) : NULL;
         break;
     case ARRAY:
-        done = take_array(self, value, &neutral, &dtype, &shape, &nbytes);
+        done = take_array(self, value, &snapshot, &dtype, &shape, &nbytes);
         break;
     default:
-        done = take_other(self, PyTuple_GET_ITEM(info, 2), value, &neutral, &dtype, &shape,
+        done = take_other(self, PyTuple_GET_ITEM(info, 2), value, &snapshot, &dtype, &shape,
                           &nbytes);
     }
     if (done <= 0) {
@@ -276,7 +276,7 @@ static PyObject *hot_call(Hot *self, PyObject *const *args, size_t nargsf, PyObj
         name, self->kind, step == Py_None ? number : step, step == Py_None ? self->zero : args[4],
         sequence, PyTuple_GET_ITEM(rank, 0), PyTuple_GET_ITEM(rank, 1), moment,
         PyTuple_GET_ITEM(info, 1), dtype ? dtype : self->empty, shape ? shape : self->nothing,
-        Py_None, Py_None, neutral, Py_None, tags,
+        Py_None, Py_None, snapshot, Py_None, tags,
     };
     record = PyObject_Vectorcall(self->record, fields, FIELDS, NULL);
     PyObject *for_ticket[] = {self->one, self->hurry};
@@ -292,51 +292,51 @@ static PyObject *hot_call(Hot *self, PyObject *const *args, size_t nargsf, PyObj
         Py_CLEAR(ticket);
         goto end;
     }
-    Meter *meter = self->meter;
-    meter->put += nbytes + self->overhead;
-    meter->captured += 1;
-    meter->nbytes += nbytes;
-    if (meter->asleep) {
-        meter->asleep = 0;
-        PyObject *rang = PyObject_CallNoArgs(self->ring);
-        if (rang == NULL)
+    QueueState *state = self->state;
+    state->put += nbytes + self->overhead;
+    state->captured += 1;
+    state->nbytes += nbytes;
+    if (state->asleep) {
+        state->asleep = 0;
+        PyObject *woken = PyObject_CallNoArgs(self->wake);
+        if (woken == NULL)
             Py_CLEAR(ticket);
-        Py_XDECREF(rang);
+        Py_XDECREF(woken);
     }
-    meter->spent_ns += now_ns(CLOCK_MONOTONIC) - start;
+    state->spent_ns += now_ns(CLOCK_MONOTONIC) - start;
 end:
     Py_XDECREF(done_append); Py_XDECREF(entry); Py_XDECREF(weight); Py_XDECREF(record);
     Py_XDECREF(tags); Py_XDECREF(moment); Py_XDECREF(sequence); Py_XDECREF(rank);
-    Py_XDECREF(shape); Py_XDECREF(dtype); Py_XDECREF(neutral); Py_DECREF(info);
+    Py_XDECREF(shape); Py_XDECREF(dtype); Py_XDECREF(snapshot); Py_DECREF(info);
     return ticket;
 }
 
 typedef struct {
-    Hot hot;
+    FastCapture hot;
     vectorcallfunc call;
-} CallableHot;
+} CallableFastCapture;
 
-static PyObject *hot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *capture_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *self = PyType_GenericNew(type, args, kwargs);
     if (self != NULL)
-        ((CallableHot *)self)->call = (vectorcallfunc)hot_call;
+        ((CallableFastCapture *)self)->call = (vectorcallfunc)capture_call;
     return self;
 }
 
-static PyTypeObject HotType = {
+static PyTypeObject FastCaptureType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tensortap.pipeline._fast.Hot",
+    .tp_name = "tensortap.pipeline._fast.FastCapture",
     .tp_doc = "The capture of a small value: hot(value, name, number, step, call) -> Ticket | None",
-    .tp_basicsize = sizeof(CallableHot),
+    .tp_basicsize = sizeof(CallableFastCapture),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(CallableHot, call),
+    .tp_vectorcall_offset = offsetof(CallableFastCapture, call),
     .tp_call = PyVectorcall_Call,
-    .tp_new = hot_new,
-    .tp_init = (initproc)hot_init,
-    .tp_dealloc = (destructor)hot_dealloc,
-    .tp_traverse = (traverseproc)hot_traverse,
-    .tp_clear = (inquiry)hot_clear,
+    .tp_new = capture_new,
+    .tp_init = (initproc)capture_init,
+    .tp_dealloc = (destructor)capture_dealloc,
+    .tp_traverse = (traverseproc)capture_traverse,
+    .tp_clear = (inquiry)capture_clear,
 };
 
 static struct PyModuleDef module = {
@@ -350,8 +350,8 @@ PyMODINIT_FUNC PyInit__fast(void)
     str_shape = PyUnicode_InternFromString("shape");
     str_pending = PyUnicode_InternFromString("pending");
     PyObject *made = PyModule_Create(&module);
-    if (made == NULL || PyModule_AddType(made, &MeterType) < 0 ||
-        PyModule_AddType(made, &HotType) < 0 ||
+    if (made == NULL || PyModule_AddType(made, &QueueStateType) < 0 ||
+        PyModule_AddType(made, &FastCaptureType) < 0 ||
         PyModule_AddIntConstant(made, "FLOAT", FLOAT) < 0 ||
         PyModule_AddIntConstant(made, "ARRAY", ARRAY) < 0 ||
         PyModule_AddIntConstant(made, "TAKE", TAKE) < 0) {

@@ -1,38 +1,85 @@
-"""The numbers that the training thread and the background thread share, and the fast way in.
+"""The C fast path into a queue, for small values.
 
-`Hot` captures small values in C; without the extension it is None and everything goes through
-`Session.capture`, which does the same in Python.
+`FastPath.capture` does in C what `Pipeline.capture` does in Python. Without the extension there
+is no fast path, and every value takes the way through Python.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-Hot: Any
+from tensortap import ranks
+from tensortap.frameworks.protocol import SMALL, Adapter
+from tensortap.frameworks.protocol import type_name as _type_name
+from tensortap.history import OVERHEAD
+from tensortap.pipeline.ticket import Ticket
+from tensortap.record import Kind, Record, TensorData, Value
+
+FastCapture: Any
 ARRAY: int
 FLOAT: int
 TAKE: int
 
+type_name: Callable[[type], str] = functools.lru_cache(4096)(_type_name)
 
-class PlainMeter:
-    """What a `Meter` is where the extension was not built."""
+
+class PlainQueueState:
+    """Numbers that the training thread and the thread of a queue share, without the extension."""
 
     __slots__ = ("asleep", "captured", "got", "nbytes", "put", "spent_ns")
 
     def __init__(self) -> None:
-        self.put = 0  # bytes that ever went into the queue; only ever added to
-        self.got = 0  # bytes that ever left it, changed under the lock
-        self.captured = 0  # small values that went in the fast way, and their bill
-        self.nbytes = 0
-        self.spent_ns = 0
-        self.asleep = False  # the background thread waits for the bell
+        self.put = 0  # bytes that ever entered the queue
+        self.got = 0  # bytes that ever left it, changed under the lock of the queue
+        self.captured = 0  # small values that took the fast path
+        self.nbytes = 0  # their bytes
+        self.spent_ns = 0  # the time they took
+        self.asleep = False  # whether the thread of the queue waits to be woken
 
 
 if TYPE_CHECKING:
-    Meter = PlainMeter
+    QueueState = PlainQueueState
 else:
     try:
-        from tensortap.pipeline._fast import ARRAY, FLOAT, TAKE, Hot, Meter
-    except ImportError:  # no compiler when it was installed
-        Hot, Meter = None, PlainMeter
+        from tensortap.pipeline._fast import ARRAY, FLOAT, TAKE, FastCapture, QueueState
+    except ImportError:  # no compiler when tensortap was installed
+        FastCapture, QueueState = None, PlainQueueState
         FLOAT, ARRAY, TAKE = 0, 1, 2
+
+
+class FastPath:
+    """Captures small values of the classes that it has learned.
+
+    `capture(value, name, number, step, call)` returns a ticket, or None if the value has to take
+    the way through Python; then nothing has changed.
+    """
+
+    def __init__(self, **queue: Any) -> None:
+        self._classes: dict[type, tuple[int, str, object]] = {}
+        self._dtypes: dict[object, str] = {}
+        self.capture: Callable[..., Ticket | None] = FastCapture(
+            record=Record,
+            tensor=TensorData,
+            ticket=Ticket,
+            kind=Kind.VALUE,
+            classes=self._classes,
+            dtypes=self._dtypes,
+            ranks=ranks.rank_and_world_size,
+            small=SMALL,
+            overhead=OVERHEAD,
+            **queue,
+        )
+
+    def learn(self, value: Any, adapter: Adapter, snapshot: Value) -> None:
+        """Let values of this class take the fast path from now on."""
+        cls = type(value)
+        name = type_name(cls)
+        if cls is float:
+            self._classes[cls] = (FLOAT, name, None)
+        elif name == "numpy.ndarray" and isinstance(snapshot, TensorData):
+            self._dtypes[value.dtype] = snapshot.dtype
+            self._classes[cls] = (ARRAY, name, None)
+        elif adapter.take_small is not None:
+            self._classes[cls] = (TAKE, name, adapter.take_small)

@@ -1,9 +1,9 @@
-"""A queue with a byte budget, and the thread that empties it into a drain.
+"""The queue in front of every sink: a byte budget, and the thread that empties it.
 
-The training thread appends; everything else happens here. The thread takes what has gathered
-every few milliseconds and hands it on in one piece: a background thread that runs Python all
-the time would cost training far more than the work it does, because torch must wait for the
-interpreter lock after every operation.
+The training thread appends; everything else happens in the thread of the queue. It takes what
+has gathered every few milliseconds and hands it on in one piece: a thread that runs Python all
+the time would cost training far more than its work, because torch has to win the interpreter
+lock back after every operation.
 """
 
 from __future__ import annotations
@@ -11,278 +11,247 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import os
-import select
 import threading
 import time
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tensortap.history import OVERHEAD
-from tensortap.pipeline.fast import Hot, Meter
-from tensortap.pipeline.ticket import Ticket, settle
+from tensortap.pipeline.fast import FastCapture, FastPath, QueueState
+from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, Entry
+from tensortap.pipeline.sink import Sink, Wake
+from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Kind, Record
 
 log = logging.getLogger("tensortap")
 
-PAUSE = 0.005  # between two hand-overs while records keep coming
+PAUSE = 0.005  # seconds between two hand-overs while records keep coming
 LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
 MANY = 8
 POLICIES = ("latest", "newest", "block")
 
 
-Entry = tuple[Record, Ticket, int]  # a record in the queue, and what it weighs: a plain tuple,
-# because one is made for every capture
+class Owner(Protocol):
+    """A pipeline, as its queues know it."""
 
-
-class Wake:
-    """A bell that a thread which polls file descriptors can hear."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-
-    def fileno(self) -> int:
-        return self._read
-
-    def ring(self) -> None:
-        # full: it is ringing already; closed: nobody listens any more
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._write, b"!")
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while len(os.read(self._read, 4096)) == 4096:
-                pass
-
-    def wait(self, timeout: float) -> bool:
-        """Wait for the bell alone."""
-        rang = bool(select.select([self._read], [], [], timeout)[0])
-        if rang:
-            self.clear()
-        return rang
-
-    def close(self) -> None:
-        read, write, self._read, self._write = self._read, self._write, -1, -1
-        os.close(read)
-        os.close(write)
-
-
-class Drain(Protocol):
-    """Where a background queue empties into; all calls come from its one thread."""
-
-    @property
-    def accepting(self) -> bool:
-        """Whether records are wanted at all; read by the training thread."""
+    def refresh(self) -> None:
+        """Work out again which queues accept records."""
         ...
 
-    def room(self) -> int:
-        """How many bytes can be taken now; nothing is handed over at 0."""
-        ...
 
-    def send(self, entries: list[Entry]) -> None:
-        """Take the entries; their tickets are settled when their fate is known."""
-        ...
+class Queue:
+    """Records that wait for a sink, within a byte budget, and the thread that hands them over.
 
-    @property
-    def pending(self) -> int:
-        """Bytes that were taken and whose fate is open."""
-        ...
+    Over budget, "latest" keeps the latest record of each name, "newest" drops the value that
+    found no room, and "block" makes the training thread wait. A value larger than the budget is
+    admitted while nothing else is queued.
+    """
 
-    def wait(self, wake: Wake, timeout: float) -> None:
-        """Do what is to be done besides, waiting for the bell or at most `timeout` seconds."""
-        ...
-
-    def hurry(self) -> None:
-        """Somebody waits: do not gather more first."""
-        ...
-
-    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
-        """A value that found no room; called by the training thread."""
-        ...
-
-    def give_up(self) -> list[Entry]:
-        """Entries that were taken and that will not be sent: they are counted as lost."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Background:
-    """A sink: a drain behind a queue, on a thread of its own."""
-
-    def __init__(self, drain: Drain, *, budget: int, overflow: str = "latest", name: str) -> None:
+    def __init__(self, sink: Sink, *, budget: int, overflow: str = "latest", name: str) -> None:
         if overflow not in POLICIES:
-            raise ValueError(f"overflow is one of {', '.join(POLICIES)}, not {overflow!r}")
-        self.drain = drain
+            raise ValueError(f"overflow must be one of {', '.join(POLICIES)}, got {overflow!r}")
+        self.sink = sink
+        self.ledger = sink.ledger
         self.budget = budget
         self.overflow = overflow
-        self.replaced = 0  # records that a newer one of their name pushed out of the queue
-        self.turned_away = 0  # values that found no room
-        self.lost = 0  # records that were queued and got nowhere
-        self._queue: collections.deque[Entry] = collections.deque()
-        self.meter = Meter()
+        self.owner: Owner | None = None
+        self.state = QueueState()
+        self.ledger.add_queue(self.state)
+        self._entries: collections.deque[Entry] = collections.deque()
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._hurried = 0  # threads that wait for a flush: no pause for their sake
-        self._handing = False  # entries are out of the queue, and the drain has not counted them
+        self._changed = threading.Condition(self._lock)
+        self._waiters = 0  # threads that wait for a flush or for room
+        self._handing = False  # entries left the queue, and the sink has not counted them yet
+        self._accepted = True  # what the owner was last told
         self._closed = False
         self._wake = Wake()
+        self.hurry = self._wake.set  # hand over without a pause
         self._thread = threading.Thread(target=self._run, name=f"tensortap-{name}", daemon=True)
         self._thread.start()
 
+    # -- what the training thread calls ---------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many records are queued."""
+        return len(self._entries)
+
     @property
     def accepting(self) -> bool:
-        return self.drain.accepting and not self._closed
+        """Whether records are wanted."""
+        return self.sink.accepting and not self._closed
 
-    @property
-    def dropped(self) -> int:
-        """Values that are nowhere because the queue was over its budget."""
-        return self.replaced + self.turned_away
-
-    def admit(self, nbytes: int, name: str = "", kind: Kind = Kind.VALUE) -> bool:
-        """Ask for room before a value is copied."""
-        queued = self.meter.put - self.meter.got
-        # a value larger than the budget goes through when nothing else is queued
-        if not queued or queued + self.drain.pending + nbytes + OVERHEAD <= self.budget:
+    def admit(self, nbytes: int, name: str, kind: Kind, step: int, rank: int) -> bool:
+        """Return whether there is room for a value, before it is copied; count it if not."""
+        state = self.state
+        queued = state.put - state.got
+        if not queued or queued + self.sink.pending + nbytes + OVERHEAD <= self.budget:
             return True
-        return self._make_room(nbytes, name, kind)
-
-    def _make_room(self, nbytes: int, name: str, kind: Kind) -> bool:
-        nbytes += OVERHEAD
-        with self._lock:
-            if self.overflow == "block":
-                self._hurried += 1
-                self._wake.ring()
-                while not self._fits(nbytes) and self.accepting:
-                    self._room.wait(0.1)
-                self._hurried -= 1
-            elif self.overflow == "latest":
-                self._compact()
-            if self._fits(nbytes) or self._replace(nbytes, name, kind):
-                return True
-            self.turned_away += 1
-            return False
-
-    def _fits(self, nbytes: int) -> bool:
-        queued = self.meter.put - self.meter.got
-        return not queued or queued + self.drain.pending + nbytes <= self.budget
-
-    def _compact(self) -> None:
-        """Keep the latest of each name: the older ones make room."""
-        latest: dict[tuple[str, str, int], Entry] = {}
-        older: list[Entry] = []
-        queue = self._queue
-        for _ in range(len(queue)):  # other threads may append meanwhile
-            entry = queue.popleft()
-            record = entry[0]
-            key = (record.name, record.kind, record.rank)
-            before = latest.pop(key, None)
-            if before is not None:
-                older.append(before)
-            latest[key] = entry
-        queue.extendleft(reversed(latest.values()))
-        self._drop(older)
-
-    def _replace(self, nbytes: int, name: str, kind: Kind) -> bool:
-        """Take out the one that waits under this name, if its room is enough for a newer one."""
-        if self.overflow != "latest":
-            return False
-        for i, entry in enumerate(list(self._queue)):
-            record = entry[0]
-            if record.name == name and record.kind is kind:
-                others = self.meter.put - self.meter.got - entry[2]
-                if others and others + self.drain.pending + nbytes > self.budget:
-                    return False
-                del self._queue[i]  # others only append: the place is the same
-                self._drop([entry])
-                return True
+        if self._make_room(nbytes + OVERHEAD, (name, kind, rank)):
+            return True
+        self.ledger.drop_values(OVER_BUDGET)
+        self.sink.note_dropped(name, kind, step, rank)
         return False
-
-    def _drop(self, entries: list[Entry]) -> None:
-        self.meter.got += sum([nbytes for _, _, nbytes in entries])
-        self.replaced += len(entries)
-        settle(entries, False)
 
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
         """Queue a record for which there is room."""
         nbytes += OVERHEAD
         # no lock: the thread that empties the queue would make training wait for it. An append
-        # is atomic, and so is this sum, as no other thread can run inside of it.
-        self._queue.append((record, ticket, nbytes))
-        meter = self.meter
-        meter.put += nbytes
-        if meter.asleep:
-            meter.asleep = False
-            self._wake.ring()
+        # is atomic, and so is this sum, because no other thread can run inside of it.
+        self._entries.append((record, ticket, nbytes))
+        state = self.state
+        state.put += nbytes
+        if state.asleep:
+            state.asleep = False
+            self._wake.set()
 
-    def fast(self, **others: Any) -> Any:
-        """The fast way into this queue for small values, or None where it was not built."""
-        if Hot is None:
+    def fast_path(self, next_seq: Callable[[], int]) -> FastPath | None:
+        """Return the C fast path into this queue for small values, if it was built."""
+        if FastCapture is None:
             return None
-        return Hot(
-            ticket=Ticket,
-            append=self._queue.append,
+        return FastPath(
+            next=next_seq,
+            append=self._entries.append,
             hurry=self.hurry,
-            ring=self._wake.ring,
-            drain=self.drain,
-            meter=self.meter,
+            wake=self._wake.set,
+            sink=self.sink,
+            state=self.state,
             budget=self.budget,
-            overhead=OVERHEAD,
-            **others,
         )
 
-    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
-        """A value that was not admitted: the drain may want to know."""
-        self.drain.missed(name, kind, step, rank)
-
-    def hurry(self) -> None:
-        """Do not pause before the next hand-over."""
-        self._wake.ring()
-
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything queued has met its fate; False when time ran out."""
+        """Wait until everything queued so far is settled; return False if time ran out."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            self._hurried += 1
+            self._waiters += 1
             try:
-                while self._queue or self._handing or self.drain.pending:
+                while self._entries or self._handing or self.sink.pending:
                     left = None if deadline is None else deadline - time.monotonic()
                     if (left is not None and left <= 0) or not self._thread.is_alive():
                         return False
-                    self._wake.ring()
-                    self._room.wait(0.05 if left is None else min(left, 0.05))
+                    self._wake.set()
+                    self._changed.wait(0.05 if left is None else min(left, 0.05))
             finally:
-                self._hurried -= 1
+                self._waiters -= 1
         return True
 
     def close(self, timeout: float = 2.0) -> None:
-        """Flush for at most `timeout` seconds, then end the thread."""
+        """Flush for at most `timeout` seconds, then end the thread and the sink."""
         start = time.monotonic()
-        if self.accepting or self.drain.pending:
+        if self.accepting or self.sink.pending:
             self.flush(timeout)
         self._closed = True
-        self._wake.ring()
+        self._wake.set()
         self._thread.join(max(0.5, timeout - (time.monotonic() - start)))
-        self.lost += len(self.forget())
+        self.drop_all()
+        self.ledger.remove_queue(self.state)
 
-    def forget(self, *, unheard: bool = False) -> list[Entry]:
-        """Drop everything that waits, because nobody is there to take it; what it was."""
+    def drop_all(self) -> None:
+        """Drop everything that waits, because nobody is there to take it."""
         with self._lock:
-            queued = [self._queue.popleft() for _ in range(len(self._queue))]
-            self.meter.got += sum([nbytes for _, _, nbytes in queued])
-            lost = [*self.drain.give_up(), *queued]
-            self._room.notify_all()
-        settle(lost, False, unheard=unheard)
-        return lost
+            queued = [self._entries.popleft() for _ in range(len(self._entries))]
+            self.state.got += sum([nbytes for _, _, nbytes in queued])
+            unsettled = self.sink.give_up()
+            self._changed.notify_all()
+        self.ledger.drop([*unsettled, *queued], DISCONNECTED)
+
+    # -- over budget ----------------------------------------------------------------------
+
+    def _make_room(self, nbytes: int, key: tuple[str, Kind, int]) -> bool:
+        with self._lock:
+            if self.overflow == "block":
+                self._waiters += 1
+                self._wake.set()
+                while not self._fits(nbytes) and self.accepting:
+                    self._changed.wait(0.1)
+                self._waiters -= 1
+            elif self.overflow == "latest":
+                self._keep_latest()
+                if not self._fits(nbytes):
+                    self._remove(key, nbytes)
+            return self._fits(nbytes)
+
+    def _fits(self, nbytes: int, less: int = 0) -> bool:
+        queued = self.state.put - self.state.got - less
+        return not queued or queued + self.sink.pending + nbytes <= self.budget
+
+    def _keep_latest(self) -> None:
+        """Drop every record of which the queue holds a later one of the same name."""
+        latest: dict[tuple[str, Kind, int], Entry] = {}
+        older: list[Entry] = []
+        for _ in range(len(self._entries)):  # other threads may append meanwhile
+            entry = self._entries.popleft()
+            before = latest.pop(_key(entry), None)
+            if before is not None:
+                older.append(before)
+            latest[_key(entry)] = entry
+        self._entries.extendleft(reversed(latest.values()))
+        self._drop(older)
+
+    def _remove(self, key: tuple[str, Kind, int], nbytes: int) -> None:
+        """Drop the record of this name if that makes enough room for a newer one."""
+        for i, entry in enumerate(list(self._entries)):
+            if _key(entry) == key and self._fits(nbytes, less=entry[2]):
+                del self._entries[i]  # others only append: the index still holds
+                self._drop([entry])
+                return
+
+    def _drop(self, entries: list[Entry]) -> None:
+        self.state.got += sum([nbytes for _, _, nbytes in entries])
+        self.ledger.drop(entries, OVER_BUDGET)
+
+    # -- the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._cycle()
+            except Exception:
+                # a bug must not end the thread: nobody would empty the queue any more
+                log.exception("tensortap: error in a background thread, which continues")
+                time.sleep(0.1)
+        with contextlib.suppress(Exception):
+            self.sink.close()
+        self._wake.close()
+
+    def _cycle(self) -> None:
+        room = self.sink.room()
+        if self.overflow == "latest":
+            # a newer record cannot replace what the sink has: leave it half of the budget
+            room = min(room, max(1, self.budget // 2) - self.sink.pending)
+        entries = self._take(room)
+        if entries:
+            self._hand_over(entries)
+            if not self._waiters:
+                self._wake.wait(PAUSE if len(entries) < MANY else LONG_PAUSE)
+            self.sink.wait(self._wake, 0.0)
+        else:
+            # asleep only with an empty queue: while the sink has no room, waking the thread for
+            # every record would achieve nothing
+            self.state.asleep = not self._entries
+            if self._waiters:
+                self.sink.hurry()
+            if not (self.state.asleep and self._entries):
+                self.sink.wait(self._wake, 1.0)
+            self.state.asleep = False
+        if self.sink.unreachable:
+            # in every cycle: a value may have been queued just when nobody was found
+            self.drop_all()
+        if self.accepting is not self._accepted:
+            self._accepted = self.accepting
+            if self.owner is not None:
+                self.owner.refresh()
+        if self._waiters:
+            with self._lock:
+                self._changed.notify_all()
 
     def _take(self, room: int) -> list[Entry]:
-        """As many entries as there is room for, at least one if there is any."""
+        """Return as many entries as there is room for, at least one if there is any room."""
         with self._lock:
-            queue = self._queue
+            queue = self._entries
             if not queue or room <= 0:
                 return []
-            if self.meter.put - self.meter.got <= room:
+            if self.state.put - self.state.got <= room:
                 taken = [queue.popleft() for _ in range(len(queue))]
             else:
                 taken = []
@@ -290,55 +259,37 @@ class Background:
                     entry = queue.popleft()
                     room -= entry[2]
                     taken.append(entry)
-            self.meter.got += sum([nbytes for _, _, nbytes in taken])
+            self.state.got += sum([nbytes for _, _, nbytes in taken])
             self._handing = True
             return taken
 
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                self._cycle()
-            except Exception:
-                # a bug here must not end the thread: training would fill the queue unheard
-                log.exception("tensortap: the background thread met an error and goes on")
-                time.sleep(0.1)
-        with contextlib.suppress(Exception):
-            self.drain.close()
-        self._wake.close()
-
-    def _cycle(self) -> None:
-        room = self.drain.room()
-        if self.overflow == "latest":
-            # what is under way can no longer be replaced: it must not take the whole budget
-            room = min(room, max(1, self.budget // 2) - self.drain.pending)
-        entries = self._take(room)
-        if entries:
-            try:
-                self.drain.send(entries)
-                if self._hurried:
-                    self.drain.hurry()
-            except Exception:
-                # a drain that fails has taken some of them, or none: nobody knows which
-                open_ = [entry for entry in entries if not entry[1].done]
-                self.lost += len(open_)
-                settle(open_, False)
-                raise
-            finally:
-                with self._lock:
-                    self._handing = False
-                    self._room.notify_all()
-            if not self._hurried:
-                self._wake.wait(PAUSE if len(entries) < MANY else LONG_PAUSE)
-            self.drain.wait(self._wake, 0.0)
-        else:
-            # asleep only with an empty queue: while the drain has no room, a bell for every
-            # record would wake the thread for nothing
-            self.meter.asleep = not self._queue
-            if self._hurried:
-                self.drain.hurry()
-            if not (self.meter.asleep and self._queue):
-                self.drain.wait(self._wake, 1.0)
-            self.meter.asleep = False
-        if self._hurried:
+    def _hand_over(self, entries: list[Entry]) -> None:
+        try:
+            self.sink.send(entries)
+            if self._waiters:
+                self.sink.hurry()
+        except Exception:
+            # the sink has taken some of them, or none: nobody knows which
+            self.ledger.drop([entry for entry in entries if not entry[1].done], ERROR)
+            raise
+        finally:
             with self._lock:
-                self._room.notify_all()
+                self._handing = False
+                self._changed.notify_all()
+
+
+def _key(entry: Entry) -> tuple[str, Kind, int]:
+    record = entry[0]
+    return record.name, record.kind, record.rank
+
+
+def write_to(
+    queues: Sequence[Queue], record: Record, nbytes: int, *, captured: bool = True
+) -> Ticket:
+    """Write a record to queues that have room for it; return its ticket."""
+    if not queues:
+        return SKIPPED
+    ticket = Ticket(len(queues), queues[-1].hurry, False, len(queues), captured)
+    for queue in queues:
+        queue.write(record, ticket, nbytes)
+    return ticket

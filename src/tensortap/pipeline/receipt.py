@@ -1,63 +1,95 @@
-"""What tensortap has done in this process and what it cost."""
+"""The receipt: what tensortap captured in this process and what it cost."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import msgspec
 
 from tensortap.limits import format_size
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Receipt:
-    """The bill: what was taken, what was not and why, and the time training paid for it."""
+    """What was captured, what was not and why, and what it cost the training thread."""
 
-    captured: int  # values that were copied and handed on
-    tracked: int  # tensors whose statistics were taken
-    skipped: int  # calls that the selection passed over
-    dropped: int  # values that found no room, or made room for newer ones
-    unheard: int  # values that nobody listened for
-    failed: int  # values that were on their way and got lost
-    errors: int  # values that could not be caught
+    captured: int  # values that were copied and not dropped afterwards
+    tracked: int  # tensors whose statistics were computed
+    skipped: int  # calls that the selection left out
+    dropped: int  # values that did not arrive, for any of the `reasons`
+    reasons: dict[str, int]  # over budget, disconnected, error, too large
     bytes: int
     steps: int
     seconds: float  # in the training thread
     seconds_per_step: float
-    where: dict[str, float]  # seconds by what they were spent on
+    activities: dict[str, float]  # seconds by activity
     sessions: dict[str, str]  # address → state of each live session
 
-    def since(self, before: Receipt) -> Receipt:
-        """What has come on top of an earlier one."""
-        counts = "captured tracked skipped dropped unheard failed errors bytes steps".split()
-        more = {name: max(0, getattr(self, name) - getattr(before, name)) for name in counts}
-        where = {name: s - before.where.get(name, 0.0) for name, s in self.where.items()}
-        where = {name: max(0.0, seconds) for name, seconds in where.items()}
-        seconds = sum(where.values())
-        each = seconds / more["steps"] if more["steps"] else 0.0
+    def since(self, earlier: Receipt) -> Receipt:
+        """Return what was added since an earlier receipt."""
+        counts = {
+            name: max(0, getattr(self, name) - getattr(earlier, name))
+            for name in ("captured", "tracked", "skipped", "dropped", "bytes", "steps")
+        }
+        reasons = {
+            name: max(0, count - earlier.reasons.get(name, 0))
+            for name, count in self.reasons.items()
+        }
+        activities = {
+            name: max(0.0, seconds - earlier.activities.get(name, 0.0))
+            for name, seconds in self.activities.items()
+        }
+        seconds = sum(activities.values())
         return dataclasses.replace(
-            self, **more, where=where, seconds=seconds, seconds_per_step=each
+            self,
+            **counts,
+            reasons=reasons,
+            activities=activities,
+            seconds=seconds,
+            seconds_per_step=seconds / counts["steps"] if counts["steps"] else 0.0,
         )
 
     def __str__(self) -> str:
-        captured = f"{self.captured:,} captured ({format_size(self.bytes)})"
         tracked = f", {self.tracked:,} tracked" if self.tracked else ""
-        lines = [f"tensortap receipt: {captured}, {self.skipped:,} skipped{tracked}"]
-        lost = [
-            (self.dropped, "dropped over budget"),
-            (self.unheard, "with nobody listening"),
-            (self.failed, "lost on the way"),
-            (self.errors, "could not be caught"),
+        reasons = ", ".join(f"{count:,} {why}" for why, count in self.reasons.items() if count)
+        steps = (
+            f", {format_seconds(self.seconds_per_step)} per step over {self.steps:,} steps"
+            if self.steps
+            else ""
+        )
+        largest_first = sorted(self.activities.items(), key=lambda item: -item[1])
+        activities = [f"{name} {format_seconds(s)}" for name, s in largest_first if s > 0]
+        lines = [
+            f"tensortap receipt: {self.captured:,} captured ({format_size(self.bytes)}){tracked}, "
+            f"{self.skipped:,} skipped, {self.dropped:,} dropped" + (reasons and f" ({reasons})"),
+            f"  training thread: {format_seconds(self.seconds)}{steps}",
+            f"  spent on: {', '.join(activities) or 'nothing'}",
         ]
-        lines.append("  not kept: " + (", ".join(f"{n:,} {w}" for n, w in lost if n) or "nothing"))
-        step = f", {_time(self.seconds_per_step)} a step over {self.steps:,} steps"
-        lines.append(f"  training thread: {_time(self.seconds)} in all{step if self.steps else ''}")
-        where = sorted(self.where.items(), key=lambda item: -item[1])
-        spent = ", ".join(f"{name} {_time(seconds)}" for name, seconds in where if seconds > 0)
-        lines.append(f"  spent on: {spent or 'nothing'}")
         lines.extend(f"  live session {where}: {state}" for where, state in self.sessions.items())
         return "\n".join(lines)
 
 
-def _time(seconds: float) -> str:
+def read_receipt(data: dict[str, Any]) -> Receipt:
+    """Return a receipt that was written as JSON, also by an earlier version."""
+    if "reasons" not in data:
+        reasons = {
+            "over budget": data.pop("dropped", 0),
+            "disconnected": data.pop("unheard", 0) + data.pop("failed", 0),
+            "error": data.pop("errors", 0),
+            "too large": 0,
+        }
+        data |= {"reasons": reasons, "dropped": sum(reasons.values())}
+        data["activities"] = data.pop("where", {})
+    return msgspec.convert(data, Receipt)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as people read it.
+
+    >>> format_seconds(0.0123)
+    '12.3 ms'
+    """
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

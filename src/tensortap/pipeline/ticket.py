@@ -1,4 +1,4 @@
-"""What `catch` returns: the way to ask whether a record has arrived."""
+"""Tickets: what `catch` returns, to ask whether a record has arrived."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import msgspec
 
 
 class Ticket(msgspec.Struct, gc=False, eq=False):
-    """One captured value on its way.
+    """One captured value on its way to its sinks.
 
-    `wait` says True when every sink that took the value has it, False when it was dropped,
-    could not be caught, was skipped, or the time ran out.
+    `wait` returns True when every sink that took the value has it, and False when the value was
+    skipped or dropped, or when time ran out.
     """
 
-    _open: int = 0  # sinks whose word is still to come
+    _open: int = 0  # sinks that have not settled it yet
     _hurry: Callable[[], None] | None = None
     _failed: bool = False
-    _sinks: int = 1  # that took it
+    _sinks: int = 1
+    captured: bool = True  # whether the ledger counts it as a captured value
 
     @property
     def shared(self) -> bool:
@@ -29,11 +30,11 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
 
     @property
     def done(self) -> bool:
-        """Whether the fate of the value is known."""
+        """Whether every sink has settled it."""
         return self._open <= 0
 
     def wait(self, timeout: float | None = 10.0) -> bool:
-        """Wait until the value has arrived: True, or False when it never will or time is up."""
+        """Wait until the value has arrived; return False if it never will or time is up."""
         global _waiting
         if self._open > 0:
             if self._hurry is not None:
@@ -54,14 +55,12 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
         return self._open <= 0 and not self._failed
 
 
-def settle(
-    entries: Iterable[tuple[Any, Ticket, int]], arrived: bool, *, unheard: bool = False
-) -> None:
-    """A sink has these records, or has lost them; `unheard`: there was nobody to have them."""
+def settle(entries: Iterable[tuple[Any, Ticket, int]], arrived: bool) -> None:
+    """Tell the tickets of these queue entries whether the records have arrived at a sink."""
     with _lock:
         for _, ticket, _ in entries:
             ticket._open -= 1
-            if not arrived and not (unheard and ticket._sinks > 1):
+            if not arrived:
                 ticket._failed = True
     if _waiting:
         with _settled:
@@ -72,10 +71,11 @@ _lock = threading.Lock()
 _settled = threading.Condition()
 _waiting = 0
 
-SKIPPED = Ticket(_failed=True)  # nothing was taken, or it could not be
+SKIPPED = Ticket(_failed=True)
+"""The ticket of every value that was skipped, or dropped before it was queued."""
 
 
 def after_fork() -> None:
-    """A child must not inherit a lock that a thread of the parent held."""
+    """Replace locks that a thread of the parent process may have held."""
     global _lock, _settled, _waiting
     _lock, _settled, _waiting = threading.Lock(), threading.Condition(), 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensortap.pipeline.receipt import Receipt, read_receipt
 from tensortap.readers.mirror import Mirror, is_url
 from tensortap.record import Kind, Record, Value
 from tensortap.runs import layout
@@ -339,12 +340,12 @@ class RunReader:
         rows = table.filter(table.column("missing"))
         return list(zip(*(rows.column(c).to_pylist() for c in columns[:3]), strict=True))
 
-    def receipts(self) -> dict[int, dict[str, Any]]:
+    def receipts(self) -> dict[int, Receipt]:
         """Return the receipt of each rank that has ended the run."""
         found = {
             rank: layout.read_json(layout.receipt_file(self.path, rank)) for rank in self.ranks
         }
-        return {rank: receipt for rank, receipt in found.items() if isinstance(receipt, dict)}
+        return {rank: read_receipt(data) for rank, data in found.items() if isinstance(data, dict)}
 
 
 def _cells_of(table: pa.Table, row: int) -> _Cells:

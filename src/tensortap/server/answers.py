@@ -74,7 +74,7 @@ def _name_row(
 
 
 def _client_row(client: ClientState) -> questions.ClientRow:
-    info, tally, connection = client.info, client.tally, client.connection
+    info, connection = client.info, client.connection
     shared = connection is not None and connection.arena_pid is not None
     return questions.ClientRow(
         program=info.program,
@@ -86,9 +86,8 @@ def _client_row(client: ClientState) -> questions.ClientRow:
         path="shared memory" if shared else "TCP",
         records=client.records,
         nbytes=client.nbytes,
-        unheard=tally.unheard,
-        dropped=tally.dropped,
-        failed=tally.failed,
+        dropped=sum(client.dropped.values()),
+        reasons=client.dropped,
     )
 
 

@@ -26,7 +26,7 @@ class ClientState:
         self.connection: Connection | None = None
         self.records = 0
         self.nbytes = 0
-        self.tally = wire.Tally()
+        self.dropped: dict[str, int] = {}  # values that it did not send, by reason
         # after a reconnect the client sends unacknowledged batches again
         self.last_batch = 0
         self.rejected_batches: collections.deque[int] = collections.deque(maxlen=1000)
@@ -60,7 +60,7 @@ class Connection:
     def start_batch(self, batch: wire.Batch, body: memoryview, bound: int) -> None:
         """Begin to receive a batch; raise WireError if it is malformed."""
         client = self.client
-        client.tally = batch.tally
+        client.dropped = batch.dropped
         for offer in batch.segments:
             self._map(offer)
         if batch.number <= client.last_batch:  # sent again, although it had arrived

@@ -25,9 +25,8 @@ class ClientRow(msgspec.Struct, frozen=True):
     path: str  # how tensors arrive: shared memory or TCP
     records: int
     nbytes: int
-    unheard: int
-    dropped: int
-    failed: int
+    dropped: int  # values that the program did not send, for any of the `reasons`
+    reasons: dict[str, int]
 
 
 class NameRow(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from tensortap._version import __version__
 from tensortap.buffers import OutOfMemory, Pool
 from tensortap.errors import Refused, WireError
 from tensortap.history import History
-from tensortap.pipeline.queue import Wake
+from tensortap.pipeline.sink import Wake
 from tensortap.record import Record
 from tensortap.server.answer_thread import AnswerThread
 from tensortap.server.connection import ClientState, Connection
@@ -77,7 +77,7 @@ class Server:
         self._wake = Wake()
         self._answers = None
         if answer is not None:
-            self._answers = AnswerThread(functools.partial(answer, self), self._wake.ring)
+            self._answers = AnswerThread(functools.partial(answer, self), self._wake.set)
         self._thread = threading.Thread(target=self._run, name="tensortap-server", daemon=True)
         self._thread.start()
 
@@ -92,7 +92,7 @@ class Server:
         if self._answers is not None:
             self._answers.close()
         if self._thread.is_alive():
-            self._wake.ring()
+            self._wake.set()
             self._thread.join(5)
 
     # -- the thread ----------------------------------------------------------------------

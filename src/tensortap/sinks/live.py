@@ -1,32 +1,34 @@
-"""Records to a live session, over shared memory on one host and over TCP between hosts."""
+"""The sink that sends records to a live session, over shared memory on one host, else over TCP."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
+import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import zmq
 import zmq.utils.garbage  # now: what ends first at exit is what was imported last
 
+from tensortap import ranks
 from tensortap.buffers import Lease, OutOfMemory, Pool, Segment
 from tensortap.limits import format_size
-from tensortap.pipeline.queue import Entry, Wake
+from tensortap.pipeline.ledger import ERROR, TOO_LARGE, Entry, Ledger
+from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
-from tensortap.record import Kind
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
 from tensortap.wire.channel import NO_KEY, Channel, ConnectionState
 
 log = logging.getLogger("tensortap")
 
-_LARGEST_BODY = 256 << 10  # a batch of small records is cut here
+_LARGEST_BODY = 256 << 10  # bytes of small records in one batch
 _PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
-_TRIM = 30.0  # seconds after which unused memory goes back
+_TRIM = 30.0  # seconds after which unused memory is released
 _NONCE_SEGMENT = 4096
 
 
@@ -39,27 +41,26 @@ class Flight(NamedTuple):
     nbytes: int
 
 
-class Live:
-    """The drain that sends to one server."""
+class LiveSink(Sink):
+    """Sends records to one server."""
+
+    accepting = True  # until it is known that nobody listens
+    pending = 0
 
     def __init__(
         self,
         address: Address,
         pool: Pool,
+        ledger: Ledger,
         *,
-        client: Callable[[], wire.Client],
-        tally: Callable[[], wire.Tally] = wire.Tally,
-        on_state: Callable[[bool], None] = lambda forget: None,
-        on_refused: Callable[[int], None] = lambda count: None,
         arena: bool = True,
         key: bytes | None = None,
     ) -> None:
-        self.address = address  # port 0: not known yet, it is set when it is
+        self.address = address  # port 0: not known yet, the owner sets it later
+        self.ledger = ledger
         self._key = key
-        self.accepting = True  # until it is known that nobody listens
         self._pool = pool
-        self._client, self._tally = client, tally
-        self._on_state, self._on_refused = on_state, on_refused
+        self.id = os.urandom(16)
         self._want_arena = arena and pool.shared
         self._arena = False
         self._nonce = secrets.token_bytes(16)
@@ -71,38 +72,35 @@ class Live:
         self._largest = 0
         self._number = 0
         self._flights: dict[int, Flight] = {}
-        self.pending = 0
-        self._in_arena: set[int] = set()  # flights whose bytes lie in shared memory
-        self._too_large: set[str] = set()  # names of which it was said
+        self._in_arena: set[int] = set()  # flights whose bytes are in shared memory
+        self._too_large: set[str] = set()  # names for which a warning was logged
         self._lent: dict[tuple[int, int], Lease] = {}
         self._offered: dict[int, Segment] = {}
         self._lost_at: float | None = None
         self._trimmed_at = 0.0
-        self._lock = threading.Lock()  # flights are given up from another thread
+        self._lock = threading.Lock()  # another thread may give up the flights
+        self._report_state()
 
-    # -- what the background queue asks --------------------------------------------------
+    # -- what the queue calls -------------------------------------------------------------
+
+    @property
+    def unreachable(self) -> bool:
+        return self._state is ConnectionState.ABSENT and self._lost_at is None
 
     def room(self) -> int:
         if self._state is not ConnectionState.OPEN:
             return 0
-        # a value larger than all credit goes when nothing else is under way
+        # a value larger than all credit is sent while nothing else is in flight
         return max(self._credit, 0) if self._flights else self._largest + (1 << 20)
-
-    def describe(self) -> str:
-        """The state of the connection in words."""
-        if self._state is ConnectionState.OPEN:
-            return "connected, through shared memory" if self._arena else "connected, over TCP"
-        refusal = self._channel.refusal if self._channel is not None else ""
-        return f"none: {refusal or 'nobody listens'}"
 
     def send(self, entries: list[Entry]) -> None:
         batch: list[Entry] = []
         nbytes = 0
         for entry in entries:
             if entry[2] > self._largest:
-                self._turn_down(entry)
+                self._drop_too_large(entry)
                 continue
-            # together they must not be more than the session can hold
+            # a batch must not be larger than what the session can hold
             if batch and (nbytes > _LARGEST_BODY or nbytes + entry[2] > self._largest):
                 self._send(batch)
                 batch, nbytes = [], 0
@@ -111,15 +109,15 @@ class Live:
         if batch:
             self._send(batch)
 
-    def _turn_down(self, entry: Entry) -> None:
-        """Do not even send what the session could never hold."""
+    def _drop_too_large(self, entry: Entry) -> None:
         record, _, nbytes = entry
         if record.name not in self._too_large:
             self._too_large.add(record.name)
-            sizes = f"{format_size(nbytes)}, and the session holds {format_size(self._largest)}"
-            log.warning("tensortap: %r was not sent: it has %s", record.name, sizes)
-        self._on_refused(1)
-        settle([entry], False)
+            log.warning(
+                "tensortap: %r was not sent: it has %s, and the session can hold %s",
+                record.name, format_size(nbytes), format_size(self._largest),
+            )  # fmt: skip
+        self.ledger.drop([entry], TOO_LARGE)
 
     def wait(self, wake: Wake, timeout: float) -> None:
         if not self.address.port:
@@ -128,25 +126,18 @@ class Live:
         channel = self._channel or self._start()
         messages = channel.poll(timeout, wake.fileno())
         wake.clear()
-        for kind, header, _ in messages:
-            self._handle(kind, header)
+        for _, header, _ in messages:
+            if isinstance(header, wire.Ack):
+                self._acknowledge(header)
         if channel.state is not self._state:
-            self._turn(channel)
+            self._change_state(channel)
+        self._report_state()
         now = time.monotonic()
         if self._lost_at is not None and now - self._lost_at > _PATIENCE:
             self._lost_at = None
-        if self._state is ConnectionState.ABSENT and self._lost_at is None:
-            # again and again: a value may have been queued just when nobody was found
-            self._on_state(True)
         if now - self._trimmed_at > _TRIM / 2:
             self._trimmed_at = now
             self._trim()
-
-    def hurry(self) -> None:
-        """What was sent is under way already."""
-
-    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
-        """The counts that go with every batch say enough."""
 
     def give_up(self) -> list[Entry]:
         with self._lock:
@@ -159,17 +150,17 @@ class Live:
         channel = self._channel
         if channel is not None:
             if channel.state is ConnectionState.OPEN:
-                self._report()
+                self._report_dropped()
                 channel.send(wire.message(wire.GOODBYE, wire.Goodbye("the program ended")))
             channel.close(linger=500)
         if self._context is not None:
-            # not term(): it would wait for the peer, and the program wants to leave
+            # not term(): it would wait for the server, and the program wants to end
             with contextlib.suppress(zmq.ZMQError):
                 self._context.destroy(linger=500)
         if self._nonce_segment is not None:
             self._nonce_segment.close()
 
-    # -- the connection ------------------------------------------------------------------
+    # -- the connection -------------------------------------------------------------------
 
     def _start(self) -> Channel:
         self._context = zmq.Context()
@@ -184,13 +175,23 @@ class Live:
                 segment = Segment(0, _NONCE_SEGMENT, shared=True)
                 segment.memory[: len(self._nonce)] = self._nonce
                 self._nonce_segment = segment
-        client = self._client()
         if self._nonce_segment is not None:
-            offer = wire.Arena(client.pid, self._nonce_segment.fd)
+            offer = wire.Arena(os.getpid(), self._nonce_segment.fd)
+        rank, world_size = ranks.rank_and_world_size()
+        program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+        host = os.uname().nodename
+        client = wire.Client(self.id, host, os.getpid(), rank, world_size, program)
         channel.proof = wire.Proof(b"", client, offer)
 
-    def _turn(self, channel: Channel) -> None:
-        """The connection has come or gone."""
+    def _report_state(self) -> None:
+        if self._state is ConnectionState.OPEN:
+            state = "connected, through shared memory" if self._arena else "connected, over TCP"
+        else:
+            refusal = self._channel.refusal if self._channel is not None else ""
+            state = f"none: {refusal or 'nobody listens'}"
+        self.ledger.sessions[str(self.address)] = state
+
+    def _change_state(self, channel: Channel) -> None:
         before, self._state = self._state, channel.state
         if channel.state is ConnectionState.OPEN:
             welcome = channel.welcome
@@ -205,51 +206,40 @@ class Live:
                 flights = list(self._flights.items())
             for number, flight in flights:
                 self._transmit(number, flight)
-            self._report()
-            self._on_state(False)
+            self._report_dropped()
             return
         self.accepting = False
         self._introduce(channel)
         if before is ConnectionState.OPEN:
-            self._abandon()
+            self._retire_lent()
             self._lost_at = time.monotonic()
-            self._on_state(False)
-        else:
-            # whoever has never served has no key: nothing is wrong
-            if channel.refusal not in ("", NO_KEY) or not self.address.loopback:
-                why = channel.refusal or "nobody listens there"
-                log.warning("tensortap: no live session at %s: %s", self.address, why)
-            self._on_state(True)
+        # a user who has never served has no key: nothing is wrong
+        elif channel.refusal not in ("", NO_KEY) or not self.address.loopback:
+            why = channel.refusal or "nobody listens there"
+            log.warning("tensortap: no live session at %s: %s", self.address, why)
 
-    def _abandon(self) -> None:
-        """Never write again into memory that the server we lost may still be showing."""
-        lent = {lease.segment.number: lease.segment for lease in self._lent.values()}
-        for segment in lent.values():
+    def _retire_lent(self) -> None:
+        """Never write again into memory that the lost server may still be showing."""
+        for segment in {id(lease.segment): lease.segment for lease in self._lent.values()}.values():
             self._pool.retire(segment)
         self._lent.clear()
         self._in_arena.clear()
         self._offered.clear()
-        self._pool.trim(
-            _TRIM
-        )  # what was lent goes back now, not when somebody next asks for memory
+        self._pool.trim(_TRIM)  # release it now, not when somebody next asks for memory
 
     def _trim(self) -> None:
         self._pool.trim(_TRIM)
-        gone = [number for number, segment in self._offered.items() if segment.fd < 0]
-        for number in gone:
+        closed = [number for number, segment in self._offered.items() if segment.fd < 0]
+        for number in closed:
             del self._offered[number]
-        if gone and self._state is ConnectionState.OPEN:
+        if closed and self._state is ConnectionState.OPEN:
             assert self._channel is not None
-            self._channel.send(wire.message(wire.SEGMENTS, wire.Segments(tuple(gone))))
-
-    def _handle(self, kind: bytes, header: Any) -> None:
-        if isinstance(header, wire.Ack):
-            self._acknowledge(header)
+            self._channel.send(wire.message(wire.SEGMENTS, wire.Segments(tuple(closed))))
 
     def _acknowledge(self, ack: wire.Ack) -> None:
         self._credit += ack.credit
-        for place in ack.freed:
-            self._lent.pop(place, None)
+        for block in ack.freed:
+            self._lent.pop(block, None)
         settled: list[tuple[int, Flight]] = []
         with self._lock:
             for number in list(self._flights):
@@ -259,39 +249,39 @@ class Live:
                 self.pending -= flight.nbytes
                 settled.append((number, flight))
         for number, flight in settled:
-            arrived = number not in ack.rejected
-            if not arrived and number in self._in_arena and flight.nbytes <= self._largest:
-                # the server cannot read the arena after all: from here on over the socket
+            if number not in ack.rejected:
+                settle(flight.entries, True)
+            elif flight.nbytes > self._largest:
+                self.ledger.drop(flight.entries, TOO_LARGE)
+            elif number in self._in_arena:
+                # the server cannot read the arena after all: use the socket from now on
                 self._arena = False
-                for block in flight.blocks:
-                    if isinstance(block, Lease):
-                        self._lent.pop((block.segment.number, block.offset), None)
+                for lease in flight.blocks:
+                    if isinstance(lease, Lease):
+                        self._lent.pop((lease.segment.number, lease.offset), None)
                 self._launch(flight)
             else:
-                if not arrived:
-                    self._on_refused(len(flight.entries))
-                settle(flight.entries, arrived)
+                self.ledger.drop(flight.entries, ERROR)
             self._in_arena.discard(number)
 
-    # -- batches -------------------------------------------------------------------------
+    # -- batches --------------------------------------------------------------------------
 
     def _send(self, entries: list[Entry]) -> None:
         blocks: list[Any] = []
 
         def external(block: Any) -> int:
-            blocks.append(self._housed(block))
+            blocks.append(self._in_place(block))
             return len(blocks) - 1
 
         try:
             body = wire.encode_records([record for record, _, _ in entries], external)
         except Exception as error:
-            if len(entries) > 1:  # one value that failed must not take the others with it
+            if len(entries) > 1:  # one bad value must not take the others with it
                 for entry in entries:
                     self._send([entry])
                 return
             log.warning("tensortap: %r could not be sent: %s", entries[0][0].name, error)
-            self._on_refused(1)
-            settle(entries, False)
+            self.ledger.drop(entries, ERROR)
             return
         self._launch(Flight(body, blocks, entries, sum([nbytes for _, _, nbytes in entries])))
 
@@ -302,8 +292,8 @@ class Live:
             self.pending += flight.nbytes
         self._transmit(self._number, flight)
 
-    def _housed(self, block: Any) -> Any:
-        """The block with its bytes there, in the arena if there is one."""
+    def _in_place(self, block: Any) -> Any:
+        """Return the block with its bytes complete, in the arena if there is one."""
         if isinstance(block, Lease):
             block.settle()
             return block
@@ -331,26 +321,25 @@ class Live:
                 self._in_arena.add(number)
             else:
                 externals.append(wire.External(0, 0, block.nbytes))
-        nbytes = len(flight.body)
+        nbytes, dropped = len(flight.body), self.ledger.reasons()
         places, offered = tuple(externals), tuple(offers)
-        header = wire.Batch(number, nbytes, flight.nbytes, places, offered, self._tally())
+        header = wire.Batch(number, nbytes, flight.nbytes, places, offered, dropped)
         self._credit -= flight.nbytes
-        frames: list[Any] = wire.message(wire.RECORDS, header)
         whole = nbytes <= wire.CHUNK_NBYTES
-        channel.send([*frames, flight.body if whole else b""])
+        channel.send([*wire.message(wire.RECORDS, header), flight.body if whole else b""])
         if not whole:
-            self._send_parts(channel, number, wire.BODY, memoryview(flight.body))
-        for index, (place, block) in enumerate(zip(externals, flight.blocks, strict=True)):
-            if not place.segment:
-                self._send_parts(channel, number, index, block.view)
+            self._send_chunks(channel, number, wire.BODY, memoryview(flight.body))
+        for index, (external, block) in enumerate(zip(externals, flight.blocks, strict=True)):
+            if not external.segment:
+                self._send_chunks(channel, number, index, block.view)
 
-    def _send_parts(self, channel: Channel, number: int, index: int, view: memoryview) -> None:
+    def _send_chunks(self, channel: Channel, number: int, index: int, view: memoryview) -> None:
         for frames in wire.chunks(number, index, view):
             channel.send(frames, copy=False)
 
-    def _report(self) -> None:
-        """Tell the final counts: what was dropped must not be forgotten on the way out."""
+    def _report_dropped(self) -> None:
+        """Send the current counts of dropped values in a batch without records."""
         assert self._channel is not None
         self._number += 1
-        header = wire.Batch(self._number, 1, 0, tally=self._tally())
+        header = wire.Batch(self._number, 1, 0, dropped=self.ledger.reasons())
         self._channel.send([*wire.message(wire.RECORDS, header), b"\x90"])

@@ -1,35 +1,42 @@
-"""A sink that keeps records in this process."""
+"""The sink that keeps records in this process."""
 
 from __future__ import annotations
 
-from tensortap.history import History
-from tensortap.pipeline.ticket import Ticket, settle
-from tensortap.record import Kind, Record
+import collections
+
+from tensortap.history import record_nbytes
+from tensortap.pipeline.ledger import Entry, Ledger
+from tensortap.pipeline.sink import Sink
+from tensortap.pipeline.ticket import settle
+from tensortap.record import Record
 
 
-class Memory:
-    """Records in this process, at once and without a thread."""
+class MemorySink(Sink):
+    """Keeps the latest records, up to `bound` bytes; `evicted` is how many left to make room."""
 
-    accepting = True
+    def __init__(self, bound: int | None = None, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger or Ledger()
+        self.bound = bound
+        self.evicted = 0
+        self._nbytes = 0
+        self._records: collections.deque[Record] = collections.deque()
 
-    def __init__(self, history: History) -> None:
-        self.history = history
+    @property
+    def records(self) -> list[Record]:
+        """The records that are held, oldest first."""
+        return list(self._records)
 
-    def admit(self, nbytes: int, name: str = "", kind: Kind = Kind.VALUE) -> bool:
-        return nbytes <= self.history.bound
+    def send(self, entries: list[Entry]) -> None:
+        for record, _, _ in entries:
+            self.keep(record)
+        settle(entries, True)
 
-    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
-        """Larger than all memory there is: not kept."""
-
-    def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
-        self.history.write([record])
-        settle([(record, ticket, nbytes)], True)
-
-    def hurry(self) -> None:
-        """Nothing is ever on its way."""
-
-    def flush(self, timeout: float | None = None) -> bool:
-        return True
-
-    def close(self, timeout: float = 2.0) -> None:
-        """Nothing to end."""
+    def keep(self, record: Record) -> None:
+        """Keep a record; evict the oldest ones while there are more than `bound` bytes."""
+        self._records.append(record)
+        if self.bound is None:
+            return
+        self._nbytes += record_nbytes(record)
+        while self._nbytes > self.bound and self._records:
+            self._nbytes -= record_nbytes(self._records.popleft())
+            self.evicted += 1

@@ -18,12 +18,14 @@ import msgspec
 
 from tensortap import frameworks as arrays
 from tensortap.buffers import view_of
-from tensortap.pipeline.queue import Entry, Wake
+from tensortap.pipeline.ledger import Entry, Ledger
+from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
 from tensortap.record import Kind, Record, TensorData
 from tensortap.runs import layout, rows, tables
 from tensortap.runs.payloads import TensorFile
 from tensortap.runs.rows import Payload, Row
+from tensortap.values import tensors as tensors_in
 
 log = logging.getLogger("tensortap")
 
@@ -36,17 +38,19 @@ _RETRY = 1.0  # seconds between two tries on a full disk
 _REMEMBERED = 256  # payloads of a name among which an equal one is looked for
 
 
-class Store:
+class StoreSink(Sink):
     """The drain that writes one rank's part of a run."""
 
-    accepting = True
+    pending = 0
 
-    def __init__(self, run: Path, rank: int, *, durable: bool = False) -> None:
+    def __init__(
+        self, run: Path, rank: int, *, durable: bool = False, ledger: Ledger | None = None
+    ) -> None:
+        self.ledger = ledger or Ledger()
         self.run = run
         self.rank = rank
         self.durable = durable
         self.failing = ""  # why nothing can be written at the moment
-        self.pending = 0
         self._records = layout.records_folder(run, rank)
         self._tensors = layout.tensors_folder(run, rank)
         self._records.mkdir(parents=True, exist_ok=True)
@@ -111,11 +115,7 @@ class Store:
         self._guarded(self._seal)
         self._tail.close()
 
-    def describe(self) -> str:
-        """Where it writes, and whether it can."""
-        return f"{self.run}" + (f" (not writing: {self.failing})" if self.failing else "")
-
-    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
+    def note_dropped(self, name: str, kind: Kind, step: int, rank: int) -> None:
         """A record that found no room: the run says that it is missing. Called while training."""
         gone = Record(name, kind, step, 0, -1, rank, 1, time.time_ns())
         self._missing.append(rows.row_of(gone, None, [], missing=True))
@@ -164,7 +164,7 @@ class Store:
             return len(blocks) - 1
 
         value = rows.encode_value(record.value, external)
-        tensors = [t for t in _tensors_of(record.value) if type(t.data) is not bytes]
+        tensors = [t for t in tensors_in(record.value) if type(t.data) is not bytes]
         digests = [arrays.digest(tensor) for tensor in tensors]
         payloads = [
             self._store(record, i, tensor, digest)
@@ -265,18 +265,3 @@ class Tail:
     def close(self) -> None:
         """No more is appended."""
         os.close(self._fd)
-
-
-def _tensors_of(value: Any) -> list[TensorData]:
-    """The tensors of a value in the order in which they are encoded."""
-    from tensortap.record import Fields, Items, Mapping
-
-    if isinstance(value, TensorData):
-        return [value]
-    if isinstance(value, Items):
-        return [t for item in value.items for t in _tensors_of(item)]
-    if isinstance(value, Mapping):
-        return [t for pair in value.items for part in pair for t in _tensors_of(part)]
-    if isinstance(value, Fields):
-        return [t for part in value.values for t in _tensors_of(part)]
-    return []

@@ -1,13 +1,11 @@
-"""A worker process that is minded, and the queue over which records go to it.
+"""The sink that sends records to a worker process, which it starts, supervises and ends.
 
-Records take the same way as to a live session: a background queue, the arena, a socket. What is
-different is that the session is a process of our own, which is started, minded and ended here.
-The training thread only ever appends to the queue.
+Records travel as they do to a live session: through a queue, the arena and a socket. The server
+is a process of our own.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import math
@@ -16,15 +14,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from typing import NamedTuple
 
 from tensortap.buffers import Pool
-from tensortap.pipeline.queue import Background
-from tensortap.pipeline.ticket import Ticket
-from tensortap.record import Kind, Record
+from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, TOO_LARGE, Entry, Ledger
+from tensortap.pipeline.queue import Queue
+from tensortap.pipeline.sink import Sink, Wake
 from tensortap.sinks.launch import Process, Task, launch, pickled
-from tensortap.sinks.live import Live
-from tensortap.wire import messages as wire
+from tensortap.sinks.live import LiveSink
 from tensortap.wire.address import Address
 from tensortap.wire.worker import (
     TIME_UP,
@@ -37,129 +34,154 @@ from tensortap.wire.worker import (
     Fault,
     Lines,
     Ready,
+    send,
 )
-from tensortap.wire.worker import send as say
 
 log = logging.getLogger("tensortap")
 
-PATIENCE = 5.0  # seconds of waiting at the end after which it is said what for
-RESTARTS = 3  # a worker that dies again and again is left dead
-_ENDS: set[socket.socket] = set()  # our ends of all lines
+PATIENCE = 5.0  # seconds of waiting at the end before a message says for what
+RESTARTS = 3
+_ENDS: set[socket.socket] = set()  # our ends of all sockets to workers
 
 
-class Worker:
-    """A sink: one worker process behind a queue."""
+class _Exit(NamedTuple):
+    """How a worker process ended."""
 
-    def __init__(
-        self, task: Task, pool: Pool, client: Callable[[], wire.Client], *, arena: bool = True
-    ) -> None:
+    code: int | None
+    done: Done | None  # its last message, if it left in order
+    words: str  # what it printed when it crashed
+
+
+class WorkerSink(Sink):
+    """Sends records to one worker process; restarts it if the task says so."""
+
+    def __init__(self, task: Task, pool: Pool, *, arena: bool = True) -> None:
         self.task = task
-        self.counts = Counts()  # as the worker last said
-        self.sent = 0
-        self._flushed = 0  # how many had been sent when all were last known to be processed
-        self.lost = 0  # sent, and nobody will process them
+        self.ledger = Ledger()
+        self.counts = Counts()  # as the running worker last reported
         self.restarts = 0
-        self.broken = ""  # why it died, if it did
-        self._functions = pickled(task)
-        self._pool, self._client, self._arena = pool, client, arena
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self.broken = ""  # why the worker died, if it did
+        self.closing = False
+        self.handed = 0  # records that the queue has handed over
+        self.lost = 0  # records that a worker had not processed when it died or ran out of time
+        self._unsent = 0  # records that were still on their way to a worker that died
         self._past = Counts()  # of workers that died
-        self._queues: list[Background] = []
-        self._numbers = itertools.count()
+        self._functions = pickled(task)
+        self._pool, self._arena = pool, arena
+        self._changed = threading.Condition()
         self._answered: set[int] = set()
-        self._closing = False
-        self._ended = False  # by us, since it hung
-        self._done: Done | None = None
+        self._numbers = itertools.count()
+        self._killed = False  # by us, because it hung
+        self._exit: _Exit | None = None
+        self._wake: Wake | None = None
         self._start()
 
-    # -- what the training thread asks ---------------------------------------------------
+    # -- what the queue calls -------------------------------------------------------------
 
     @property
     def accepting(self) -> bool:
-        return not self._closing and not self.broken
+        return not self.closing and not self.broken
 
     @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._runs
+    def unreachable(self) -> bool:
+        return not self.alive
 
     @property
-    def pid(self) -> int:
-        """The process."""
-        return self._process.pid
+    def pending(self) -> int:
+        return self._live.pending
 
-    @property
-    def replaced(self) -> int:
-        """Records that newer ones of their name have pushed out, here or in the worker."""
-        here = sum([queue.replaced for queue in self._queues])
-        return here + self._past.replaced + self.counts.replaced
+    def room(self) -> int:
+        return self._live.room() if self.alive else 0
 
-    @property
-    def turned_away(self) -> int:
-        """Values that found no room in the queue and were never copied."""
-        return sum([queue.turned_away for queue in self._queues])
+    def send(self, entries: list[Entry]) -> None:
+        self.handed += len(entries)
+        self._live.send(entries)
+
+    def wait(self, wake: Wake, timeout: float) -> None:
+        self._wake = wake
+        if self._exit is not None:
+            self._after_exit(self._exit)
+        if self.alive:
+            self._live.wait(wake, timeout)
+        else:
+            wake.wait(timeout)
+
+    def give_up(self) -> list[Entry]:
+        entries = self._live.give_up()
+        self._unsent += len(entries)
+        return entries
+
+    def close(self) -> None:
+        if self.alive:
+            self._live.close()
+
+    # -- counts ---------------------------------------------------------------------------
 
     @property
     def processed(self) -> int:
-        """Records for which the user's function has returned, as far as the worker has said."""
+        """Records for which the user's function has returned, as far as the worker reported."""
         return self._past.processed + self.counts.processed
 
     @property
-    def failed(self) -> int:
-        """Records for which the user's function has raised."""
-        return self._past.failed + self.counts.failed
+    def outstanding(self) -> int:
+        """Records that were handed over and are not processed or dropped."""
+        reasons = self.ledger.reasons()
+        arrived = self.handed - self._unsent - reasons[TOO_LARGE] - reasons[ERROR]
+        past, now = self._past, self.counts
+        failed, replaced = past.failed + now.failed, past.replaced + now.replaced
+        return max(0, arrived - self.processed - failed - replaced - self.lost)
 
-    def admit(self, nbytes: int, name: str = "", kind: Kind = Kind.VALUE) -> bool:
-        return self.accepting and self._queue.admit(nbytes, name, kind)
+    def reasons(self) -> dict[str, int]:
+        """Return how many records were dropped, here or in the worker, by reason."""
+        reasons = self.ledger.reasons()
+        reasons[OVER_BUDGET] += self._past.replaced + self.counts.replaced
+        reasons[ERROR] += self._past.failed + self.counts.failed
+        reasons[DISCONNECTED] += self.lost
+        return reasons
 
-    def missed(self, name: str, kind: Kind, step: int, rank: int) -> None:
-        """The queue counts what it turned away."""
+    # -- the process ----------------------------------------------------------------------
 
-    def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
-        self.sent += 1
-        self._queue.write(record, ticket, nbytes)
-
-    def hurry(self) -> None:
-        self._queue.hurry()
-
-    # -- the process ---------------------------------------------------------------------
+    @property
+    def pid(self) -> int:
+        """The process id of the worker."""
+        return self._process.pid
 
     def _start(self) -> None:
-        task = self.task
         key = secrets.token_bytes(32)
         self._line, theirs = socket.socketpair()
         _ENDS.add(self._line)
         try:
-            self._process = launch(task, self._functions, key, theirs)
+            self._process = launch(self.task, self._functions, key, theirs)
         except BaseException:
             _hang_up(self._line)
             raise
         finally:
             theirs.close()
         self.counts = Counts()
-        drain = Live(
-            Address("127.0.0.1", 0), self._pool, client=self._client, arena=self._arena, key=key
-        )
-        self._queue = Background(drain, budget=task.budget, name=f"worker-{task.name}")
-        self._queues.append(self._queue)
+        address = Address("127.0.0.1", 0)  # the worker tells its port when it listens
+        self._live = LiveSink(address, self._pool, self.ledger, arena=self._arena, key=key)
         self.broken = ""
-        self._runs = True
-        minder = functools.partial(self._mind, self._process, self._line, drain, self._queue)
-        self._minder = threading.Thread(target=minder, name="tensortap-worker", daemon=True)
-        self._minder.start()
+        self.alive = True
+        arguments = (self._process, self._line, self._live)
+        threading.Thread(
+            target=self._supervise, args=arguments, name="tensortap-worker", daemon=True
+        ).start()
 
-    def _mind(self, process: Process, line: socket.socket, drain: Live, queue: Background) -> None:
-        """Listen to the worker until it is gone."""
+    def _supervise(self, process: Process, line: socket.socket, live: LiveSink) -> None:
+        """Read the worker's messages until it ends, then leave the rest to the queue's thread."""
         lines = Lines(line)
         done = None
         while not lines.ended:
             for message in lines.read():
                 if isinstance(message, Ready):
-                    drain.address = Address("127.0.0.1", message.port)
-                    queue.hurry()
+                    live.address = Address("127.0.0.1", message.port)
+                    self._wake_queue()
                 elif isinstance(message, Fault):
-                    self._report(message)
+                    log.warning(
+                        "tensortap: the function of worker %r raised for %r; it continues, and "
+                        "further errors like this one are only counted:\n%s",
+                        self.task.name, message.name, message.text.rstrip(),
+                    )  # fmt: skip
                 elif isinstance(message, Answer):
                     with self._changed:
                         self.counts = message.counts
@@ -169,161 +191,175 @@ class Worker:
                 elif isinstance(message, Done):
                     done = message
         code = process.wait(self.task.timeout + 5.0)
-        if code is None:  # it has hung up, but does not leave
-            self._ended = True
+        if code is None:  # it has closed the socket, but does not end
+            self._killed = True
             process.kill()
             code = process.wait(5.0)
         _hang_up(line)
-        with self._changed:
-            self._runs = False
-            self._done = done
-            if done is not None:
-                self.counts = done.counts
-            words = (done.words if done is not None else "") or lines.words
-            # one that leaves at the end says so, or its time was up
-            left = done is not None or code == TIME_UP or self._ended
-            died = not self._closing or not left
-            if words:
-                self.broken = words
-            self._changed.notify_all()
-        if died or words:
-            self._died(queue, code, words)
+        self._exit = _Exit(code, done, lines.words)
+        self._wake_queue()
 
-    def _report(self, fault: Fault) -> None:
-        log.warning(
-            "tensortap: in the worker of %r, the code for %r raised; it goes on, and the same is "
-            "only counted from here on, under whatever name:\n%s",
-            self.task.name, fault.name, fault.text.rstrip(),
-        )  # fmt: skip
+    def _wake_queue(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
 
-    def _died(self, queue: Background, code: int | None, words: str) -> None:
-        queue.close(0.0)  # nobody is there
+    def _after_exit(self, ended: _Exit) -> None:
+        """Count what was lost; log it and restart the worker unless it left in order."""
+        self._exit = None
+        self._live.close()
+        self.ledger.drop(self.give_up(), DISCONNECTED)
+        if ended.done is not None:
+            self.counts = ended.done.counts
+        words = (ended.done.words if ended.done is not None else "") or ended.words
+        in_order = ended.done is not None or ended.code == TIME_UP or self._killed
+        died = bool(words) or not self.closing or not in_order
+        lost = self.outstanding
+        code = ended.code
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        with self._changed:
-            before, now = self._past, self.counts
-            self._past = Counts(
-                before.processed + now.processed,
-                before.failed + now.failed,
-                before.replaced + now.replaced,
-            )
-            self.counts = Counts()
-            self._count_lost()
+        restart = died and self.task.restart and self.restarts < RESTARTS and not self.closing
+        if died:
             self.broken = words or how
-            again = self.task.restart and self.restarts < RESTARTS and not self._closing
-            then = "training goes on, what it watched goes nowhere"
-            if again:
-                then = "training goes on, it is started again"
-            elif self._closing:
-                then = f"{self.lost} records were not processed"
-        log.error(
-            "tensortap: the worker of %r died (%s); %s%s",
-            self.task.name, how, then, f":\n{words.rstrip()}" if words else "",
-        )  # fmt: skip
-        if not again:
-            return
-        self.restarts += 1
-        try:
-            self._start()
-            if self._closing:  # meanwhile
-                say(self._line, End(self.task.timeout))
-        except Exception as error:
-            self.broken = f"{how}; and it could not be started again: {error}"
-            log.exception("tensortap: the worker of %r was not started again", self.task.name)
+            then = "training continues without it"
+            if restart:
+                then = "training continues, and it is restarted"
+            elif self.closing:
+                then = f"{lost} records were not processed"
+            log.error(
+                "tensortap: worker %r died (%s); %s%s",
+                self.task.name, how, then, f":\n{words.rstrip()}" if words else "",
+            )  # fmt: skip
+        self.lost += lost
+        self._past = _sum(self._past, self.counts)
+        self.counts = Counts()
+        if restart:
+            self.restarts += 1
+            try:
+                self._start()
+                if self.closing:  # meanwhile
+                    self.end(self.task.timeout)
+                return
+            except Exception as error:
+                self.broken = f"{how}; and it could not be restarted: {error}"
+                log.exception("tensortap: worker %r could not be restarted", self.task.name)
+        with self._changed:
+            self.alive = False
+            self._changed.notify_all()
 
-    def _count_lost(self) -> None:
-        self.lost = max(0, self.sent - self.processed - self.failed - self.replaced)
+    # -- questions to the worker ----------------------------------------------------------
 
-    # -- waiting -------------------------------------------------------------------------
-
-    def look(self, timeout: float = 1.0) -> None:
-        """Have the worker say what has become of the records, if it answers in time."""
-        self._ask(False, timeout)
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything sent so far has been processed; False when time ran out."""
-        sent = self.sent
-        if sent == self._flushed:
-            return True
-        deadline = time.monotonic() + (self.task.timeout if timeout is None else timeout)
-        if not self._queue.flush(max(0.0, deadline - time.monotonic())):
-            return False
-        if not self._ask(True, deadline - time.monotonic()):
-            return False
-        self._flushed = sent
-        return True
-
-    def _ask(self, drained: bool, timeout: float) -> bool:
-        number = next(self._numbers)
-        deadline = time.monotonic() + timeout
-        if not self._runs or not say(self._line, Ask(number, drained)):
+    def ask(self, timeout: float, *, drained: bool = False) -> bool:
+        """Have the worker report its counts; `drained`: after it has processed everything."""
+        number, deadline = next(self._numbers), time.monotonic() + timeout
+        if not self.alive or not send(self._line, Ask(number, drained)):
             return False
         with self._changed:
-            while number not in self._answered and self._runs:
+            while number not in self._answered and self.alive:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
                 self._changed.wait(left)
-            found = number in self._answered
+            answered = number in self._answered
             self._answered.discard(number)
-            return found
+            return answered
+
+    def end(self, timeout: float) -> None:
+        """Tell the worker to finish within `timeout` seconds."""
+        send(self._line, End(max(0.1, timeout)))
+
+    def wait_for_exit(self, timeout: float) -> bool:
+        """Wait until the worker has ended; return False if time ran out."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.alive, timeout)
+
+    def kill(self) -> None:
+        """Kill the worker, because it hangs."""
+        self._killed = True
+        self._process.kill()
+
+    def let_go(self) -> None:
+        """Let the program end before the worker."""
+        self._process.let_go()
+
+
+class Worker:
+    """A worker process and the queue to it."""
+
+    def __init__(self, task: Task, pool: Pool, *, arena: bool = True) -> None:
+        self.task = task
+        self.sink = WorkerSink(task, pool, arena=arena)
+        self.queue = Queue(self.sink, budget=task.budget, name=f"worker-{task.name}")
+        self._flushed = 0  # records handed over when all were last known to be processed
+
+    @property
+    def waiting(self) -> int:
+        """How many records are queued, on their way, or in the worker and not processed."""
+        return self.queue.waiting + self.sink.outstanding
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything so far has been processed; return False if time ran out."""
+        deadline = time.monotonic() + (self.task.timeout if timeout is None else timeout)
+        if not self.queue.flush(max(0.0, deadline - time.monotonic())):
+            return False
+        handed = self.sink.handed
+        if handed != self._flushed:
+            if not self.sink.ask(deadline - time.monotonic(), drained=True):
+                return False
+            self._flushed = handed
+        return True
 
     def close(self, timeout: float | None = None) -> None:
-        """Let the worker process everything that was sent, close its files and leave."""
+        """Let the worker process everything, close its files and end, within `timeout` seconds."""
+        sink = self.sink
+        if sink.closing:
+            return
+        sink.closing = True
         deadline = time.monotonic() + (self.task.timeout if timeout is None else timeout)
-        with self._changed:
-            if self._closing:
-                return
-            self._closing = True
-            runs = self._runs
         try:
-            if runs:
+            if sink.alive:
                 self._finish(deadline)
         finally:
-            self._queue.close(0.0)
-        if runs and self.task.daemon:
-            return
-        self._minder.join(5.0)
-        self._count_lost()
-        if self.lost and not self.broken:
+            self.queue.close(0.0)
+        if sink.lost and not sink.broken:
             log.warning(
-                "tensortap: %d records were not processed by the worker of %r before its time "
-                "was up; timeout= gives it more", self.lost, self.task.name,
+                "tensortap: worker %r did not process %d records before its time was up; "
+                "increase timeout=", self.task.name, sink.lost,
             )  # fmt: skip
 
     def _finish(self, deadline: float) -> None:
-        told = time.monotonic() + PATIENCE
+        sink = self.sink
+        warn_at = time.monotonic() + PATIENCE
         try:
-            # some of the time is the worker's: it may have to leave records and close its files
+            # leave the worker some of the time, to process what it has and to close its files
             until = time.monotonic() + (deadline - time.monotonic()) * 0.75
-            while self._runs and (left := until - time.monotonic()) > 0:
-                if self._queue.flush(min(left, 0.5)):  # it may die meanwhile
+            while sink.alive and (left := until - time.monotonic()) > 0:
+                if self.queue.flush(min(left, 0.5)):
                     break
-                told = self._tell(told, deadline)
-        finally:  # also when somebody is impatient: it closes its files all the same
-            say(self._line, End(max(0.1, deadline - time.monotonic())))
+                warn_at = self._warn(warn_at, deadline)
+        finally:  # also when the user interrupts: the worker closes its files all the same
+            sink.end(deadline - time.monotonic())
         if self.task.daemon:
-            self._process.let_go()
+            sink.let_go()
             return
-        with self._changed:
-            while self._runs and time.monotonic() < deadline + 2.0:
-                self._changed.wait(0.5)
-                told = self._tell(told, deadline)
-            hangs = self._runs
-        if hangs:
-            log.warning("tensortap: the worker of %r hung and was ended", self.task.name)
-            self._ended = True
-            self._process.kill()
+        while not sink.wait_for_exit(0.5) and time.monotonic() < deadline + 2.0:
+            warn_at = self._warn(warn_at, deadline)
+        if sink.alive:
+            log.warning("tensortap: worker %r hung and was killed", self.task.name)
+            sink.kill()
+            sink.wait_for_exit(5.0)
 
-    def _tell(self, when: float, deadline: float) -> float:
-        """Nobody shall wonder, once, why a program does not end; when to say so next."""
-        if time.monotonic() < when or not self._runs:
-            return when
-        waiting = self.sent - self.processed - self.failed - self.replaced
+    def _warn(self, warn_at: float, deadline: float) -> float:
+        """Log once why the program does not end; return when to log next."""
+        if time.monotonic() < warn_at or not self.sink.alive:
+            return warn_at
         log.warning(
-            "tensortap: the worker of %r still has %d records to process; it is given %.0f more "
-            "seconds (timeout=)", self.task.name, max(0, waiting), deadline - time.monotonic(),
+            "tensortap: worker %r still has %d records to process; waiting %.0f more seconds "
+            "(timeout=)", self.task.name, self.waiting, deadline - time.monotonic(),
         )  # fmt: skip
         return math.inf
+
+
+def _sum(a: Counts, b: Counts) -> Counts:
+    return Counts(a.processed + b.processed, a.failed + b.failed, a.replaced + b.replaced)
 
 
 def _hang_up(line: socket.socket) -> None:
@@ -331,10 +367,10 @@ def _hang_up(line: socket.socket) -> None:
     line.close()
 
 
-def _forget_lines() -> None:
-    """A forked child must not hold our ends: a worker hears by them that we are gone."""
+def _close_inherited() -> None:
+    """Close our ends in a forked child: a worker notices by them that the program has ended."""
     for line in list(_ENDS):
         _hang_up(line)
 
 
-os.register_at_fork(after_in_child=_forget_lines)
+os.register_at_fork(after_in_child=_close_inherited)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.selection import CallCounter
 from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Shard
-from tensortap.select import Gates
+from tensortap.sinks.connections import connections
 from tensortap.sources.names import CallSites
 
 _getframe = sys._getframe
@@ -43,38 +44,42 @@ def catch(
         if name is None:
             frame = _getframe(1)
             name = _known.get((id(frame.f_code), frame.f_lasti)) or _sites.lookup(frame)
-        gate = pipeline.gates[name]
+        try:
+            counter = pipeline.counters[name]
+        except KeyError:
+            counter = _first_call(name)
         if _tracers and type(value) in _tracers:
             return _when_it_runs(value, name, every, first, when, changed, server)
-        number = gate.tick()
-        if gate.step != pipeline.clock.step:
-            gate.begin(number, pipeline.clock.step)
+        number = counter.tick()
+        if counter.step != pipeline.clock.step:
+            counter.begin(number, pipeline.clock.step)
         if number % every or (first is not None and number >= first * every):
             return SKIPPED
-        if not pipeline.on and server is None:
-            pipeline.miss()
+        queues = None
+        if server is not None:
+            queues = connections.queues(server)
+        elif not pipeline.on and (connections.tried or not connections.connect()):
+            if pipeline.enabled:
+                pipeline.ledger.count_unheard()
             return SKIPPED
-        if (
-            pipeline.hot is not None
-            and when is True
-            and not changed
-            and server is None
-            and shard is None
-        ):
-            ticket = pipeline.hot(value, name, number, gate.step, number - gate.base)
+        elif pipeline.fast is not None and when is True and not changed and shard is None:
+            ticket = pipeline.fast(value, name, number, counter.step, number - counter.base)
             if ticket is not None:
                 return ticket
-        return pipeline.capture(value, gate, number, when, changed, server, shard=shard)
+        return pipeline.capture(
+            value, counter, number, when=when, changed=changed, shard=shard, to=queues
+        )
     except Exception as error:
-        return pipeline.fault(name, error, called=True)
+        return pipeline.fault(name, error, calls=1)
 
 
-def _look_for_tracers() -> None:
-    """Learn JAX's classes once it is there; called when a name is new, so not in anybody's way."""
+def _first_call(name: str) -> CallCounter:
+    """Create the counter of a new name, and learn JAX's tracer classes once JAX is imported."""
     if hasattr(sys.modules.get("jax"), "Array"):
         from tensortap.frameworks.jax.catch_in_jit import tracers
 
         _tracers.update(tracers())
+    return pipeline.counters.of(name)
 
 
 def _when_it_runs(value: Any, name: str, *options: Any) -> Ticket:
@@ -83,8 +88,6 @@ def _when_it_runs(value: Any, name: str, *options: Any) -> Ticket:
     insert(value, name, *options)
     return SKIPPED
 
-
-Gates.on_new = staticmethod(_look_for_tracers)
 
 # torch.compile must not look inside: what happens here is no part of a graph
 catch._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from typing import Any
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.pipeline.ticket import Ticket
+from tensortap.pipeline.queue import write_to
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import file_name
 from tensortap.runs.object_files import format_of
@@ -35,24 +35,21 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     run = current()
     if name is None:
         name = _sites.lookup(sys._getframe(1))
-    gate = pipeline.gates[name]
-    number = gate.tick()
-    if gate.step != pipeline.clock.step:
-        gate.begin(number, pipeline.clock.step)
-    step = number if gate.step is None else gate.step
-    call = 0 if gate.step is None else number - gate.base
+    start = time.perf_counter_ns()
+    step, call = pipeline.counters.of(name).count(pipeline.clock.step)
     try:
         path = write_file(obj, name, run)
     except Exception as error:
-        run.sink.missed(name, Kind.VALUE, step, run.rank)
-        pipeline.fault(name, error)
+        run.queue.sink.note_dropped(name, Kind.VALUE, step, run.rank)
+        pipeline.fault(name, error, calls=1)
         return None
     kind, dtype, shape = arrays.describe(obj)
     record = Record(
-        name, Kind.VALUE, step, call, pipeline.next_number(), run.rank, run.world_size,
+        name, Kind.VALUE, step, call, pipeline.next_seq(), run.rank, run.world_size,
         time.time_ns(), kind, dtype, shape, tags={"file": path.name},
     )  # fmt: skip
-    run.sink.write(record, Ticket(1), 0)
+    write_to([run.queue], record, 0)
+    pipeline.ledger.capture_small(0, time.perf_counter_ns() - start)
     if update_metadata and run.keeper is not None:
         run.keeper.update()
     return path

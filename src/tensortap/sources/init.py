@@ -11,13 +11,14 @@ from typing import Any
 
 from tensortap import ranks
 from tensortap.errors import NotFound
-from tensortap.limits import parse_size
-from tensortap.pipeline.pipeline import pipeline, setting
-from tensortap.pipeline.queue import Background
+from tensortap.pipeline.exit import at_exit
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.queue import Queue
 from tensortap.pipeline.receipt import Receipt
 from tensortap.runs.folders import end_run, job_name, shared_run
 from tensortap.runs.layout import receipt_file, write_json
-from tensortap.sinks.store import Store
+from tensortap.settings import buffer_size
+from tensortap.sinks.store import StoreSink
 from tensortap.wire.worker import leave_main
 
 log = logging.getLogger("tensortap")
@@ -32,12 +33,8 @@ class OpenRun:
         self.path = path
         self.rank = rank
         self.world_size = world_size
-        self.sink = Background(
-            Store(path, rank, durable=durable),
-            budget=setting("TENSORTAP_BUFFER", "10%", parse_size),
-            overflow="newest",
-            name="store",
-        )
+        sink = StoreSink(path, rank, durable=durable, ledger=pipeline.ledger)
+        self.queue = Queue(sink, budget=buffer_size(), overflow="newest", name="store")
         self.next_step = 0  # where the next tracker goes on
         self._before = pipeline.receipt()
         self.keeper: Any = None
@@ -46,14 +43,14 @@ class OpenRun:
 
             self.keeper = Keeper(path)
             self.keeper.update()
-        pipeline.add_sink(self.sink, on_close=self.finish)
+        pipeline.attach(self.queue)
 
     def finish(self) -> None:
         """Write what is under way and say in the run that it has ended, and what it cost."""
         receipt = pipeline.receipt()
-        pipeline.remove_sink(self.sink)
+        pipeline.detach(self.queue)
         try:
-            self.sink.close(_END)
+            self.queue.close(_END)
             self._keep(receipt)
             if self.keeper is not None:
                 self.keeper.close()
@@ -71,6 +68,7 @@ class OpenRun:
 
 
 _open: OpenRun | None = None
+_registered = False
 _lock = threading.Lock()
 
 
@@ -80,13 +78,16 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
     All ranks of a job share one folder. `durable` makes what a flush has confirmed survive a
     power cut as well. A run that was open is ended first. Returns the folder of the run.
     """
-    global _open
+    global _open, _registered
     leave_main()
     with _lock:
         _finish()
         rank, world_size = ranks.rank_and_world_size()
         path = shared_run(Path(folder), rank, world_size, job_name())
         _open = OpenRun(path, rank, world_size, durable)
+        if not _registered:
+            _registered = True
+            at_exit(_finish_at_exit, priority=15)
         pipeline.clock.let_go()
         return path
 
@@ -107,6 +108,11 @@ def _finish() -> None:
         _open = None  # a run that cannot end does not bar the next one
         raise
     _open = None
+
+
+def _finish_at_exit() -> None:
+    pipeline.settle()
+    finish()
 
 
 def opened() -> OpenRun | None:
@@ -130,8 +136,9 @@ def update_metadata() -> None:
 
 def _forget() -> None:
     # a forked child does not write into the files of its parent
-    global _open, _lock
+    global _open, _lock, _registered
     _open = None
+    _registered = False
     _lock = threading.Lock()
 
 

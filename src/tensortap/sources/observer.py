@@ -20,6 +20,8 @@ from tensortap.frameworks.summary import Later
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Shard, Summary
 from tensortap.record import Mapping as Pairs
+from tensortap.sinks.connections import connections
+from tensortap.sinks.memory import MemorySink
 from tensortap.sources.patterns import Patterns, Wanted, compiled
 
 log = logging.getLogger("tensortap")
@@ -125,7 +127,7 @@ class Observer:
         self._said: set[str] = set()  # those of which the user has been told
         self._alerts: collections.deque[Alert] = collections.deque(maxlen=_ALERTS)
         self._pending: collections.deque[Pending] = collections.deque()
-        self._kept: list[Record] = []
+        self._memory = MemorySink()
         self._first_seq = 0
         self._last_seq = sys.maxsize
         self._mine: set[tuple[Kind, str]] = set()  # in a run there may be records of others
@@ -152,7 +154,7 @@ class Observer:
             first = self._run.next_step if self._run is not None else 0
         self._own = self._begun = first
         pipeline.clock.begin(first)
-        self._first_seq = pipeline.next_number()
+        self._first_seq = pipeline.next_seq()
         self.active = True
         self.on = True
 
@@ -161,7 +163,7 @@ class Observer:
         self.active = self.on = False
         self.settle()
         self.say_unseen()
-        self._last_seq = pipeline.next_number()
+        self._last_seq = pipeline.next_seq()
         if self._run is not None:
             self._run.next_step = self._own
         pipeline.clock.release(_OWNER)
@@ -188,7 +190,7 @@ class Observer:
         if stats is None and self.settings.stats:
             stats, later = arrays.summary_of(value)
         self.add(seen, stats, later, value, step)
-        pipeline.bill(_now() - start)
+        pipeline.ledger.track(_now() - start)
         return stats
 
     def add(
@@ -204,7 +206,7 @@ class Observer:
             step = self.step_number
         rank, world_size = ranks.rank_and_world_size()
         record = Record(
-            seen.name, seen.kind, step, seen.call, pipeline.next_number(), rank, world_size,
+            seen.name, seen.kind, step, seen.call, pipeline.next_seq(), rank, world_size,
             time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, None, stats,
             seen.tags,
         )  # fmt: skip
@@ -240,7 +242,7 @@ class Observer:
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """A number about a step as a whole: the one that is under way, or another."""
         rank, world_size = ranks.rank_and_world_size()
-        number, now = pipeline.next_number(), time.time_ns()
+        number, now = pipeline.next_seq(), time.time_ns()
         step = self.step_number if step is None else step
         self._put(Record(name, Kind.METRIC, step, 0, number, rank, world_size, now,
                          "builtins.float", value=value), 0)  # fmt: skip
@@ -270,7 +272,7 @@ class Observer:
 
     def _alert(self, alert: Alert, world_size: int) -> None:
         self._alerts.append(alert)
-        number, now = pipeline.next_number(), time.time_ns()
+        number, now = pipeline.next_seq(), time.time_ns()
         self._hand_on(record_of(alert, seq=number, time_ns=now, world_size=world_size), 0)
 
     def say_unseen(self) -> None:
@@ -298,9 +300,11 @@ class Observer:
 
     def _hand_on(self, record: Record, nbytes: int) -> None:
         if self._run is None:
-            self._kept.append(record)
+            self._memory.keep(record)
         else:
             self._mine.add((record.kind, record.name))
+        if not connections.tried:
+            connections.connect()
         pipeline.put(record, nbytes)
 
     # -- steps ---------------------------------------------------------------------------
@@ -326,7 +330,7 @@ class Observer:
         """All records so far, in the order of capture; from the run, if one is open."""
         self.settle()
         if self._run is None:
-            yield from list(self._kept)
+            yield from self._memory.records
             return
         pipeline.flush(30)
         from tensortap.readers.run import RunReader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import collections
 import dataclasses
 import inspect
 import logging
@@ -15,10 +15,12 @@ from typing import Any
 
 from tensortap import frameworks as arrays
 from tensortap.errors import NotFound, TensortapError
-from tensortap.limits import parse_size
-from tensortap.pipeline.pipeline import pipeline, setting
+from tensortap.pipeline.exit import at_exit
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.queue import Queue
 from tensortap.record import Kind, Record
 from tensortap.server import worker_start as begin
+from tensortap.settings import buffer_size, flag
 from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
 from tensortap.sinks.worker import Worker
 from tensortap.sources.observer import Seen, TrackOptions
@@ -45,23 +47,20 @@ _EACH_UNLIMITED = 1024
 class WatchReceipt:
     """What has become of what was watched.
 
-    `sent` records went to workers; of them `processed` went through the user's function, under
-    `failed` it raised, `replaced` made room for newer ones of their name, `waiting` are under
-    way, and `lost` went down with a worker or were left when its time was up. `turned_away`
-    values found no room and were never copied.
+    `captured` records were copied and not dropped afterwards, and of them `processed` went through
+    the user's function. `dropped` values did not: the queue or the worker was over budget, the
+    worker died or ran out of time ("disconnected"), or the function raised ("error").
     """
 
-    sent: int
+    captured: int
     processed: int
-    failed: int
-    replaced: int
-    lost: int
-    turned_away: int
+    dropped: int
+    reasons: dict[str, int]
 
     @property
     def waiting(self) -> int:
-        """Records that are still under way."""
-        return max(0, self.sent - self.processed - self.failed - self.replaced - self.lost)
+        """Records that are still on their way."""
+        return self.captured - self.processed
 
 
 class Watcher:
@@ -194,27 +193,24 @@ class Watcher:
     def alive(self) -> bool:
         """Whether all workers run."""
         workers = self._workers
-        return bool(workers) and all(worker.alive for worker in workers)
+        return bool(workers) and all(worker.sink.alive for worker in workers)
 
     @property
     def pids(self) -> list[int]:
         """The processes."""
-        return [worker.pid for worker in self._workers]
+        return [worker.sink.pid for worker in self._workers]
 
     @property
     def receipt(self) -> WatchReceipt:
         """What has become of what was watched, as the workers say now."""
         workers = list(self._workers)
+        reasons: collections.Counter[str] = collections.Counter()
         for worker in workers:
-            worker.look()
-        return WatchReceipt(
-            sum(worker.sent for worker in workers),
-            sum(worker.processed for worker in workers),
-            sum(worker.failed for worker in workers),
-            sum(worker.replaced for worker in workers),
-            sum(worker.lost for worker in workers),
-            sum(worker.turned_away for worker in workers),
-        )
+            worker.sink.ask(1.0)
+            reasons.update(worker.sink.reasons())
+        processed = sum(worker.sink.processed for worker in workers)
+        waiting = sum(worker.waiting for worker in workers)
+        return WatchReceipt(processed + waiting, processed, reasons.total(), dict(reasons))
 
     def _start(self) -> None:
         """Start the workers, unless this rank does not watch or nothing is to be taken yet."""
@@ -222,22 +218,22 @@ class Watcher:
             if self._workers or self._closed or self._failed:
                 return
             self._failed = True  # not tried again with every record
-            arena = not os.environ.get("TENSORTAP_NO_ARENA")
+            arena = not flag("TENSORTAP_NO_ARENA")
             for task in self._tasks:
-                self._workers.append(Worker(task, pipeline.pool, pipeline.introduce, arena=arena))
+                self._workers.append(Worker(task, pipeline.pool, arena=arena))
             self._failed = False
 
-    def _route(self, name: str) -> Worker | None:
+    def _route(self, name: str) -> Queue | None:
         if not self._workers:
             self._start()  # this rank had been off, or unknown, so far
         workers = self._workers
         if len(workers) < 2:
-            return workers[0] if workers else None
+            return workers[0].queue if workers else None
         number = self._routes.get(name)
         if number is None:
             with self._lock:  # in turns: each has as many names as the others
                 number = self._routes.setdefault(name, len(self._routes) % len(workers))
-        return workers[number]
+        return workers[number].queue
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that was sent has been processed and is in its files; False if not."""
@@ -347,7 +343,7 @@ def watch(
             route=route,
         )  # fmt: skip
 
-    budget = setting("TENSORTAP_BUFFER", "10%", parse_size) // processes
+    budget = buffer_size() // processes
     each = _EACH_UNLIMITED if rate is None else int(min(max(_EACH, 2 * rate), _EACH_UNLIMITED))
     with _lock:
         name = _free_name() if name is None else name
@@ -421,12 +417,9 @@ def _register_exit() -> None:
         return
     _registered = True
     # before ours is registered: what it registers waits for all children, so it must come later
-    import multiprocessing.util
+    import multiprocessing.util  # noqa: F401
 
-    atexit.register(_close_all)
-    if multiprocessing.parent_process() is not None:
-        # a process of multiprocessing leaves without atexit
-        multiprocessing.util.Finalize(None, _close_all, exitpriority=20)
+    at_exit(_close_all, priority=20)
 
 
 def _close_all() -> None:

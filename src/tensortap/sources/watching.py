@@ -15,11 +15,11 @@ from typing import Any
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.errors import CaptureError
+from tensortap.pipeline.ledger import DISCONNECTED
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.pipeline.ticket import Ticket
+from tensortap.pipeline.queue import Queue, write_to
+from tensortap.pipeline.selection import CallCounters
 from tensortap.record import Kind, Record, Summary
-from tensortap.select import Gates
-from tensortap.sinks.sink import Sink
 from tensortap.sources.observer import Seen, TrackOptions
 from tensortap.sources.patterns import Patterns
 
@@ -77,7 +77,7 @@ class Watching:
         ranks: Collection[int] | None,
         transform: Transform | None,
         keep: bool,
-        route: Callable[[str], Sink | None],
+        route: Callable[[str], Queue | None],
     ) -> None:
         self._name = name
         self.settings = settings
@@ -89,7 +89,7 @@ class Watching:
         self._transform = transform
         self._keep = keep
         self._route = route
-        self._gates = Gates()
+        self._counters = CallCounters()
 
     def told(self, settings: TrackOptions, transform: Transform | None) -> Watching:
         """The same for some targets that are watched in another way."""
@@ -130,11 +130,10 @@ class Watching:
 
     def place(self, name: str, again: bool = False) -> tuple[int, int]:
         """The step and the call of a name; `again`: of the last one, which is computed anew."""
-        gate = self._gates[name]
-        number = max(0, gate.calls - 1) if again else gate.tick()
-        if gate.step != pipeline.clock.step:
-            gate.begin(number, pipeline.clock.step)
-        return (number, 0) if gate.step is None else (gate.step, number - gate.base)
+        counter = self._counters.of(name)
+        if again:
+            return counter.position(max(0, counter.calls - 1))
+        return counter.count(pipeline.clock.step)
 
     def observe(
         self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
@@ -144,7 +143,7 @@ class Watching:
             return None
         start = _now()
         self._take(seen, value, self.step_number if step is None else step)
-        pipeline.bill(_now() - start)
+        pipeline.ledger.track(_now() - start)
         return None
 
     def _take(self, seen: Seen, value: Any, step: int) -> None:
@@ -160,34 +159,33 @@ class Watching:
         nbytes = arrays.nbytes_of(value)
         rank, world_size = ranks.rank_and_world_size()
         admitted = []
-        for sink in self._sinks(seen.name):
-            if sink.admit(nbytes, seen.name, seen.kind):
-                admitted.append(sink)
-            else:
-                sink.missed(seen.name, seen.kind, step, rank)
+        for queue in self._queues(seen.name):
+            if not queue.accepting:
+                queue.ledger.drop_values(DISCONNECTED)
+            elif queue.admit(nbytes, seen.name, seen.kind, step, rank):
+                admitted.append(queue)
         if not admitted:
             return
         neutral, nbytes = arrays.snapshot(value, pipeline.pool)
         record = Record(
-            seen.name, seen.kind, step, seen.call, pipeline.next_number(), rank, world_size,
+            seen.name, seen.kind, step, seen.call, pipeline.next_seq(), rank, world_size,
             time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, neutral, None,
             tags,
         )  # fmt: skip
-        ticket = Ticket(len(admitted), admitted[-1].hurry, _sinks=len(admitted))
-        for sink in admitted:
-            sink.write(record, ticket, nbytes)
+        for queue in admitted:  # each settles on its own: nobody waits for both
+            write_to([queue], record, nbytes, captured=False)
 
-    def _sinks(self, name: str) -> list[Sink]:
+    def _queues(self, name: str) -> list[Queue]:
         found = []
-        worker = self._route(name)
-        if worker is not None:
-            found.append(worker)
+        queue = self._route(name)
+        if queue is not None:
+            found.append(queue)
         if self._keep:
             from tensortap.sources import init as run
 
             opened = run.opened()
             if opened is not None:
-                found.append(opened.sink)
+                found.append(opened.queue)
         return found
 
     def _transformed(self, name: str, value: Any) -> Any:

@@ -127,14 +127,6 @@ class SegmentOffer(msgspec.Struct, frozen=True, array_like=True):
     nbytes: Positive
 
 
-class Tally(msgspec.Struct, frozen=True, array_like=True):
-    """What the client has not sent, in all: nobody listened, or the queue was over budget."""
-
-    unheard: Count = 0
-    dropped: Count = 0
-    failed: Count = 0
-
-
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     """The header of RECORDS; the body is a list of records, sent with it or in chunks."""
 
@@ -143,7 +135,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     cost: Cost  # bytes of credit that the batch uses
     externals: tuple[External, ...] = ()
     segments: tuple[SegmentOffer, ...] = ()
-    tally: Tally = Tally()
+    dropped: dict[str, Count] = {}  # what the client has not sent so far, by reason
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -15,24 +15,21 @@ import tensortap as tap
 from tensortap.frameworks import rebuild
 from tensortap.frameworks.jax import catch_in_jit
 from tensortap.frameworks.jax.intercept import Intercept
-from tensortap.history import History
 from tensortap.pipeline.pipeline import Pipeline
-from tensortap.sinks.memory import Memory
+from tensortap.pipeline.queue import Queue
+from tensortap.sinks.memory import MemorySink
 from tensortap.sources import catch as catching
-from tensortap.wire.address import parse_address
 
 
 @pytest.fixture
 def pipeline(monkeypatch):
     """A session of its own that keeps everything in memory."""
     fresh = Pipeline()
-    address = parse_address("127.0.0.1:1")
-    fresh._lives[address] = fresh._history = Memory(History(1 << 30))
-    fresh._default = address
-    fresh._refresh()
+    fresh.attach(Queue(MemorySink(1 << 30, fresh.ledger), budget=1 << 30, name="test"))
     for module in (catching, catch_in_jit):
-        monkeypatch.setattr(module, "session", fresh)
-    return fresh
+        monkeypatch.setattr(module, "pipeline", fresh)
+    yield fresh
+    fresh.close()
 
 
 @pytest.fixture
@@ -41,7 +38,7 @@ def caught(pipeline):
 
     def records(name):
         pipeline.flush()
-        return pipeline._history.history.records(name)
+        return [r for r in pipeline.queues[0].sink.records if r.name == name]
 
     return records
 

@@ -10,7 +10,7 @@ def rows(tracker):
         dict(
             name=r.name, kind=r.kind.value, step=r.step, call=r.call, rank=r.rank,
             world=r.world_size, shape=r.shape, tags=r.tags, mean=r.stats.mean,
-            count=r.stats.count, errors=tap.receipt().errors,
+            count=r.stats.count, errors=tap.receipt().reasons["error"],
             shard=r.shard and [r.shard.global_shape, r.shard.offsets, r.shard.placements],
         )
         for r in tracker.records if r.stats

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tensortap import ranks
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.sinks.connections import connections
 from tensortap.sources.checks import check_callable, check_choice, check_count
 from tensortap.sources.tracing.gather import Gatherer
 from tensortap.sources.tracing.iterations import Iteration
@@ -108,7 +109,7 @@ class Collector:
                     return False
             if options.changed:
                 self._fingerprints[path] = mark
-            if pipeline.on:
+            if pipeline.on or connections.connect():
                 try:
                     put(name, whole(value), iteration, order)
                 except Exception as error:  # the results keep the value anyway

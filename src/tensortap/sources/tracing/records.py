@@ -46,10 +46,10 @@ def put(name: str, value: Any, iteration: Iteration, order: int) -> None:
             pipeline.fault(name, error, "was not pickled")
     rank, world_size = ranks.rank_and_world_size()
     record = Record(
-        name, Kind.LOCAL, step, call, pipeline.next_number(), rank, world_size, time.time_ns(),
+        name, Kind.LOCAL, step, call, pipeline.next_seq(), rank, world_size, time.time_ns(),
         kind, dtype, shape, shard, None, neutral, None, tags,
     )  # fmt: skip
-    pipeline.put_copy(record, nbytes, start)
+    pipeline.put_captured(record, nbytes, start)
 
 
 def _neutral(value: Any) -> tuple[Value, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import shlex
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.receipt import Receipt
 from tensortap.readers.live import LiveReader
 from tensortap.readers.run import RunReader
 from tensortap.runs import layout
@@ -148,16 +150,15 @@ def _open_here(path: Path) -> bool:
 
 
 def _bill() -> dict[str, Any]:
-    found = pipeline.receipt()
-    return {name: getattr(found, name) for name in found.__slots__}
+    return dataclasses.asdict(pipeline.receipt())
 
 
-def _largest(receipts: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+def _largest(receipts: dict[int, Receipt]) -> dict[str, Any] | None:
     """The bill of the rank that has paid most."""
     if not receipts:
         return None
-    rank = max(receipts, key=lambda each: receipts[each].get("seconds", 0.0))
-    return {**receipts[rank], "rank": rank if len(receipts) > 1 else None}
+    rank = max(receipts, key=lambda each: receipts[each].seconds)
+    return {**dataclasses.asdict(receipts[rank]), "rank": rank if len(receipts) > 1 else None}
 
 
 def _size(folder: Path) -> int:

@@ -48,10 +48,11 @@ const live = (f) => figures([
 function bill(f) {
   const b = f.bill;
   if (!b) return h("div", { class: "card" }, h("h3", {}, "What it cost"), h("span", { class: "dim" }, f.live ? "The training program knows: print(tap.receipt()) there." : "It is known when the run has ended."));
-  const where = Object.entries(b.where).filter(([, s]) => Number(s) > 0).sort((x, y) => Number(y[1]) - Number(x[1]));
+  const where = Object.entries(b.activities).filter(([, s]) => Number(s) > 0).sort((x, y) => Number(y[1]) - Number(x[1]));
   return h("div", { class: "card" }, h("h3", {}, `What it cost the training thread${b.rank == null ? "" : ` of rank ${b.rank}, which paid most`}`), figures([
     ["in all", seconds(b.seconds)], ["a step", b.steps ? seconds(b.seconds_per_step) : "–"], ["captured", count(b.captured)], ["tracked", count(b.tracked)],
-    ["skipped", count(b.skipped)], ["dropped", count(b.dropped), b.dropped ? "bad" : ""], ["unheard", count(b.unheard)], ["lost", count(b.failed), b.failed ? "bad" : ""], ["errors", count(b.errors), b.errors ? "bad" : ""],
+    ["skipped", count(b.skipped)], ["dropped", count(b.dropped), b.dropped ? "bad" : ""],
+    ...Object.entries(b.reasons).filter(([, n]) => n).map(([k, n]) => /** @type {[string, any, string]} */ ([`dropped: ${k}`, count(Number(n)), "bad"])),
   ]), h("table", { style: "margin-top: 10px; width: auto" }, h("tbody", {}, ...where.map(([k, s]) => h("tr", {}, h("td", {}, k), h("td", { class: "num", style: "width: auto" }, seconds(Number(s))))))));
 }
 
@@ -66,7 +67,7 @@ function dropped(f) {
 /** @param {any} f */
 function clients(f) {
   return h("div", { class: "card" }, h("h3", {}, "Programs"), h("table", {},
-    h("thead", {}, h("tr", {}, ...["Program", "Rank", "Records", "Bytes", "Dropped", "Lost", "Unheard"].map((w, i) => h("th", { scope: "col", class: i > 1 ? "num" : "" }, w)))),
+    h("thead", {}, h("tr", {}, ...["Program", "Rank", "Records", "Bytes", "Dropped", "Reasons"].map((w, i) => h("th", { scope: "col", class: i > 1 ? "num" : "" }, w)))),
     h("tbody", {}, ...f.programs.map((/** @type {any} */ p) => h("tr", {}, h("td", {}, p.program), h("td", {}, `${p.rank} of ${p.world_size}`),
-      ...[count(p.records), bytes(p.nbytes), count(p.dropped), count(p.failed), count(p.unheard)].map((w) => h("td", { class: "num" }, w)))))));
+      ...[count(p.records), bytes(p.nbytes), count(p.dropped), Object.entries(p.reasons).filter(([, n]) => n).map(([k, n]) => `${count(Number(n))} ${k}`).join(", ")].map((w) => h("td", { class: "num" }, w)))))));
 }

@@ -1,0 +1,51 @@
+"""Settings from environment variables.
+
+TENSORTAP_DISABLE    capture nothing until `tap.enable()`
+TENSORTAP_STRICT     raise errors instead of counting and logging them
+TENSORTAP_BUFFER     bytes that may wait in front of a sink: "10%", "2GB"
+TENSORTAP_OVERFLOW   what a full queue to a live session does: "latest" or "block"
+TENSORTAP_NO_ARENA   send tensors over the socket instead of shared memory
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from tensortap.limits import parse_size
+
+log = logging.getLogger("tensortap")
+
+_T = TypeVar("_T")
+
+
+def flag(name: str) -> bool:
+    """Return whether an environment variable is set to anything but 0, false, no or off."""
+    return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def buffer_size() -> int:
+    """Return how many bytes may wait in front of a sink."""
+    return _setting("TENSORTAP_BUFFER", "10%", parse_size)
+
+
+def overflow_policy() -> str:
+    """Return what a full queue to a live session does: ``latest`` or ``block``."""
+    return _setting("TENSORTAP_OVERFLOW", "latest", _parse_policy)
+
+
+def _setting(name: str, default: str, parse: Callable[[str], _T]) -> _T:
+    """Return the parsed setting; log a malformed one and return the default instead."""
+    try:
+        return parse(os.environ.get(name) or default)
+    except ValueError as error:
+        log.warning("tensortap: %s: %s; using %s", name, error, default)
+        return parse(default)
+
+
+def _parse_policy(text: str) -> str:
+    if text not in ("latest", "block"):
+        raise ValueError(f"overflow policy must be 'latest' or 'block', got {text!r}")
+    return text

@@ -1,0 +1,90 @@
+"""The live sessions that this process sends to, connected when they are first needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from tensortap.pipeline.pipeline import Pipeline, pipeline
+from tensortap.pipeline.queue import Queue
+from tensortap.settings import buffer_size, flag, overflow_policy
+from tensortap.wire.address import Address, parse_address
+
+log = logging.getLogger("tensortap")
+
+
+class Connections:
+    """Queues to live sessions, by address.
+
+    The default session gets every record of the pipeline. Others get only what a source
+    addresses to them.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._reset()
+        # a fork while another thread imports would leave the child with a lock that stays locked
+        self._importing = threading.RLock()
+        os.register_at_fork(
+            before=self._importing.acquire,
+            after_in_parent=self._importing.release,
+            after_in_child=self._after_fork,
+        )
+
+    def _reset(self) -> None:
+        self.tried = False  # whether the default session was looked for
+        self._default: Queue | None = None
+        self._queues: dict[Address, Queue] = {}
+        self._lock = threading.Lock()
+
+    def _after_fork(self) -> None:
+        self._reset()  # the pipeline keeps the queues of the parent
+        self._importing.release()
+
+    def connect(self) -> bool:
+        """Connect to the default session at the first call; return whether anybody listens."""
+        if not self.tried and self._pipeline.enabled and not self._pipeline.closed:
+            try:
+                self._default = self._queue(parse_address())
+            except ValueError as error:
+                if not self._pipeline.queues or self._pipeline.strict:
+                    raise
+                # a mistake in the environment must not cost the run a value
+                log.warning("tensortap: TENSORTAP_SERVER: %s; not connecting", error)
+            else:
+                self._pipeline.attach(self._default)
+            self.tried = True
+        return self._pipeline.on
+
+    def queues(self, server: str) -> Sequence[Queue]:
+        """Return the queues that accept a value for `server` instead of the default session."""
+        if not self._pipeline.enabled or self._pipeline.closed:
+            return ()
+        addressed = self._queue(parse_address(server))
+        others = [queue for queue in self._pipeline.queues if queue is not self._default]
+        return [queue for queue in (*others, addressed) if queue.accepting]
+
+    def _queue(self, address: Address) -> Queue:
+        found = self._queues.get(address)
+        if found is not None:
+            return found
+        start = time.perf_counter_ns()
+        with self._importing:
+            from tensortap.sinks.live import LiveSink
+        with self._lock:
+            queue = self._queues.get(address)
+            if queue is None:
+                arena = not flag("TENSORTAP_NO_ARENA")
+                sink = LiveSink(address, self._pipeline.pool, self._pipeline.ledger, arena=arena)
+                queue = self._queues[address] = Queue(
+                    sink, budget=buffer_size(), overflow=overflow_policy(), name=f"live-{address}"
+                )
+                self._pipeline.attach(queue, every_record=False)
+        self._pipeline.ledger.connect(time.perf_counter_ns() - start)
+        return queue
+
+
+connections = Connections(pipeline)
