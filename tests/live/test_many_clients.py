@@ -56,7 +56,7 @@ def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
     programs[7].signal(signal.SIGCONT)
     clients = answers.overview(server).clients
     assert sum(client.connected for client in clients) >= 200
-    assert [c.records for c in clients if c.rank or c.world_size == 200] == [20] * 200
+    assert sorted(client.records for client in clients) == [20] * 200 + [50]
     assert not server.rejected
     for rank in range(200):
         records = [r for r in server.history.records("x") if r.rank == rank]

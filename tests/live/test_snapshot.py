@@ -180,7 +180,7 @@ def test_what_cannot_be_caught_is_said_once_and_training_goes_on(server, run):
     program = run(ODD)
     out, err = program.process.communicate(timeout=60)
     assert json.loads(out) == [25, 5], err
-    lines = [line for line in err.splitlines() if "was not caught" in line]
+    lines = [line for line in err.splitlines() if "was not captured" in line]
     remedies = {
         "sparse": "to_dense()",
         "csr": "to_dense()",

@@ -6,7 +6,7 @@ from tests.live.conftest import wait_for
 
 
 def test_the_live_session_has_locals_of_the_program_and_of_its_workers(run, server, tmp_path):
-    # in a file: the source of `python -c` is nowhere, and then there is another way
+    # in a file, because code of `python -c` has no source
     (tmp_path / "data.py").write_text(
         "import torch\n"
         "class Box:\n"
@@ -18,17 +18,16 @@ def test_the_live_session_has_locals_of_the_program_and_of_its_workers(run, serv
         "    def __getitem__(self, index):\n"
         "        item = torch.full((2,), float(index))\n"
         "        return item\n"
+        "def step(x):\n"
+        "    box = Box()\n"
+        "    y = x * 2\n"
+        "    return y\n"
     )
     program = run(
         """
         import sys; sys.path.insert(0, FOLDER)
         import torch, tensortap as tap
-        from data import Box, Numbers
-
-        def step(x):
-            box = Box()
-            y = x * 2
-            return y
+        from data import Numbers, step
 
         tap.catch(0, "hello").wait(30)
         with tap.trace(step, ["y", "box"]) as tracer:

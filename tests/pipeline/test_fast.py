@@ -93,7 +93,7 @@ def test_makes_the_same_record(queued, value):
     pipeline, queue = queued()
     slow, fast = both(pipeline, queue, value)
     assert fast is not None
-    assert comparable(fast[0]) == msgspec.msgpack.encode(comparable(slow[0]))
+    assert comparable(fast[0]) == comparable(slow[0])
     assert fast[2] == slow[2]
     assert fast[0].seq == slow[0].seq + 1
 
@@ -104,7 +104,7 @@ def test_makes_the_same_record_of_any_small_array(shared, array):
     pipeline, queue = shared
     slow, fast = both(pipeline, queue, array)
     assert fast is not None
-    assert comparable(fast[0]) == msgspec.msgpack.encode(comparable(slow[0]))
+    assert comparable(fast[0]) == comparable(slow[0])
 
 
 @pytest.mark.parametrize(
