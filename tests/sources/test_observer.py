@@ -41,11 +41,11 @@ def test_a_step_does_not_wait_for_a_device(observer):
     observer.add(SEEN, None, device.later())
     observer.advance()
     assert device.resolved == 0
-    assert observer._kept == []
+    assert observer._memory.records == []
     device.done = True
     observer.advance()
     assert device.resolved == 1
-    (record,) = observer._kept
+    (record,) = observer._memory.records
     assert (record.step, record.stats.max) == (0, 2.0)  # of the step at which it was seen
 
 
@@ -55,7 +55,7 @@ def test_records_come_in_order_and_asking_for_them_waits(observer):
     quick.done = True
     observer.add(SEEN._replace(name="quick"), None, quick.later())
     observer.poll()
-    assert observer._kept == []  # not before what came before it
+    assert observer._memory.records == []  # not before what came before it
     records = list(observer.records)
     assert [r.name for r in records] == ["slow", "quick"]
     assert records[0].seq < records[1].seq
