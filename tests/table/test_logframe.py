@@ -1,4 +1,4 @@
-"""The LogFrame of records, in memory and in a run, against counts made by hand."""
+"""Frames of records in memory and of runs, against counts made by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(seq, values, name="fc", kind=Kind.ACTIVATION, dtype="float32", **fiel
 
 
 def kept(path, records) -> tap.console.run.Run:
-    """A run with these records."""
+    """Return a run with the given records."""
     folder = make_run(path, 1)
     ranks = {r.rank for r in records}
     for rank in ranks:
@@ -51,10 +51,10 @@ def kept(path, records) -> tap.console.run.Run:
 ONE = [0.0, 0.25, -1.0, 1.5, 3.0, math.nan, math.inf, -math.inf, 2.0**-20, 2.0**20]
 
 
-def test_every_value_is_in_its_bin():
+def test_counts_every_value_once():
     frame = logframe_of([record(3, ONE)], exponents=(-2, 1))
     assert frame["exponent_counts"].columns.tolist() == [-math.inf, -2, -1, 0, 1, math.inf]
-    # the tiny one below; the huge one and both infinities above
+    # the tiny value is below the range, the huge one and both infinities are above
     assert frame["exponent_counts"].iloc[0].tolist() == [1, 1, 0, 2, 1, 3]
     scalars = frame["scalar_stats"].iloc[0]
     assert (scalars["zeros"], scalars["nans"], scalars["count"]) == (1, 1, 10)
@@ -62,14 +62,14 @@ def test_every_value_is_in_its_bin():
     assert counted.tolist() == [10]
 
 
-def test_the_full_range_is_what_occurs():
+def test_default_range_is_what_occurs():
     frame = logframe_of([record(0, [0.5]), record(1, [16.0]), record(2, [0.0])])
     assert frame["exponent_counts"].columns.tolist() == [-math.inf, *range(-1, 5), math.inf]
     assert frame["exponent_counts"].sum(axis=1).tolist() == [1, 1, 0]
     assert frame["exponent_counts"][4].tolist() == [0, 1, 0]
 
 
-def test_metadata_as_the_schema_has_it():
+def test_metadata_follows_the_schema():
     records = [
         record(0, [1.0], "blocks.0.wq", type="torch.nn.Linear"),
         record(1, [1.0], "blocks.0.wq", Kind.GRADIENT),
@@ -99,7 +99,7 @@ def test_metadata_as_the_schema_has_it():
     assert frame.metadata.name.nunique() == 4  # as notebooks write it
 
 
-def test_what_is_no_tensor_or_was_computed_twice_is_not_in_it():
+def test_leaves_out_integers_metrics_and_recomputed_tensors():
     records = [
         record(0, [1.0]),
         record(1, [1.0], tags={"recompute": "1"}),
@@ -114,7 +114,7 @@ def test_what_is_no_tensor_or_was_computed_twice_is_not_in_it():
     assert frame.attrs["left_out"] == {"int64": 2, "bool": 1}
 
 
-def test_numbers_of_a_stash_function_are_statistics_as_well():
+def test_adds_the_numbers_of_a_stash_function():
     tensor = TensorData("numpy", "float32", (1,), b"\0\0\0\0")
     records = [
         record(0, [1.0], value=Mapping((("kurtosis", 2.5), ("std", 7), ("text", "no")))),
@@ -131,7 +131,7 @@ def test_numbers_of_a_stash_function_are_statistics_as_well():
     assert list(scalars.columns) == [*run_rows.STATISTICS, "kurtosis", "stash.std", "sparse"]
 
 
-def test_rows_are_in_the_order_of_capture_and_nothing_is_mixed_up():
+def test_sorts_rows_by_order_of_capture():
     rng = np.random.default_rng(0)
     records = [
         record(i, 2.0 ** rng.integers(-9, 9, 5), f"l{i % 3}", step=i // 6, rank=i % 2)
@@ -151,7 +151,7 @@ def test_rows_are_in_the_order_of_capture_and_nothing_is_mixed_up():
     st.lists(st.lists(st.floats(width=32), max_size=8), max_size=6),
     st.integers(-160, 130), st.integers(0, 40),
 )  # fmt: skip
-def test_no_value_is_lost_whatever_the_range(tensors, low, width):
+def test_counts_every_value_for_any_range(tensors, low, width):
     records = [record(i, np.array(values, "float32")) for i, values in enumerate(tensors)]
     frame = logframe_of(records, exponents=(low, low + width))
     assert len(frame.columns) == 7 + len(run_rows.STATISTICS) + width + 3
@@ -163,7 +163,7 @@ def test_no_value_is_lost_whatever_the_range(tensors, low, width):
         assert row.tolist()[1:-1] == inside
 
 
-def test_nothing_at_all_is_a_frame_of_the_schema_too():
+def test_empty_frame_follows_the_schema():
     frame = logframe_of([])
     assert len(frame) == 0
     assert frame["exponent_counts"].columns.tolist() == [-math.inf, 0, math.inf]
@@ -171,12 +171,12 @@ def test_nothing_at_all_is_a_frame_of_the_schema_too():
 
 
 @pytest.mark.parametrize("wrong", [(3, 1), 5, ("a", "b"), (1, 2, 3)])
-def test_a_range_that_is_none(wrong):
+def test_rejects_an_invalid_range(wrong):
     with pytest.raises(ValueError, match="exponents"):
         logframe_of([], exponents=wrong)
 
 
-def test_of_a_run_it_is_the_same_as_of_the_records(tmp_path):
+def test_run_and_records_give_the_same_frame(tmp_path):
     records = [
         record(i, [2.0**i, 0.1], f"l{i}", rank=i % 2, value=Mapping((("extra", i),)))
         for i in range(9)
@@ -186,7 +186,7 @@ def test_of_a_run_it_is_the_same_as_of_the_records(tmp_path):
     assert run.logframe(exponents=(-16, 16))["exponent_counts"].shape == (9, 35)
 
 
-def test_tensors_without_statistics_get_them(tmp_path):
+def test_computes_missing_statistics(tmp_path):
     array = np.array([1.0, 0.0, 6.0], "float32")
     whole = TensorData("numpy", "float32", (3,), array.tobytes())
     records = [
@@ -205,7 +205,7 @@ def test_tensors_without_statistics_get_them(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "csv.gz", "pkl"])
 @pytest.mark.parametrize("index", [True, False])
-def test_what_pandas_saves_is_read_again(tmp_path, suffix, index):
+def test_reads_what_pandas_saved(tmp_path, suffix, index):
     records = [record(i, rng_values(i), name=n) for i, n in enumerate(["NA", "a,b", "nan", "ü"])]
     frame = logframe_of([*records, record(4, [math.inf, math.nan])])
     path = tmp_path / f"frame.{suffix}"
@@ -242,7 +242,7 @@ def test_metrics(tmp_path):
     assert metrics_of([]).columns.tolist() == ["step", "rank"]
 
 
-def test_without_pandas_it_says_what_to_do(tmp_path, monkeypatch):
+def test_without_pandas_names_the_extra(tmp_path, monkeypatch):
     run = kept(tmp_path, [record(0, [1.0])])
     monkeypatch.setitem(sys.modules, "pandas", None)
     for ask in (run.logframe, run.metrics, run.stats, lambda: run.formats("float16")):
@@ -299,7 +299,7 @@ def test_formats_of_a_run(tmp_path):
     assert run.formats("float16", name="zzz").empty
 
 
-def test_formats_that_cannot_be_told(tmp_path):
+def test_formats_rejects_unknown_arguments(tmp_path):
     run = kept(tmp_path, [record(3, [1.0])])
     with pytest.raises(tap.errors.NotFound, match="no float format is called 'float7'"):
         run.formats("float7")

@@ -1,4 +1,4 @@
-"""One table of statistics, wherever they lie."""
+"""The table, over every kind of origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.viz.conftest import LAYERS, STEPS, Writer, training
 
 
 def checked(table, records):
-    """A table says of its rows what the records say."""
+    """Assert that a table has the statistics of the records."""
     wanted = {
         (r.name, r.kind.value, r.step, r.rank, r.seq): r
         for r in records
@@ -47,7 +47,7 @@ def checked(table, records):
 
 
 class TableContract:
-    """Subclasses give `made`, a table of RECORDS, with or without metrics."""
+    """Every kind of origin gives the same table; subclasses provide it as `made`."""
 
     ranks = 1
 
@@ -55,10 +55,10 @@ class TableContract:
     def made(self):
         raise NotImplementedError
 
-    def test_rows_say_what_the_records_say(self, made):
+    def test_has_the_statistics_of_the_records(self, made):
         checked(made, training(ranks=self.ranks))
 
-    def test_training_statistics(self, made):
+    def test_metrics(self, made):
         for rank in range(self.ranks):
             steps, values = made.metrics(rank)["loss"]
             assert steps.tolist() == list(range(STEPS))
@@ -69,12 +69,12 @@ class TableContract:
             (LAYERS[2], 7, "3 NaN")
         ] * self.ranks
 
-    def test_what_is_not_finite_is_counted(self, made):
+    def test_counts_nonfinite_values(self, made):
         rows = made.rows(kind="Activation", names=[LAYERS[2]], rank=0, step=7)
         assert made.nonfinite(rows).tolist() == [3]
         assert made.column("nonfinite")[rows].tolist() == [3.0]
 
-    def test_nothing_new(self, made):
+    def test_refresh_without_new_records(self, made):
         version = made.version
         assert not made.refresh()
         assert made.version == version
@@ -97,15 +97,15 @@ class TestRunOfTwoRanks(TableContract):
         return table_of(tap.open(writer.path))
 
 
-class TestRunThatIsWritten(TableContract):
+class TestOpenRun(TableContract):
     @pytest.fixture
     def made(self, writer):
         writer.write(training())
         return table_of(RunReader(writer.path))
 
 
-class TestRunThatGrows(TableContract):
-    """Some steps in the open end, some after; columns are asked for at any time between."""
+class TestGrowingRun(TableContract):
+    """Rows come in several batches, and columns are read in between."""
 
     @pytest.fixture
     def made(self, writer):
@@ -135,7 +135,7 @@ class TestHistory(TableContract):
         return table
 
 
-class TestLiveSessionElsewhere(TableContract):
+class TestSessionOfAnotherProcess(TableContract):
     @pytest.fixture
     def made(self):
         server = live.start("127.0.0.1", 0)
@@ -151,7 +151,7 @@ class TestRecords(TableContract):
         return table_of(training())
 
 
-def test_a_logframe(run_path):
+def test_logframe(run_path):
     frame = tap.open(run_path).logframe()
     table = table_of(frame)
     checked(table, training())
@@ -159,7 +159,7 @@ def test_a_logframe(run_path):
     assert not table.refresh()
 
 
-def test_what_a_logframe_did_not_count_is_said(run_path):
+def test_reports_values_outside_the_range_of_a_logframe(run_path):
     from tensortap.viz.figures import exponents_figure
 
     narrow = table_of(tap.open(run_path).logframe(exponents=(-3, 2)))
@@ -170,20 +170,21 @@ def test_what_a_logframe_did_not_count_is_said(run_path):
         counts = whole.exponents(whole.rows(kind="Activation", names=[layer], step=step)).counts
         assert narrow.exponents(rows).counts.sum() + below + above == counts.sum()
         figure = exponents_figure(narrow, name=layer, kind="Activation", step=step)
-        said = figure["layout"]["annotations"][1]["text"]
-        assert ("below the counted range" in said) == bool(below[0])
-        assert ("above the counted range" in said) == bool(above[0])
+        note = figure["layout"]["annotations"][1]["text"]
+        assert ("below the counted range" in note) == bool(below[0])
+        assert ("above the counted range" in note) == bool(above[0])
 
 
-def test_training_statistics_of_several_ranks_are_their_mean():
+def test_metrics_of_several_ranks_are_averaged():
     records = training(range(3), ranks=2)
-    again = msgspec.structs.replace(records[-1], value=5.0, seq=900)  # the later one stands
+    again = msgspec.structs.replace(records[-1], value=5.0, seq=900)  # the later one counts
     steps, values = table_of([*records, again]).metrics()["loss"]
     assert steps.tolist() == [0, 1, 2]
     assert values.tolist() == [1.5, 1.0, (1 / 3 + 5.0) / 2]
 
 
-def test_a_tracker():
+@pytest.mark.slow
+def test_tracker():
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -199,12 +200,12 @@ def test_a_tracker():
     assert table.steps("Weight").tolist() == [0, 1, 2]
 
 
-def test_an_open_run_reads_heads_and_what_is_asked_for(run_path, monkeypatch):
-    asked = []
+def test_reads_only_the_columns_that_are_needed(run_path, monkeypatch):
+    calls = []
     read = RunSource._read_part
 
     def noted(self, rank, part, columns):
-        asked.append(columns)
+        calls.append(columns)
         return read(self, rank, part, columns)
 
     monkeypatch.setattr(RunSource, "_read_part", noted)
@@ -212,12 +213,12 @@ def test_an_open_run_reads_heads_and_what_is_asked_for(run_path, monkeypatch):
     table.column("rm2")
     table.column("rm2")
     table.refresh()
-    heads, *more = asked
-    assert set(heads) == {"name", "kind", "dtype", "step", "rank", "call", "seq"}
+    index, *more = calls
+    assert set(index) == {"name", "kind", "dtype", "step", "rank", "call", "seq"}
     assert more == [["rm2"]]
 
 
-def test_what_found_no_room_is_no_row(writer):
+def test_dropped_records_are_no_rows(writer):
     records = training(range(2))
     writer.write(records)
     writer.stores[0].note_dropped("embed", Kind.ACTIVATION, 1, 0)
@@ -229,7 +230,7 @@ def test_what_found_no_room_is_no_row(writer):
     assert not np.isnan(table.column("rm2")[table.series("Activation", "embed")]).any()
 
 
-def test_what_is_computed_a_second_time_counts_once(writer):
+def test_leaves_out_recomputed_rows(writer):
     records = training(range(1))
     again = msgspec.structs.replace(records[0], call=1, seq=500, tags={"recompute": "1"})
     writer.write([*records, again])
@@ -240,7 +241,7 @@ def test_what_is_computed_a_second_time_counts_once(writer):
         assert table.call[table.without_recomputed(rows)].tolist() == [0]
 
 
-def test_a_history_that_forgets_keeps_its_table():
+def test_keeps_rows_that_a_history_evicted():
     records = training()
     history = History(40 * 700)
     table = table_of(history)
@@ -251,7 +252,7 @@ def test_a_history_that_forgets_keeps_its_table():
     checked(table, records)
 
 
-def test_an_empty_run(writer):
+def test_empty_run(writer):
     table = table_of(writer.path)
     assert len(table) == 0
     assert (table.tensor_kinds(), table.layers(), table.alerts()) == ([], [], [])
@@ -259,23 +260,23 @@ def test_an_empty_run(writer):
     assert table.exponents(np.empty(0, np.int64)).counts.shape[1] == 0
 
 
-def test_a_table_of_a_table_is_itself(table):
+def test_table_of_a_table_is_the_same_object(table):
     assert table_of(table) is table
     assert isinstance(table, Table)
 
 
 @pytest.mark.parametrize("source", [3, "no/such/folder", object()])
-def test_what_is_no_source(source):
+def test_rejects_other_objects(source):
     with pytest.raises((TypeError, tap.TensortapError)):
         table_of(source)
 
 
-def test_no_such_statistic(table):
+def test_unknown_statistic(table):
     with pytest.raises(NotFound, match="no statistic is called 'rm3'; did you mean"):
         table.column("rm3")
 
 
-def test_rows_may_be_asked_for_in_any_order(table):
+def test_exponents_of_rows_in_any_order(table):
     rows = table.rows(kind="Gradient", names=["output", "embed"])[::-1]
     one = table.exponents(rows)
     for place in (0, 5, len(rows) - 1):
@@ -287,7 +288,7 @@ def test_rows_may_be_asked_for_in_any_order(table):
         assert one.max_abs[place] == alone.max_abs[0]
 
 
-def test_the_feed_of_a_run_needs_no_pandas(run_path, tmp_path):
+def test_reads_a_run_without_pandas(run_path, tmp_path):
     import subprocess
     import sys
 
@@ -303,7 +304,7 @@ print("pandas" in sys.modules, "plotly" in sys.modules)
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_a_session_that_forgets_is_forgotten(monkeypatch):
+def test_starts_over_when_a_bounded_source_has_evicted_many_rows(monkeypatch):
     monkeypatch.setattr(table_module, "_BOUNDED_ROWS", 200)
     history = History(40 * 700)
     table = table_of(history)
@@ -318,12 +319,12 @@ def test_a_session_that_forgets_is_forgotten(monkeypatch):
     assert len(table.column("rm2")) == len(table)
 
 
-def test_a_table_is_steady_while_it_is_drawn(table):
+def test_figures_hold_the_lock(table):
     from tensortap.viz.figures import lines_figure
 
     held = []
 
-    class Watching:
+    class Lock:
         def __enter__(self):
             held.append(True)
 
@@ -331,7 +332,7 @@ def test_a_table_is_steady_while_it_is_drawn(table):
             held.append(False)
 
     other = table_of(training(range(1)))
-    other.lock = Watching()
+    other.lock = Lock()
     lines_figure(other, names=["embed"], kind="Activation", metrics=["rm2"])
     assert held[0] is True
     assert held[-1] is False

@@ -84,7 +84,7 @@ def test_parameters_by_their_module():
         ({"tt": "Activatoin"}, "no kind is called 'Activatoin'; did you mean 'Activation'"),
         ({"tt": "Weight"}, "no Weight here; there is Activation and Gradient"),
         ({"layer": "outputs"}, "no Activation layer is called 'outputs'; did you mean 'output'"),
-        ({"layer": re.compile("zzz")}, "no Activation has a name that 'zzz' finds"),
+        ({"layer": re.compile("zzz")}, "no Activation has a name that matches 'zzz'"),
         ({"scalar_metric": "rms"}, "no statistic is called 'rms'; did you mean"),
         ({"rank": 3}, "no rank 3; there is 0"),
     ],
@@ -121,7 +121,7 @@ def test_what_was_caught_without_statistics(tmp_path, monkeypatch):
     tap.finish()
     run = tap.open(path)
     for draw in (viz.scalar_line, viz.exp_hist, viz.scalar_global_heatmap):
-        with pytest.raises(NotFound, match=r"run\.logframe\(\) works them out"):
+        with pytest.raises(NotFound, match=r"run\.logframe\(\) computes them"):
             draw(run, tt="Value", layer="x")
     figure = viz.scalar_line(run.logframe(), tt="Value", layer="x", scalar_metric="max")
     assert figure.data[0].y == (0.0, 1.0, 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +64,35 @@ class InternedColumn:
     def values(self) -> NDArray[np.int32]:
         """The code of each row."""
         return self._rows.values
+
+
+class SeriesIndex:
+    """The rows of each kind and name, by their codes."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], list[Integers]] = {}
+        self._size = 0
+
+    def update(self, kinds: NDArray[np.int32], names: NDArray[np.int32]) -> None:
+        """Add the rows that are new in two columns of codes."""
+        start, self._size = self._size, len(kinds)
+        keys = kinds[start:].astype(np.int64) << 32 | names[start:]
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+        edges = np.flatnonzero(np.diff(ordered, prepend=-1))
+        for first, rows in zip(edges, np.split(order + start, edges[1:]), strict=False):
+            key = int(ordered[first])
+            self._rows.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._rows)
+
+    def rows(self, kind: int, name: int) -> Integers:
+        """Return the rows of a kind and a name, in ascending order."""
+        parts = self._rows.get((kind, name), [])
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0] if parts else np.empty(0, np.int64)
 
 
 def dense_counts(

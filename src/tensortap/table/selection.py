@@ -1,13 +1,12 @@
-"""From what people write to what a table holds: kinds, layers, statistics, steps, ranks.
+"""Resolves what people type (kinds, layers, statistics, steps, ranks) against a table.
 
-What is not there is said with what is.
+Errors name what is available.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,112 +19,108 @@ _PARAMETERS = (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STA
 Layers = str | re.Pattern[str] | Iterable[str] | None
 
 
-class Chosen(NamedTuple):
-    """A kind, and the names of it that are meant."""
-
-    kind: str
-    names: list[str]
-
-
 def choose_kind(table: Table, tt: Kind | str | None) -> tuple[str, str]:
-    """The kind that a text means, and the key of an optimiser's state or nothing.
+    """Return the kind that a text means, and the key of an optimizer's state or "".
 
     ``"Act"`` is Activation, ``"weights"`` is Weight, ``"Optimizer_State.exp_avg"`` is that state.
     """
-    there = table.tensor_kinds()
-    if not there:
+    available = table.tensor_kinds()
+    if not available:
         raise NotFound("nothing here has statistics: tap.track() takes them")
     if tt is None:
-        return there[0], ""
+        return available[0], ""
     wanted = tt.value if isinstance(tt, Kind) else str(tt)
     head, _, key = wanted.partition(".")
-    meant = tensor_type(head) or _by_prefix(head, there)
-    if meant is None:
-        raise NotFound(no_such("kind", wanted, there))
-    if meant not in there:
-        raise NotFound(f"no {meant} here; there is {_and(there)}")
-    return meant, key
+    kind = tensor_type(head) or _by_prefix(head, available)
+    if kind is None:
+        raise NotFound(no_such("kind", wanted, available))
+    if kind not in available:
+        raise NotFound(f"no {kind} here; there is {_and(available)}")
+    return kind, key
 
 
-def _by_prefix(head: str, there: Sequence[str]) -> str | None:
-    small = head.strip().lower().replace(" ", "_").replace("optimizer", "optimiser")
-    found = [kind for kind in there if small and kind.lower().startswith(small)]
-    if len(found) > 1:
-        raise NotFound(f"{head!r} may be {' or '.join(found)}")
-    return found[0] if found else None
+def _by_prefix(head: str, available: Sequence[str]) -> str | None:
+    prefix = head.strip().lower().replace(" ", "_").replace("optimizer", "optimiser")
+    kinds = [kind for kind in available if prefix and kind.lower().startswith(prefix)]
+    if len(kinds) > 1:
+        raise NotFound(f"{head!r} is ambiguous: {' or '.join(kinds)}")
+    return kinds[0] if kinds else None
 
 
 def choose_layers(table: Table, kind: str, layer: Layers, key: str = "") -> list[str]:
-    """The names of a kind that are meant: all, those that a pattern finds, or the given ones.
+    """Return names of a kind: all, those that a pattern matches, or the given ones.
 
     A parameter may be called by its module: ``"fc"`` is ``fc.weight``.
     """
-    there = table.layers(kind)
+    available = table.layers(kind)
     if key:
-        there = [name for name in there if name.endswith(f".{key}")]
-        if not there:
+        available = [name for name in available if name.endswith(f".{key}")]
+        if not available:
             keys = {name.rpartition(".")[2] for name in table.layers(kind)}
             raise NotFound(no_such("state", key, sorted(keys)))
     if layer is None:
-        return there
+        return available
     if isinstance(layer, re.Pattern):
-        found = [name for name in there if layer.search(name)]
-        if not found:
-            raise NotFound(f"no {kind} has a name that {layer.pattern!r} finds")
-        return found
-    wanted = [layer] if isinstance(layer, str) else list(layer)
-    known = set(there)
-    return list(dict.fromkeys(n for each in wanted for n in _one(each, kind, there, known, key)))
+        matching = [name for name in available if layer.search(name)]
+        if not matching:
+            raise NotFound(f"no {kind} has a name that matches {layer.pattern!r}")
+        return matching
+    wanted = [layer] if isinstance(layer, str) else layer
+    known = set(available)
+    names = (name for each in wanted for name in _resolve(each, kind, available, known, key))
+    return list(dict.fromkeys(names))
 
 
-def _one(wanted: str, kind: str, there: list[str], known: set[str], key: str) -> list[str]:
+def _resolve(wanted: str, kind: str, available: list[str], known: set[str], key: str) -> list[str]:
     if wanted in known:
         return [wanted]
     if kind in _PARAMETERS:
         for name in (f"{wanted}.weight", f"{wanted}.{key}", f"{wanted}.weight.{key}"):
             if name in known:
                 return [name]
-        states = [name for name in there if name.startswith((f"{wanted}.weight.", f"{wanted}."))]
-        if states and kind == Kind.OPTIMISER_STATE.value:
-            return [name for name in states if name.startswith(f"{wanted}.weight.")] or states
-    raise NotFound(no_such(f"{kind} layer", wanted, there))
+    if kind == Kind.OPTIMISER_STATE.value:
+        for prefix in (f"{wanted}.weight.", f"{wanted}."):
+            states = [name for name in available if name.startswith(prefix)]
+            if states:
+                return states
+    raise NotFound(no_such(f"{kind} layer", wanted, available))
 
 
 def choose_metrics(table: Table, metric: str | Iterable[str]) -> list[str]:
-    """Statistics that there are."""
+    """Return statistics after checking that the table has them."""
     wanted = [metric] if isinstance(metric, str) else list(metric)
-    there = table.statistics()
+    available = table.statistics()
     for each in wanted:
-        if each not in there:
-            raise NotFound(no_such("statistic", each, there))
+        if each not in available:
+            raise NotFound(no_such("statistic", each, available))
     if not wanted:
-        raise ValueError(f"which statistic? there is {', '.join(there)}")
+        raise ValueError(f"name at least one statistic: {', '.join(available)}")
     return wanted
 
 
 def check_statistics(table: Table, kind: str, names: Sequence[str]) -> None:
-    """NotFound where tensors were caught without their statistics, with how to get them."""
+    """Raise NotFound, with a remedy, if tensors were captured without statistics."""
     if not table.has("count"):
-        return  # a frame has what it has
+        return  # a LogFrame need not count values
     rows = table.rows(kind=kind, names=names)
     if len(rows) and np.isnan(table.column("count")[rows]).all():
         raise NotFound(
             f"{names[0]!r} ({kind}) was captured without statistics: tap.track() takes them, and "
-            "run.logframe() works them out of the tensors, for viz to draw from"
+            "run.logframe() computes them from the tensors, as a source for tap.viz"
         )
 
 
 def choose_step(table: Table, kind: str, names: Sequence[str], step: int | None) -> int:
-    """The step that is asked for, or the last; its neighbours are said if it is not there."""
+    """Return the given step, or the last one; raise NotFound with the nearest steps."""
     steps = np.unique(table.step[table.rows(kind=kind, names=names)])
     if not len(steps):
         raise NotFound(f"no {kind} of {', '.join(names[:3])}")
     if step is None:
         return int(steps[-1])
-    place = int(np.searchsorted(steps, step))
-    if place < len(steps) and steps[place] == step:
+    index = int(np.searchsorted(steps, step))
+    if index < len(steps) and steps[index] == step:
         return int(step)
-    near = [str(n) for n in steps[max(0, place - 1) : place + 1].tolist()]
+    near = [str(n) for n in steps[max(0, index - 1) : index + 1].tolist()]
     word = "step is" if len(near) == 1 else "steps are"
     raise NotFound(
         f"no {kind} of {names[0]!r} at step {step}; the nearest captured {word} {_and(near)}"
@@ -133,7 +128,7 @@ def choose_step(table: Table, kind: str, names: Sequence[str], step: int | None)
 
 
 def choose_rank(table: Table, rank: int | None) -> int | None:
-    """A rank that there is, or None for all."""
+    """Return a rank after checking that it exists; None means all."""
     if rank is not None and rank not in table.ranks():
         raise NotFound(f"no rank {rank}; there is {_and([str(r) for r in table.ranks()])}")
     return rank

@@ -26,7 +26,7 @@ from tensortap.record import Kind, Record
 from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import decode_value
 from tensortap.stats.formats import Exponents
-from tensortap.table.columns import GrowingArray, InternedColumn, dense_counts
+from tensortap.table.columns import GrowingArray, InternedColumn, SeriesIndex, dense_counts
 from tensortap.table.logframe_schema import KINDS
 from tensortap.table.sources import VALUE, ChainedSource, RecordSource, RowSource, source_of
 
@@ -78,8 +78,7 @@ class Table:
         self._texts = {name: InternedColumn() for name in _TEXTS}
         self._integers = {name: GrowingArray(np.int64) for name in _INTEGERS}
         self._statistics: dict[str, GrowingArray] = {}
-        self._index: dict[tuple[int, int], list[Integers]] = {}
-        self._indexed = 0  # rows
+        self._index = SeriesIndex()
         self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
         self._publish()
 
@@ -92,9 +91,6 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.step)
-
-    def __repr__(self) -> str:
-        return f"<table of {len(self):,} rows, {len(self.names):,} names>"
 
     def refresh(self) -> bool:
         """Read new rows; return whether there were any."""
@@ -126,17 +122,8 @@ class Table:
         self._publish()
         return True
 
-    def _series(self) -> dict[tuple[int, int], list[Integers]]:
-        """Return the index: codes of kind and name → arrays of their rows."""
-        start, self._indexed = self._indexed, len(self)
-        if start < len(self):
-            keys = self.kind[start:].astype(np.int64) << 32 | self.name[start:]
-            order = np.argsort(keys, kind="stable")
-            ordered = keys[order]
-            edges = np.flatnonzero(np.diff(ordered, prepend=-1))
-            for first, rows in zip(edges, np.split(order + start, edges[1:]), strict=True):
-                key = int(ordered[first])
-                self._index.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows)
+    def _series(self) -> SeriesIndex:
+        self._index.update(self.kind, self.name)
         return self._index
 
     # -- columns -------------------------------------------------------------------------
@@ -221,13 +208,8 @@ class Table:
     def series(self, kind: str, name: str, rank: int | None = None) -> Integers:
         """Return the rows of one name and kind by step, then rank, then order of capture."""
         with self.lock:
-            key = self._texts["kind"].code(kind), self._texts["name"].code(name)
-            parts = self._series().get(key)
-            if parts is None:
-                return np.empty(0, np.int64)
-            if len(parts) > 1:
-                parts[:] = [np.concatenate(parts)]
-        rows = parts[0]
+            code = self._texts["kind"].code(kind), self._texts["name"].code(name)
+            rows = self._series().rows(*code)
         if rank is not None:
             rows = rows[self.rank[rows] == rank]
         return rows[np.lexsort((self.seq[rows], self.rank[rows], self.step[rows]))]
@@ -264,32 +246,20 @@ class Table:
 
         There is one value per step: that of the rank, or the mean of the ranks that reported one.
         """
-        metrics = {}
-        for name in self.layers(Kind.METRIC.value):
-            rows = self.series(Kind.METRIC.value, name, rank)
-            if not len(rows):
-                continue
-            step, ranks = self.step[rows], self.rank[rows]
-            # of two values for one step and rank, the later one counts
-            last = np.append((np.diff(step) != 0) | (np.diff(ranks) != 0), True)
-            rows, step = rows[last], step[last]
-            starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
-            counts = np.diff(np.append(starts, len(step)))
-            values = np.add.reduceat(self.column(VALUE)[rows], starts) / counts
-            metrics[name] = step[starts], values
-        return metrics
+        series = {
+            n: self.series(Kind.METRIC.value, n, rank) for n in self.layers(Kind.METRIC.value)
+        }
+        return {
+            name: _mean_per_step(self.step[rows], self.rank[rows], self.column(VALUE)[rows])
+            for name, rows in series.items()
+            if len(rows)
+        }
 
     def alerts(self) -> list[Alert]:
         """Return the alerts in order of capture."""
         with self.lock:
             rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
-            new = self._source.take(rows[len(self._alerts) :], _ALERT)
-            for name, step, call, seq, rank, data in zip(
-                *(new.column(each).to_pylist() for each in _ALERT), strict=True
-            ):
-                value = decode_value(data)
-                record = Record(name, Kind.ALERT, step, call, seq, rank, 1, 0, value=value)
-                self._alerts.append(((step, seq, rank), alert_of(record)))
+            self._alerts += _alerts(self._source.take(rows[len(self._alerts) :], _ALERT))
             return [alert for _, alert in sorted(self._alerts, key=lambda each: each[0])]
 
     def without_recomputed(self, rows: Integers) -> Integers:
@@ -329,6 +299,24 @@ class Table:
             return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         taken = self.take(rows, ["below", "above"])
         return numbers(taken.column("below")), numbers(taken.column("above"))
+
+
+def _mean_per_step(step: Integers, rank: Integers, value: Floats) -> tuple[Integers, Floats]:
+    """Return steps, and the means over ranks; of two values of a rank the later one counts."""
+    last = np.append((np.diff(step) != 0) | (np.diff(rank) != 0), True)
+    step, value = step[last], value[last]
+    starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+    counts = np.diff(np.append(starts, len(step)))
+    return step[starts], np.add.reduceat(value, starts) / counts
+
+
+def _alerts(cells: pa.Table) -> Iterator[tuple[tuple[int, int, int], Alert]]:
+    """Yield the alerts of rows, each with (step, seq, rank)."""
+    columns = [cells.column(name).to_pylist() for name in _ALERT]
+    for name, step, call, seq, rank, data in zip(*columns, strict=True):
+        value = decode_value(data)
+        record = Record(name, Kind.ALERT, step, call, seq, rank, 1, 0, value=value)
+        yield (step, seq, rank), alert_of(record)
 
 
 def has_tag(table: pa.Table, tag: str) -> NDArray[np.bool_]:
