@@ -12,7 +12,7 @@ from tensortap.films.image import fit
 from tensortap.films.look import look_at
 from tensortap.films.style import MODES, Style
 from tensortap.record import Number, TensorData
-from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, THEMES, table_of
+from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, THEMES, color_table
 from tensortap.viz.reals import reals, shrink
 from tests.films.filming import draw, near, record
 
@@ -86,7 +86,7 @@ def test_leading_ones_do_not_matter():
 def test_every_cell_is_where_it_should_be():
     """A diagonal of ones: its cells have the colour of the largest value, the others of zero."""
     frame = draw(np.eye(8), colormap="aurora", range=(0, 1), size=(400, 300))
-    top, bottom = table_of("aurora")[-1], table_of("aurora")[0]
+    top, bottom = color_table("aurora")[-1], color_table("aurora")[0]
     rows, columns = np.nonzero(near(frame, top, 0))
     zero = near(frame, bottom, 0)
     square = columns < np.nonzero(zero)[1].max() + 60  # not the colour bar
@@ -263,7 +263,7 @@ def test_square_cells_unless_they_would_waste_the_room():
         ({"size": (10, 10)}, "from 32 to 8192"),
         ({"range": "some"}, "follow"),
         ({"colormap": "jet"}, "aurora"),
-        ({"legend_color": "nothing"}, "no colour is called"),
+        ({"legend_color": "nothing"}, "unknown color"),
     ],
 )
 def test_what_is_not_known_is_said_at_once(wrong, said):

@@ -7,7 +7,7 @@ import numpy as np
 from tensortap.films.frames import Painter
 from tensortap.films.grid import arrange, tile_shape
 from tensortap.films.style import Box, Style
-from tensortap.viz.colors import NAN_COLOR, table_of
+from tensortap.viz.colors import NAN_COLOR, color_table
 from tests.films.filming import near, record
 
 
@@ -24,7 +24,7 @@ def test_every_filter_has_its_tile():
     frame, found, note = tiles(x)
     assert [index for index, _ in found] == list(range(12))
     assert note == "12 tiles of 3x3"
-    white = near(frame, table_of("grey")[-1], 0)
+    white = near(frame, color_table("grey")[-1], 0)
     for index, box in found:
         tile = white[box.top : box.bottom, box.left : box.right]
         assert tile.any() == (index == 9)

@@ -16,7 +16,7 @@ import tensortap as tap
 from tensortap import Kind, TensortapError
 from tensortap.films.recorder import film_name
 from tensortap.films.video import FilmError
-from tensortap.viz.colors import NAN_COLOR, table_of
+from tensortap.viz.colors import NAN_COLOR, color_table
 from tests.films.filming import frames_of, near, record
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_a_moving_diagonal_is_found_where_it_should_be(tmp_path):
     pictures, times = frames_of(tmp_path / "weights-rank0.mp4")
     assert times == pytest.approx([i / 25 for i in range(13)], abs=1e-3)
     assert {picture.shape for picture in pictures} == {(360, 480, 3)}
-    bright, dark = table_of("aurora")[[-1, 0]]
+    bright, dark = color_table("aurora")[[-1, 0]]
     side = box.height // 16
     assert box.height == box.width == 16 * side
     for k, picture in zip(shifts, pictures, strict=True):

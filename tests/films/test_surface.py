@@ -8,7 +8,7 @@ import pytest
 from tensortap.films.shades import Shades
 from tensortap.films.style import Box, Style
 from tensortap.films.surface import _LIGHTS, View, drawn_over, lit_colors
-from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, pixels_of, table_of
+from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, color_table, pixel_table
 from tests.films.filming import draw, near
 
 WALLS = (1, 2, 3), (4, 5, 6)
@@ -111,7 +111,7 @@ def test_what_is_not_finite_shines_and_can_be_seen():
 
 
 def test_light_does_not_change_what_is_not_finite():
-    lit = lit_colors(pixels_of(table_of("grey")), WALLS)
+    lit = lit_colors(pixel_table(color_table("grey")), WALLS)
     strange = lit[253 * _LIGHTS : 254 * _LIGHTS].view(np.uint8).reshape(-1, 4)
     assert (strange[:, :3] == NAN_COLOR).all()
 

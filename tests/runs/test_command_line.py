@@ -87,7 +87,7 @@ def test_show(folder, run):
     out, _ = tensortap(folder, "show", run, "hidden", "--step", 2, "--no-picture")
     assert "2 to 2" not in out
     _, said = tensortap(folder, "show", run, "hidden", "--at", "0,0", code=2, real=True)
-    assert "shape [2, 3] is shown at 0 indices, not at [0, 0]" in said
+    assert "--at 0,0: index must have 0 numbers for the shape [2, 3]" in said
     _, said = tensortap(folder, "show", run, "loss", "--at", "0", code=2)
     assert "'loss' is not a tensor" in said
     _, said = tensortap(folder, "show", run, "hidden", "--at", "x", code=2)

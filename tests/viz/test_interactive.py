@@ -1,4 +1,4 @@
-"""`viz.interactive`: what clicks and choices do, as the browser tells of them."""
+"""`viz.interactive`: clicks and choices, as a browser reports them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tensortap import viz
 from tensortap.errors import MissingExtra, NotFound
 from tensortap.history import History
 from tensortap.viz.figures.encoding import untyped
-from tensortap.viz.widgets import curves_of, prepare_colab
+from tensortap.viz.interaction import curves_of, prepare_colab
 from tests.viz.conftest import HOSTILE, LAYERS, training
 
 
 def click(figure, trace, point, x=0):
-    """What plotly's widget gets from the browser when somebody clicks."""
+    """Send the message that plotly's widget gets from a browser for a click."""
     trace %= len(figure.data)
     figure._js2py_pointsCallback = {
         "event_type": "plotly_click",
@@ -37,7 +37,7 @@ def heading(figure):
     return figure.layout.annotations[0].text
 
 
-def test_a_click_on_the_loss_chooses_the_step(run_path):
+def test_click_on_the_loss_chooses_the_step(run_path):
     run = tap.open(run_path)
     shown = viz.interactive(
         f=viz.exp_hist, df=run.logframe(), layer=["embed", "output"], tt="Activation", step=0,
@@ -54,7 +54,7 @@ def test_a_click_on_the_loss_chooses_the_step(run_path):
     assert sum(shown.figure.data[1].customdata) == 256
 
 
-def test_a_click_on_the_heatmap_opens_the_histogram(run_path):
+def test_click_on_the_heatmap_opens_the_histogram(run_path):
     shown = viz.interactive(viz.scalar_global_heatmap, run_path, tt="Activation", inc=2)
     assert shown._lower.children == ()
     click(shown.figure, 0, [3, 4])
@@ -67,14 +67,14 @@ def test_a_click_on_the_heatmap_opens_the_histogram(run_path):
     assert shown.step.value == step
     assert shown.detail in shown._lower.children
     flags = next(i for i, t in enumerate(shown.figure.data) if t.name == "NaN")
-    click(shown.figure, flags, [2, 3])  # a cell that is not finite opens as well
+    click(shown.figure, flags, [2, 3])  # a cell with NaN opens as well
     assert "blocks.0.down · Activation · step 7" in heading(shown.detail)
     marks = next(i for i, t in enumerate(shown.figure.data) if t.name == "alert")
     click(shown.figure, marks, 0)
     assert shown.step.value == 7
 
 
-def test_other_choices(run_path):
+def test_widgets_change_the_figure(run_path):
     shown = viz.interactive(viz.scalar_line, run_path, layer=["embed"], scalar_metric=["rm2"])
     assert len(shown.figure.data) == 1
     shown.metrics.value = ("rm2", "std")
@@ -89,14 +89,14 @@ def test_other_choices(run_path):
     assert shown.layers.options == ("blocks.0.up", "blocks.0.down")
     assert list(shown.figure.layout.meta["names"]) == ["blocks.0.up", "blocks.0.down"]
     shown.search.value = "("
-    assert "no regular expression" in shown._say.value
+    assert "not a regular expression" in shown._message.value
     click(shown.figure, 0, 0, x=4)
     assert [shape.x0 for shape in shown.figure.layout.shapes] == [4]
     shown.layers.value = ()
     assert "no layer of Gradient is chosen" in heading(shown.figure)
 
 
-def test_a_format_is_drawn_when_it_is_chosen(run_path):
+def test_chosen_format_is_drawn(run_path):
     shown = viz.interactive(viz.exp_hist, run_path, layer="embed", tt="Activation")
     assert len(shown.figure.layout.shapes) == 0
     shown.dtype.value = "float8_e5m2"
@@ -105,7 +105,7 @@ def test_a_format_is_drawn_when_it_is_chosen(run_path):
     assert len(shown.figure.layout.shapes) == 0
 
 
-def test_a_session_that_goes_on():
+def test_refresh_reads_new_records():
     history = History(1 << 30)
     history.write(training(range(3)))
     shown = viz.interactive(viz.exp_hist, history, layer="embed", tt="Activation")
@@ -114,7 +114,7 @@ def test_a_session_that_goes_on():
     history.write(training(range(3, 5)))
     shown.again.click()
     assert shown.step.options == (0, 1, 2, 3, 4)
-    assert shown.figure.layout.meta["step"] == 4  # who looked at the newest does so again
+    assert shown.figure.layout.meta["step"] == 4  # stays at the newest step
     shown.step.value = 1
     history.write(training(range(5, 6)))
     assert shown.refresh()
@@ -122,7 +122,7 @@ def test_a_session_that_goes_on():
     assert np.asarray(shown.loss.data[0].x).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_following_looks_again_by_itself():
+def test_follow_refreshes_by_itself():
     async def session():
         history = History(1 << 30)
         history.write(training(range(3)))
@@ -141,20 +141,20 @@ def test_following_looks_again_by_itself():
 @pytest.mark.parametrize(
     "f", [viz.exp_hist, viz.scalar_line, viz.scalar_global_heatmap], ids=lambda f: f.__name__
 )
-def test_what_goes_to_the_browser_is_json(run_path, f):
-    """NaN is none: a front end would get the word, or nothing at all."""
+def test_state_for_the_browser_is_json(run_path, f):
+    """JSON has no NaN: a front end would get invalid JSON."""
     shown = viz.interactive(f, run_path, tt="Activation")
     shown.step.value = 5
     shown._repr_mimebundle_()
     for widget in (shown.figure, shown.loss):
         state, _, _ = _remove_buffers(widget.get_state())
         json.dumps(state, allow_nan=False)
-        # what a front end shows at first, and when its page is loaded again
+        # what a front end shows first, and after a reload
         assert len(state["_widget_data"]) == len(widget.data) > 0
         assert state["_widget_layout"]["height"] == widget.layout.height
 
 
-def test_it_shows_itself_in_a_notebook(run_path):
+def test_displays_in_a_notebook(run_path):
     shown = viz.interactive(viz.exp_hist, run_path, layer=LAYERS[:2])
     bundle = shown._repr_mimebundle_()
     bundle = bundle[0] if isinstance(bundle, tuple) else bundle
@@ -166,7 +166,7 @@ def test_it_shows_itself_in_a_notebook(run_path):
     assert bare._upper not in bare.box.children
 
 
-def test_training_statistics_of_any_kind(run_path, table):
+def test_reads_training_statistics_from_any_source(run_path, table):
     frame = tap.open(run_path).metrics()
     for stats in (None, frame, frame.set_index("step"), {"step": range(12), "loss": frame["loss"]}):
         steps, values = curves_of(stats, table)["loss"]
@@ -175,7 +175,7 @@ def test_training_statistics_of_any_kind(run_path, table):
     assert list(curves_of(tap.open(run_path), None)) == ["loss"]
 
 
-def test_colab_is_told_to_show_widgets(run_path, monkeypatch):
+def test_enables_widgets_in_colab(run_path, monkeypatch):
     told = []
     output = types.ModuleType("google.colab.output")
     output.enable_custom_widget_manager = lambda: told.append(True)
@@ -188,7 +188,7 @@ def test_colab_is_told_to_show_widgets(run_path, monkeypatch):
     assert len(told) > 1
 
 
-def test_what_cannot_be(run_path, monkeypatch):
+def test_rejects_wrong_arguments(run_path, monkeypatch):
     with pytest.raises(TypeError, match=r"viz\.scalar_line, viz\.scalar_global_heatmap"):
         viz.interactive(print, run_path)
     with pytest.raises(NotFound, match="no Activation layer is called 'embde'"):

@@ -1,5 +1,7 @@
-"""The widgets of `viz.interactive` in a real browser: plotly's own code draws their state, and
-what it tells of a click is handed back to Python, as a notebook does."""
+"""The widgets of `viz.interactive` in a real browser.
+
+Plotly's JavaScript draws their state, and its click messages go back to Python, as in a notebook.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ PAGE = """<!doctype html><link rel="icon" href="data:,">
 <script type="module">
 import widget from "./widgetbundle.js";
 const states = await (await fetch("state.json")).json();
-window.told = [];
+window.sent = [];
 for (const name of ["figure", "loss"]) {
   const state = states[name];
   const model = {
     get: (key) => state[key],
-    set(key, value) { state[key] = value; window.told.push([name, key, value]); },
+    set(key, value) { state[key] = value; window.sent.push([name, key, value]); },
     on() {}, off() {}, save_changes() {}, send() {},
   };
   const made = typeof widget === "function" ? await widget() : widget;
@@ -41,7 +43,7 @@ for (const name of ["figure", "loss"]) {
 </script>"""
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
@@ -50,7 +52,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 def address(tmp_path):
     shutil.copy(BUNDLE, tmp_path)
     (tmp_path / "index.html").write_text(PAGE)
-    handler = functools.partial(Quiet, directory=str(tmp_path))
+    handler = functools.partial(QuietHandler, directory=str(tmp_path))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -66,31 +68,30 @@ def click(tab, name, across, down):
     tab.wait_for_selector(f"#{name} .hoverlayer text", timeout=60_000)
     tab.mouse.down()
     tab.mouse.up()
-    asked = (
-        "window.told.findLast(([n, key, said]) => n === %s && said?.event_type === 'plotly_click')"
-    )
-    return tab.wait_for_function(asked % json.dumps(name), timeout=60_000).json_value()[2]
+    message = "sent.findLast(([n, _, value]) => n === %s && value?.event_type === 'plotly_click')"
+    return tab.wait_for_function(message % json.dumps(name), timeout=60_000).json_value()[2]
 
 
-def test_a_click_in_the_browser_opens_a_layer_and_chooses_a_step(run_path, tmp_path, address):
+@pytest.mark.slow
+def test_clicks_open_a_layer_and_choose_a_step(run_path, tmp_path, address):
     assert CHROMIUM, "the tests of pages need chromium: apt-get install chromium"
     shown = viz.interactive(viz.scalar_global_heatmap, run_path, tt="Activation")
     widgets = {"figure": shown.figure, "loss": shown.loss}
     states = {name: _remove_buffers(each.get_state())[0] for name, each in widgets.items()}
     (tmp_path / "state.json").write_text(json.dumps(states, default=str, allow_nan=False))
-    said = []
+    logged = []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1000, "height": 900})
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: logged.append(str(error)))
+        tab.on("console", lambda message: logged.append(message.text))
         tab.goto(address)
         for name in widgets:
             tab.wait_for_selector(f"#{name} .nsewdrag", timeout=60_000)
         cell = click(tab, "figure", 0.4, 0.7)  # the fourth of five layers
         curve = click(tab, "loss", 0.5, 0.5)
         browser.close()
-    assert said == []
+    assert logged == []
     shown.figure._js2py_pointsCallback = cell
     names, step = shown.detail.layout.meta["names"], shown.detail.layout.meta["step"]
     assert (list(names), step) == ([HOSTILE], cell["points"]["xs"][0])

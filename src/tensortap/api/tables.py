@@ -9,7 +9,7 @@ from tensortap.limits import format_size
 from tensortap.record import Kind
 from tensortap.server.questions import ClientRow, NameRow, Overview
 from tensortap.text import tensors as text
-from tensortap.viz.fitting import Fitting
+from tensortap.viz.fitted_table import FittedTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,14 +60,14 @@ class Rates:
         return f"{self.records:,.0f} records/s, {format_size(self.nbytes)}/s"
 
 
-def names_table(view: Overview) -> Fitting:
+def names_table(view: Overview) -> FittedTable:
     """All names with their latest capture."""
     return rows_table(view.names)
 
 
-def rows_table(rows: Sequence[NameRow], most: int = 200) -> Fitting:
+def rows_table(rows: Sequence[NameRow], most: int = 200) -> FittedTable:
     """Names with their latest record; a narrow terminal has no room for how many and how fast."""
-    return Fitting(lambda width: _rows(rows, most, width >= _WIDE))
+    return FittedTable(lambda width: _rows(rows, most, width >= _WIDE))
 
 
 def _rows(rows: Sequence[NameRow], most: int, wide: bool) -> Table:

@@ -47,7 +47,7 @@ def _draw(run: Run, head: Record, at: str | None) -> None:
     from tensortap.frameworks.view import as_numpy
     from tensortap.readers.reader import value_of
     from tensortap.record import TensorData
-    from tensortap.viz.cells import heatmap
+    from tensortap.viz.terminal import heatmap
 
     index = _index(at)
     value = value_of(run.reader.load(head))
@@ -60,7 +60,10 @@ def _draw(run: Run, head: Record, at: str | None) -> None:
     console = Console()
     width = max(16, min(console.width - 2, 96))
     colored = console.color_system is not None
-    drawn = heatmap(as_numpy(value), index, width=width, colored=colored)
+    try:
+        drawn = heatmap(as_numpy(value), index, width=width, colored=colored)
+    except ValueError as error:
+        raise TensortapError(f"--at {at}: {error}") from None
     if drawn is not None:
         console.print(drawn)
 

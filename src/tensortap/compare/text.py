@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tensortap.compare.provenance import rows_of
 from tensortap.compare.report import Difference, Gap, Report, gaps
 from tensortap.compare.result import Comparison
-from tensortap.viz.fitting import Fitting
+from tensortap.viz.fitted_table import FittedTable
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -110,7 +110,7 @@ def _differences(report: Report, most: int) -> RenderableType | None:
     if not report.differences:
         return None
     shown = report.differences[:most]
-    table = Fitting(lambda width: _difference_table(shown, width))
+    table = FittedTable(lambda width: _difference_table(shown, width))
     return Group(table, *_more(len(report.differences) - most))
 
 

@@ -8,7 +8,7 @@ from tensortap.frameworks.view import as_numpy
 from tensortap.readers.reader import value_of
 from tensortap.record import Kind, Number, Record, Summary, TensorData
 from tensortap.stats import summarize_array
-from tensortap.viz.reals import flattest, is_number
+from tensortap.viz.reals import is_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +35,10 @@ class Look(NamedTuple):
     @property
     def inner(self) -> tuple[int, ...]:
         """The shape without its leading ones."""
-        return flattest(self.shape)
+        shape = self.shape
+        while shape and shape[0] == 1:
+            shape = shape[1:]
+        return shape
 
     @property
     def matrix(self) -> NDArray[Any] | None:

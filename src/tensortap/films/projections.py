@@ -16,7 +16,7 @@ from tensortap.films.legend import bar_width, beside_bar, color_bar, plot_axes, 
 from tensortap.films.look import Look
 from tensortap.films.scales import Follower, ticks, whole_ticks
 from tensortap.films.style import Box, Measures, Style
-from tensortap.viz.colors import SEQUENTIAL, STEPS, packed, table_of
+from tensortap.viz.colors import SEQUENTIAL, STEPS, color_table, packed
 from tensortap.viz.reals import reals
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ProjectionPicture:
         self._across, self._up = Follower("follow"), Follower("follow")
         self._axes: tuple[tuple[int, int], NDArray[Any], NDArray[Any], str] | None = None
         self._last: tuple[tuple[int, int], NDArray[Any]] | None = None
-        table = table_of(style.colormap if style.colormap != "auto" else SEQUENTIAL)
+        table = color_table(style.colormap if style.colormap != "auto" else SEQUENTIAL)
         # without the end that could not be told from the ground
         first = 0.12 if style.theme == "dark" else 0.0
         self._table = table[[round(first * STEPS + 0.88 * i) for i in range(STEPS)]]

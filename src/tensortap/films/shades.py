@@ -14,8 +14,8 @@ from tensortap.viz.colors import (
     POSINF,
     SEQUENTIAL,
     STEPS,
-    pixels_of,
-    table_of,
+    color_table,
+    pixel_table,
 )
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Shades:
         chosen = self._style.colormap
         if isinstance(chosen, str) and chosen == "auto":
             chosen = DIVERGING if self.symmetric else SEQUENTIAL
-        self.table = table_of(chosen)
-        self.pixels = pixels_of(self.table)
+        self.table = color_table(chosen)
+        self.pixels = pixel_table(self.table)
 
     def see(self, summary: Summary | None) -> Range:
         """Take in what the next frame holds; the range in which it is drawn."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tensortap.errors import TensortapError
 from tensortap.films.scales import Follower
-from tensortap.viz.colors import THEMES, Theme, mixed, parse_color, table_of
+from tensortap.viz.colors import THEMES, FilmTheme, color_table, mixed, parse_color
 
 MODES = ("auto", "image", "surface", "histogram", "pca", "pca_lowrank", "tsne", "grid")
 _SMALLEST, _LARGEST = 32, 8192
@@ -80,12 +80,12 @@ class Style:
         # said here, in the user's own process, and not when the first frame is drawn elsewhere
         Follower(self.range)
         if self.colormap != "auto":
-            table_of(self.colormap)
+            color_table(self.colormap)
         if self.legend_color is not None:
             parse_color(self.legend_color)
 
     @property
-    def colors(self) -> Theme:
+    def colors(self) -> FilmTheme:
         """The theme, in which the legend has the colour that was asked for."""
         theme = THEMES[self.theme]
         if self.legend_color is None:

@@ -4,14 +4,16 @@
 
     viz.scalar_line(run, tt="Activation", layer="output", scalar_metric=["rm2", "min_abs"])
 
-What each of them does is said by its own words: ``help(viz.exp_hist)``.
+See the help of each function, for example ``help(viz.exp_hist)``.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tensortap.viz.interaction import interactive
     from tensortap.viz.plots import (
         exp_hist,
         save,
@@ -21,19 +23,6 @@ if TYPE_CHECKING:
         training,
     )
     from tensortap.viz.run_report import report
-    from tensortap.viz.widgets import interactive
-
-# looked up when they are first used: a terminal needs no figures
-_LATER = {
-    "exp_hist": "tensortap.viz.plots",
-    "interactive": "tensortap.viz.widgets",
-    "report": "tensortap.viz.run_report",
-    "save": "tensortap.viz.plots",
-    "scalar_global_heatmap": "tensortap.viz.plots",
-    "scalar_line": "tensortap.viz.plots",
-    "tensor": "tensortap.viz.plots",
-    "training": "tensortap.viz.plots",
-}
 
 __all__ = [
     "exp_hist",
@@ -45,16 +34,16 @@ __all__ = [
     "tensor",
     "training",
 ]
+_MODULES = {"interactive": "interaction", "report": "run_report"}
 
 
 def __getattr__(name: str) -> Any:
-    module = _LATER.get(name)
-    if module is None:
+    # imported at first use, because a terminal needs no figures
+    if name not in __all__:
         raise AttributeError(f"module 'tensortap.viz' has no attribute {name!r}")
-    import importlib
-
-    found = globals()[name] = getattr(importlib.import_module(module), name)
-    return found
+    module = importlib.import_module(f"tensortap.viz.{_MODULES.get(name, 'plots')}")
+    globals()[name] = getattr(module, name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

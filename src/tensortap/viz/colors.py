@@ -1,8 +1,8 @@
-"""Colours: maps from numbers to colours that also print and that colour-blind people can read.
+"""Color maps that also print in gray and that color-blind people can read.
 
-A map is drawn through a few anchors in OKLab, where equal steps look equal; its lightness rises
-all the way (sequential), or from the middle to both ends alike (diverging), so that a grey copy
-still tells more from less. NaN and the infinities have colours that no map comes near.
+A map is interpolated between a few anchors in OKLab, where equal steps look equal. Its lightness
+rises all the way (sequential) or falls alike from the middle to both ends (diverging). NaN and
+the infinities have colors that are far from every map.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 Rgb = tuple[int, int, int]
 
-STEPS = 253  # colours of a map; with the three below, an index is one byte
+STEPS = 253  # colors of a map; with the three below, an index fits in one byte
 NAN, POSINF, NEGINF = 253, 254, 255
 
 NAN_COLOR: Rgb = (255, 0, 220)
@@ -51,22 +52,22 @@ SEQUENTIAL, DIVERGING = "aurora", "polar"
 MAPS = tuple(sorted(_ANCHORS))
 
 
-class Theme(NamedTuple):
-    """What is around a picture."""
+class FilmTheme(NamedTuple):
+    """The colors around a picture."""
 
     background: Rgb
     panel: Rgb  # behind a plot
-    ink: Rgb  # text that matters
-    dim: Rgb  # labels, ticks
+    ink: Rgb  # headings and numbers
+    dim: Rgb  # labels and ticks
     line: Rgb  # axes and grids
     accent: Rgb  # bars, curves, the message
 
 
 THEMES = {
-    "dark": Theme(
+    "dark": FilmTheme(
         (15, 18, 25), (22, 27, 36), (236, 240, 246), (142, 153, 170), (52, 60, 74), (86, 180, 233)
     ),
-    "light": Theme(
+    "light": FilmTheme(
         (255, 255, 255), (246, 248, 251), (24, 30, 40), (98, 108, 124), (208, 214, 224),
         (0, 114, 178),
     ),
@@ -74,7 +75,7 @@ THEMES = {
 
 
 def parse_color(color: str | Sequence[int]) -> Rgb:
-    """Red, green and blue of ``"#rrggbb"``, of a name that Pillow knows, or of three numbers.
+    """Return red, green and blue of ``"#rrggbb"``, a color name, or three numbers.
 
     >>> parse_color("#ff8000"), parse_color("white"), parse_color((1, 2, 3))
     ((255, 128, 0), (255, 255, 255), (1, 2, 3))
@@ -86,18 +87,17 @@ def parse_color(color: str | Sequence[int]) -> Rgb:
             red, green, blue = ImageColor.getrgb(color)[:3]
         except ValueError:
             raise TensortapError(
-                f"no colour is called {color!r}: write '#rrggbb', a name like 'orange', or three "
-                "numbers from 0 to 255"
+                f"unknown color {color!r}: use '#rrggbb', a name like 'orange', or three numbers"
             ) from None
         return red, green, blue
     numbers = tuple(int(part) for part in color)
     if len(numbers) != 3 or not all(0 <= part <= 255 for part in numbers):
-        raise TensortapError(f"a colour is three numbers from 0 to 255, not {tuple(color)}")
+        raise TensortapError(f"a color is three numbers from 0 to 255, got {tuple(color)}")
     return numbers[0], numbers[1], numbers[2]
 
 
 def mixed(a: Rgb, b: Rgb, share: float) -> Rgb:
-    """A colour on the way from one to another.
+    """Return a color between two.
 
     >>> mixed((0, 0, 0), (100, 200, 50), 0.5)
     (50, 100, 25)
@@ -106,107 +106,69 @@ def mixed(a: Rgb, b: Rgb, share: float) -> Rgb:
     return red, green, blue
 
 
-def table_of(colormap: str | Sequence[Any]) -> NDArray[np.uint8]:
-    """The colours of a map, ``(253, 3)``: by its name, or drawn through a list of colours.
+def color_table(colormap: str | Sequence[Any]) -> NDArray[np.uint8]:
+    """Return the ``(253, 3)`` colors of a map, given by name or by a list of colors.
 
-    >>> table_of("aurora").shape, table_of(["black", "#ffffff"])[[0, -1]].tolist()
+    >>> color_table("aurora").shape, color_table(["black", "#ffffff"])[[0, -1]].tolist()
     ((253, 3), [[0, 0, 0], [255, 255, 255]])
     """
-    import numpy as np
-
     if isinstance(colormap, str):
         if colormap not in _ANCHORS:
             raise TensortapError(
-                f"no colour map is called {colormap!r}: there are {', '.join(MAPS)}, or a list of "
-                "colours"
+                f"unknown colormap {colormap!r}: use {', '.join(MAPS)}, or a list of colors"
             )
         return _named(colormap)
     if len(colormap) < 2:
-        raise TensortapError("a colour map is drawn through two colours or more")
+        raise TensortapError("a colormap needs at least two colors")
     rgb = np.array([parse_color(color) for color in colormap], np.float64) / 255
-    return _through(_from_rgb(rgb))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return _interpolated(np.cbrt(linear @ _CONES.T) @ _LAB.T)
 
 
 @functools.cache
 def _named(name: str) -> NDArray[np.uint8]:
-    import numpy as np
-
     lightness, chroma, hue = np.array(_ANCHORS[name], np.float64).T
     angle = np.deg2rad(hue)
-    table = _through(np.stack([lightness, chroma * np.cos(angle), chroma * np.sin(angle)], 1))
+    table = _interpolated(np.stack([lightness, chroma * np.cos(angle), chroma * np.sin(angle)], 1))
     table.flags.writeable = False
     return table
 
 
-def _through(anchors: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Evenly from anchor to anchor, in OKLab."""
-    import numpy as np
-
-    at = np.linspace(0, len(anchors) - 1, STEPS)
-    lab = np.stack([np.interp(at, np.arange(len(anchors)), part) for part in anchors.T], 1)
-    found: NDArray[np.uint8] = np.rint(_to_rgb(lab).clip(0, 1) * 255).astype(np.uint8)
-    return found
-
-
-# Oklab by Björn Ottosson: linear sRGB -> cone responses -> their cube roots -> L, a, b
-_CONES = (
+# Oklab by Björn Ottosson: linear sRGB → cone responses → their cube roots → L, a, b
+_CONES = np.array([
     (0.4122214708, 0.5363325363, 0.0514459929),
     (0.2119034982, 0.6806995451, 0.1073969566),
     (0.0883024619, 0.2817188376, 0.6299787005),
-)
-_LAB = (
+])  # fmt: skip
+_LAB = np.array([
     (0.2104542553, 0.7936177850, -0.0040720468),
     (1.9779984951, -2.4285922050, 0.4505937099),
     (0.0259040371, 0.7827717662, -0.8086757660),
-)
+])  # fmt: skip
 
 
-def _from_rgb(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
-    import numpy as np
-
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    lab: NDArray[np.float64] = np.cbrt(linear @ np.array(_CONES).T) @ np.array(_LAB).T
-    return lab
-
-
-def _to_rgb(lab: NDArray[np.float64]) -> NDArray[np.float64]:
-    import numpy as np
-
-    roots = lab @ np.linalg.inv(np.array(_LAB)).T
-    linear = (roots**3 @ np.linalg.inv(np.array(_CONES)).T).clip(0, 1)
-    rgb: NDArray[np.float64] = np.where(
-        linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055
-    )
-    return rgb
-
-
-def lightness(rgb: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """How light colours look, from 0 to 1: what is left of them in a grey copy.
-
-    >>> import numpy as np
-    >>> lightness(np.array([[0, 0, 0], [255, 255, 255]], np.uint8)).round(3).tolist()
-    [0.0, 1.0]
-    """
-    return _from_rgb(rgb / 255)[:, 0]
+def _interpolated(anchors: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Return evenly spaced sRGB colors along anchors in OKLab."""
+    at = np.linspace(0, len(anchors) - 1, STEPS)
+    lab = np.stack([np.interp(at, np.arange(len(anchors)), part) for part in anchors.T], 1)
+    linear = ((lab @ np.linalg.inv(_LAB).T) ** 3 @ np.linalg.inv(_CONES).T).clip(0, 1)
+    rgb = np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055)
+    table: NDArray[np.uint8] = np.rint(rgb.clip(0, 1) * 255).astype(np.uint8)
+    return table
 
 
 def packed(rgb: Any) -> NDArray[np.uint32]:
-    """Colours as the four bytes of a pixel: red, green, blue, 255.
+    """Return colors as pixels of four bytes: red, green, blue, 255.
 
-    >>> import numpy as np
     >>> packed([[1, 2, 3]]).view(np.uint8).tolist()
     [1, 2, 3, 255]
     """
-    import numpy as np
-
     colors = np.asarray(rgb, np.uint8)
     pixels = np.full((*colors.shape[:-1], 4), 255, np.uint8)
     pixels[..., :3] = colors
     return pixels.view(np.uint32)[..., 0]
 
 
-def pixels_of(table: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """256 pixels: the map, then NaN and the infinities."""
-    import numpy as np
-
+def pixel_table(table: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Return 256 pixels: the colors of a map, then those of NaN, +Inf and -Inf."""
     return packed(np.concatenate([table, [NAN_COLOR, POSINF_COLOR, NEGINF_COLOR]]))

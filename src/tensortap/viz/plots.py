@@ -1,4 +1,4 @@
-"""The figures as people ask for them: on a run, a live session, a tracker or a LogFrame.
+"""The figures that users call: on a run, a live session, a tracker or a LogFrame.
 
     from tensortap import viz
 
@@ -6,7 +6,7 @@
     viz.scalar_global_heatmap(run, tt="Gradient", scalar_metric="rm2", inc=50)
     viz.exp_hist(run, layer="output", tt="Activation", step=100, dtype_annotation="float8_e4m3fn")
 
-Each gives a plotly figure, which a notebook shows and `save` writes to a file.
+Each returns a plotly figure, which a notebook shows and `save` writes to a file.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ if TYPE_CHECKING:
 
     from tensortap.viz.figures.encoding import Figure
 
+_IMAGES = ("png", "svg", "pdf", "jpg", "jpeg", "webp")
+_live_tables: weakref.WeakKeyDictionary[LiveReader, Table] = weakref.WeakKeyDictionary()
+
 
 def need_plotly() -> Any:
-    """plotly's figures, or an error that says how to get them."""
+    """Return ``plotly.graph_objects``, or raise MissingExtra."""
     try:
         import plotly.graph_objects
     except ImportError:
@@ -55,29 +58,39 @@ def need_plotly() -> Any:
     return plotly.graph_objects
 
 
-def wrap(figure: Figure) -> go.Figure:
-    """A figure dict as a plotly figure."""
+def plotly_figure(figure: Figure) -> go.Figure:
+    """Return a figure dict as a plotly figure."""
     return need_plotly().Figure(with_arrays(figure))
 
 
 def source_table(source: Any, df: Any) -> Table:
-    """The table of what was given, in either way."""
+    """Return the table of what the user gave as `source` or as `df`."""
     if (source is None) == (df is None):
-        raise TypeError("say what to draw: a run, a live session, a tracker, or df=a LogFrame")
+        raise TypeError("pass a run, a live session or a tracker, or df=<a LogFrame>")
     given = df if source is None else source
-    # a live session in another process is not asked again for all that it has told already
     reader = getattr(given, "reader", given)
     if not isinstance(reader, LiveReader):
         return table_of(given)
-    table = _live.get(reader)
+    # keep the table of a remote session, so that only new records are fetched
+    table = _live_tables.get(reader)
     if table is None:
-        table = _live[reader] = table_of(reader)
+        table = _live_tables[reader] = table_of(reader)
     else:
         table.refresh()
     return table
 
 
-_live: weakref.WeakKeyDictionary[LiveReader, Table] = weakref.WeakKeyDictionary()
+def _choose(
+    source: Any, df: Any, tt: Kind | str | None, layer: Layers, metric: str | Iterable[str] = ""
+) -> tuple[Table, str, list[str], list[str]]:
+    """Return table, kind, names and statistics; raise NotFound for those that do not exist."""
+    table = source_table(source, df)
+    kind, key = choose_kind(table, tt)
+    names = choose_layers(table, kind, layer, key)
+    metrics = choose_metrics(table, metric) if metric else []
+    if metrics != [VALUE]:
+        check_statistics(table, kind, names)
+    return table, kind, names, metrics
 
 
 def scalar_line(
@@ -94,30 +107,17 @@ def scalar_line(
     theme: str = "light",
     df: Any = None,
 ) -> go.Figure:
-    """Statistics of layers over the steps of training, as small multiples.
+    """Draw statistics of layers over the steps of training, as small multiples.
 
     `tt` is the kind of tensor (``"Activation"``, ``"Gradient"``, ``"Weight"`` …), `layer` a name,
-    several, or a compiled pattern. `panels` is ``"metric"`` or ``"name"``: what gets a panel of
-    its own. `step` is marked; `log` is by default as the values need it.
+    several names, or a compiled pattern. `panels` chooses one panel per ``"metric"`` or per
+    ``"name"``. `step` is marked. `log` is by default on where values span decades.
     """
-    table = source_table(source, df)
-    kind, key = choose_kind(table, tt)
-    names, metrics = choose_layers(table, kind, layer, key), choose_metrics(table, scalar_metric)
-    if metrics != [VALUE]:
-        check_statistics(table, kind, names)
-    figure = lines_figure(
-        table,
-        names=names,
-        kind=kind,
-        metrics=metrics,
-        rank=choose_rank(table, rank),
-        log=log,
-        step=step,
-        col_wrap=col_wrap,
-        panels=panels,
-        theme=theme,
-    )
-    return wrap(figure)
+    table, kind, names, metrics = _choose(source, df, tt, layer, scalar_metric)
+    return plotly_figure(lines_figure(
+        table, names=names, kind=kind, metrics=metrics, rank=choose_rank(table, rank), log=log,
+        step=step, col_wrap=col_wrap, panels=panels, theme=theme,
+    ))  # fmt: skip
 
 
 def scalar_global_heatmap(
@@ -133,27 +133,15 @@ def scalar_global_heatmap(
     theme: str = "light",
     df: Any = None,
 ) -> go.Figure:
-    """A statistic of all layers over all steps; `inc` is how many steps share a column.
+    """Draw a statistic of all layers over all steps, `inc` steps per column.
 
-    What is not finite has a colour of its own, and alerts are marked.
+    NaN and Inf have their own colors, and alerts are marked.
     """
-    table = source_table(source, df)
-    kind, key = choose_kind(table, tt)
-    names, metrics = choose_layers(table, kind, layer, key), choose_metrics(table, scalar_metric)
-    if metrics != [VALUE]:
-        check_statistics(table, kind, names)
-    figure = heatmap_figure(
-        table,
-        kind=kind,
-        metric=metrics[0],
-        inc=inc,
-        names=names,
-        rank=choose_rank(table, rank),
-        step=step,
-        log=log,
-        theme=theme,
-    )
-    return wrap(figure)
+    table, kind, names, metrics = _choose(source, df, tt, layer, scalar_metric)
+    return plotly_figure(heatmap_figure(
+        table, kind=kind, metric=metrics[0], inc=inc, names=names, rank=choose_rank(table, rank),
+        step=step, log=log, theme=theme,
+    ))  # fmt: skip
 
 
 def exp_hist(
@@ -170,28 +158,17 @@ def exp_hist(
     theme: str = "light",
     df: Any = None,
 ) -> go.Figure:
-    """How the values of layers are spread over powers of two, at a step (the last one).
+    """Draw how the values of layers are spread over powers of two, at a step (the last one).
 
-    `dtype_annotation` (``"float8_e4m3fn"``) draws the range of a format over it, and says which
-    shares would be lost. ``over="steps"`` shows all steps as a heatmap, ``"ridge"`` as curves.
+    `dtype_annotation` (``"float8_e4m3fn"``) draws the range of a number format, with the shares
+    that it would lose. ``over="steps"`` draws all steps as a heatmap, ``"ridge"`` as curves.
     """
-    table = source_table(source, df)
-    kind, key = choose_kind(table, tt)
-    names = choose_layers(table, kind, layer, key)
-    check_statistics(table, kind, names)
-    figure = exponents_figure(
-        table,
-        name=names,
-        kind=kind,
-        step=choose_step(table, kind, names, step),
-        rank=choose_rank(table, rank),
-        dtype_annotation=dtype_annotation,
-        over=over,
-        log=log,
-        col_wrap=col_wrap,
-        theme=theme,
-    )
-    return wrap(figure)
+    table, kind, names, _ = _choose(source, df, tt, layer)
+    return plotly_figure(exponents_figure(
+        table, name=names, kind=kind, step=choose_step(table, kind, names, step),
+        rank=choose_rank(table, rank), dtype_annotation=dtype_annotation, over=over, log=log,
+        col_wrap=col_wrap, theme=theme,
+    ))  # fmt: skip
 
 
 def training(
@@ -203,92 +180,76 @@ def training(
     theme: str = "light",
     df: Any = None,
 ) -> go.Figure:
-    """The training statistics, those of ``tracker.step(loss=…)``, over the steps."""
+    """Draw the training statistics, those of ``tracker.step(loss=…)``, over the steps."""
     table = source_table(source, df)
-    figure = training_figure(
+    return plotly_figure(training_figure(
         table, names=scalar_metric, rank=choose_rank(table, rank), step=step, height=260,
         theme=theme,
-    )  # fmt: skip
-    return wrap(figure)
+    ))  # fmt: skip
 
 
 def tensor(
     x: Any, *, index: Sequence[int] | None = None, title: str = "", theme: str = "light"
 ) -> go.Figure:
-    """A tensor: a matrix as a heatmap, a vector as a line.
+    """Draw a tensor: a matrix as a heatmap, a vector as a line.
 
-    Of more than two axes the last two are shown, at `index` of those before them (all 0).
-    Large ones are shown in tiles; no NaN and no infinity is lost by that.
+    A tensor with more axes shows the last two, at `index` of the others (default 0). A large
+    matrix is drawn in tiles, in which every NaN and infinity stays visible.
     """
+    import numpy as np
+
     from tensortap.frameworks.view import array_of
+    from tensortap.viz.reals import matrix_at
 
     array = array_of(x)
     if array is None:
-        import numpy as np
-
         try:
             array = np.asarray(x)
         except ValueError as error:
-            raise TypeError(f"no tensor: {error}") from None
-    lead = max(0, array.ndim - 2)
-    at = tuple(index) if index is not None else (0,) * lead
-    if len(at) != lead:
-        raise ValueError(
-            f"the shape is {array.shape}: index has {lead} numbers, one for each axis but the last "
-            f"two, not {len(at)}"
-        )
-    if array.size:
-        try:
-            array = array[at]
-        except IndexError:
-            raise ValueError(f"no {list(at)} in a tensor of the shape {array.shape}") from None
-    if lead and not title:
-        title = f"[{', '.join(map(str, at))}, :, :]"
-    return wrap(tensor_figure(array, title=title, theme=theme))
+            raise TypeError(f"not a tensor: {error}") from None
+    matrix, label = matrix_at(array, index)
+    return plotly_figure(tensor_figure(matrix, title=title or label, theme=theme))
 
 
 def save(figure: go.Figure, path: str | Path, *, width: int = 1000, scale: float = 2.0) -> Path:
-    """Write a figure: ``.html`` (one file that needs no network), ``.png``, ``.svg`` or ``.pdf``.
+    """Write a figure as ``.html`` (one file, no network needed), ``.png``, ``.svg`` or ``.pdf``.
 
-    Images are drawn by kaleido with the Chromium or Chrome that is installed.
+    Images need kaleido, and an installed Chromium or Chrome.
     """
     path = Path(path)
-    kind = path.suffix.lower().lstrip(".")
-    if kind in ("html", "htm"):
+    form = path.suffix.lower().lstrip(".")
+    if form in ("html", "htm"):
         figure.write_html(path, include_plotlyjs=True, config={"displaylogo": False})
-        return path
-    if kind not in ("png", "svg", "pdf", "jpg", "jpeg", "webp"):
+    elif form in _IMAGES:
+        path.write_bytes(_image(figure, form, width, scale))
+    else:
         raise ValueError(f"{path.name}: a figure is saved as .html, .png, .svg or .pdf")
-    path.write_bytes(_image(figure, kind, width, scale))
     return path
 
 
-def _image(figure: go.Figure, kind: str, width: int, scale: float) -> bytes:
+def _image(figure: go.Figure, form: str, width: int, scale: float) -> bytes:
     try:
         import kaleido
     except ImportError:
         raise MissingExtra("images need kaleido: pip install 'tensortap[view]'") from None
     options = {
-        "format": "jpeg" if kind == "jpg" else kind,
-        "width": figure.layout.width or width,
-        "height": figure.layout.height or 400,
-        "scale": scale,
-    }
-    # without MathJax, which would be fetched
+        "format": "jpeg" if form == "jpg" else form, "width": figure.layout.width or width,
+        "height": figure.layout.height or 400, "scale": scale,
+    }  # fmt: skip
+    # without MathJax, which would be fetched from the network
     page = kaleido.PageGenerator(mathjax=False)
-    # its channel may log a traceback for a message that it then ignores; what fails is raised
-    channel = logging.getLogger("choreographer")
-    level = channel.level
-    channel.setLevel(logging.CRITICAL)
+    # choreographer logs tracebacks of messages that it then ignores; failures are raised
+    log = logging.getLogger("choreographer")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
-        found = kaleido.calc_fig_sync(figure, opts=options, kopts={"page_generator": page})
+        return bytes(kaleido.calc_fig_sync(figure, opts=options, kopts={"page_generator": page}))
     except Exception as error:
         if type(error).__name__ == "ChromeNotFoundError":
             raise TensortapError(
-                "images are drawn by a browser, and there is none: install chromium (Debian: "
-                "apt-get install chromium), or save as .html"
+                "images need a browser: install chromium (Debian: apt-get install chromium), or "
+                "save as .html"
             ) from None
-        raise TensortapError(f"the browser could not draw this: {error}") from error
+        raise TensortapError(f"the browser could not draw the figure: {error}") from error
     finally:
-        channel.setLevel(level)
-    return bytes(found)
+        log.setLevel(level)

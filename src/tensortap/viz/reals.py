@@ -1,20 +1,20 @@
-"""Any tensor as real numbers that can be drawn, and a large one made small, extremes kept."""
+"""Tensors as real numbers to draw: converted, sliced, and shrunk without losing extremes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensortap.stats.values import check, parts
+import numpy as np
+
+from tensortap.stats.values import check, parts, real
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-
-_NARROW = 2  # bytes of a whole number that float32 holds exactly
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether there is anything to draw."""
+    """Return whether a dtype holds numbers."""
     try:
         check(dtype)
     except TypeError:
@@ -23,55 +23,51 @@ def is_number(dtype: np.dtype[Any]) -> bool:
 
 
 def reals(array: NDArray[Any]) -> NDArray[Any]:
-    """The values as float32 or float64, whichever holds them; complex ones by their magnitude.
+    """Return values as float32 or float64, whichever holds them; complex ones as magnitudes.
 
-    >>> import numpy as np
     >>> reals(np.array([3 + 4j])), reals(np.array([True])).dtype
     (array([5.]), dtype('float32'))
     """
-    import numpy as np
-
     dtype = array.dtype
     if dtype in (np.float32, np.float64):
         return array
-    part = parts(dtype)
     with np.errstate(all="ignore"):
-        if part is not None:
-            if dtype.fields is not None:
-                real, imag = (array[name].astype(np.float64) for name in ("real", "imag"))
-                length: NDArray[Any] = np.hypot(real, imag)
-                return length
-            wide = array.astype(np.complex256 if dtype.itemsize > 16 else np.complex128)
-            magnitude: NDArray[Any] = np.abs(wide).astype(np.float64, copy=False)
-            return magnitude
-        whole = dtype.kind in "iu" and dtype.itemsize > _NARROW
-        wide_float = dtype.kind == "f" and dtype.itemsize > 4
-        return array.astype(np.float64 if whole or wide_float else np.float32, copy=False)
+        # float32 holds every dtype of two bytes exactly
+        narrow = dtype.itemsize <= 2 and parts(dtype) is None
+        return array.astype(np.float32) if narrow else real(array)
 
 
-def flattest(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without its leading ones: ``[1, W, H]`` is a matrix.
+def matrix_at(array: NDArray[Any], index: Sequence[int] | None = None) -> tuple[NDArray[Any], str]:
+    """Return the last two axes at an index of the others (default 0), and how to write that.
 
-    >>> flattest((1, 1, 3, 4)), flattest((1,)), flattest(())
-    ((3, 4), (), ())
+    >>> matrix_at(np.zeros((2, 3, 4, 5)), (1, 2))[1], matrix_at(np.zeros(3))[1]
+    ('[1, 2, :, :]', '')
     """
-    start = 0
-    while start < len(shape) and shape[start] == 1:
-        start += 1
-    return shape[start:]
+    leading = array.shape[:-2]
+    at = (0,) * len(leading) if index is None else tuple(index)
+    if len(at) != len(leading):
+        raise ValueError(
+            f"index must have {len(leading)} numbers for the shape {list(array.shape)}, "
+            f"one per axis but the last two; got {len(at)}"
+        )
+    if not at:
+        return array, ""
+    try:
+        return array[at], f"[{', '.join(map(str, at))}, :, :]"
+    except IndexError:
+        if not array.size:
+            return array, ""
+        raise ValueError(f"no {list(at)} in a tensor of shape {list(array.shape)}") from None
 
 
 def shrink(matrix: NDArray[Any], rows: int, columns: int, middle: float) -> NDArray[Any]:
-    """A matrix in at most so many cells: of each block the value farthest from `middle`.
+    """Reduce a matrix to at most so many blocks, each with its value farthest from `middle`.
 
-    NaN wins over everything and the infinities over what is finite, so that none can hide.
+    NaN wins over everything, and infinities over finite values.
 
-    >>> import numpy as np
     >>> shrink(np.array([[1, -5, 0, np.nan], [2, 3, 1, 2]]), 1, 2, 0.0)
     array([[-5., nan]])
     """
-    import numpy as np
-
     height, width = matrix.shape
     rows, columns = min(rows, height), min(columns, width)
     if (rows, columns) == (height, width):
@@ -82,7 +78,7 @@ def shrink(matrix: NDArray[Any], rows: int, columns: int, middle: float) -> NDAr
     high, low = np.empty((rows, columns), kind), np.empty((rows, columns), kind)
     with np.errstate(invalid="ignore"):
         for row in range(rows):
-            # one band at a time stays in the cache, whatever its dtype has to become
+            # one band at a time stays in the cache
             band = reals(matrix[down[row] : down[row + 1]])
             np.maximum.reduceat(np.maximum.reduce(band, axis=0), across, out=high[row])
             np.minimum.reduceat(np.minimum.reduce(band, axis=0), across, out=low[row])

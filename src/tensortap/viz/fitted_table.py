@@ -1,4 +1,4 @@
-"""Tables that have as many columns as the terminal has room for."""
+"""Tables with as many columns as the terminal has room for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Fitting:
-    """A table that is made when it is shown, for the width that there is.
+class FittedTable:
+    """A rich table that is built when it is printed, for the width of the console.
 
     >>> from rich.console import Console
     >>> from rich.table import Table
-    >>> Console(width=40).print(Fitting(lambda width: Table(f"{width} wide", box=None)))
+    >>> Console(width=40).print(FittedTable(lambda width: Table(f"{width} wide", box=None)))
     40 wide
     """
 

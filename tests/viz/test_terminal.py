@@ -1,4 +1,4 @@
-"""A tensor as a small heatmap in characters."""
+"""Heatmaps of characters for a terminal."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.errors import TensortapError
-from tensortap.viz.cells import heatmap, slice_of
+from tensortap.viz.reals import matrix_at
+from tensortap.viz.terminal import heatmap
 
 
 def lines(array, at=None, **options) -> list[str]:
     return heatmap(array, at, **options).plain.split("\n")
 
 
-def test_shades_go_from_the_smallest_to_the_largest():
+def test_shades_rise_from_smallest_to_largest():
     *rows, caption = lines(np.arange(6.0).reshape(1, 6), width=6, colored=False)
     assert rows == [" ·░▒▓█"]
     assert caption == "0 to 5"
 
 
-def test_a_small_one_is_drawn_larger():
+def test_enlarges_a_small_matrix():
     *rows, _ = lines(np.eye(2), width=72, height=20, colored=False)
     assert len(rows) == 8
     assert rows[0] == "█" * 8 + " " * 8
 
 
 @pytest.mark.parametrize("colored", [True, False])
-def test_one_nan_in_four_million_is_seen(colored):
+def test_shows_one_nan_among_four_million(colored):
     array = np.zeros((2048, 2048), np.float32)
     array[::2] = 1
     array[700, 1500] = np.nan
@@ -39,26 +39,25 @@ def test_one_nan_in_four_million_is_seen(colored):
     assert sum(row.count("!") for row in rows) == 1
     assert sum(row.count("^") for row in rows) == 1
     assert rows[int(700 / 2048 * 20)][int(1500 / 2048 * 60)] == "!"
-    assert "a cell is the farthest from the middle of" in caption
+    assert "each cell shows the extreme of" in caption
 
 
-def test_the_middle_of_the_colours_is_zero_where_there_are_both_signs():
+def test_centers_the_colors_at_zero_for_both_signs():
     picture = heatmap(np.array([[-1.0, 0.0, 4.0]]), width=3, height=1)
     assert picture.plain.endswith("-4 to 4")
     upper = [str(span.style).split()[0] for span in picture.spans[:3]]
     assert len(set(upper)) == 3
 
 
-def test_slices():
+def test_draws_the_slice_at_an_index():
     array = np.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
-    assert (slice_of(array).matrix == array[0, 0]).all()
-    assert (slice_of(array, (1, -1)).matrix == array[1, 2]).all()
+    assert (matrix_at(array)[0] == array[0, 0]).all()
+    assert (matrix_at(array, (1, -1))[0] == array[1, 2]).all()
     assert lines(array, (1, 2))[-1].startswith("[1, 2, :, :]  100 to 119")
-    assert slice_of(np.zeros(7)).matrix.shape == (1, 7)
-    with pytest.raises(TensortapError, match=r"\[2, 3, 4, 5\] is shown at 2 indices, not at \[1\]"):
-        slice_of(array, (1,))
-    with pytest.raises(TensortapError, match=r"no \[1, 3\] in a tensor of shape"):
-        slice_of(array, (1, 3))
+    with pytest.raises(ValueError, match=r"index must have 2 numbers .* \[2, 3, 4, 5\].* got 1"):
+        matrix_at(array, (1,))
+    with pytest.raises(ValueError, match=r"no \[1, 3\] in a tensor of shape"):
+        matrix_at(array, (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_slices():
     [np.zeros(()), np.zeros((0, 3)), np.array(["a", "b"]), np.full((2, 2), np.nan)],
     ids=["a number", "empty", "text", "nothing finite"],
 )
-def test_where_there_is_nothing_to_draw(array):
+def test_draws_nothing_without_finite_numbers(array):
     assert heatmap(array) is None
 
 
@@ -75,7 +74,7 @@ def test_where_there_is_nothing_to_draw(array):
     st.integers(1, 12),
     st.booleans(),
 )
-def test_any_numbers(array, width, colored):
+def test_draws_any_numbers(array, width, colored):
     picture = heatmap(array, width=width, height=3, colored=colored)
     if picture is None:
         assert not np.isfinite(array).any()
