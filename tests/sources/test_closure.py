@@ -1,4 +1,4 @@
-"""Optimizers that compute the gradients themselves, by calling a closure."""
+"""Optimizers that compute the gradients by calling a closure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensortap.record import Kind
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.LBFGS])
 @pytest.mark.parametrize("by_name", [False, True])
-def test_gradients_are_those_of_their_own_step(optimizer, by_name):
+def test_gradients_belong_to_their_step(optimizer, by_name):
     model = torch.nn.Linear(3, 1)
     optimizer = optimizer(model.parameters(), lr=0.1)
     expected = []
@@ -27,7 +27,7 @@ def test_gradients_are_those_of_their_own_step(optimizer, by_name):
 
             optimizer.step(closure=closure) if by_name else optimizer.step(closure)
             expected.append(model.weight.grad.abs().max().item())
-            optimizer.zero_grad()  # gone before the step is said to be over
+            optimizer.zero_grad()  # before tracker.step()
             tracker.step()
     found = [
         record.stats.max_abs

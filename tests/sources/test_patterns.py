@@ -1,4 +1,4 @@
-"""Which names of which kinds are wanted."""
+"""Selection of names by patterns."""
 
 import re
 
@@ -23,16 +23,16 @@ from tensortap.sources.patterns import Patterns
 )
 def test_patterns(include, exclude, wanted):
     patterns = Patterns(include, exclude)
-    for _ in range(2):  # the second time from memory
+    for _ in range(2):  # the second time from the cache
         assert "".join(n for n in "abc" if patterns.wants(Kind.WEIGHT, n)) == wanted
 
 
 @pytest.mark.parametrize("kind", ["optimizer_state", "optimiser_state", "Optimiser_State"])
-def test_kinds_have_several_spellings(kind):
+def test_kinds_have_two_spellings(kind):
     assert not Patterns({kind: "x"}).wants(Kind.OPTIMISER_STATE, "y")
 
 
-def test_mistakes_are_said_with_what_there_is():
+def test_rejects_invalid_patterns_and_kinds():
     with pytest.raises(ValueError, match=r"exclude.*regular expression"):
         Patterns(exclude="(")
     with pytest.raises(ValueError, match=r"weight_gradients"):

@@ -22,7 +22,7 @@ from tensortap.record import Kind, Record, Shard, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.sinks.connections import connections
 from tensortap.sinks.memory import MemorySink
-from tensortap.sources.patterns import Patterns, Wanted, compiled
+from tensortap.sources.patterns import NamePattern, Patterns, compile_pattern
 
 log = logging.getLogger("tensortap")
 
@@ -36,8 +36,8 @@ _replace = msgspec.structs.replace
 class TrackOptions(NamedTuple):
     """What is tracked; the arguments of `track`."""
 
-    include: Wanted = None
-    exclude: Wanted = None
+    include: NamePattern = None
+    exclude: NamePattern = None
     activations: bool = True
     gradients: bool = True
     weights: bool = True
@@ -351,4 +351,4 @@ class Observer:
 def _tensors(wanted: bool | str | re.Pattern[str]) -> re.Pattern[str] | None:
     if wanted is False or wanted is None:
         return None
-    return compiled("tensors", "" if wanted is True else wanted)
+    return compile_pattern("tensors", "" if wanted is True else wanted)

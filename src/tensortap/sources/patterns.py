@@ -1,4 +1,4 @@
-"""Which names of which kinds are wanted, as regular expressions."""
+"""Selection of names by regular expressions, per kind."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from tensortap.record import Kind
 
-Wanted: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
+NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
 
-_WORDS = {
+_KINDS = {
     "activations": Kind.ACTIVATION,
     "gradients": Kind.GRADIENT,
     "weights": Kind.WEIGHT,
@@ -21,51 +21,51 @@ _WORDS = {
 
 
 class Patterns:
-    """Tells whether a name of a kind is wanted; asked once a name, the answer is remembered.
+    """Selects names of each kind by `include` and `exclude`, and caches the answers.
 
     >>> patterns = Patterns(include=r"attn", exclude={"gradients": r"\\.wq$"})
     >>> patterns.wants(Kind.GRADIENT, "blocks.0.attn.wq"), patterns.wants(Kind.WEIGHT, "attn.wq")
     (False, True)
     """
 
-    def __init__(self, include: Wanted = None, exclude: Wanted = None) -> None:
-        self._include = by_kind("include", include)
-        self._exclude = by_kind("exclude", exclude)
-        self._known: dict[tuple[Kind, str], bool] = {}
+    def __init__(self, include: NamePattern = None, exclude: NamePattern = None) -> None:
+        self._include = _by_kind("include", include)
+        self._exclude = _by_kind("exclude", exclude)
+        self._cache: dict[tuple[Kind, str], bool] = {}
 
     def wants(self, kind: Kind, name: str) -> bool:
-        """Whether the name is wanted: included, or nothing said of its kind, and not excluded."""
-        found = self._known.get((kind, name))
-        if found is None:
+        """Return whether a name is selected: included, if that is restricted, and not excluded."""
+        wanted = self._cache.get((kind, name))
+        if wanted is None:
             include, exclude = self._include.get(kind), self._exclude.get(kind)
-            found = (include is None or include.search(name) is not None) and (
+            wanted = (include is None or include.search(name) is not None) and (
                 exclude is None or exclude.search(name) is None
             )
-            self._known[kind, name] = found
-        return found
+            self._cache[kind, name] = wanted
+        return wanted
 
 
-def by_kind(argument: str, wanted: Wanted) -> dict[Kind, re.Pattern[str]]:
-    """The pattern of each kind; one pattern is for all of them."""
-    if wanted is None:
-        return {}
-    if not isinstance(wanted, Mapping):
-        return dict.fromkeys(Kind, compiled(argument, wanted))
-    return {kind_of(argument, kind): compiled(argument, text) for kind, text in wanted.items()}
-
-
-def compiled(argument: str, text: str | re.Pattern[str]) -> re.Pattern[str]:
-    """A pattern; ValueError, with the argument it came from, if it is none."""
+def compile_pattern(argument: str, pattern: str | re.Pattern[str]) -> re.Pattern[str]:
+    """Return the compiled pattern; raise ValueError, naming the argument, if it is invalid."""
     try:
-        return re.compile(text)
+        return re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise ValueError(f"{argument}={text!r} is no regular expression: {error}") from None
+        raise ValueError(
+            f"{argument} must be a regular expression, got {pattern!r}: {error}"
+        ) from None
 
 
-def kind_of(argument: str, name: str) -> Kind:
-    """The kind that a user calls `name`."""
+def _by_kind(argument: str, pattern: NamePattern) -> dict[Kind, re.Pattern[str]]:
+    if pattern is None:
+        return {}
+    if not isinstance(pattern, Mapping):
+        return dict.fromkeys(Kind, compile_pattern(argument, pattern))
+    return {_kind(argument, kind): compile_pattern(argument, one) for kind, one in pattern.items()}
+
+
+def _kind(argument: str, name: str) -> Kind:
     try:
-        return _WORDS.get(name) or Kind(name)
+        return _KINDS.get(name) or Kind(name)
     except ValueError:
-        known = ", ".join(sorted(_WORDS))
-        raise ValueError(f"{argument}: no kind is called {name!r}; there are {known}") from None
+        known = ", ".join(sorted(_KINDS))
+        raise ValueError(f"{argument}: unknown kind {name!r}; the kinds are {known}") from None

@@ -24,7 +24,7 @@ from tensortap.settings import buffer_size, flag
 from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
 from tensortap.sinks.worker import Worker
 from tensortap.sources.observer import Seen, TrackOptions
-from tensortap.sources.patterns import Wanted
+from tensortap.sources.patterns import NamePattern
 from tensortap.sources.watch_options import (
     check_functions,
     check_options,
@@ -94,8 +94,8 @@ class Watcher:
         *,
         what: str | None = None,
         transform: Transform | None = None,
-        include: Wanted = None,
-        exclude: Wanted = None,
+        include: NamePattern = None,
+        exclude: NamePattern = None,
     ) -> None:
         """Watch more: a module, a parameter, a tensor, a list or a dict of them by name.
 
@@ -299,8 +299,8 @@ def watch(
     keep: bool = False,
     restart: bool = False,
     enabled: bool = True,
-    include: Wanted = None,
-    exclude: Wanted = None,
+    include: NamePattern = None,
+    exclude: NamePattern = None,
 ) -> Watcher:
     """Run your own code on live tensors, in another process: ``tap.watch(model, on_record=f)``.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tensortap.sources.observer import TrackOptions
-from tensortap.sources.patterns import Wanted
+from tensortap.sources.patterns import NamePattern
 
 _WHAT = ("outputs", "gradients", "both")
 
@@ -37,7 +37,7 @@ def refuse_to_change(name: str, given: dict[str, Any], usual: inspect.Signature)
 
 
 def settings_of(
-    what: str | None, include: Wanted, exclude: Wanted, other: TrackOptions
+    what: str | None, include: NamePattern, exclude: NamePattern, other: TrackOptions
 ) -> TrackOptions:
     """What hooks are to observe; what is not said is as in `other`."""
     if what is not None:

@@ -14,7 +14,7 @@ class Iteration(NamedTuple):
     mode: str
 
 
-class CallCounter:
+class FunctionCalls:
     """Counts the calls of the model, or of one function."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class IterationCounter:
         self._every = every
         self._mode = mode
         self._interval = interval
-        self._calls = CallCounter()
+        self._calls = FunctionCalls()
         self._depth = 0
         self.current: Iteration | None = None  # of the model
         self.selected = False  # whether the current iteration of the model is traced
@@ -58,7 +58,7 @@ class IterationCounter:
         """End a call of the model."""
         self._depth -= 1
 
-    def count_own(self, calls: CallCounter) -> tuple[Iteration, int | None]:
+    def count_own(self, calls: FunctionCalls) -> tuple[Iteration, int | None]:
         """Count a call of a function that counts its own; return its iteration and boundary."""
         training = self.model is None or self.model.training
         iteration = calls.count("train" if training else "eval")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.tracing.collect import Collector
-from tensortap.sources.tracing.iterations import CallCounter, Iteration, IterationCounter
+from tensortap.sources.tracing.iterations import FunctionCalls, Iteration, IterationCounter
 from tensortap.sources.tracing.kept import copied
 from tensortap.sources.tracing.paths import ANY, MANY, follow, join, nearest, parts
 from tensortap.sources.tracing.probes import unseen
@@ -52,7 +52,7 @@ class FunctionListener:
         self.outside_forward = False  # a method of the model that may run outside its forward
         self.number = -1
         self._counter = counter
-        self._calls = CallCounter()
+        self._calls = FunctionCalls()
         self._called = 0
         self._last_forward = -1  # the last call of the model in whose forward pass it ran
         self._running = threading.local()
