@@ -32,7 +32,7 @@ def statistics_of_many() -> list[Row]:
     import numpy as np
     import torch
 
-    from tensortap.frameworks.torch.adapter import summarize_tensor
+    from tensortap.frameworks.torch.summarize import summarize
 
     torch.set_num_threads(1)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(MANY, np.float32))
@@ -41,13 +41,13 @@ def statistics_of_many() -> list[Row]:
 
     ours, summed, halved = in_turns(
         61,  # milliseconds each: a neighbour on the machine shows in few of them
-        lambda: time_of(lambda: summarize_tensor(x, threads=1)),
+        lambda: time_of(lambda: summarize(x, threads=1)),
         lambda: time_of(array.sum),
-        lambda: time_of(lambda: summarize_tensor(brain, threads=1)),
+        lambda: time_of(lambda: summarize(brain, threads=1)),
     )
     again, plain = in_turns(
         5,
-        lambda: time_of(lambda: summarize_tensor(x, threads=1)),
+        lambda: time_of(lambda: summarize(x, threads=1)),
         lambda: time_of(lambda: naive(x)),
     )
     note = "one thread"
@@ -61,7 +61,7 @@ def statistics_of_many() -> list[Row]:
 def statistics_of_few() -> list[Row]:
     import torch
 
-    from tensortap.frameworks.torch.adapter import summarize_tensor
+    from tensortap.frameworks.torch.summarize import summarize
 
     torch.set_num_threads(1)
     rows = []
@@ -69,7 +69,7 @@ def statistics_of_few() -> list[Row]:
         x = torch.randn(1000).to(dtype)
         ours, summed = in_turns(
             101,
-            lambda x=x: time_of(lambda: summarize_tensor(x), 100),
+            lambda x=x: time_of(lambda: summarize(x), 100),
             lambda x=x: time_of(lambda: torch.sum(x), 100),
         )
         name = str(dtype).removeprefix("torch.")

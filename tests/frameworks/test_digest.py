@@ -122,7 +122,7 @@ def test_contiguous_memory_is_not_copied(monkeypatch):
     monkeypatch.setattr(Pool, "acquire", lambda *args: 1 / 0)
     array = np.zeros(10_000_000, np.uint8)
     seen = []
-    module = sys.modules["tensortap.frameworks.digest"]
+    module = sys.modules["tensortap.stats.digest"]
     view_of = module.view_of
     monkeypatch.setattr(module, "view_of", lambda data: seen.append(view_of(data)) or seen[-1])
     digest_of(array)

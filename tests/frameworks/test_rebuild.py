@@ -169,7 +169,6 @@ def test_hostile_class_names_are_replaced():
 @pytest.mark.parametrize(
     "node",
     [
-        Fields("namedtuple", "a:B", ("a",), (1, 2)),
         Fields("namedtuple", "a:B", ("_a",), (1,)),
         Fields("class", "a:B", ("a",), (1,)),
         Items("deque", (1,)),
@@ -211,8 +210,8 @@ NODES = st.recursive(
         st.builds(Items, st.sampled_from(["list", "tuple", "set", "frozenset", "x"]),
                   st.lists(parts, max_size=4).map(tuple))
         | st.builds(Mapping, st.lists(st.tuples(parts, parts), max_size=4).map(tuple))
-        | st.builds(Fields, NAMES, NAMES, st.lists(NAMES, max_size=4).map(tuple),
-                    st.lists(parts, max_size=4).map(tuple))
+        | st.builds(lambda kind, cls, fields: Fields(kind, cls, *zip(*fields, strict=True)),
+                    NAMES, NAMES, st.lists(st.tuples(NAMES, parts), min_size=1, max_size=4))
     ),
     max_leaves=12,
 )  # fmt: skip

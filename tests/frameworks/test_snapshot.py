@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
 from tensortap.frameworks import describe, nbytes_of, rebuild, snapshot
-from tensortap.frameworks.snapshot import _known
+from tensortap.frameworks.adapters import CACHED
 from tensortap.record import Fields, Items, Mapping, Value
 
 POOL = Pool()
@@ -170,5 +170,5 @@ def test_descriptions():
 def test_classes_without_end_do_not_fill_memory(pool):
     for number in range(5000):
         snapshot(type(f"C{number}", (list,), {})([1]), pool)
-    assert len(_known) <= 4096
+    assert len(CACHED) <= 4096
     assert snapshot([1.0], pool) == (Items("list", (1.0,)), 8)

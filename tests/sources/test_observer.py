@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.frameworks.summary import Later
+from tensortap.frameworks.protocol import PendingSummary
 from tensortap.record import Kind
 from tensortap.sources.observer import Observer, Seen, TrackOptions
 
@@ -21,7 +21,7 @@ class Device:
         self.resolved = 0
 
     def later(self):
-        return Later(lambda: self.done, self.resolve)
+        return PendingSummary(lambda: self.done, self.resolve)
 
     def resolve(self):
         self.resolved += 1
@@ -74,7 +74,7 @@ def test_a_device_that_failed_costs_one_record(observer, monkeypatch):
     monkeypatch.setattr(
         "tensortap.pipeline.pipeline.pipeline.fault", lambda *fault: faults.append(fault)
     )
-    observer.add(SEEN, None, Later(lambda: True, lambda: 1 / 0))
+    observer.add(SEEN, None, PendingSummary(lambda: True, lambda: 1 / 0))
     observer.add(SEEN._replace(name="y"), None, Device().later())
     assert [r.name for r in observer.records] == ["y"]
     assert faults[0][0] == "x"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensortap.errors import CaptureError
-from tensortap.frameworks.snapshot import adapter_of, borrow
-from tensortap.frameworks.view import as_numpy
-from tensortap.record import Summary, TensorData
+from tensortap.frameworks.snapshot import summary_of
+from tensortap.record import Summary
 from tensortap.stats import summarize_array
 
 
@@ -21,10 +19,7 @@ def summarize(value: Any) -> Summary:
         import numpy
 
         return summarize_array(numpy.asarray(value))
-    known = adapter_of(type(value)).summarize
-    if known is not None:
-        return known(value)
-    tensor = borrow(value)
-    if not isinstance(tensor, TensorData):
-        raise CaptureError(f"no statistics of a {type(value).__name__}: give an array or a tensor")
-    return summarize_array(as_numpy(tensor))
+    summary, pending = summary_of(value)
+    found = summary if pending is None else pending.resolve()
+    assert found is not None
+    return found

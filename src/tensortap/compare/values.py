@@ -31,10 +31,10 @@ from tensortap.compare.tensors import Rules, check_tolerance, compare_tensors
 from tensortap.errors import TensortapError
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.scalars import safe_repr
-from tensortap.frameworks.snapshot import DEPTH
 from tensortap.frameworks.view import array_of
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
 from tensortap.runs.object_files import own_comparison
+from tensortap.values import DEPTH
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,16 +1,15 @@
-"""One adapter a framework: recognise a value, take a snapshot of it, rebuild it.
+"""Everything that knows a framework, behind one protocol.
 
-Importing this imports no framework; the modules do that once the user has.
+Importing this package imports no framework; `registry` finds those that the user has imported.
 """
 
 from __future__ import annotations
 
 from tensortap.dtypes import itemsize, numpy_dtype
-from tensortap.frameworks.digest import digest, digest_of
 from tensortap.frameworks.protocol import SMALL
 from tensortap.frameworks.rebuild import rebuild
-from tensortap.frameworks.snapshot import describe, nbytes_of, snapshot
-from tensortap.frameworks.summary import summary_of
+from tensortap.frameworks.snapshot import describe, digest_of, nbytes_of, snapshot, summary_of
+from tensortap.stats.digest import digest
 
 __all__ = [
     "SMALL",

@@ -1,102 +1,104 @@
-"""The seam between the values of a framework and the neutral tree of `tensortap.record`.
+"""The seam between tensortap and the frameworks whose values it captures.
 
-Each framework has a module that gives an `Adapter` for a class of its own; `tree` asks them in
-turn, once a class, and remembers the answer.
+Everything that knows a framework is in the folder of that framework, behind a `Framework`. To add
+one: write ``frameworks/<name>/adapter.py`` with a ``FRAMEWORK`` in it, add one line to
+`tensortap.frameworks.registry`, add its spellings to the rows of `tensortap.dtypes`, and let its
+tests subclass ``tests/frameworks/contract.py``.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
-from tensortap.record import Shard, Summary, Value
+from tensortap.record import Shard, Summary, TensorData, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SMALL = 16 << 10
 """Payloads up to this many bytes become `bytes`; larger ones are leased from the pool."""
 
 Path: TypeAlias = tuple[int, ...]
-"""The ids of the containers around a value: they tell a cycle, and how deep it lies."""
+"""The ids of the containers around a value, which tell cycles and the depth of nesting."""
 
-Taken: TypeAlias = tuple[Value, int]
+Snapshot: TypeAlias = tuple[Value, int]
+"""The copy of a value as a tree of `tensortap.record`, and the payload bytes that it holds."""
+
+
+class PendingSummary(NamedTuple):
+    """Statistics that a device is still computing; `resolve` waits for them."""
+
+    ready: Callable[[], bool]
+    resolve: Callable[[], Summary | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What can be done with the values of one class.
+    """The operations on the values of one class.
 
-    `take` gives the neutral tree and how many payload bytes it holds, all copied; without a
-    pool large payloads are borrowed instead: memory of the user, good until he changes it.
-    `take_small`, where there is one, is `take` for the shortest way: None if it is not small.
-    `summarize`, where there is one, is the statistics without a copy. `local` gives this rank's
-    part of a value that is spread over ranks, and which part it is.
+    The first three are required. `snapshot` copies all bytes; without a pool it borrows large
+    payloads instead, which are then the user's memory, valid until the user changes it. The others
+    are for tensors:
+
+    - `snapshot_small` is `snapshot` for the fast path: None if the value is not small;
+    - `summarize` computes the statistics without a copy, or starts to on a device;
+    - `view` returns a NumPy array over the value's own memory; None where that is impossible;
+    - `local_shard` returns this rank's part of a distributed tensor and where it belongs.
     """
 
-    take: Callable[[Any, Pool | None, Path], Taken]
+    snapshot: Callable[[Any, Pool | None, Path], Snapshot]
     nbytes: Callable[[Any, Path], int]
     describe: Callable[[Any], tuple[str, tuple[int, ...]]]
-    take_small: Callable[[Any], Taken | None] | None = None
-    summarize: Callable[[Any], Summary] | None = None
-    local: Callable[[Any], tuple[Any, Shard]] | None = None
+    snapshot_small: Callable[[Any], Snapshot | None] | None = None
+    summarize: Callable[[Any], Summary | PendingSummary] | None = None
+    view: Callable[[Any], NDArray[Any] | None] | None = None
+    local_shard: Callable[[Any], tuple[Any, Shard]] | None = None
 
 
-def undescribed(value: object) -> tuple[str, tuple[int, ...]]:
-    """The dtype and shape of what has none."""
+class Framework(Protocol):
+    """One framework: its values, and the hooks that it offers.
+
+    Implementations subclass this. The module of a framework is imported only after the user has
+    imported the framework, except to rebuild a tensor that came from another process.
+    """
+
+    name: str
+    """What `TensorData.framework` says of its tensors."""
+
+    def adapter(self, cls: type) -> Adapter | None:
+        """Return the adapter for a class of values; None if the class is another framework's."""
+        ...
+
+    def rebuild(self, tensor: TensorData) -> Any:
+        """Return a tensor with these bytes on the CPU that belongs to the caller.
+
+        Return a NumPy array where this release of the framework lacks the dtype.
+        """
+        ...
+
+
+def no_description(value: object) -> tuple[str, tuple[int, ...]]:
+    """Return the empty dtype and shape of a value that has neither."""
     return "", ()
 
 
-def refusing(message: str) -> Adapter:
-    """The adapter of a class whose values can't be caught."""
+def rejecting(message: str) -> Adapter:
+    """Return the adapter of tensors that cannot be captured; `message` names a remedy."""
 
-    def take(value: Any, pool: Pool | None, path: Path) -> Taken:
+    def snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
         raise CaptureError(message)
 
-    return Adapter(take, lambda value, path: 0, undescribed)
+    return Adapter(snapshot, lambda value, path: 0, no_description, view=lambda value: None)
 
 
 def type_name(cls: type) -> str:
-    """The full name of a class.
+    """Return the full name of a class.
 
     >>> type_name(float)
     'builtins.float'
     """
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-_readers: dict[int, Callable[[int], Any]] = {}
-
-
-def read(address: int, nbytes: int) -> bytes:
-    """A copy of a few bytes of memory: a fifth of the time of `ctypes.string_at`."""
-    reader = _readers.get(nbytes)
-    if reader is None:
-        if len(_readers) >= 256:  # a class per size: not for every size there is
-            return ctypes.string_at(address, nbytes)
-        reader = _readers[nbytes] = (ctypes.c_char * nbytes).from_address
-    raw: bytes = reader(address).raw
-    return raw
-
-
-_view_memory = ctypes.pythonapi["PyMemoryView_FromMemory"]
-_view_memory.restype = ctypes.py_object
-_view_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
-
-
-def borrow(address: int, nbytes: int) -> memoryview:
-    """The memory itself, read-only; whoever asks keeps its owner alive."""
-    view: memoryview = _view_memory(address, nbytes, 0x100)
-    return view
-
-
-def keep(address: int, nbytes: int, pool: Pool | None) -> Any:
-    """A copy of contiguous memory, as `TensorData.data` (borrowed where there is no pool)."""
-    if nbytes <= SMALL:
-        return read(address, nbytes) if nbytes else b""
-    if pool is None:
-        return borrow(address, nbytes)
-    lease = pool.acquire(nbytes)
-    ctypes.memmove(lease.address, address, nbytes)  # without the GIL
-    return lease

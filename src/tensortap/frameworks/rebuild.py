@@ -1,7 +1,7 @@
-"""The neutral tree back as the values it was made of, as copies that belong to the caller.
+"""The values that snapshots were taken of, rebuilt as copies that belong to the caller.
 
-Nothing that a message says is run: classes are looked up among the modules that are imported
-already, checked, and filled without calling their code.
+Nothing that a message says is run: classes are looked up among the modules that are already
+imported, checked, and filled without calling their code.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import importlib
 import keyword
-import os
 import re
 import sys
 import types
@@ -20,8 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap.errors import WireError
-from tensortap.frameworks.snapshot import DEPTH
+from tensortap.frameworks.registry import framework_named
 from tensortap.record import Blob, Fields, Mapping, Number, Opaque, TensorData, Value
+from tensortap.values import DEPTH
 
 _HEX = re.compile(r"-?0x[0-9a-f]+")
 _ITEMS: dict[str, Callable[[list[Any]], Any]] = {
@@ -32,20 +31,16 @@ _ITEMS: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-def rebuild(value: Value) -> Any:
-    """The value that a snapshot was taken of; changing it changes no history.
+def rebuild(value: Value, depth: int = 0) -> Any:
+    """Return the value that a snapshot was taken of; changing it changes no history.
 
-    Tensors come back as what they were where their framework can be imported, else as NumPy
-    arrays. An object of which only the repr was kept comes back as its `Opaque`.
+    Tensors come back in their framework if it can be imported, else as NumPy arrays. An object of
+    which only the repr was kept comes back as its `Opaque`.
 
     >>> from tensortap.record import Items
     >>> rebuild(Items("tuple", (1, 2.5)))
     (1, 2.5)
     """
-    return _rebuild(value, 0)
-
-
-def _rebuild(value: Value, depth: int) -> Any:
     if value is None or isinstance(value, (bool, int, float, str, Opaque)):
         return value
     if isinstance(value, TensorData):
@@ -55,16 +50,17 @@ def _rebuild(value: Value, depth: int) -> Any:
     if isinstance(value, Blob):
         return bytearray(value.data) if value.kind == "bytearray" else value.data
     if depth >= DEPTH:
-        raise WireError(f"a value deeper than {DEPTH} containers")
+        raise WireError(f"value is nested deeper than {DEPTH} containers")
+    depth += 1
     if isinstance(value, Fields):
-        return _fields(value, [_rebuild(part, depth + 1) for part in value.values])
+        return _fields(value, [rebuild(part, depth) for part in value.values])
     try:
         if isinstance(value, Mapping):
-            return {_rebuild(k, depth + 1): _rebuild(v, depth + 1) for k, v in value.items}
+            return {rebuild(key, depth): rebuild(part, depth) for key, part in value.items}
         if value.kind in _ITEMS:
-            return _ITEMS[value.kind]([_rebuild(part, depth + 1) for part in value.items])
+            return _ITEMS[value.kind]([rebuild(part, depth) for part in value.items])
     except TypeError as error:
-        raise WireError(f"a key or a member of a set that can't be one: {error}") from None
+        raise WireError(f"unhashable key of a dict or member of a set: {error}") from None
     raise WireError(f"no container is called {value.kind[:40]!r}")
 
 
@@ -78,61 +74,52 @@ def _number(value: Number) -> complex | int:
 
 @functools.cache
 def _builder(framework: str) -> Callable[[TensorData], Any]:
-    from tensortap.frameworks.numpy.adapter import build
-
-    if framework in ("numpy", "numpy.generic"):
-        return build
-    if framework not in ("torch", "jax"):
-        raise WireError(f"no framework is called {framework[:40]!r}")
-    if framework == "jax" and "jax" not in sys.modules:
-        # whoever only looks must not take the accelerator's memory from whoever trains on it
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
-        module = importlib.import_module(f"tensortap.frameworks.{framework}.adapter")
-    except Exception:  # not installed, or broken: the numbers can be had all the same
-        return build
-    found: Callable[[TensorData], Any] = module.build
-    return found
+        return framework_named("numpy" if framework == "numpy.generic" else framework).rebuild
+    except WireError:
+        raise
+    except Exception:  # not installed, or broken: NumPy can hold the numbers
+        return framework_named("numpy").rebuild
 
 
 def _fields(value: Fields, parts: list[Any]) -> Any:
     names = value.names
-    if value.kind not in ("namedtuple", "dataclass") or len(names) != len(parts):
-        raise WireError(f"not a namedtuple and not a dataclass: {value.type[:80]!r}")
+    if value.kind not in ("namedtuple", "dataclass"):
+        raise WireError(f"neither a namedtuple nor a dataclass: {value.type[:80]!r}")
     cls = find_class(value.type)
     if value.kind == "namedtuple":
         if cls is None or tuple not in cls.__mro__ or getattr(cls, "_fields", None) != names:
-            cls = _fresh("namedtuple", _last_name(value.type), names)
-        made: Any = tuple.__new__(cls, parts)
-        return made
+            cls = _substitute("namedtuple", _last_name(value.type), names)
+        rebuilt: Any = tuple.__new__(cls, parts)
+        return rebuilt
     if cls is None or not _can_be_filled(cls, names):
-        cls = _fresh("dataclass", _last_name(value.type), names)
-    made = object.__new__(cls)
+        cls = _substitute("dataclass", _last_name(value.type), names)
+    rebuilt = object.__new__(cls)
     for name, part in zip(names, parts, strict=True):
-        object.__setattr__(made, name, part)
-    return made
+        object.__setattr__(rebuilt, name, part)
+    return rebuilt
 
 
 def find_class(path: str) -> type | None:
-    """The class that ``module:qualname`` names, where it is imported already; runs nothing."""
+    """Return the imported class that ``module:qualname`` names; None if there is none."""
     module_name, _, qualname = path.partition(":")
     found: Any = sys.modules.get(module_name)
     if not isinstance(found, types.ModuleType):
         return None
-    # plain dict lookups: getattr on a module or a class can run code, even import
-    space: Any = object.__getattribute__(found, "__dict__")
+    # plain dict lookups: getattr on a module or a class can run code, even import modules
+    namespace: Any = object.__getattribute__(found, "__dict__")
     for name in qualname.split("."):
-        found = space.get(name)
+        found = namespace.get(name)
         if not isinstance(found, type):
             return None
-        space = type.__getattribute__(found, "__dict__")
+        namespace = type.__getattribute__(found, "__dict__")
     return found if isinstance(found, type) else None
 
 
 def _can_be_filled(cls: type, names: tuple[str, ...]) -> bool:
-    """Whether a dataclass has exactly these fields and takes them without running its code."""
+    """Return whether a dataclass has exactly these fields and takes them without running code."""
     if not dataclasses.is_dataclass(cls) or hasattr(cls, "__del__"):
-        return False  # a finalizer would run on what a message says
+        return False  # a finalizer would run with contents that a message chose
     if tuple(field.name for field in dataclasses.fields(cls)) != names:
         return False
     if cls.__new__ is not object.__new__ or dict in cls.__mro__ or BaseException in cls.__mro__:
@@ -152,7 +139,7 @@ def _last_name(path: str) -> str:
 
 
 def _is_name(name: str) -> bool:
-    # only normal forms: Python would see another name in any other
+    # normal forms only: Python normalizes identifiers, so any other form is another name
     return (
         name.isidentifier()
         and not keyword.iskeyword(name)
@@ -163,11 +150,11 @@ def _is_name(name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _fresh(kind: str, name: str, fields: tuple[str, ...]) -> type:
-    """A class made for the purpose, where the one that was caught is not imported here."""
+def _substitute(kind: str, name: str, fields: tuple[str, ...]) -> type:
+    """Return a new class with these fields, for one that is not imported in this process."""
     allowed = all(_is_name(field) for field in fields) and len(set(fields)) == len(fields)
     if not allowed or (kind == "namedtuple" and any(f.startswith("_") for f in fields)):
-        raise WireError(f"these can't be fields of a {kind}: {', '.join(fields)[:80]}")
+        raise WireError(f"not the fields of a {kind}: {', '.join(fields)[:80]}")
     if kind == "namedtuple":
         return collections.namedtuple(name, fields)
     return dataclasses.make_dataclass(name, fields, unsafe_hash=True)

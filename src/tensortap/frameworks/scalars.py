@@ -3,100 +3,89 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 from tensortap.buffers import Pool
-from tensortap.frameworks.protocol import Adapter, Path, Taken, type_name, undescribed
-from tensortap.record import Blob, Number, Opaque
+from tensortap.frameworks.protocol import Adapter, Path, Snapshot, no_description, type_name
+from tensortap.record import Blob, Number, Opaque, Value
 
 REPR = 500
-"""An object's repr is cut at this many characters."""
+"""Characters of an object's repr that are kept."""
 
 
-def _take_none(value: None, pool: Pool | None, path: Path) -> Taken:
-    return None, 0
+def _unchanged(nbytes: int) -> Adapter:
+    return Adapter(lambda value, pool, path: (value, nbytes), lambda value, path: nbytes,
+                   no_description)  # fmt: skip
 
 
-def _take_bool(value: bool, pool: Pool | None, path: Path) -> Taken:
-    return value, 1
+def _adapter(node: Callable[[Any], Value], nbytes: Callable[[Any], int]) -> Adapter:
+    return Adapter(
+        lambda value, pool, path: (node(value), nbytes(value)),
+        lambda value, path: nbytes(value),
+        no_description,
+    )
 
 
-def _take_float(value: float, pool: Pool | None, path: Path) -> Taken:
-    return value, 8
-
-
-def _take_int(value: int, pool: Pool | None, path: Path) -> Taken:
+def _int(value: int) -> Value:
     if -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF:
-        return value, 8
-    # hex: decimal text is quadratic to make, and Python refuses it beyond 4300 digits
-    return Number("int", text=hex(value)), _int_nbytes(value, path)
+        return value
+    # hex: decimal text takes quadratic time, and Python limits it to 4300 digits
+    return Number("int", text=hex(value))
 
 
-def _int_nbytes(value: int, path: Path) -> int:
+def _int_nbytes(value: int) -> int:
     return max(8, (value.bit_length() + 7) // 8)
 
 
-def _take_complex(value: complex, pool: Pool | None, path: Path) -> Taken:
-    return Number("complex", (value.real, value.imag)), 16
+def _snapshot_int(value: int, pool: Pool | None = None, path: Path = ()) -> Snapshot:
+    return _int(value), _int_nbytes(value)
 
 
-def _take_str(value: str, pool: Pool | None, path: Path) -> Taken:
-    if value.isascii():
-        return value, len(value)
-    try:
-        return value, len(value.encode())
-    except UnicodeEncodeError:  # lone surrogates: no message and no file can carry them
-        return Opaque("builtins.str", repr(value)[:REPR]), 0
-
-
-def _str_nbytes(value: str, path: Path) -> int:
+def _str_nbytes(value: str) -> int:
     if value.isascii():
         return len(value)
     try:
         return len(value.encode())
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # lone surrogates
         return 0
 
 
-def _take_bytes(value: bytes, pool: Pool | None, path: Path) -> Taken:
-    return Blob("bytes", value), len(value)
-
-
-def _take_bytearray(value: bytearray, pool: Pool | None, path: Path) -> Taken:
-    return Blob("bytearray", bytes(value)), len(value)
-
-
-def _len(value: bytes | bytearray, path: Path) -> int:
-    return len(value)
-
-
-def _take_opaque(value: object, pool: Pool | None, path: Path) -> Taken:
-    return Opaque(type_name(type(value)), safe_repr(value)), 0
+def _str(value: str) -> Value:
+    if value.isascii():
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # neither a message nor a file can carry lone surrogates
+        return Opaque("builtins.str", repr(value)[:REPR])
+    return value
 
 
 def safe_repr(value: object, limit: int = REPR) -> str:
-    """The repr of any object, cut, fit for UTF-8, whatever its own code does."""
+    """Return the repr of any object, truncated and valid in UTF-8, even if its own code raises."""
     try:
         text = repr(value)
-    except Exception as error:  # somebody else's code: whatever it raises, the type is still known
+    except Exception as error:  # the user's code
         text = f"<repr raised {type(error).__name__}>"
     return text[:limit].encode("utf-8", "backslashreplace").decode()[:limit]
 
 
 SCALARS: dict[type, Adapter] = {
-    type(None): Adapter(_take_none, lambda value, path: 0, undescribed),
-    bool: Adapter(_take_bool, lambda value, path: 1, undescribed),
-    int: Adapter(_take_int, _int_nbytes, undescribed, lambda value: _take_int(value, None, ())),
-    float: Adapter(_take_float, lambda value, path: 8, undescribed),
-    complex: Adapter(_take_complex, lambda value, path: 16, undescribed),
-    str: Adapter(_take_str, _str_nbytes, undescribed),
-    bytes: Adapter(_take_bytes, _len, undescribed),
-    bytearray: Adapter(_take_bytearray, _len, undescribed),
+    type(None): _unchanged(0),
+    bool: _unchanged(1),
+    int: Adapter(
+        _snapshot_int, lambda value, path: _int_nbytes(value), no_description, _snapshot_int
+    ),
+    float: _unchanged(8),
+    complex: _adapter(lambda value: Number("complex", (value.real, value.imag)), lambda value: 16),
+    str: _adapter(_str, _str_nbytes),
+    bytes: _adapter(lambda value: Blob("bytes", value), len),
+    bytearray: _adapter(lambda value: Blob("bytearray", bytes(value)), len),
 }
 
-OPAQUE = Adapter(_take_opaque, lambda value, path: 0, undescribed)
+OPAQUE = _adapter(lambda value: Opaque(type_name(type(value)), safe_repr(value)), lambda value: 0)
 
-# the plain value inside one of a subclass, without running anything of the subclass
+# the plain value of an instance of a subclass, without running code of the subclass
 _PLAIN: dict[type, Any] = {
     int: int.__int__,
     float: float.__float__,
@@ -107,17 +96,18 @@ _PLAIN: dict[type, Any] = {
 
 
 def adapter(cls: type) -> Adapter | None:
-    """The adapter for a class of plain values; their subclasses are caught as the plain value."""
+    """Return the adapter for a class of plain values; a subclass is captured as its base."""
     if enum.Enum in cls.__mro__:
         return OPAQUE  # the name of a member says more than its value
     for base, plain in _PLAIN.items():
         if base in cls.__mro__:
-            return _of_subclass(SCALARS[base], plain)
+            return _adapter_of_subclass(SCALARS[base], plain)
     return None
 
 
-def _of_subclass(of_base: Adapter, plain: Any) -> Adapter:
-    def take(value: Any, pool: Pool | None, path: Path) -> Taken:
-        return of_base.take(plain(value), pool, path)
-
-    return Adapter(take, lambda value, path: of_base.nbytes(plain(value), path), undescribed)
+def _adapter_of_subclass(base: Adapter, plain: Callable[[Any], Any]) -> Adapter:
+    return Adapter(
+        lambda value, pool, path: base.snapshot(plain(value), pool, path),
+        lambda value, path: base.nbytes(plain(value), path),
+        no_description,
+    )

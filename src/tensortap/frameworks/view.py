@@ -1,12 +1,13 @@
-"""A tensor as a NumPy array over the bytes that are held, without a copy."""
+"""Tensors as NumPy arrays over the same memory."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tensortap.buffers import view_of
 from tensortap.dtypes import numpy_dtype
+from tensortap.frameworks.adapters import adapter_of
+from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Record, TensorData
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_numpy(tensor: TensorData) -> NDArray[Any]:
-    """The array, for reading; it is good as long as the record that holds the tensor."""
+    """Return a read-only array over the bytes of a tensor, valid as long as its record."""
     import numpy
 
     dtype: Any = numpy_dtype(tensor.dtype)
@@ -27,34 +28,23 @@ def as_numpy(tensor: TensorData) -> NDArray[Any]:
 
 
 def array_of(value: Any) -> NDArray[Any] | None:
-    """A tensor of any framework as a NumPy array, without a copy where that can be; None of others.
+    """Return a tensor of any framework as a NumPy array, without a copy where possible.
 
-    Of a record it is its value: ``tap.array_of(record)``.
+    Of a record it is the record's value: ``tap.array_of(record)``. None for values that are no
+    tensors.
 
     >>> import numpy
     >>> array_of(numpy.float32(2)), array_of("text")
     (array(2., dtype=float32), None)
     """
-    import numpy
-
-    from tensortap.frameworks.snapshot import borrow
-
     if isinstance(value, Record):
         value = value.value
-    if isinstance(value, numpy.ndarray):
-        return value.view(numpy.ndarray)
-    if isinstance(value, TensorData):
-        return as_numpy(value)
-    if isinstance(value, numpy.generic):
-        return numpy.asarray(value)
-    if not hasattr(value, "dtype") or not hasattr(value, "shape") or isinstance(value, type):
-        return None
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        from tensortap.frameworks.torch.adapter import in_place
-
-        found: NDArray[Any] | None = in_place(value)
-        if found is not None:
-            return found
-    tensor = borrow(value)
-    return as_numpy(tensor) if isinstance(tensor, TensorData) else None
+    if not isinstance(value, TensorData):
+        view = adapter_of(type(value)).view
+        if view is None:
+            return None
+        array = view(value)
+        if array is not None:
+            return array
+        value = borrow(value)
+    return as_numpy(value) if isinstance(value, TensorData) else None

@@ -81,5 +81,5 @@ class FastPath:
         elif name == "numpy.ndarray" and isinstance(snapshot, TensorData):
             self._dtypes[value.dtype] = snapshot.dtype
             self._classes[cls] = (ARRAY, name, None)
-        elif adapter.take_small is not None:
-            self._classes[cls] = (TAKE, name, adapter.take_small)
+        elif adapter.snapshot_small is not None:
+            self._classes[cls] = (TAKE, name, adapter.snapshot_small)

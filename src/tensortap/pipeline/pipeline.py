@@ -13,8 +13,8 @@ from typing import Any
 
 from tensortap import frameworks, ranks
 from tensortap.buffers import Pool
+from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL
-from tensortap.frameworks.snapshot import adapter_of
 from tensortap.pipeline import ticket as tickets
 from tensortap.pipeline.clock import Clock
 from tensortap.pipeline.exit import at_exit
@@ -159,8 +159,8 @@ class Pipeline:
             self.ledger.count_unheard()
             return SKIPPED
         adapter = adapter_of(type(value))
-        if adapter.local is not None:
-            value, shard = adapter.local(value)
+        if adapter.local_shard is not None:
+            value, shard = adapter.local_shard(value)
             adapter = adapter_of(type(value))
         digest = None
         if changed:
@@ -179,7 +179,7 @@ class Pipeline:
             return SKIPPED
         admitted = _now()
         try:
-            snapshot, _ = adapter.take(value, self.pool, ())
+            snapshot, _ = adapter.snapshot(value, self.pool, ())
         except BaseException:
             counter.digest = None
             raise

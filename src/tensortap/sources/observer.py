@@ -16,7 +16,7 @@ import msgspec
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
-from tensortap.frameworks.summary import Later
+from tensortap.frameworks.protocol import PendingSummary
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Shard, Summary
 from tensortap.record import Mapping as Pairs
@@ -100,7 +100,7 @@ class Pending(NamedTuple):
 
     record: Record
     nbytes: int
-    later: Later
+    later: PendingSummary
 
 
 def never_skipped() -> bool:
@@ -197,7 +197,7 @@ class Observer:
         self,
         seen: Seen,
         stats: Summary | None,
-        later: Later | None = None,
+        later: PendingSummary | None = None,
         value: Any = None,
         step: int | None = None,
     ) -> None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.torch.adapter import why_not
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.outputs import Outputs
+from tensortap.frameworks.torch.tensors import why_not
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Summary
 from tensortap.sources.observer import Seen, TrackOptions

@@ -61,7 +61,8 @@ def layout(dtype: str) -> Layout:
     Layout(first=-24, bins=40, wide=False)
     """
     row = DTYPES.get(dtype)
-    if row is None or row.kind == "bits":
+    # devices have no arithmetic for complex numbers of 16-bit halves
+    if row is None or row.kind == "bits" or (row.kind == "complex" and row.bits < 64):
         raise TypeError(f"no statistics on the device for dtype {dtype}")
     first, last = row.exponents
     return Layout(first, last - first + 1, DTYPES.get(row.part, row).bits == 64)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensortap.buffers import Lease, Pool, view_of
 from tensortap.errors import CaptureError, WireError
 from tensortap.frameworks import SMALL, describe, nbytes_of, rebuild, snapshot
-from tensortap.frameworks.torch.adapter import _DTYPES, _take_any
+from tensortap.frameworks.torch.tensors import _DTYPES, _snapshot_by_torch
 from tensortap.record import TensorData
 
 POOL = Pool()
@@ -277,7 +277,7 @@ def test_devices_without_a_courier_are_copied_at_once(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda t: calls.append(t) or t, raising=True)
     monkeypatch.setattr(torch.Tensor, "detach", lambda t: t.as_subclass(Elsewhere), raising=True)
-    node, _ = _take_any(tensor, POOL)
+    node, _ = _snapshot_by_torch(tensor, POOL)
     assert len(calls) == 1
     assert node.data == ctypes.string_at(tensor.data_ptr(), 48)
 

@@ -10,7 +10,7 @@ import torch
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
 from tensortap.frameworks import rebuild
-from tensortap.frameworks.torch import adapter
+from tensortap.frameworks.torch import tensors
 from tensortap.frameworks.torch.cuda import Courier, CudaPort, cuda
 from tensortap.record import TensorData
 
@@ -228,7 +228,7 @@ def test_snapshots_of_device_tensors_go_to_the_courier(pool, monkeypatch):
     for shape in ((), (3,), (200, 300)):
         tensor = torch.ones(shape)
         monkeypatch.setattr(torch.Tensor, "detach", lambda t: t.as_subclass(OnDevice))
-        node, nbytes = adapter._take_any(tensor, pool)
+        node, nbytes = tensors._snapshot_by_torch(tensor, pool)
         monkeypatch.undo()
         monkeypatch.setattr("tensortap.frameworks.torch.cuda.cuda", lambda: courier)
         tensor.zero_()

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tensortap as tap
-from tensortap.frameworks.summary import summary_of
 from tensortap.frameworks.torch import device_stats as torch_device
+from tensortap.frameworks.torch.summarize import _summarize
 from tensortap.stats import packed
 from tests.frameworks.torch.test_cuda import FakePort
 
@@ -149,7 +149,7 @@ def test_tensors_on_a_device_are_reduced_there(monkeypatch):
     monkeypatch.setattr(
         torch_device, "later", lambda value, used: ("later", type(value).__name__, used is port)
     )
-    assert summary_of(OnDevice()) == (None, ("later", "OnDevice", True))
+    assert _summarize(OnDevice(), 0) == ("later", "OnDevice", True)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

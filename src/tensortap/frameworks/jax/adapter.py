@@ -1,7 +1,8 @@
-"""JAX arrays: read in place when they are ready, else copied on their device and waited for later.
+"""JAX behind the `Framework` protocol.
 
-An array may still be computing when it is caught, and may be donated or deleted right after.
-`Deferred` holds a copy of its own, made asynchronously, so neither matters and nobody waits.
+An array is read in place if it is ready. Otherwise it is copied on its device, asynchronously: it
+may still be computing when it is caught, and may be donated or deleted right after. `Deferred`
+holds that copy, and whoever needs the bytes waits for them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from jax.core import Tracer
 from tensortap.buffers import Pool
 from tensortap.dtypes import DTYPES, name_of
 from tensortap.errors import CaptureError
+from tensortap.frameworks.memory import payload_at
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import describe
-from tensortap.frameworks.protocol import Adapter, Path, Taken, keep, refusing
-from tensortap.record import TensorData
+from tensortap.frameworks.protocol import Adapter, Framework, Path, Snapshot, rejecting
+from tensortap.frameworks.view import as_numpy
+from tensortap.record import Summary, TensorData
+from tensortap.stats import summarize_array
 
 # dtypes that JAX narrows to 32 bits unless jax_enable_x64 is set
 _WIDE = {row.name for row in DTYPES.values() if DTYPES.get(row.part, row).bits == 64}
@@ -29,8 +33,40 @@ _WIDE = {row.name for row in DTYPES.values() if DTYPES.get(row.part, row).bits =
 _PACKED = {row.name for row in DTYPES.values() if row.kind != "bool" and row.bits in (1, 2, 4)}
 
 
+class JaxFramework(Framework):
+    """JAX."""
+
+    name = "jax"
+
+    def adapter(self, cls: type) -> Adapter | None:
+        """Return the adapter for arrays and tracers."""
+        if Tracer in cls.__mro__:
+            return _TRACER
+        return _ARRAY if jax.Array in cls.__mro__ else None
+
+    def rebuild(self, tensor: TensorData) -> Any:
+        """Return an array on the CPU; NumPy's if JAX would change it or lacks the dtype.
+
+        Without ``jax_enable_x64`` a 64-bit array claims its dtype but computes in 32 bits, so
+        64-bit arrays come back as NumPy's there.
+        """
+        array = build_numpy(tensor)
+        if tensor.dtype in _WIDE and not jax.config.jax_enable_x64:
+            return array
+        with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+            try:
+                with jax.default_device(jax.local_devices(backend="cpu")[0]):
+                    built = jax.device_put(array)
+            except (RuntimeError, TypeError, ValueError):
+                return array
+        return built if built.dtype == array.dtype else array
+
+
+FRAMEWORK = JaxFramework()
+
+
 class Deferred:
-    """The bytes of an array that is still on its way; `view` waits for them."""
+    """The bytes of an array that is still being computed; `view` waits for them."""
 
     __slots__ = ("_array", "_lock", "_view", "nbytes")
 
@@ -41,8 +77,8 @@ class Deferred:
         self.nbytes = nbytes
 
     def settle(self) -> None:
-        """Return when the bytes are there; their device memory is free again."""
-        with self._lock:  # several sinks may ask at once
+        """Wait for the bytes, then free the device memory."""
+        with self._lock:  # several sinks may wait at once
             if self._view is None and self._array is not None:
                 self._view = _host_bytes(self._array)
                 self._array = None
@@ -56,7 +92,7 @@ class Deferred:
 
 def _host_bytes(array: jax.Array) -> memoryview:
     try:
-        # the user's guard is meant for his own transfers
+        # the user's guard is meant for the user's own transfers
         with jax.transfer_guard("allow"):
             host = np.ascontiguousarray(np.asarray(array))
     except Exception as error:  # the computation that made the array failed
@@ -64,7 +100,7 @@ def _host_bytes(array: jax.Array) -> memoryview:
     return host.reshape(-1).view(np.uint8).data.toreadonly()
 
 
-def _take(value: Any, pool: Pool | None, path: Path) -> Taken:
+def _snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
     if value.is_deleted():
         raise CaptureError(
             "this array has been donated or deleted: catch it before the call that takes it"
@@ -79,19 +115,18 @@ def _take(value: Any, pool: Pool | None, path: Path) -> Taken:
     if not nbytes:
         return TensorData("jax", name, shape, b""), 0
     if name not in _PACKED and _can_be_read(value):
-        return TensorData(
-            "jax", name, shape, keep(value.unsafe_buffer_pointer(), nbytes, pool)
-        ), nbytes
+        data = payload_at(value.unsafe_buffer_pointer(), nbytes, pool)
+        return TensorData("jax", name, shape, data), nbytes
     if not value.is_fully_addressable:
         raise CaptureError(
-            "parts of this array lie on other hosts: catch array.addressable_shards[i].data, or "
+            "parts of this array are on other hosts: catch array.addressable_shards[i].data, or "
             "jax.experimental.multihost_utils.process_allgather(array)"
         )
     return TensorData("jax", name, shape, Deferred(_copy(value), nbytes)), nbytes
 
 
 def _can_be_read(value: Any) -> bool:
-    """Whether the bytes lie in this process's memory, finished and in C order."""
+    """Return whether the bytes are in this process's memory, computed and in C order."""
     devices = value.sharding.device_set
     if len(devices) != 1 or next(iter(devices)).platform != "cpu" or not value.is_ready():
         return False
@@ -99,14 +134,14 @@ def _can_be_read(value: Any) -> bool:
 
 
 def _axes(value: Any) -> Any:
-    """The axes of an array in the order in which memory has them."""
+    """Return the axes of an array in the order of its memory layout."""
     form = value.format if hasattr(value, "format") else value.layout  # before JAX 0.6
     layout = form.layout if hasattr(form, "layout") else form.device_local_layout  # before 0.7
     return layout.major_to_minor
 
 
 def _copy(value: Any) -> jax.Array:
-    # inside a jit this would be traced; the array is a constant there and can be copied now
+    # inside a jit this would be traced; there the array is a constant and can be copied now
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         copy = jax.device_put(value, value.sharding, may_alias=False)
         copy.copy_to_host_async()
@@ -123,33 +158,14 @@ def _describe(value: Any) -> tuple[str, tuple[int, ...]]:
     return str(value.dtype), tuple(value.shape)
 
 
-_ARRAY = Adapter(_take, _nbytes, _describe)
-_TRACER = refusing(
+def _summarize(value: Any) -> Summary:
+    node, _ = _snapshot(value, None, ())
+    assert isinstance(node, TensorData)
+    return summarize_array(as_numpy(node))
+
+
+_ARRAY = Adapter(_snapshot, _nbytes, _describe, summarize=_summarize, view=lambda value: None)
+_TRACER = rejecting(
     "inside jit, grad or vmap an array has no value yet: return it from the function and catch "
     "the result, or use tap.track"
 )
-
-
-def adapter(cls: type) -> Adapter | None:
-    """The adapter for a class of JAX's."""
-    if Tracer in cls.__mro__:
-        return _TRACER
-    return _ARRAY if jax.Array in cls.__mro__ else None
-
-
-def build(node: TensorData) -> Any:
-    """The array on the CPU; as NumPy where JAX would change it or hasn't got the dtype.
-
-    Without ``jax_enable_x64`` a 64-bit array of JAX's claims its dtype but computes in 32 bits,
-    so 64-bit arrays come back as NumPy there.
-    """
-    array = build_numpy(node)
-    if node.dtype in _WIDE and not jax.config.jax_enable_x64:
-        return array
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        try:
-            with jax.default_device(jax.local_devices(backend="cpu")[0]):
-                built = jax.device_put(array)
-        except (RuntimeError, TypeError, ValueError):
-            return array
-    return built if built.dtype == array.dtype else array

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from tensortap.frameworks.jax.intercept import Intercept, Observation
-from tensortap.frameworks.summary import Later
+from tensortap.frameworks.protocol import PendingSummary
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
 from tensortap.sources.observer import Observer, Seen
@@ -78,7 +78,7 @@ class JaxStates:
         self._calls = calls
 
     def _add(self, seen: Seen, one: Observation) -> None:
-        self.observer.add(seen, None, Later(one.vector.ready, one.resolve), one.array)
+        self.observer.add(seen, None, PendingSummary(one.vector.ready, one.resolve), one.array)
 
     def _say_unseen(self) -> None:
         for reason in self._intercept.unseen[self._said :]:

@@ -1,8 +1,9 @@
-"""NumPy arrays and scalars: taken as bytes in C order, given back as what they were."""
+"""NumPy arrays and scalars: captured as bytes in C order, rebuilt as what they were."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,39 @@ import numpy as np
 from tensortap.buffers import Pool, view_of
 from tensortap.dtypes import itemsize, name_of, numpy_dtype
 from tensortap.errors import CaptureError, WireError
-from tensortap.frameworks.protocol import SMALL, Adapter, Path, Taken, refusing
+from tensortap.frameworks.protocol import SMALL, Adapter, Framework, Path, Snapshot, rejecting
 from tensortap.record import Summary, TensorData
 from tensortap.stats import summarize_array
 
 _EMPTY = {"U": "<U1", "S": "|S1"}
 
 
-def _take_array(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Taken:
+class NumpyFramework(Framework):
+    """NumPy, which also stands in for frameworks that cannot be imported."""
+
+    name = "numpy"
+
+    def adapter(self, cls: type) -> Adapter | None:
+        """Return the adapter for arrays, scalars, or a subclass of them."""
+        if cls is np.ndarray:
+            return _ARRAY
+        if np.ma.MaskedArray in cls.__mro__:
+            return _MASKED
+        if np.ndarray in cls.__mro__:
+            return _SUBCLASS
+        if np.generic in cls.__mro__:
+            return _SCALAR
+        return None
+
+    def rebuild(self, tensor: TensorData) -> Any:
+        """Return an array, or a scalar if `tensor` was one."""
+        return build(tensor)
+
+
+FRAMEWORK = NumpyFramework()
+
+
+def _snapshot(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Snapshot:
     dtype = value.dtype
     name = name_of(dtype)
     nbytes = value.nbytes
@@ -25,7 +51,7 @@ def _take_array(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> T
     if nbytes <= SMALL:
         data = value.tobytes()
     elif pool is None:
-        # bytes, since the buffer protocol doesn't know every dtype
+        # as bytes: the buffer protocol does not know every dtype
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
     else:
         data = pool.acquire(nbytes)
@@ -33,14 +59,14 @@ def _take_array(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> T
     return TensorData("numpy", name, value.shape, data), nbytes
 
 
-def _take_subclass(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Taken:
-    return _take_array(value.view(np.ndarray), pool, path)
+def _snapshot_subclass(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Snapshot:
+    return _snapshot(value.view(np.ndarray), pool, path)
 
 
-def _take_scalar(value: np.generic, pool: Pool | None, path: Path) -> Taken:
+def _snapshot_scalar(value: np.generic, pool: Pool | None = None, path: Path = ()) -> Snapshot:
     dtype = value.dtype
     if not dtype.itemsize and dtype.kind in _EMPTY:
-        # a dtype has to have a width: the empty string is none of width one
+        # a dtype needs a width: the empty string becomes no string of width one
         return TensorData("numpy.generic", _EMPTY[dtype.kind], (0,), b""), 0
     return TensorData("numpy.generic", name_of(dtype), (), value.tobytes()), dtype.itemsize
 
@@ -50,78 +76,73 @@ def _nbytes(value: Any, path: Path) -> int:
 
 
 def describe(value: Any) -> tuple[str, tuple[int, ...]]:
-    """The dtype and shape of an array; no dtype where it can't be caught."""
+    """Return the dtype and shape of an array; an empty dtype if it cannot be captured."""
     try:
         return name_of(value.dtype), tuple(value.shape)
     except CaptureError:
         return "", tuple(value.shape)
 
 
-def _summarize(value: np.ndarray[Any, Any]) -> Summary:
+def _summarize(value: Any) -> Summary:
     try:
         return summarize_array(value)
     except TypeError as error:
         raise CaptureError(str(error)) from None
 
 
-_ARRAY = Adapter(_take_array, _nbytes, describe, summarize=_summarize)
-_SUBCLASS = Adapter(_take_subclass, _nbytes, describe, summarize=_summarize)
-_SCALAR = Adapter(_take_scalar, _nbytes, describe, lambda value: _take_scalar(value, None, ()))
-_MASKED = refusing(
-    "a masked array is two arrays: catch array.filled(...), or array.data and array.mask"
+def _view(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return value.view(np.ndarray)
+
+
+_ARRAY = Adapter(_snapshot, _nbytes, describe, summarize=_summarize, view=_view)
+_SUBCLASS = replace(_ARRAY, snapshot=_snapshot_subclass)
+_SCALAR = Adapter(
+    _snapshot_scalar, _nbytes, describe, _snapshot_scalar, _summarize, view=np.asarray
+)
+_MASKED = replace(
+    rejecting(
+        "a masked array is two arrays: catch array.filled(...), or array.data and array.mask"
+    ),
+    view=_view,
 )
 
 
-def adapter(cls: type) -> Adapter | None:
-    """The adapter for a class of NumPy's, or a subclass of one."""
-    if cls is np.ndarray:
-        return _ARRAY
-    if np.ma.MaskedArray in cls.__mro__:
-        return _MASKED
-    if np.ndarray in cls.__mro__:
-        return _SUBCLASS
-    if np.generic in cls.__mro__:
-        return _SCALAR
-    return None
-
-
-def payload(node: TensorData) -> memoryview:
-    """The bytes of a tensor, checked against its dtype and shape."""
+def payload(tensor: TensorData) -> memoryview:
+    """Return the bytes of a tensor; raise WireError unless they fit its dtype and shape."""
     try:
-        size = itemsize(node.dtype)
+        size = itemsize(tensor.dtype)
     except ValueError as error:
         raise WireError(str(error)) from None
-    if len(node.shape) > 64 or not all(0 <= length < 1 << 63 for length in node.shape):
-        raise WireError(f"no tensor has the shape {str(node.shape)[:80]}")
-    expected = math.prod(node.shape) * size
-    view = view_of(node.data)
+    if len(tensor.shape) > 64 or not all(0 <= length < 1 << 63 for length in tensor.shape):
+        raise WireError(f"no tensor has the shape {str(tensor.shape)[:80]}")
+    expected = math.prod(tensor.shape) * size
+    view = view_of(tensor.data)
     if view.nbytes != expected:
         raise WireError(
-            f"{view.nbytes} bytes are not a {node.dtype} of shape {node.shape}, which takes "
-            f"{expected}"
+            f"a {tensor.dtype} of shape {tensor.shape} takes {expected} bytes, not {view.nbytes}"
         )
     return view
 
 
-def build(node: TensorData) -> Any:
-    """The tensor as a NumPy array that belongs to the caller."""
-    view = payload(node)
-    if node.framework == "numpy.generic":
-        return _build_scalar(node, view)
+def build(tensor: TensorData) -> Any:
+    """Return the tensor as a NumPy array that belongs to the caller."""
+    view = payload(tensor)
+    if tensor.framework == "numpy.generic":
+        return _build_scalar(tensor, view)
     try:
-        array = np.empty(node.shape, numpy_dtype(node.dtype))
+        array = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
     except (ValueError, OverflowError) as error:
-        raise WireError(f"NumPy has no array of shape {str(node.shape)[:80]}: {error}") from None
+        raise WireError(f"NumPy has no array of shape {str(tensor.shape)[:80]}: {error}") from None
     if array.nbytes:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8)
     return array
 
 
-def _build_scalar(node: TensorData, view: memoryview) -> Any:
-    name = node.dtype
-    if node.shape != () and (node.shape != (0,) or name not in _EMPTY.values()):
-        raise WireError(f"a scalar has no shape, not {str(node.shape)[:80]}")
-    # strings are made of all their bytes: an element of an array would lose the zeros at its end
+def _build_scalar(tensor: TensorData, view: memoryview) -> Any:
+    name = tensor.dtype
+    if tensor.shape != () and (tensor.shape != (0,) or name not in _EMPTY.values()):
+        raise WireError(f"a scalar has no shape, not {str(tensor.shape)[:80]}")
+    # strings keep all their bytes: an element of an array would lose trailing zeros
     if name.startswith("|S"):
         return np.bytes_(view.tobytes())
     if name[1] == "U":

@@ -20,7 +20,7 @@ import torch
 
 from tensortap.buffers import Lease, Pool, Segment
 from tensortap.errors import CaptureError
-from tensortap.frameworks.torch.adapter import as_bits, target
+from tensortap.frameworks.torch.tensors import as_bits, tensor_over
 
 
 class Event(Protocol):
@@ -98,7 +98,7 @@ class Courier:
         if source is None:
             source = tensor
         source = as_bits(source)
-        event = port.copy(source, target(source, lease.writable))
+        event = port.copy(source, tensor_over(lease.writable, source))
         if not staged:
             port.wait(event, tensor)
         number = next(self._numbers)

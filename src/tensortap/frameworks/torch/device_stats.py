@@ -11,8 +11,9 @@ import itertools
 
 import torch
 
-from tensortap.frameworks.summary import Later
+from tensortap.frameworks.protocol import PendingSummary
 from tensortap.frameworks.torch.cuda import CudaPort, DevicePort
+from tensortap.frameworks.torch.tensors import dtype_name
 from tensortap.record import Summary
 from tensortap.stats import packed
 
@@ -20,14 +21,14 @@ _LONG = (torch.int64, torch.int32, torch.uint32, torch.uint64)  # float32 would 
 _CHUNK = 1 << 22  # elements whose exponents are counted at once: eight bytes of index each
 
 
-def reduce_later(tensor: torch.Tensor) -> Later:
+def reduce_later(tensor: torch.Tensor) -> PendingSummary:
     """The summary of a tensor on a CUDA device, as soon as the device has worked it out."""
     return later(tensor, _cuda())
 
 
-def later(tensor: torch.Tensor, port: DevicePort) -> Later:
+def later(tensor: torch.Tensor, port: DevicePort) -> PendingSummary:
     """Reduce on the device, and copy what comes out of it without waiting."""
-    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     with torch.no_grad():
         vector = reduce(tensor.detach())
         host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=tensor.is_cuda)
@@ -37,7 +38,7 @@ def later(tensor: torch.Tensor, port: DevicePort) -> Later:
         event.synchronize()
         return packed.unpack(host.numpy(), dtype, shape)
 
-    return Later(event.query, resolve)
+    return PendingSummary(event.query, resolve)
 
 
 @functools.cache
@@ -52,7 +53,7 @@ def reduce(tensor: torch.Tensor) -> torch.Tensor:
     >>> packed.unpack(vector.numpy(), "float32", (2,)).max_abs
     3.0
     """
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor.dtype)
     layout = packed.layout(dtype)
     x = _real(tensor)
     zero = x.new_zeros((), dtype=torch.int64)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tensortap.frameworks.torch.shards import local_of
+from tensortap.frameworks.torch.shards import local_shard
+from tensortap.frameworks.torch.tensors import dtype_name
 from tensortap.record import Kind
 from tensortap.sources.observer import Seen
-
-_DTYPES: dict[torch.dtype, str] = {}
 
 
 def seen_of(
@@ -30,12 +29,7 @@ def seen_of(
     shard = None
     if type(local) is not torch.Tensor and hasattr(local, "to_local"):
         mesh = str(tuple(local.device_mesh.shape))
-        local, shard = local_of(local)
+        local, shard = local_shard(local)
         tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh}
-    dtype = _DTYPES.get(local.dtype) or _dtype_name(local.dtype)
+    dtype = dtype_name(local.dtype)
     return Seen(name, kind, call, type_name, dtype, tuple(local.shape), shard, tags), local
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    _DTYPES[dtype] = str(dtype).removeprefix("torch.")
-    return _DTYPES[dtype]

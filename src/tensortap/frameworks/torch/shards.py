@@ -1,21 +1,53 @@
-"""Tensors of torch that are spread over ranks: this rank's part, and which part it is."""
+"""This rank's part of a DTensor, and where it belongs in the whole."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from tensortap.record import Shard
 
 
-def local_of(tensor: Any) -> tuple[Any, Shard]:
-    """The local part of a DTensor, and where in the whole it lies. No communication."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    placements = tuple(str(placement) for placement in tensor.placements)
-    _, offsets = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    local = tensor._local_tensor
-    if hasattr(local, "wait"):  # a collective that is still under way
+def local_shard(tensor: Any) -> tuple[Any, Shard]:
+    """Return the local part of a DTensor and its place in the whole, without communication."""
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    offsets: tuple[int, ...] = ()
+    if coordinate is not None:  # this rank belongs to the mesh
+        offsets = _offsets(
+            tuple(tensor.shape), tuple(mesh.shape), tuple(coordinate), tuple(tensor.placements)
+        )
+    with torch.no_grad():
+        local = tensor.to_local()
+    if hasattr(local, "wait"):  # a collective is still running
         local = local.wait()
-    return local.detach(), Shard(tuple(tensor.shape), tuple(offsets), placements)
+    placements = tuple(str(placement) for placement in tensor.placements)
+    return local.detach(), Shard(tuple(tensor.shape), offsets, placements)
+
+
+@functools.lru_cache(maxsize=4096)
+def _offsets(
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    placements: tuple[Any, ...],
+) -> tuple[int, ...]:
+    """Return where a shard begins in each dimension; the length of the dimension if it is empty."""
+    rows: list[Sequence[int]] = [range(length) for length in shape]
+    for parts, index, placement in zip(mesh_shape, coordinate, placements, strict=True):
+        dim = getattr(placement, "dim", None)
+        if dim is None:  # replicated, or partial sums
+            continue
+        # FSDP after tensor parallelism interleaves its shards with those that exist already
+        pieces = getattr(placement, "split_factor", 1)
+        found = [_chunk(_chunk(rows[dim], pieces, i), parts, index) for i in range(pieces)]
+        rows[dim] = found[0] if pieces == 1 else [row for piece in found for row in piece]
+    return tuple([part[0] if part else size for part, size in zip(rows, shape, strict=True)])
+
+
+def _chunk(rows: Sequence[int], parts: int, index: int) -> Sequence[int]:
+    size = -(-len(rows) // parts)  # as torch.chunk: all but the last are equally long
+    return rows[size * index : size * (index + 1)]

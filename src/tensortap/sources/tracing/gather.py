@@ -154,7 +154,7 @@ def _lost(rank: int, error: Exception) -> TensortapError:
 
 
 def _undisturbed() -> contextlib.AbstractContextManager[Any]:
-    from tensortap.frameworks.torch.adapter import quiet
+    from tensortap.frameworks.torch.tensors import quiet
 
     return quiet()
 

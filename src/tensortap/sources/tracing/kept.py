@@ -16,12 +16,13 @@ from xxhash import xxh3_128_digest
 
 from tensortap.buffers import view_of
 from tensortap.errors import CaptureError, TensortapError
-from tensortap.frameworks.digest import digest
+from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import type_name
 from tensortap.frameworks.scalars import safe_repr
-from tensortap.frameworks.snapshot import adapter_of, borrow
+from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Blob, Fields, Items, Mapping, Opaque, TensorData, Value
 from tensortap.sources.tracing.paths import nearest
+from tensortap.stats.digest import digest
 
 _BEYOND = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)
 _MOST = 100_000  # objects that are looked at for tensors
@@ -215,7 +216,7 @@ def fingerprint(value: Any) -> Hashable:
     kind = type(value)
     try:
         adapter = adapter_of(kind)
-        node = borrow(value if adapter.local is None else adapter.local(value)[0])
+        node = borrow(value if adapter.local_shard is None else adapter.local_shard(value)[0])
     except CaptureError:
         node = Opaque("", "")
     if type(node) is TensorData:  # nearly always: one call for all of its bytes

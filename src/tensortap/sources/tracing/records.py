@@ -8,9 +8,9 @@ from typing import Any
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.errors import CaptureError
+from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import type_name
 from tensortap.frameworks.scalars import safe_repr
-from tensortap.frameworks.snapshot import adapter_of
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.sources import init as run
@@ -31,8 +31,8 @@ def put(name: str, value: Any, iteration: Iteration, order: int) -> None:
     call = _call(name, step, opened)
     kind, dtype, shape = arrays.describe(value)
     adapter, shard = adapter_of(type(value)), None
-    if adapter.local is not None:  # of a tensor that is spread over ranks: this rank's part
-        value, shard = adapter.local(value)
+    if adapter.local_shard is not None:  # of a tensor that is spread over ranks: this rank's part
+        value, shard = adapter.local_shard(value)
     neutral, nbytes = _neutral(value)
     if isinstance(neutral, TensorData):
         dtype, shape = neutral.dtype, neutral.shape

@@ -96,7 +96,7 @@ def _stack_numpy(name: str, values: list[Any], fill: float) -> Any:
 def _stack_torch(name: str, values: list[Any], fill: float) -> Any:
     import torch
 
-    from tensortap.frameworks.torch.adapter import quiet
+    from tensortap.frameworks.torch.tensors import quiet
 
     with quiet(), torch.inference_mode(False):
         values = [value.detach() for value in values]

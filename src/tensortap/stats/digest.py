@@ -1,4 +1,4 @@
-"""The digest of a value: equal values have equal digests, in every framework and process."""
+"""The digest of a snapshot: equal for equal values, in every framework and process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import struct
 from typing import Any
 
 from tensortap.buffers import view_of
-from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData, Value
 
 
 def digest(value: Value) -> bytes:
-    """The xxh3-128 of a snapshot: of dtype, shape and bytes, or of the whole tree.
+    """Return the xxh3-128 of a tensor's dtype, shape and bytes, or of a whole tree.
 
     >>> digest(TensorData("torch", "int8", (2,), b"ab")) == digest(
     ...     TensorData("numpy", "int8", (2,), b"ab")
@@ -25,23 +24,11 @@ def digest(value: Value) -> bytes:
     return bytes(hasher.digest())
 
 
-def digest_of(value: object) -> bytes:
-    """The digest that a snapshot of the value would have, without taking one.
-
-    Contiguous memory of the CPU is read where it lies.
-
-    >>> digest_of({"loss": 0.5}) == digest(Mapping((("loss", 0.5),)))
-    True
-    """
-    return digest(borrow(value))
-
-
 def _feed(hasher: Any, value: Value) -> None:
-    # every part is led by a letter and its length: no two trees give the same stream
+    # A letter and a length lead every part, so that no two trees give the same stream.
     if isinstance(value, TensorData):
-        lengths = struct.pack(f"<{len(value.shape)}q", *value.shape)
         _part(hasher, b"t", value.dtype.encode())
-        _part(hasher, b"s", lengths)
+        _part(hasher, b"s", struct.pack(f"<{len(value.shape)}q", *value.shape))
         hasher.update(view_of(value.data))
     elif isinstance(value, float):
         hasher.update(b"f" + struct.pack("<d", value))
@@ -53,9 +40,8 @@ def _feed(hasher: Any, value: Value) -> None:
         _part(hasher, b"b", value.kind.encode())
         _part(hasher, b"b", value.data)
     elif isinstance(value, Number):
-        _part(
-            hasher, b"n", value.kind.encode() + struct.pack(f"<{len(value.parts)}d", *value.parts)
-        )
+        parts = struct.pack(f"<{len(value.parts)}d", *value.parts)
+        _part(hasher, b"n", value.kind.encode() + parts)
         _part(hasher, b"n", value.text.encode())
     elif isinstance(value, Opaque):
         _part(hasher, b"o", value.type.encode())
@@ -78,7 +64,7 @@ def _feed_container(hasher: Any, value: Items | Mapping | Fields) -> None:
         _part(hasher, b"i", value.kind.encode())
         hasher.update(struct.pack("<q", len(value.items)))
         if value.kind in ("set", "frozenset"):
-            # the order of a set differs from process to process
+            # the order of a set differs between processes
             hasher.update(b"".join(sorted(digest(part) for part in value.items)))
         else:
             for part in value.items:

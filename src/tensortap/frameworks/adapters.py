@@ -1,0 +1,176 @@
+"""The adapter of every class: of a framework, of containers, of plain values.
+
+An adapter is looked up once per class and cached: snapshots are taken in the training thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tensortap.buffers import Pool
+from tensortap.errors import CaptureError
+from tensortap.frameworks import scalars
+from tensortap.frameworks.protocol import Adapter, Path, Snapshot, no_description
+from tensortap.frameworks.registry import loaded_frameworks
+from tensortap.frameworks.scalars import safe_repr
+from tensortap.record import Fields, Items, Mapping, Value
+from tensortap.values import DEPTH
+
+_MAX_CACHED = 4096  # classes; a program that keeps making classes must not fill the memory
+
+CACHED: dict[type, Adapter] = dict(scalars.SCALARS)
+"""The adapters that have been looked up."""
+
+
+def adapter_of(cls: type) -> Adapter:
+    """Return the adapter for the values of a class."""
+    adapter = CACHED.get(cls)
+    if adapter is None:
+        adapter = _find_adapter(cls)
+        if len(CACHED) >= _MAX_CACHED:
+            CACHED.clear()
+            CACHED.update(scalars.SCALARS)
+        CACHED[cls] = adapter
+    return adapter
+
+
+def _find_adapter(cls: type) -> Adapter:
+    for framework in loaded_frameworks():
+        adapter = framework.adapter(cls)
+        if adapter is not None:
+            return adapter
+    return _container(cls) or scalars.adapter(cls) or scalars.OPAQUE
+
+
+def _container(cls: type) -> Adapter | None:
+    mro = cls.__mro__
+    # dict first: some classes are a dict and a dataclass, and only the dict can be rebuilt
+    if dict in mro:
+        return _MAPPING
+    if tuple in mro and isinstance(getattr(cls, "_fields", None), tuple):
+        return _NAMEDTUPLE
+    for base, adapter in _ITEMS.items():
+        if base in mro:
+            return adapter
+    return _DATACLASS if dataclasses.is_dataclass(cls) else None
+
+
+class _PartError(CaptureError):
+    """A part of a container that cannot be captured: where it is, and why."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"at {where}: {reason}")
+        self.where = where
+        self.reason = reason
+
+
+def _snapshot_parts(
+    parts: Iterable[tuple[object, object]],
+    spell: Callable[[object], str],
+    pool: Pool | None,
+    path: Path,
+) -> tuple[list[Value], int]:
+    values: list[Value] = []
+    total = 0
+    for key, part in parts:
+        try:
+            node, nbytes = adapter_of(type(part)).snapshot(part, pool, path)
+        except _PartError as error:
+            raise _PartError(spell(key) + error.where, error.reason) from None
+        except CaptureError as error:
+            raise _PartError(spell(key), str(error)) from None
+        values.append(node)
+        total += nbytes
+    return values, total
+
+
+def _enter(value: object, path: Path) -> Path:
+    here = id(value)
+    if here in path:
+        raise CaptureError("it contains itself: catch its parts")
+    if len(path) >= DEPTH:
+        raise CaptureError(f"it is nested deeper than {DEPTH} containers: catch its parts")
+    return (*path, here)
+
+
+def _sum(whole: object, parts: Iterable[object], path: Path) -> int:
+    # `snapshot` raises for cycles and for deep nesting; here the recursion only has to end
+    if len(path) >= DEPTH or id(whole) in path:
+        return 0
+    path = (*path, id(whole))
+    return sum([adapter_of(type(part)).nbytes(part, path) for part in parts])
+
+
+def _subscript(key: object) -> str:
+    return f"[{safe_repr(key, 60)}]"
+
+
+def _attribute(name: object) -> str:
+    return f".{name}"
+
+
+def _items(kind: str, iterate: Callable[[Any], Iterable[object]]) -> Adapter:
+    def snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
+        path = _enter(value, path)
+        parts = enumerate(list(iterate(value)))
+        nodes, total = _snapshot_parts(parts, _subscript, pool, path)
+        return Items(kind, tuple(nodes)), total
+
+    def nbytes(value: Any, path: Path) -> int:
+        return _sum(value, list(iterate(value)), path)
+
+    return Adapter(snapshot, nbytes, no_description)
+
+
+def _snapshot_mapping(value: Any, pool: Pool | None, path: Path) -> Snapshot:
+    path = _enter(value, path)
+    pairs = list(dict.items(value))  # at once: other threads may change the dict
+    keys, key_bytes = _snapshot_parts([(key, key) for key, _ in pairs], _subscript, pool, path)
+    values, value_bytes = _snapshot_parts(pairs, _subscript, pool, path)
+    return Mapping(tuple(zip(keys, values, strict=True))), key_bytes + value_bytes
+
+
+def _mapping_nbytes(value: Any, path: Path) -> int:
+    return _sum(value, [part for pair in list(dict.items(value)) for part in pair], path)
+
+
+def class_path(cls: type) -> str:
+    """Return the module and qualified name of a class, as `Fields.type` spells them."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _fields(kind: str, contents: Callable[[Any], dict[str, object]]) -> Adapter:
+    def snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
+        path = _enter(value, path)
+        parts = contents(value)
+        nodes, total = _snapshot_parts(parts.items(), _attribute, pool, path)
+        return Fields(kind, class_path(type(value)), tuple(parts), tuple(nodes)), total
+
+    def nbytes(value: Any, path: Path) -> int:
+        return _sum(value, contents(value).values(), path)
+
+    return Adapter(snapshot, nbytes, no_description)
+
+
+def _namedtuple_contents(value: Any) -> dict[str, object]:
+    return dict(zip(type(value)._fields, tuple.__iter__(value), strict=False))
+
+
+def _dataclass_contents(value: Any) -> dict[str, object]:
+    names = [field.name for field in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+_MAPPING = Adapter(_snapshot_mapping, _mapping_nbytes, no_description)
+_NAMEDTUPLE = _fields("namedtuple", _namedtuple_contents)
+_DATACLASS = _fields("dataclass", _dataclass_contents)
+_ITEMS: dict[type, Adapter] = {
+    list: _items("list", list.__iter__),
+    tuple: _items("tuple", tuple.__iter__),
+    set: _items("set", set.__iter__),
+    frozenset: _items("frozenset", frozenset.__iter__),
+    collections.deque: _items("list", collections.deque.__iter__),
+}

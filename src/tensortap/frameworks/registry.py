@@ -1,0 +1,41 @@
+"""The frameworks that tensortap knows, looked up without importing any of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterator
+
+from tensortap.errors import WireError
+from tensortap.frameworks.protocol import Framework
+
+# Folder of each framework, and the class that exists once the framework has been imported. While
+# another thread is still importing it there are no values of it. NumPy comes last: arrays of other
+# frameworks are asked for first.
+_FRAMEWORKS = {
+    "torch": "torch.Tensor",
+    "jax": "jax.Array",
+    "numpy": "numpy.ndarray",
+}
+
+
+def loaded_frameworks() -> Iterator[Framework]:
+    """Yield the frameworks that the user has imported.
+
+    >>> "numpy" in [framework.name for framework in loaded_frameworks()]
+    True
+    """
+    for name, cls in _FRAMEWORKS.items():
+        module, _, attribute = cls.rpartition(".")
+        if hasattr(sys.modules.get(module), attribute):
+            yield framework_named(name)
+
+
+@functools.cache
+def framework_named(name: str) -> Framework:
+    """Return a framework by the name of its folder, importing it if necessary."""
+    if name not in _FRAMEWORKS:
+        raise WireError(f"no framework is called {name[:40]!r}")
+    found: Framework = importlib.import_module(f"tensortap.frameworks.{name}.adapter").FRAMEWORK
+    return found

@@ -1,0 +1,121 @@
+"""Private interfaces of torch: every one in use, each in one function with a fallback.
+
+A release of torch that lacks one of them costs what the function says, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+Context = contextlib.AbstractContextManager[Any]
+
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+
+
+def without_overrides() -> Context:
+    """Turn off subclasses and modes of ``__torch_function__``.
+
+    Buys: no mode and no subclass of the user sees that tensortap reads an attribute. Otherwise
+    they do.
+    """
+    disable = getattr(torch._C, "DisableTorchFunction", contextlib.nullcontext)
+    context: Context = disable()
+    return context
+
+
+def has_dispatch_modes() -> bool:
+    """Return whether a ``TorchDispatchMode`` may be active.
+
+    Buys: tensors are copied the short way where there is none. Otherwise the long way is taken.
+    """
+    return _dispatch_modes() > 0
+
+
+def without_dispatch_modes() -> Context:
+    """Turn off every ``TorchDispatchMode``.
+
+    Buys: counters and fake modes of the user do not see the copy of a tensor. Otherwise they do.
+    """
+    try:
+        from torch.utils._python_dispatch import _disable_current_modes
+    except ImportError:
+        return contextlib.nullcontext()
+    context: Context = _disable_current_modes()
+    return context
+
+
+def backward_pass() -> int:
+    """Return a number for the backward pass that is running; -1 outside of one.
+
+    Buys: what a checkpoint recomputes is told from a second forward pass, and the gradients of two
+    backward passes are told apart. Otherwise recomputed outputs look like further calls.
+    """
+    return _graph_task()
+
+
+def hide_from_compiler(function: Callable[..., Any]) -> None:
+    """Make torch.compile break its graph where this function is called.
+
+    Buys: what `torch.compiler.disable` does, without the seconds that importing the compiler takes
+    in programs that do not use it.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def constant_when_compiled(function: Callable[..., Any]) -> None:
+    """Make torch.compile call this function while it compiles and take the result as a constant.
+
+    Buys: as above, for ``torch._dynamo.assume_constant_result``.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def skip_frame(code: CodeType) -> None:
+    """Run this code, and all that it calls, without compiling it; graphs still look into it.
+
+    Buys: where a graph breaks at a hook, the hook is not compiled once for every module. Otherwise
+    compiling takes longer.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._C._dynamo import eval_frame
+        from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+        skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+        eval_frame.set_code_exec_strategy(code, skip)
+
+
+def must_not_break() -> bool:
+    """Return whether the graph that is being compiled must not break; call it while compiling.
+
+    Buys: hooks in a graph with ``fullgraph=True`` are left out instead of raising in the user's
+    program. Otherwise they are left out of every graph.
+    """
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        compiler = InstructionTranslator.current_tx()
+    except (ImportError, AttributeError):
+        return True
+    return bool(
+        getattr(compiler, "one_graph", False) or getattr(compiler, "error_on_graph_break", False)
+    )
+
+
+def is_fullgraph(module: torch.nn.Module) -> bool:
+    """Return whether torch.compile wrapped this module with ``fullgraph=True``.
+
+    Buys: the output of such a module is observed outside of its graph. Otherwise it is not seen.
+    """
+    return bool(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False))
+
+
+def compiler_is_loaded() -> bool:
+    """Return whether the program has imported torch's compiler."""
+    return "torch._dynamo" in sys.modules
