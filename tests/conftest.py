@@ -21,30 +21,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def few_modules():
-    """Runs that tests open and end: what all tests together have imported is not gone through
-    for monkey patches each time. tests/provenance looks at everything, as users have it."""
-    from tensortap.provenance.modifications import Finder
-
-    whole = Finder._walk
-
-    def walk(finder):
-        current = os.environ.get("PYTEST_CURRENT_TEST", "")
-        if current.startswith("tests/provenance/"):
-            yield from whole(finder)
-
-    Finder._walk = walk
-    yield
-    Finder._walk = whole
-
-
 @pytest.fixture(autouse=True)
 def isolated_settings(tmp_path_factory, monkeypatch):
     """Hide the key, the settings and the rank of whoever runs the tests."""
     for name in list(os.environ):
         if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
+    # runs search all that the tests have imported for monkey patches; tests/provenance does that
+    monkeypatch.setenv("TENSORTAP_MODIFICATIONS", "0")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
 
 

@@ -1,4 +1,4 @@
-"""Real repositories, with a git that knows nothing of the machine's configuration."""
+"""Real repositories, and a git without the configuration of the machine."""
 
 import os
 import subprocess
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[2] / "src"
+USER = "[user]\n name = Ada\n email = ada@example.org\n"
 
 
 class Repo:
-    """A git repository to try things in."""
+    """A git repository for a test."""
 
     def __init__(self, path, *init):
         self.path = Path(path)
@@ -38,7 +39,7 @@ class Repo:
         return self.git("rev-parse", "HEAD")
 
     def state(self):
-        """All that must not change when somebody looks: every file below .git."""
+        """Return every file below .git: collecting must not change any."""
         top = self.path / ".git"
         return {
             str(file.relative_to(top)): (file.read_bytes(), file.stat().st_mtime_ns)
@@ -47,17 +48,25 @@ class Repo:
         }
 
 
-@pytest.fixture(autouse=True)
-def plain_git(tmp_path_factory, monkeypatch):
-    """Nobody's configuration but the test's, which may write hostile things into it."""
+@pytest.fixture(autouse=True, scope="session")
+def git_config(tmp_path_factory):
+    """Hide the git configuration of whoever runs the tests."""
     config = tmp_path_factory.mktemp("git") / "config"
-    config.write_text("[user]\n name = Ada\n email = ada@example.org\n")
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    monkeypatch.delenv("TENSORTAP_SECRETS", raising=False)
-    return config
+    config.write_text(USER)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("GIT_")]:
+            patch.delenv(name)
+        patch.setenv("GIT_CONFIG_GLOBAL", str(config))
+        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        yield config
+
+
+@pytest.fixture(autouse=True)
+def plain_git(git_config, monkeypatch):
+    """The global git configuration, which a test may change."""
+    git_config.write_text(USER)
+    monkeypatch.delenv("TENSORTAP_MODIFICATIONS", raising=False)
+    return git_config
 
 
 @pytest.fixture
@@ -68,18 +77,12 @@ def repo(tmp_path):
     return made
 
 
-@pytest.fixture
-def new_repo():
-    return Repo
+@pytest.fixture(scope="session")
+def run_python():
+    """Run code in a Python process of its own, from a file; returns what it prints."""
 
-
-@pytest.fixture
-def python(tmp_path):
-    """Run code in a Python of its own, from a file; what it prints."""
-
-    def run(code, *arguments, name="train.py", cwd=None, environ=None, check=True):
-        folder = Path(cwd or tmp_path)
-        script = folder / name
+    def run(folder, code, *arguments, name="train.py", environ=None, check=True):
+        script = Path(folder) / name
         if code is not None:
             script.parent.mkdir(parents=True, exist_ok=True)
             script.write_text(textwrap.dedent(code))
@@ -97,8 +100,16 @@ def python(tmp_path):
     return run
 
 
+@pytest.fixture
+def python(run_python, tmp_path):
+    """Run code in a Python process of its own, by default in `tmp_path`."""
+    return lambda code, *arguments, cwd=tmp_path, **options: run_python(
+        cwd, code, *arguments, **options
+    )
+
+
 def tree(folder):
-    """The files of a folder: name → (kind, content, executable)."""
+    """Return the files of a folder: name → (kind, content, executable)."""
     found = {}
     for file in sorted(Path(folder).rglob("*")):
         name = str(file.relative_to(folder))

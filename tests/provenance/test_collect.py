@@ -1,4 +1,4 @@
-"""Provenance in a run folder: written whole, kept when it changes, never in the way."""
+"""Provenance files are complete, versioned when they change, and never disturb training."""
 
 import json
 import os
@@ -6,35 +6,28 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from tensortap.provenance import Keeper, collect, packages, versions
-from tensortap.provenance.modifications import Finder
+from tensortap.provenance import Keeper, collect, modifications, packages, versions
 from tensortap.provenance.pace import Pace
 
-assert textwrap  # see walk_few
 FILES = {"runtime_info.json", "packages.json", "git_info.json"}
+NOT_EDITABLE = "from tensortap.provenance import packages; packages._origin = lambda *_: {}"
 
 
 @pytest.fixture(autouse=True)
 def not_editable(monkeypatch):
     """tensortap is editable here, and somebody may be editing it while the tests run."""
-    monkeypatch.setattr(packages, "_direct_url", lambda *_: {})
+    monkeypatch.setattr(packages, "_origin", lambda *_: {})
 
 
 @pytest.fixture(autouse=True)
 def few_modules(monkeypatch):
-    """What else the tests have imported would take a minute to go through, for each keeper."""
-    monkeypatch.setattr(Finder, "_walk", walk_few)
-
-
-def walk_few(finder):
-    for name in ("json", "textwrap"):
-        yield from finder._walk_module(name, vars(sys.modules[name]), set())
-
-
-NOT_EDITABLE = "from tensortap.provenance import packages; packages._direct_url = lambda *_: {}"
+    """Search only one module: the tests have imported many."""
+    modules = {"textwrap": textwrap}
+    monkeypatch.setattr(modifications, "sys", SimpleNamespace(modules=modules))
 
 
 def names(folder):
@@ -47,13 +40,13 @@ def read(folder, name):
 
 @pytest.fixture
 def run(repo):
-    """A run folder inside the repository, as init("experiments") makes it."""
+    """A run folder inside the repository, as init("experiments") creates it."""
     folder = repo.path / "experiments" / "20261115_181530"
     folder.mkdir(parents=True)
     return folder
 
 
-def test_a_clean_project(repo, run):
+def test_clean_project(repo, run):
     collect(run, start=repo.path, modifications=False)
     assert names(run) == FILES
     info = read(run, "git_info.json")
@@ -62,14 +55,14 @@ def test_a_clean_project(repo, run):
     assert info["runtime_modifications_checked"] is False
 
 
-def test_a_dirty_one(repo, run):
+def test_dirty_project(repo, run):
     repo.write("model.py", "changed\n")
     collect(run, start=repo.path, modifications=False)
     assert names(run) == FILES | {"project.patch"}
     assert "+changed" in (run / "project.patch").read_text()
 
 
-def test_nothing_new_writes_nothing(repo, run):
+def test_writes_nothing_if_nothing_changed(repo, run):
     repo.write("model.py", "changed\n")
     collect(run, start=repo.path, modifications=False)
     before = {name: (run / name).stat().st_mtime_ns for name in names(run)}
@@ -77,7 +70,7 @@ def test_nothing_new_writes_nothing(repo, run):
     assert {name: (run / name).stat().st_mtime_ns for name in names(run)} == before
 
 
-def test_changes_make_versions(repo, run, monkeypatch):
+def test_changes_create_versions(repo, run, monkeypatch):
     def again():
         collect(run, start=repo.path, modifications=False)
 
@@ -102,7 +95,7 @@ def test_changes_make_versions(repo, run, monkeypatch):
     assert versions.first_version(run, "git_info") == 1
 
 
-def test_there_is_an_end_to_versions(tmp_path, monkeypatch):
+def test_number_of_versions_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(versions, "KEPT", 3)
     for number in range(6):
         versions.write(tmp_path, "x", {"number": number}, pace=Pace(rest=0), keep=True)
@@ -111,7 +104,7 @@ def test_there_is_an_end_to_versions(tmp_path, monkeypatch):
     assert read(tmp_path, "x.1.json") == {"number": 0}
 
 
-def test_a_package_imported_later_is_no_new_version(python, tmp_path):
+def test_package_imported_later_creates_no_version(python, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     python(
@@ -129,24 +122,24 @@ def test_a_package_imported_later_is_no_new_version(python, tmp_path):
     assert "scipy" in read(run, "packages.json")["packages"]
 
 
-def test_a_folder_that_cannot_be_written_is_logged_once(tmp_path, caplog, monkeypatch):
+def test_logs_unwritable_folder_once(tmp_path, caplog, monkeypatch):
     monkeypatch.delenv("TENSORTAP_STRICT", raising=False)
     keeper = Keeper(tmp_path / "gone", start=tmp_path, interval=0.0)
     assert keeper.wait(30)
     keeper.update(force=True)
     assert keeper.wait(30)
     assert keeper.close()
-    told = [r.getMessage() for r in caplog.records if r.name == "tensortap"]
-    assert len(told) == len(set(told)) == 3
+    messages = [r.getMessage() for r in caplog.records if r.name == "tensortap"]
+    assert len(messages) == len(set(messages)) == 3
 
 
-def test_strict_raises(tmp_path, monkeypatch):
+def test_strict_mode_raises(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORTAP_STRICT", "1")
     with pytest.raises(OSError, match="gone"):
         collect(tmp_path / "gone", start=tmp_path)
 
 
-def test_a_keeper_follows_the_program(repo, run):
+def test_keeper_writes_changes(repo, run):
     keeper = Keeper(run, start=repo.path, interval=0.0)
     assert (run / "runtime_info.json").exists()  # before it returns
     assert keeper.wait(60)
@@ -161,7 +154,7 @@ def test_a_keeper_follows_the_program(repo, run):
     assert names(run) == FILES | {"git_info.1.json", "project.patch"}
     repo.write("model.py", "changed again\n")
     keeper.update()
-    assert keeper.close(60)  # what was asked for is done before it ends
+    assert keeper.close(60)  # after the requested check
     assert "+changed" in (run / "project.2.patch").read_text()  # the first had none
     assert "+changed again" in (run / "project.patch").read_text()
     keeper.update()
@@ -169,7 +162,8 @@ def test_a_keeper_follows_the_program(repo, run):
     assert keeper.close()
 
 
-def test_a_keeper_finds_patches_that_are_made_later(python, repo, tmp_path):
+@pytest.mark.slow
+def test_keeper_finds_patches_that_are_made_later(python, repo, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     python(
@@ -187,12 +181,12 @@ def test_a_keeper_finds_patches_that_are_made_later(python, repo, tmp_path):
         str(run),
         cwd=repo.path,
     )
-    own = "tensortap.provenance.packages._direct_url"  # found as well: this test's own
+    own = "tensortap.provenance.packages._origin"  # patched by this test
     assert set(read(run, "git_info.1.json")["runtime_modifications"]) == {own}
     assert set(read(run, "git_info.json")["runtime_modifications"]) == {own, "textwrap.fill"}
 
 
-def test_checks_keep_their_distance(repo, run):
+def test_checks_wait_for_the_interval(repo, run):
     keeper = Keeper(run, start=repo.path, interval=3600.0)
     deadline = time.monotonic() + 60
     while keeper.checks == 0 and time.monotonic() < deadline:
@@ -201,12 +195,12 @@ def test_checks_keep_their_distance(repo, run):
         keeper.update()
     time.sleep(0.3)
     assert keeper.checks == 1
-    assert keeper.wait(60)  # somebody waits: now
+    assert keeper.wait(60)  # checks at once
     assert keeper.checks == 2
     assert keeper.close()
 
 
-def test_asking_costs_the_caller_nothing(repo, run):
+def test_update_is_cheap(repo, run):
     keeper = Keeper(run, start=repo.path, interval=3600.0)
     keeper.update()
     best = min(_timed(keeper.update) for _ in range(20))
@@ -221,10 +215,10 @@ def _timed(work, times=200):
     return (time.perf_counter() - began) / times
 
 
-def test_after_a_fork_the_child_does_nothing(repo, run):
+def test_keeper_does_nothing_in_a_forked_child(repo, run):
     keeper = Keeper(run, start=repo.path, interval=0.0)
     assert keeper.wait(60)
-    with keeper._changed:  # a lock that some thread holds is held for ever in the child
+    with keeper._changed:  # a lock that another thread holds is never released in the child
         child = os.fork()
         if child == 0:
             keeper.update(force=True)
@@ -235,7 +229,7 @@ def test_after_a_fork_the_child_does_nothing(repo, run):
     assert keeper.close()
 
 
-def test_an_error_inside_does_not_end_the_keeper(repo, run, monkeypatch, caplog):
+def test_error_does_not_end_the_keeper(repo, run, monkeypatch, caplog):
     def broken(*args, **kwargs):
         raise RuntimeError("broken")
 
@@ -251,8 +245,7 @@ def test_an_error_inside_does_not_end_the_keeper(repo, run, monkeypatch, caplog)
     assert keeper.close()
 
 
-def test_no_reader_ever_sees_half_a_file(tmp_path):
-    """One writes versions, one reads: what is there can be read."""
+def test_readers_see_complete_files(tmp_path):
     done = threading.Event()
     seen = []
 
@@ -275,13 +268,14 @@ def test_no_reader_ever_sees_half_a_file(tmp_path):
     assert set(seen) == {100_000}
 
 
-def test_the_users_rule_for_secrets(repo, run, monkeypatch):
+def test_secrets_rule_of_the_user(repo, run, monkeypatch):
     monkeypatch.setenv("PROJECT_CODENAME", "bluebird")
-    collect(run, start=repo.path, modifications=False, secrets=["codename"])
+    monkeypatch.setenv("TENSORTAP_SECRETS", "codename")
+    collect(run, start=repo.path, modifications=False)
     assert read(run, "runtime_info.json")["environment_variables"]["PROJECT_CODENAME"] == "***"
 
 
-def test_no_secret_in_any_file(repo, run, monkeypatch):
+def test_no_file_contains_a_secret(repo, run, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "s3cr3tvalue")
     repo.git("remote", "add", "origin", "https://me:s3cr3tvalue@example.org/r.git")
     repo.write(".env", "HF_TOKEN=s3cr3tvalue\n")

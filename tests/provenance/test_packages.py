@@ -1,4 +1,4 @@
-"""packages.json: versions, places and origins."""
+"""packages.json: versions, locations and origins of packages."""
 
 import importlib.metadata
 import json
@@ -12,7 +12,7 @@ import pytest
 from tensortap.provenance.packages import packages_info
 
 
-def test_the_keys_and_the_versions():
+def test_keys_and_versions():
     info = packages_info()
     assert info.keys() == {"python_version", "platform", "all_packages", "packages"}
     assert info["python_version"] == platform.python_version()
@@ -21,7 +21,7 @@ def test_the_keys_and_the_versions():
     json.dumps(info)
 
 
-def test_what_is_imported_and_where_it_lies(python):
+def test_imported_packages_and_their_location(python):
     info = json.loads(
         python("""
             import json, numpy, typing_extensions, _pytest
@@ -43,7 +43,7 @@ def test_what_is_imported_and_where_it_lies(python):
 
 @pytest.fixture
 def installed(tmp_path):
-    """A folder of distributions, on the path of a Python of its own."""
+    """A folder of distributions on the path of a Python process."""
     folder = tmp_path / "site"
 
     def add(name, version="1.0", **files):
@@ -71,7 +71,7 @@ def installed(tmp_path):
     return add
 
 
-def test_where_what_is_on_no_index_came_from(installed, tmp_path):
+def test_origin_of_packages_that_are_on_no_index(installed, tmp_path):
     def url(**rest):
         return json.dumps(rest)
 
@@ -97,12 +97,12 @@ def test_where_what_is_on_no_index_came_from(installed, tmp_path):
     assert {"broken", "nothing"} <= installed.look()["all_packages"].keys()
 
 
-def test_the_first_on_the_path_counts(installed):
+def test_first_distribution_on_the_path_counts(installed):
     installed("numpy", "0.0.1")
     assert installed.look()["all_packages"]["numpy"] == "0.0.1"
 
 
-def test_distributions_without_metadata_are_passed_over(installed, tmp_path):
+def test_skips_distributions_without_metadata(installed, tmp_path):
     installed("fine")
     (tmp_path / "site" / "bad-1.0.dist-info").mkdir()
     (tmp_path / "site" / "ugly-1.0.dist-info").mkdir()

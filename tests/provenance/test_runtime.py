@@ -1,4 +1,4 @@
-"""runtime_info.json: what it says, and that looking changes nothing."""
+"""runtime_info.json, and that collecting it changes nothing."""
 
 import datetime
 import json
@@ -6,6 +6,8 @@ import os
 import shlex
 import subprocess
 import sys
+
+import pytest
 
 from tensortap.provenance.runtime import comparable, runtime_info
 
@@ -15,7 +17,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_the_keys():
+def test_keys():
     info = runtime_info()
     assert info.keys() == KEYS
     assert info["command"].keys() == {"executable", "argv", "full_command"}
@@ -30,7 +32,7 @@ SHOW = "import json; from tensortap.provenance.runtime import runtime_info as r;
 SHOW += "print(json.dumps(r()))"
 
 
-def test_the_command_can_be_pasted_into_a_shell(python, tmp_path):
+def test_command_can_be_pasted_into_a_shell(python, tmp_path):
     hard = ["a b", "it's", "$HOME", "*", "ü", "", "--x=1 2"]
     first = json.loads(python(SHOW, *hard))
     assert first["command"]["argv"][1:] == hard
@@ -42,7 +44,7 @@ def test_the_command_can_be_pasted_into_a_shell(python, tmp_path):
     assert json.loads(again.stdout)["command"] == first["command"]
 
 
-def test_options_of_python_and_modules_are_part_of_the_command(tmp_path):
+def test_command_includes_options_of_python(tmp_path):
     (tmp_path / "prog.py").write_text(SHOW)
     done = subprocess.run(
         [sys.executable, "-u", "-X", "dev", "-m", "prog", "--lr", "1"],
@@ -53,7 +55,7 @@ def test_options_of_python_and_modules_are_part_of_the_command(tmp_path):
     assert words[1:] == ["-u", "-X", "dev", "-m", "prog", "--lr", "1"]
 
 
-def test_secrets_are_not_in_it(python):
+def test_hides_secrets(python):
     environ = {"HF_TOKEN": "deadbeefcafe", "DATABASE_URL": "postgres://me:hunter22@db/x"}
     out = python(SHOW, "--api-key", "swordfish1", "--note=deadbeefcafe", environ=environ)
     for secret in ("deadbeefcafe", "hunter22", "swordfish1"):
@@ -61,12 +63,13 @@ def test_secrets_are_not_in_it(python):
     assert json.loads(out)["environment_variables"]["HF_TOKEN"] == "***"
 
 
-def test_bytes_that_are_no_text(python):
+def test_bytes_that_are_not_text(python):
     environ = {b"ODD".decode(): os.fsdecode(b"\xff\xfe")}
     json.loads(python(SHOW, os.fsdecode(b"\xff"), environ=environ)).keys()
 
 
-def test_looking_draws_no_number_and_initialises_nothing(python):
+@pytest.mark.slow
+def test_draws_no_number_and_initializes_nothing(python):
     out = python("""
         import json, random, sys
         import numpy, torch, jax
@@ -90,7 +93,7 @@ def test_looking_draws_no_number_and_initialises_nothing(python):
     assert one["random_state"] != three["random_state"]
 
 
-def test_nothing_is_imported(python):
+def test_imports_nothing(python):
     out = python("""
         import sys
         import tensortap.provenance
@@ -102,10 +105,10 @@ def test_nothing_is_imported(python):
     assert set(out.split()) <= {"numpy", "msgspec"}  # what `import tensortap` brings
 
 
-def test_a_half_imported_framework_is_no_hindrance(python):
+def test_half_imported_frameworks(python):
     out = python("""
         import sys, types
-        for name in ("torch", "jax", "numpy", "numpy.random", "jax._src.xla_bridge"):
+        for name in ("torch", "jax", "numpy", "numpy.random"):
             sys.modules[name] = types.ModuleType(name)
         from tensortap.provenance.runtime import device_names, seeds
         print(sorted(seeds()), len(device_names()))
@@ -113,17 +116,8 @@ def test_a_half_imported_framework_is_no_hindrance(python):
     assert out.split()[-1] == "1"
 
 
-def test_an_initialised_jax_is_asked_without_harm(python):
-    out = python("""
-        import jax, jax.numpy as jnp
-        jnp.ones(3)
-        from tensortap.provenance.runtime import device_names
-        print(len(device_names()))
-    """)
-    assert out.strip() == "1"  # the processor alone: JAX runs on it
-
-
-def test_the_launcher_is_known(python, tmp_path):
+@pytest.mark.slow
+def test_records_launcher(python, tmp_path):
     (tmp_path / "prog.py").write_text(SHOW)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--master-port=0",
@@ -137,7 +131,7 @@ def test_the_launcher_is_known(python, tmp_path):
     assert command["argv"] == ["prog.py", "--lr=1"]
 
 
-def test_clocks_and_states_make_no_new_version():
+def test_clocks_and_states_are_not_compared():
     info = runtime_info()
     assert "random_state" in info["seeds"]
     assert comparable(info).keys() == KEYS - {"timestamp"}

@@ -1,4 +1,4 @@
-"""Everything that is needed to run a program again, and the way back from it."""
+"""Everything that is needed to run a program again, and `reproduce`, which does so."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Write the provenance of this process into a run folder, and keep it up to date.
 
-``runtime_info.json``, ``packages.json``, ``git_info.json`` and, if there are uncommitted changes,
-``project.patch``; see `versions` for what becomes of older ones. Nothing here raises into
-training: what fails is logged once, the rest is written.
+The files are ``runtime_info.json``, ``packages.json``, ``git_info.json`` and, if there are
+uncommitted changes, ``project.patch``; `versions` describes what happens to older versions.
+Nothing raises into training: an error is logged once and the other files are written.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tensortap.provenance import versions
-from tensortap.provenance.git import collect_git, same
-from tensortap.provenance.gitcmd import TIMEOUT, Git
+from tensortap.provenance.git import collect_git
+from tensortap.provenance.gitcmd import Git
 from tensortap.provenance.modifications import Finder
 from tensortap.provenance.pace import Pace, Stopped
 from tensortap.provenance.packages import packages_info
-from tensortap.provenance.patch import UNTRACKED_LIMIT
 from tensortap.provenance.project import project_folder
 from tensortap.provenance.redact import Redactor
 from tensortap.provenance.runtime import comparable, runtime_info
@@ -30,196 +29,149 @@ from tensortap.provenance.runtime import comparable, runtime_info
 log = logging.getLogger("tensortap")
 
 INTERVAL = 5.0  # seconds between two checks, at least
-REST = 10  # and at least so many times as long as the last one took
+REST = 10  # and at least this many times as long as the last check took
 
 
 def collect(
-    folder: Path | str,
-    *,
-    start: Path | None = None,
-    modifications: bool = True,
-    secrets: Iterable[str] = (),
-    limit: int = UNTRACKED_LIMIT,
-    timeout: float = TIMEOUT,
+    folder: Path | str, *, start: Path | None = None, modifications: bool | None = None
 ) -> None:
     """Write everything now, and return when it is done.
 
-    ``start`` is a folder of the project (else that of the main script, else the working
-    directory), ``secrets`` are regular expressions that widen the rule of `redact`, ``limit`` is
-    how many bytes of untracked files the patch may have::
+    `start` is a folder of the project (default: that of the main script, or the working
+    directory). `modifications` says whether to search for monkey patches; by default that is
+    done unless TENSORTAP_MODIFICATIONS is 0::
 
         collect("experiments/20261115_181530")
     """
-    collector = Collector(
-        Path(folder), Pace(rest=0), start=start, secrets=secrets, limit=limit, timeout=timeout
-    )
-    collector.runtime()
-    collector.rest(modifications=modifications)
+    collector = Collector(Path(folder), Pace(rest=0), start, modifications)
+    collector.write_runtime()
+    collector.write_rest()
 
 
 class Collector:
     """Looks at the process and writes what has changed since the last look."""
 
     def __init__(
-        self,
-        folder: Path,
-        pace: Pace,
-        *,
-        start: Path | None,
-        secrets: Iterable[str],
-        limit: int,
-        timeout: float,
+        self, folder: Path, pace: Pace, start: Path | None, modifications: bool | None = None
     ) -> None:
         self._folder = folder
         self._pace = pace
-        self._secrets = tuple(secrets)
-        self._limit = limit
-        self._timeout = timeout
-        self._start = start
+        self._start = start or project_folder()
+        if modifications is None:
+            modifications = os.environ.get("TENSORTAP_MODIFICATIONS", "") != "0"
+        self._modifications = modifications
         self._finder: Finder | None = None
         self._logged: set[str] = set()
-        self.over = False  # nothing is to be written any more
         self._strict = os.environ.get("TENSORTAP_STRICT", "") not in ("", "0")
 
-    def runtime(self) -> None:
-        """runtime_info.json; a few milliseconds."""
+    def write_runtime(self) -> None:
+        """Write runtime_info.json, which takes a few milliseconds."""
         self._guard("runtime_info.json", self._runtime)
 
-    def rest(self, *, modifications: bool) -> None:
-        """packages.json, git_info.json and the patch, then the modifications."""
-        packages: dict[str, Any] = {}
+    def write_rest(self) -> None:
+        """Write packages.json, git_info.json and the patches."""
+        self._guard("packages.json", self._packages)
+        self._guard("git_info.json", self._git)
 
-        def keep_packages() -> None:
-            packages.update(self._packages())
-
-        self._guard("packages.json", keep_packages)
-        self._guard("git_info.json", lambda: self._git(packages.get("packages", {}), modifications))
-
-    def _guard(self, what: str, work: Callable[[], None]) -> None:
-        if self.over:
-            return
+    def _guard(self, name: str, write: Callable[[], None]) -> None:
         try:
-            work()
+            self._pace.check()
+            write()
         except Stopped:
             return
         except Exception as error:
             if self._strict:
                 raise
-            if what not in self._logged:
-                self._logged.add(what)
-                log.warning("%s could not be written to %s: %s", what, self._folder, error)
-
-    def _redactor(self) -> Redactor:
-        return Redactor(self._secrets)
+            if name not in self._logged:
+                self._logged.add(name)
+                log.warning("cannot write %s to %s: %s", name, self._folder, error)
 
     def _runtime(self) -> None:
-        info = runtime_info(self._redactor())
+        info = runtime_info(Redactor())
         before = versions.current(self._folder, "runtime_info")
-        if before is not None and _comparable(before) == comparable(info):
-            return
-        versions.write(self._folder, "runtime_info", info, pace=self._pace, keep=before is not None)
+        if before is None or comparable(before) != comparable(info):
+            versions.write(
+                self._folder, "runtime_info", info, pace=self._pace, keep=before is not None
+            )
 
-    def _packages(self) -> dict[str, Any]:
-        info = packages_info(pace=self._pace, redactor=self._redactor())
+    def _packages(self) -> None:
+        info = packages_info(pace=self._pace, redactor=Redactor())
         before = versions.current(self._folder, "packages")
         if before != info:
-            # a package that has been imported meanwhile is more to tell, not another state
-            more = before is not None and _only_more(before, info)
-            keep = before is not None and not more
+            # a package that was imported in the meantime is no new version
+            keep = before is not None and not _only_adds(before, info)
             versions.write(self._folder, "packages", info, pace=self._pace, keep=keep)
-        return info
 
-    def _git(self, packages: dict[str, dict[str, Any]], modifications: bool) -> None:
+    def _git(self) -> None:
         before = versions.current(self._folder, "git_info")
+        packages = versions.current(self._folder, "packages") or {}
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".provenance-") as scratch:
             found = collect_git(
                 Path(scratch),
                 start=self._start,
-                packages=packages,
+                packages=packages.get("packages"),
                 skip=(self._folder,),
-                limit=self._limit,
-                timeout=self._timeout,
-                redactor=self._redactor(),
+                redactor=Redactor(),
                 pace=self._pace,
             )
             self._pace.resume()
-            info = found.info
-            if before is None and modifications:
-                # What git says is written before the long look at all modules.
-                self._write_git({**info, **_NOT_LOOKED}, found.patches, None)
-                self._look(info)
-                if not self.over:
-                    versions.write(self._folder, "git_info", info, pace=self._pace, keep=False)
-                return
-            if modifications:
-                self._look(info)
-            else:
-                info.update(_NOT_LOOKED)
-            if self.over:
-                return
-            if before is None or not same(before, info):
-                self._write_git(info, found.patches, before)
+            info, patches = found.info, found.patches
+            info |= {"runtime_modifications": {}, "runtime_modifications_checked": False}
+            if self._modifications:
+                if before is None:  # the search takes long; until it ends, this is what is known
+                    self._write_git(info, patches, None)
+                    patches = {}
+                info["runtime_modifications"] = self._find_modifications()
+                info["runtime_modifications_checked"] = True
+            self._pace.check()
+            if before != info:
+                self._write_git(info, patches, before)
 
-    def _look(self, info: dict[str, Any]) -> None:
+    def _find_modifications(self) -> dict[str, Any]:
         if self._finder is None:
-            start = self._start or project_folder()
-            top = Git(start, timeout=self._timeout).ask("rev-parse", "--show-toplevel")
-            self._finder = Finder(Path(top or start), pace=self._pace)
-        found = self._finder.find()
-        info["runtime_modifications"] = {where: m.as_json() for where, m in found.items()}
-        info["runtime_modifications_checked"] = not self._finder.problem
-        if self._finder.problem:
-            info["runtime_modifications_problem"] = self._finder.problem
+            top = Git(self._start).ask("rev-parse", "--show-toplevel")
+            self._finder = Finder(Path(top or self._start), pace=self._pace)
+        return {where: found.as_json() for where, found in self._finder.find().items()}
 
     def _write_git(
         self, info: dict[str, Any], patches: dict[str, Path], before: dict[str, Any] | None
     ) -> None:
-        """The old version is kept first, then the patches come, then what speaks of them."""
-        old = tuple(_patches_of(before)) if before is not None else ()
+        """Archive the old version, move the patches, then write the file that refers to them."""
+        old = tuple(_patches_of(before or {}))
         if before is not None:
             versions.archive(self._folder, "git_info", old)
         for name, file in patches.items():
-            versions.put(file, self._folder / name)
+            os.replace(file, self._folder / name)
         versions.write(self._folder, "git_info", info, pace=self._pace, keep=False)
         for name in old:
             if name not in patches:
                 (self._folder / name).unlink(missing_ok=True)
 
 
-_NOT_LOOKED = {"runtime_modifications": {}, "runtime_modifications_checked": False}
+def _only_adds(before: dict[str, Any], info: dict[str, Any]) -> bool:
+    """Return whether a packages.json differs only in packages that were imported since."""
+    packages = info["packages"]
+    return {**before, "packages": packages} == info and all(
+        packages.get(name) == described for name, described in before["packages"].items()
+    )
 
 
-def _comparable(info: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        return comparable(info)
-    except (KeyError, AttributeError):
-        return None  # not one of ours
-
-
-def _only_more(before: dict[str, Any], info: dict[str, Any]) -> bool:
-    """Whether a packages.json differs only in what has been imported since."""
-    if any(before.get(key) != info[key] for key in info if key != "packages"):
-        return False
-    now = info["packages"]
-    return all(now.get(name) == told for name, told in (before.get("packages") or {}).items())
-
-
-def _patches_of(info: dict[str, Any]) -> Iterable[str]:
-    """The patch files that a git_info.json speaks of."""
+def _patches_of(info: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of the patch files that a git_info.json refers to."""
     project = info.get("project_git_info") or {}
     others = (project.get("submodules") or {}, info.get("packages_git_info") or {})
     for one in (project, *(entry for group in others for entry in group.values())):
-        told = one.get("git_diff") or ""
-        if told.startswith("See "):
-            yield told[4:]
+        diff = one.get("git_diff") or ""
+        if diff.startswith("See "):
+            yield diff[4:]
 
 
 class Keeper:
-    """Provenance that follows the program: a new version when something has changed.
+    """Provenance that follows the program: it writes a new version when something has changed.
 
-    Making one writes ``runtime_info.json``, and the rest in the background. ``update()`` asks for
-    a check, which costs the caller next to nothing: it happens in the background, no more often
-    than every few seconds, and writes nothing if all is as it was::
+    Creating one writes ``runtime_info.json``; a background thread writes the rest. ``update()``
+    requests a check and returns at once. Checks run in the background, no more often than every
+    few seconds, and write nothing if nothing has changed::
 
         keeper = Keeper(folder)  # on rank 0
         keeper.update()  # after a dump
@@ -227,53 +179,43 @@ class Keeper:
     """
 
     def __init__(
-        self,
-        folder: Path | str,
-        *,
-        interval: float = INTERVAL,
-        start: Path | None = None,
-        secrets: Iterable[str] = (),
-        limit: int = UNTRACKED_LIMIT,
-        timeout: float = TIMEOUT,
+        self, folder: Path | str, *, interval: float = INTERVAL, start: Path | None = None
     ) -> None:
-        self._pace = Pace()
-        self._collector = Collector(
-            Path(folder), self._pace, start=start, secrets=secrets, limit=limit, timeout=timeout
-        )
+        self._pace = Pace(rest=0)
+        self._collector = Collector(Path(folder), self._pace, start)
         self._interval = interval
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._wanted = True
-        self._now = True  # without waiting for the interval
+        self._requested = True
+        self._urgent = True  # do not wait for the interval
         self._busy = False
         self._closed = False
         self.checks = 0
-        rest, self._pace.rest = self._pace.rest, 0.0
-        self._collector.runtime()
-        self._pace.rest = rest
+        self._collector.write_runtime()
+        self._pace.rest = Pace().rest
         self._thread = threading.Thread(target=self._run, name="tensortap-provenance", daemon=True)
         self._thread.start()
 
     def update(self, force: bool = False) -> None:
-        """Ask for a check; ``force`` does not wait for the interval to pass. Returns at once."""
-        if (self._wanted and not force) or self._closed or os.getpid() != self._pid:
+        """Request a check, with `force` without waiting for the interval; return at once."""
+        if (self._requested and not force) or self._closed or os.getpid() != self._pid:
             return
         with self._changed:
-            self._wanted = True
-            self._now = self._now or force
+            self._requested = True
+            self._urgent = self._urgent or force
             self._changed.notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all that was asked for has been checked; whether it was, in time."""
+        """Wait for the requested checks; return False if they take longer than `timeout`."""
         if os.getpid() != self._pid:
             return True
         with self._changed:
-            self._now = self._now or self._wanted
+            self._urgent = self._urgent or self._requested
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not (self._wanted or self._busy), timeout)
+            return self._changed.wait_for(lambda: not (self._requested or self._busy), timeout)
 
     def close(self, timeout: float = 3.0) -> bool:
-        """Finish what was asked for, at full speed, and stop; whether it was done in time."""
+        """Finish the requested checks at full speed and stop; return False if it took too long."""
         if os.getpid() != self._pid:
             return True
         with self._changed:
@@ -281,31 +223,28 @@ class Keeper:
             self._pace.rest = 0.0
             self._changed.notify_all()
         self._thread.join(timeout)
-        # a look that is not done by then is not waited for; what was written says so
-        self._collector.over = self._pace.stopped = True
+        self._pace.stopped = True  # a check that is still running ends without writing
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         due = 0.0
-        first = True
         while True:
             with self._changed:
-                while not (self._wanted or self._closed):
+                while not (self._requested or self._closed):
                     self._changed.wait()
-                while not (self._now or self._closed) and (left := due - time.monotonic()) > 0:
+                while not (self._urgent or self._closed) and (left := due - time.monotonic()) > 0:
                     self._changed.wait(left)
-                if not self._wanted:
+                if not self._requested:
                     return
-                self._wanted = self._now = False
+                self._requested = self._urgent = False
                 self._busy = True
             began = time.monotonic()
             try:
-                if not first:  # the first was written by whoever made the keeper
-                    self._collector.runtime()
-                self._collector.rest(modifications=True)
+                if self.checks:  # the constructor has already written the first one
+                    self._collector.write_runtime()
+                self._collector.write_rest()
             except Exception:
                 log.exception("provenance")  # only with TENSORTAP_STRICT
-            first = False
             took = time.monotonic() - began
             due = time.monotonic() + max(self._interval, REST * took)
             with self._changed:

@@ -1,13 +1,12 @@
 """git_info.json: which commit ran, with which changes, and where it can be fetched from.
 
-``project_git_info`` always has the same keys; where there is no repository they are empty and
+``project_git_info`` always has the same keys. Where there is no repository they are empty, and
 ``status`` says why: "clean", "dirty", "bare", "not a repository" or "unknown" (with ``error``).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -23,15 +22,20 @@ from tensortap.provenance.redact import Redactor, looks_secret
 
 LOG_ENTRIES = 50
 PATCH = "project.patch"
-LOOKED_AT = 4 << 20  # bytes of added lines in which credentials are looked for
+SEARCHED = 4 << 20  # bytes of added lines that are searched for credentials
 LONGEST_LINE = 4096
+
+_SHORT = (
+    "commit_id", "branch", "status", "remote", "repository", "git_dir", "git_diff",
+    "patch_sha256", "error", "warnings",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
 class GitInfo:
-    """What goes into git_info.json, and the patch files that it speaks of."""
+    """The content of git_info.json, and the patch files that it refers to."""
 
-    info: dict[str, Any]
+    info: dict[str, Any] = field(default_factory=dict)
     patches: dict[str, Path] = field(default_factory=dict)  # name in the run folder → file
 
 
@@ -40,62 +44,43 @@ def collect_git(
     *,
     start: Path | None = None,
     packages: dict[str, dict[str, Any]] | None = None,
-    skip: tuple[Path, ...] = (),
-    limit: int = UNTRACKED_LIMIT,
-    timeout: float = TIMEOUT,
-    redactor: Redactor | None = None,
-    pace: Pace | None = None,
+    **options: Any,
 ) -> GitInfo:
-    """git_info.json without the runtime modifications; patches are written into ``scratch``.
+    """Return git_info.json without the runtime modifications; write patches into `scratch`.
 
-    ``start`` is a folder of the project (else that of the main script), ``packages`` is the
-    "packages" of packages.json, ``skip`` are folders whose files belong into no patch.
+    `start` is a folder of the project (default: that of the main script), `packages` is the
+    "packages" of packages.json. `options` are those of `repository_info`.
     """
-    redactor = redactor or Redactor()
-    found = GitInfo({})
+    found = GitInfo()
 
-    def look(folder: Path, patch: str) -> dict[str, Any]:
-        info = repository_info(
-            folder, scratch / patch, skip=skip, limit=limit, timeout=timeout, redactor=redactor,
-            pace=pace,
-        )  # fmt: skip
+    def describe(folder: Path, patch: str) -> dict[str, Any]:
+        info = repository_info(folder, scratch / patch, **options)
         if info["git_diff"]:
             found.patches[patch] = scratch / patch
         return info
 
-    project = look(start or project_folder(), PATCH)
-    for path, commit in _submodules(project, timeout):
-        info = look(Path(project["repository"]) / path, f"submodule.{_slug(path)}.patch")
-        project.setdefault("submodules", {})[path] = {
-            "committed_id": commit,
-            **{key: info[key] for key in _SHORT if key in info},
-        }
+    project = describe(start or project_folder(), PATCH)
+    for path, commit in _submodules(project):
+        info = describe(Path(project["repository"]) / path, f"submodule.{_slug(path)}.patch")
+        short = {key: info[key] for key in _SHORT if key in info}
+        project.setdefault("submodules", {})[path] = {"committed_id": commit, **short}
         if info["status"] == "dirty":
             project["status"] = "dirty"
-    found.info["project_git_info"] = project
-    found.info["packages_git_info"] = editable = {}
+    editable: dict[str, Any] = {}
     for name, package in sorted((packages or {}).items()):
         location = package.get("source") if package.get("editable") else None
         if not location or not os.path.isdir(location):
             continue
-        top = Git(Path(location), timeout=timeout).ask("rev-parse", "--show-toplevel")
-        if not top:
-            continue
-        if top == project["repository"]:
-            editable[name] = {
-                "location": location, "same_as": "project",
-                **{key: project[key] for key in ("commit_id", "branch", "status")},
-            }  # fmt: skip
-            continue
-        info = look(Path(location), f"package.{_slug(name)}.patch")
-        editable[name] = {"location": location, **{k: info[k] for k in _SHORT if k in info}}
+        top = Git(Path(location)).ask("rev-parse", "--show-toplevel")
+        if top and top == project["repository"]:
+            short = {key: project[key] for key in ("commit_id", "branch", "status")}
+            editable[name] = {"location": location, "same_as": "project", **short}
+        elif top:
+            info = describe(Path(location), f"package.{_slug(name)}.patch")
+            short = {key: info[key] for key in _SHORT if key in info}
+            editable[name] = {"location": location, **short}
+    found.info = {"project_git_info": project, "packages_git_info": editable}
     return found
-
-
-_SHORT = (
-    "commit_id", "branch", "status", "remote", "repository", "git_dir", "git_diff",
-    "patch_sha256", "error", "warnings",
-)  # fmt: skip
 
 
 def repository_info(
@@ -108,9 +93,10 @@ def repository_info(
     redactor: Redactor | None = None,
     pace: Pace | None = None,
 ) -> dict[str, Any]:
-    """All about the repository that a folder lies in; its changes go into ``patch``.
+    """Describe the repository of a folder; write its changes, if there are any, into `patch`.
 
-    There is a file only where there are changes.
+    `skip` are folders whose files do not belong into the patch, `limit` is the size of all
+    untracked files in it.
     """
     redactor = redactor or Redactor()
     info: dict[str, Any] = {
@@ -121,52 +107,46 @@ def repository_info(
     try:
         common = git.text("rev-parse", "--git-common-dir")
         info["git_dir"] = str((folder / common).resolve())
-        inside = git.text("rev-parse", "--is-inside-work-tree") == "true"
+        has_work_tree = git.text("rev-parse", "--is-inside-work-tree") == "true"
     except GitFailed as error:
-        refused = "not a git repository" not in str(error)
-        info["status"] = "unknown" if refused else "not a repository"
-        info["error"] = redactor.text(str(error)) if refused else f"no git repository at {folder}"
-        return info
+        if "not a git repository" in str(error):
+            return {**info, "status": "not a repository", "error": f"no git repository at {folder}"}
+        return {**info, "error": redactor.text(str(error))}
     info["commit_id"] = git.ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-    # without a symbolic name the head is detached
-    info["branch"] = git.ask("symbolic-ref", "--short", "--quiet", "HEAD") or "(detached)"
-    info["remote"] = redactor.text(_remote(git))
+    branch = git.ask("symbolic-ref", "--short", "--quiet", "HEAD")
+    info["branch"] = branch or "(detached)"
+    info["remote"] = redactor.text(_remote(git, branch))
     if info["commit_id"]:
         info["git_log"] = _log(git, redactor)
     info["log_entries_count"] = len(info["git_log"])
-    if not inside:
-        info["status"] = "bare"
-        return info
+    if not has_work_tree:
+        return {**info, "status": "bare"}
     try:
         info["repository"] = git.text("rev-parse", "--show-toplevel")
-        _changes(info, patch, skip, limit, timeout, pace or Pace(rest=0))
+        git = Git(Path(info["repository"]), timeout=timeout)
+        info |= _changes(git, info["commit_id"], patch, skip, limit)
+        if info["git_diff"] and _adds_secret(patch, pace or Pace(rest=0)):
+            info["warnings"] = [f"{patch.name} contains something that looks like a credential"]
     except (GitFailed, OSError) as error:
         patch.unlink(missing_ok=True)
-        info["error"] = f"the changes could not be kept: {redactor.text(str(error))}"
+        info["error"] = f"the changes could not be saved: {redactor.text(str(error))}"
     return info
 
 
 def _changes(
-    info: dict[str, Any],
-    patch: Path,
-    skip: tuple[Path, ...],
-    limit: int,
-    timeout: float,
-    pace: Pace,
-) -> None:
-    git = Git(Path(info["repository"]), timeout=timeout)
+    git: Git, commit: str, patch: Path, skip: tuple[Path, ...], limit: int
+) -> dict[str, Any]:
     # before the first commit everything is a change to the empty tree
-    base = info["commit_id"] or git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
+    base = commit or git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
     untracked = write_patch(git, base, patch, limit=limit, skip=skip)
+    info: dict[str, Any] = {"git_diff": ""}
     if patch.stat().st_size:
         info["git_diff"] = f"See {patch.name}"
-        info["patch_sha256"] = _digest(patch)
-        if _adds_secret(patch, pace):
-            info["warnings"] = [f"{patch.name} holds something that looks like a credential"]
+        with patch.open("rb") as data:
+            info["patch_sha256"] = hashlib.file_digest(data, "sha256").hexdigest()
     else:
         patch.unlink()
-    dirty = info["git_diff"] or untracked.left_out_count
-    info["status"] = "dirty" if dirty else "clean"
+    info["status"] = "dirty" if info["git_diff"] or untracked.left_out_count else "clean"
     info["untracked"] = {
         "included": len(untracked.included),
         "limit": format_size(limit),
@@ -174,21 +154,14 @@ def _changes(
         "left_out_count": untracked.left_out_count,
         "files_of_runs_left_out": untracked.in_runs > 0,
     }
-
-
-def _digest(patch: Path) -> str:
-    digest = hashlib.sha256()
-    with patch.open("rb") as data:
-        while piece := data.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    return info
 
 
 def _adds_secret(patch: Path, pace: Pace) -> bool:
-    """Whether a patch adds a line with what looks like a credential."""
-    pace.resume()  # git has just been waited for
+    """Return whether a patch adds a line with something that looks like a credential."""
+    pace.resume()  # git was waited for
     binary = False
-    seen = 0
+    searched = 0
     with patch.open("rb") as lines:
         for line in lines:
             pace()
@@ -199,8 +172,8 @@ def _adds_secret(patch: Path, pace: Pace) -> bool:
             elif not binary and line.startswith(b"+"):
                 if looks_secret(line[:LONGEST_LINE]):
                     return True
-                seen += len(line)
-                if seen > LOOKED_AT:
+                searched += len(line)
+                if searched > SEARCHED:
                     return False
     return False
 
@@ -215,18 +188,15 @@ def _log(git: Git, redactor: Redactor) -> list[dict[str, str]]:
         return []
     entries = []
     for line in out.decode("utf-8", "replace").split("\0"):
-        commit, _, rest = line.strip("\n").partition("\x1f")
-        author, _, rest = rest.partition("\x1f")
-        date, _, message = rest.partition("\x1f")
-        if commit:
-            message = redactor.text(message)
-            entries.append({"commit": commit, "author": author, "date": date, "message": message})
+        if line.strip("\n"):
+            fields = line.strip("\n").split("\x1f", 3)
+            entry = dict(zip(("commit", "author", "date", "message"), fields, strict=True))
+            entries.append({**entry, "message": redactor.text(entry["message"])})
     return entries
 
 
-def _remote(git: Git) -> str:
-    """Where the branch is pushed to, else origin, else any remote."""
-    branch = git.ask("symbolic-ref", "--short", "--quiet", "HEAD")
+def _remote(git: Git, branch: str) -> str:
+    """Return the URL of the branch's remote, or that of origin, or of any remote."""
     of_branch = git.ask("config", "--get", f"branch.{branch}.remote") if branch else ""
     for name in (of_branch, "origin", *git.ask("remote").splitlines()):
         if name and name != ".":
@@ -236,16 +206,13 @@ def _remote(git: Git) -> str:
     return ""
 
 
-def _submodules(info: dict[str, Any], timeout: float) -> list[tuple[str, str]]:
-    """The checked out submodules, with the commit that the project wants of each."""
-    if not info["repository"] or not info["commit_id"]:
+def _submodules(project: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the paths of the checked out submodules, with the commit that the project records."""
+    top = Path(project["repository"])
+    if not project["commit_id"] or not project["repository"] or not (top / ".gitmodules").exists():
         return []
-    top = Path(info["repository"])
-    if not (top / ".gitmodules").exists():
-        return []
-    git = Git(top, timeout=timeout)
     try:
-        staged = git.run("ls-files", "--stage", "-z").split(b"\0")
+        staged = Git(top).run("ls-files", "--stage", "-z").split(b"\0")
     except GitFailed:
         return []
     found = []
@@ -258,13 +225,8 @@ def _submodules(info: dict[str, Any], timeout: float) -> list[tuple[str, str]]:
 
 
 def _slug(path: str) -> str:
-    """A path as part of a file name; two paths never give the same."""
+    """Return a path as part of a file name; two paths never give the same."""
     plain = re.sub(r"[^\w.-]", "_", path, flags=re.ASCII)
     if plain == path:
         return plain
     return f"{plain}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two git_info.json say the same."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -1,17 +1,17 @@
-"""Asking git without leaving a trace: no lock, no hook, no prompt, no foreign program."""
+"""Run git without side effects: no lock, no hook, no prompt, no external program."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-TIMEOUT = 30.0  # seconds a command may take; a network file system can be slow
+TIMEOUT = 30.0  # seconds for a command; a network file system can be slow
 
-# Where git looks is ours to say, not that of a hook or a rebase that started the program.
+# a hook or a rebase that started the program must not redirect git to another repository
 _NOT_INHERITED = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR",
     "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_GRAFT_FILE",
@@ -27,7 +27,7 @@ _SETTINGS = {
     "core.untrackedCache": "false",
     "core.safecrlf": "false",
     "core.pager": "cat",
-    "diff.autoRefreshIndex": "false",  # it would write the index, optional locks or not
+    "diff.autoRefreshIndex": "false",  # it would write the index even without optional locks
     "diff.suppressBlankEmpty": "false",
     "diff.orderFile": os.devnull,
     "log.showSignature": "false",
@@ -39,7 +39,7 @@ _SETTINGS = {
 
 
 class GitFailed(Exception):
-    """git is missing, took too long, or said no."""
+    """git is not installed, took too long, or reported an error."""
 
 
 class Git:
@@ -59,17 +59,14 @@ class Git:
         environ: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         stdout: IO[bytes] | None = None,
-        timeout: float | None = None,
-        okay: Sequence[int] = (0,),
     ) -> bytes:
-        """What a command writes; `GitFailed` with what it complained about."""
+        """Return the output of a command; raise GitFailed with its error message."""
         program = shutil.which("git")
         if program is None:
             raise GitFailed("git is not installed")
         command = [program, "--no-pager", "--no-optional-locks", "--literal-pathspecs"]
         for name, value in _SETTINGS.items():
             command += ["-c", f"{name}={value}"]
-        timeout = self.timeout if timeout is None else timeout
         try:
             done = subprocess.run(
                 [*command, *arguments],
@@ -78,30 +75,33 @@ class Git:
                 input=stdin,
                 stdout=stdout if stdout is not None else subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                timeout=timeout,
+                timeout=self.timeout,
                 check=False,
                 start_new_session=True,  # Ctrl-C is for the training program
             )
         except subprocess.TimeoutExpired:
-            raise GitFailed(f"git {arguments[0]} took longer than {timeout:g} s") from None
+            raise GitFailed(f"git {arguments[0]} took longer than {self.timeout:g} s") from None
         except OSError as error:
-            raise GitFailed(f"git could not be run: {error}") from error
-        if done.returncode not in okay:
-            said = done.stderr.decode("utf-8", "replace").strip() or f"status {done.returncode}"
-            raise GitFailed(f"git {arguments[0]}: {said}")
+            raise GitFailed(f"git cannot be run: {error}") from error
+        if done.returncode:
+            message = done.stderr.decode("utf-8", "replace").strip()
+            raise GitFailed(f"git {arguments[0]}: {message or f'status {done.returncode}'}")
         return done.stdout or b""
 
-    def text(self, *arguments: str, timeout: float | None = None) -> str:
-        """What a command writes, without the last newline."""
-        out = self.run(*arguments, timeout=timeout).decode("utf-8", "surrogateescape")
-        return out[:-1] if out.endswith("\n") else out
+    def text(self, *arguments: str) -> str:
+        """Return the output of a command without the last newline."""
+        return self.run(*arguments).decode("utf-8", "surrogateescape").removesuffix("\n")
 
     def ask(self, *arguments: str) -> str:
-        """What a command writes, or "" where git has no answer."""
+        """Return the output of a command, or "" if it fails."""
         try:
             return self.text(*arguments)
         except GitFailed:
             return ""
+
+    def has_commit(self, commit: str) -> bool:
+        """Return whether the repository has a commit."""
+        return bool(self.ask("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"))
 
 
 def _environ() -> dict[str, str]:

@@ -1,546 +1,281 @@
-"""Functions, methods and classes that were replaced after import, and by what.
+"""Functions, methods and classes of installed packages that other code has replaced.
 
-Nothing is watched: the modules are walked as they are, so a patch is found whenever it was made.
-What a module or class holds under a name is compared with what its source says:
+The finder looks at the modules as they are now, so it also finds a patch that was made before
+tensortap was imported. It reads plain dictionaries only: nothing is imported and no lazy attribute
+is triggered. Code belongs to the package that its file was installed with, or to the project.
 
-1. *Walk* all loaded modules and the classes in them, through their plain dictionaries: nothing is
-   imported, no lazy attribute wakes up. A function whose code lies in the file of its holder and
-   bears the right name is what the source made, and that is nearly all of them.
-2. *Ask the source* of the holder, for the rest, in a process of its own (`sources`): is the name
-   bound there by a ``def``, a decorated ``def``, an assignment, an import, or not at all?
-3. *Judge*. Code of the project in the place of a package's is always a modification. Between
-   packages, and inside the project, it is one where the source has a plain ``def`` that is no
-   longer there. What packages do to the standard library is their own business (torch replaces
-   ``inspect.getfile`` on import), and so is what they generate for themselves.
+* Code of the project in a package or in the standard library is always a modification.
+* Code of one package in another is a modification where the source of the latter has a plain
+  ``def`` or ``class`` of that name; otherwise it is an import, a decorator, or generated.
 
-The walk runs in slices of less than a millisecond (`pace`).
+Not reported: replacements within the project or within one package, and what packages do to the
+standard library (torch replaces ``inspect.getfile`` when it is imported).
 """
 
 from __future__ import annotations
 
+import collections
 import functools
-import json
-import os
 import re
-import subprocess
 import sys
+import tokenize
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-from tensortap.provenance import sources
 from tensortap.provenance.pace import Pace
 from tensortap.provenance.project import PROJECT, PYTHON, Owners, project_folder
 
-# Straight from the type: subclasses may run code on attribute access, lazy modules do.
-_module_dict: Callable[[types.ModuleType], dict[str, Any]]
-_module_dict = vars(types.ModuleType)["__dict__"].__get__
-_class_dict: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
-_class_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
-_class_module: Callable[[type], Any] = type.__dict__["__module__"].__get__
-_class_qualname: Callable[[type], str] = type.__dict__["__qualname__"].__get__
-
-# Places that Python offers for replacement.
-_HOOKS = frozenset(
+_HOOKS = frozenset(  # attributes that Python offers for replacement
     """sys.excepthook sys.displayhook sys.unraisablehook sys.breakpointhook threading.excepthook
     warnings.showwarning warnings.formatwarning warnings._showwarnmsg warnings._showwarnmsg_impl
     builtins._ builtins.display builtins.get_ipython builtins.exit builtins.quit
     logging._warnings_showwarning linecache.getlines linecache.checkcache pdb.set_trace""".split()
 )
-_OWN = "tensortap"
-_Item = TypeVar("_Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A value that is not what one would expect under its name."""
-
-    file: str  # of the holder; "" without source
-    scope: str  # qualified name of the class, "" for a module
-    name: str
-    where: str  # "torch.nn.modules.linear.Linear.forward"
-    holder: str  # whom the holder belongs to
-    origin: str  # whom the value belongs to
-    by: str  # "__main__.new_forward"
-    module: str
-    code_file: str
-    code_line: int
-    swapped: bool  # the function is the old one, its code is not
-    inherited: str  # the base class that has the name too, "" if none
-    callable_only: bool  # not a function or class, but an object that can be called
-    plain_type: bool  # a class whose metaclass is type
 
 
 @dataclass(frozen=True, slots=True)
 class Modification:
-    """A function, method or class that was replaced.
+    """The code that stands in for a function, method or class of a package.
 
-    ``kind`` is "replaced", "code" (the function is the old one, its ``__code__`` is not),
-    "overrides" (a base class has it) or "added" (the project put it into a package).
+    `kind` is "replaced", "code" (the function is the original, its ``__code__`` is not),
+    "overrides" (a base class has the original) or "added" (there was no original).
     """
 
-    where: str
     kind: str
-    by: str
+    by: str  # "__main__.new_forward"
     module: str
-    file: str
-    line: int
-    original: str
+    file: str | None
+    line: int | None
+    original: str | None  # "file:line" of the definition, or the method of the base class
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but its name, which is the key that it is stored under."""
-        return {
-            "kind": self.kind,
-            "by": self.by,
-            "module": self.module,
-            "file": self.file or None,
-            "line": self.line or None,
-            "original": self.original or None,
-        }
+        """Return the fields as they are stored."""
+        return asdict(self)
 
 
-def find(root: Path | None = None, *, pace: Pace | None = None) -> dict[str, Modification]:
-    """All modifications there are now, by qualified name; for somebody who looks once.
+class _Namespace(NamedTuple):
+    """A module, or a class."""
 
-    >>> find()
-    {...}
-    """
-    return Finder(root, pace=pace or Pace(rest=0)).find()
+    owner: str
+    file: str
+    module: str
+    scope: str = ""  # qualified name of the class
+    cls: Any = None
+
+
+class _Origin(NamedTuple):
+    """Where a value was defined."""
+
+    owner: str
+    module: str
+    name: str
+    file: str = ""
+    line: int = 0
 
 
 class Finder:
-    """Looks for modifications again and again, and asks for a source only once."""
+    """Finds the modifications in all loaded modules."""
 
-    def __init__(
-        self, root: Path | None = None, *, pace: Pace | None = None, timeout: float = 60.0
-    ) -> None:
+    def __init__(self, root: Path | None = None, *, pace: Pace | None = None) -> None:
         self._owners = Owners(root or project_folder())
-        self._timeout = timeout
-        self._answers: dict[tuple[str, str, str, bool], dict[str, Any] | None] = {}
-        self.pace = pace or Pace()
-        self.problem = ""  # why the sources could not be asked
+        self._pace = pace or Pace(rest=0)
 
     def find(self) -> dict[str, Modification]:
-        """All modifications there are now, by qualified name."""
-        suspects = list(self._walk())
-        self._ask(suspects)
+        """Return the modifications by the qualified name of what they replace."""
         found = {}
-        for suspect in suspects:
-            self.pace()
-            modification = self._judge(suspect)
-            if modification is not None:
-                found[suspect.where] = modification
-        return dict(sorted(found.items()))
+        for namespace, content in self._namespaces():
+            for key in list(content):
+                self._pace()
+                for value in _functions(content.get(key)):
+                    modification = self._examine(namespace, key, value)
+                    if modification is not None:
+                        parts = (namespace.module, namespace.scope, key)
+                        found[".".join(filter(None, parts))] = modification
+        return {where: found[where] for where in sorted(found.keys() - _HOOKS)}
 
-    # Walk
-
-    def _walk(self) -> Iterator[Suspect]:
+    def _namespaces(self) -> Iterator[tuple[_Namespace, Mapping[str, Any]]]:
+        """Yield the modules of packages and the classes that are defined in them."""
         seen: set[int] = set()
-        for name in list(sys.modules):
-            module = sys.modules.get(name)
+        for name, module in list(sys.modules.items()):
             if not issubclass(type(module), types.ModuleType) or id(module) in seen:
                 continue
-            assert isinstance(module, types.ModuleType)
             seen.add(id(module))
-            yield from self._walk_module(name, _module_dict(module), seen)
-
-    def _walk_module(self, name: str, held: dict[str, Any], seen: set[int]) -> Iterator[Suspect]:
-        file = _text(held.get("__file__"))
-        holder = self._owners.of(file, name)
-        place = _Place(file if file.endswith(".py") else "", "", name, holder)
-        for key in list(held):
-            self.pace()
-            value = held.get(key)
-            if type(key) is not str or value is None:
+            content = object.__getattribute__(module, "__dict__")
+            file = _text(content.get("__file__"))
+            owner = self._owners.of(file, name)
+            if owner == PROJECT:
                 continue
-            if issubclass(type(value), type):
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    yield from self._walk_class(value, seen)
-                suspect = self._class_in_module(value, key, place)
-            else:
-                suspect = self._examine(value, key, place)
-            if suspect is not None:
-                yield suspect
+            yield _Namespace(owner, file, name), content
+            classes = list(content.values())
+            while classes:
+                self._pace()
+                cls = classes.pop()
+                if not issubclass(type(cls), type) or id(cls) in seen:
+                    continue
+                seen.add(id(cls))
+                if self._owner_of(cls) == owner:
+                    yield self._class_namespace(cls, owner), _get(cls, "__dict__")
+                    classes += _get(cls, "__dict__").values()
 
-    def _walk_class(self, cls: type, seen: set[int]) -> Iterator[Suspect]:
-        held = _class_dict(cls)
-        module = _text(_class_module(cls))
-        qualname = _class_qualname(cls)
-        place = self._place_of(cls, module, qualname, held)
-        for key in list(held):
-            self.pace()
-            value = held.get(key)
-            if type(key) is not str or value is None:
-                continue
-            if issubclass(type(value), type):
-                inner = f"{qualname}.{key}"
-                if id(value) not in seen and _class_qualname(value) == inner:
-                    seen.add(id(value))
-                    yield from self._walk_class(value, seen)
-                continue
-            for part in _parts(value):
-                suspect = self._examine(part, key, place, cls)
-                if suspect is not None:
-                    yield suspect
-                    break
+    def _owner_of(self, cls: type) -> str:
+        module = _text(_get(cls, "__module__"))
+        return self._owners.of(_file_of(module), module)
 
-    def _place_of(self, cls: type, module: str, qualname: str, held: Mapping[str, Any]) -> _Place:
-        """Where the source of a class lies: many lie about their module, their code does not."""
-        votes: dict[str, int] = {}
-        for key in list(held):
-            value = held.get(key)
-            if type(value) is types.FunctionType and value.__qualname__ == f"{qualname}.{key}":
-                file = value.__code__.co_filename
-                if value.__code__.co_name == key and not file.startswith("<"):
-                    votes[file] = votes.get(file, 0) + 1
-        self.pace()
-        loaded = sys.modules.get(module)
-        stated = ""
-        if issubclass(type(loaded), types.ModuleType):
-            assert isinstance(loaded, types.ModuleType)
-            stated = _text(_module_dict(loaded).get("__file__"))
-        # the stated file wins a draw: a class of one method, replaced by another file's
-        file = max(votes, key=lambda f: (votes[f], f == stated)) if votes else stated
-        if stated in votes:
-            file = stated
-        holder = self._owners.of(file, module)
-        return _Place(file if file.endswith(".py") else "", qualname, module, holder)
-
-    # Examine
-
-    def _class_in_module(self, cls: type, key: str, place: _Place) -> Suspect | None:
-        module = _text(_class_module(cls))
-        if module == place.module and _class_qualname(cls) == key:
-            return None
-        loaded = sys.modules.get(module)
-        file = ""
-        if issubclass(type(loaded), types.ModuleType):
-            assert isinstance(loaded, types.ModuleType)
-            file = _text(_module_dict(loaded).get("__file__"))
-        origin = self._owners.of(file, module)
-        if origin == PYTHON:
-            return None
-        if origin != PROJECT != place.holder:
-            # Between packages a class of the right name is an import, whatever module it claims.
-            named = _class_qualname(cls).rpartition(".")[2] == key
-            if named or origin == place.holder or place.holder == PYTHON:
-                return None
-        return self._suspect(
-            key, place, origin, by=f"{module}.{_class_qualname(cls)}", module=module, file=file
+    def _class_namespace(self, cls: type, owner: str) -> _Namespace:
+        module = _text(_get(cls, "__module__"))
+        # its methods know the file: many classes claim to belong to another module
+        files = collections.Counter(
+            value.__code__.co_filename
+            for value in list(_get(cls, "__dict__").values())
+            if type(value) is types.FunctionType
         )
+        own = [file for file, _ in files.most_common() if self._owners.of(file, module) == owner]
+        file = own[0] if own else _file_of(module)
+        return _Namespace(owner, file, module, _get(cls, "__qualname__"), cls)
 
-    def _examine(
-        self, value: Any, key: str, place: _Place, cls: type | None = None
-    ) -> Suspect | None:
-        kind = type(value)
-        if kind is types.MethodType:
-            value = value.__func__
+    def _origin(self, value: Any) -> _Origin | None:
+        if type(value) is types.FunctionType:
+            code, module = value.__code__, _text(value.__globals__.get("__name__"))
+            file = code.co_filename
+            if file.startswith("<") and module not in sys.modules:
+                return None  # generated by namedtuple, by attrs, from a template
+            owner = self._owners.of("" if file.startswith("<") else file, module)
+            return _Origin(owner, module, code.co_qualname, file, code.co_firstlineno)
+        if issubclass(type(value), type):
+            module = _text(_get(value, "__module__"))
+            file = _file_of(module)
+            return _Origin(self._owner_of(value), module, _get(value, "__qualname__"), file)
+        if callable(value):
             kind = type(value)
-        if kind is types.FunctionType:
-            return self._function(value, key, place, cls)
-        if kind in _HARMLESS or not _is_called(kind):
-            return None
-        return self._object(value, kind, key, place, cls)
+            module = _text(_get(kind, "__module__"))
+            if module == "unittest.mock" or self._owner_of(kind) == PROJECT:
+                return _Origin(PROJECT, module, _get(kind, "__qualname__"))
+        return None
 
-    def _function(
-        self, function: types.FunctionType, key: str, place: _Place, cls: type | None
-    ) -> Suspect | None:
-        code = function.__code__
-        file = code.co_filename
-        plain = _unmangled(key) if cls is not None else key
-        expected = f"{place.scope}.{plain}" if place.scope else plain
-        named = code.co_name in (key, plain)
-        if named and file == place.file and function.__qualname__ == expected:
-            # the name of the code cannot be borrowed with functools.wraps; Python 3.10 has none
-            whole = getattr(code, "co_qualname", expected)
-            wraps = place.holder == PROJECT and getattr(function, "__wrapped__", None) is not None
-            if whole == expected and not wraps:
-                return None
-        module = _text(function.__globals__.get("__name__"))
-        if file.startswith("<") and module not in sys.modules:
-            return None  # generated: by namedtuple, by attrs, by a template
-        origin = self._owners.of("" if file.startswith("<") else file, module)
-        # Code that was typed in, in a function that keeps its name and its module.
-        typed = file.startswith("<") and not named and function.__qualname__ == expected
-        if typed and function.__name__ == key and module == place.module and place.file:
-            origin = place.holder
-        elif origin == place.holder != PROJECT or (origin == place.holder and file.startswith("<")):
-            # its own code in another place: an alias, a decorator, generated
-            if named or function.__name__ == key or "<" in function.__qualname__ or cls is not None:
-                return None
-        elif (origin == PYTHON and place.holder != PROJECT) or (
-            place.holder == PYTHON and origin != PROJECT
-        ):
+    def _examine(self, namespace: _Namespace, key: str, value: Any) -> Modification | None:
+        origin = self._origin(value)
+        if origin is None or origin.owner in (namespace.owner, "tensortap"):
             return None
-        swapped = (
-            function.__name__ == key
-            and module == place.module
-            and file != place.file
-            and getattr(function, "__wrapped__", None) is None
-        )
-        if swapped:
-            module = self._module_of(file) or module
-        return self._suspect(
-            key,
-            place,
-            origin,
-            by=f"{module}.{getattr(code, 'co_qualname', code.co_name)}",
-            module=module,
-            file=file,
-            line=code.co_firstlineno,
-            swapped=swapped,
-            cls=cls,
-        )
+        if origin.owner != PROJECT:
+            if not self._is_foreign(namespace, key, origin):
+                return None
+        elif origin.module == namespace.module == "unittest.mock":
+            return None
+        text, before = _source(namespace.file, namespace.scope)
+        match = _definition(text, key)
+        module, kind, original = origin.module, "added", None
+        mro = _get(namespace.cls, "__mro__")[1:-1] if namespace.cls is not None else ()
+        base = next((base for base in mro if key in _get(base, "__dict__")), None)
+        if match is not None:
+            line = before + text.count("\n", 0, match.start()) + 1
+            kind, original = "replaced", f"{namespace.file}:{line}"
+            if module == namespace.module:  # the globals of the original, so only the code is new
+                module, kind = _module_of(origin.file), "code"
+        elif base is not None:
+            kind = "overrides"
+            original = f"{_get(base, '__module__')}.{_get(base, '__qualname__')}.{key}"
+        elif not text or "import *" in text or re.search(rf"\b{re.escape(key)}\b", text):
+            kind = "replaced"
+        by = f"{module}.{origin.name}"
+        return Modification(kind, by, module, origin.file or None, origin.line or None, original)
 
-    def _object(
-        self, value: Any, kind: type, key: str, place: _Place, cls: type | None
-    ) -> Suspect | None:
-        module = _text(_class_module(kind))
-        if issubclass(kind, (functools.partial, functools.partialmethod)):
-            inner = value.func
-            if type(inner) is not types.FunctionType:
-                return None
-            code = inner.__code__
-            module = _text(inner.__globals__.get("__name__"))
-            origin = self._owners.of(code.co_filename, module)
-            by, file, line = f"{module}.{inner.__qualname__}", code.co_filename, code.co_firstlineno
-        else:
-            origin = self._owners.of_module(module)
-            if module.startswith("unittest.mock") and place.module != module:
-                origin = PROJECT  # nobody else puts mocks into modules
-            by, file, line = f"{module}.{_class_qualname(kind)}", "", 0
-        # Instances are at home everywhere; only the project's are looked at, and those in it.
-        if origin != PROJECT and place.holder != PROJECT:
-            return None
-        return self._suspect(
-            key, place, origin, by=by, module=module, file=file, line=line, cls=cls,
-            callable_only=True,
-        )  # fmt: skip
-
-    def _suspect(
-        self,
-        key: str,
-        place: _Place,
-        origin: str,
-        *,
-        by: str,
-        module: str,
-        file: str,
-        line: int = 0,
-        swapped: bool = False,
-        cls: type | None = None,
-        callable_only: bool = False,
-    ) -> Suspect | None:
-        where = ".".join(part for part in (place.module, place.scope, key) if part)
-        if origin == _OWN or where in _HOOKS:
-            return None
-        inherited = ""
+    def _is_foreign(self, namespace: _Namespace, key: str, origin: _Origin) -> bool:
+        """Return whether code of one package replaces a plain definition in another."""
+        if PYTHON in (origin.owner, namespace.owner) or origin.name.rpartition(".")[2] == key:
+            return False  # imported
+        cls, file = namespace.cls, namespace.file
+        if not any(f"{keyword} {key}" in _read(file) for keyword in ("def", "class")):
+            return False
         if cls is not None:
-            if origin != PROJECT and self._made_by(cls, origin):
-                return None
-            for base in _class_mro(cls)[1:]:
-                if key in _class_dict(base) and base is not object:
-                    base_module = _text(_class_module(base))
-                    inherited = f"{base_module}.{_class_qualname(base)}.{key}"
-                    break
-        return Suspect(
-            place.file, place.scope, key, where, place.holder, origin, by, module, file, line,
-            swapped, inherited, callable_only, type(cls) is type,
-        )  # fmt: skip
-
-    def _made_by(self, cls: type, owner: str) -> bool:
-        """Whether a base class or the metaclass is of this owner: they may set what they like."""
-        for base in (*_class_mro(cls)[1:], *_class_mro(type(cls))):
-            module = _text(_class_module(base))
-            if module.partition(".")[0] == owner:
-                return True
-        return False
-
-    def _module_of(self, file: str) -> str:
-        for name in list(sys.modules):
-            module = sys.modules.get(name)
-            if issubclass(type(module), types.ModuleType):
-                assert isinstance(module, types.ModuleType)
-                if _module_dict(module).get("__file__") == file:
-                    return name
-        return ""
-
-    # Ask the source
-
-    def _ask(self, suspects: list[Suspect]) -> None:
-        """Have the sources of new suspects read, in a process of its own."""
-        questions = []
-        for suspect in suspects:
-            question = _question(suspect)
-            if suspect.file and question not in self._answers:
-                self._answers[question] = None
-                questions.append(question)
-        if not questions:
-            return
-        try:
-            if not re.match(r"python|pypy", os.path.basename(sys.executable or "")):
-                # Python inside another program, which must not be started twice
-                raise OSError(f"{sys.executable!r} is no Python")
-            # -S, -I: no site, no paths of the user, no variables: only the standard library
-            done = subprocess.run(
-                [sys.executable, "-S", "-I", os.path.abspath(sources.__file__)],
-                input=self._lines(questions),
-                capture_output=True,
-                text=True,
-                encoding="utf-8",
-                timeout=self._timeout,
-                check=True,
-                start_new_session=True,  # Ctrl-C is for the training program
-            )
-            answers = [json.loads(line) for line in self._paced(done.stdout.splitlines())]
-            if len(answers) != len(questions):
-                raise ValueError(f"{len(answers)} answers to {len(questions)} questions")
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            self.problem = f"the sources could not be read: {error}"
-            for question in questions:
-                del self._answers[question]  # next time, perhaps
-            return
-        finally:
-            self.pace.resume()
-        self.problem = ""
-        for question, answer in zip(questions, answers, strict=True):
-            self._answers[question] = answer
-
-    def _lines(self, questions: list[tuple[str, str, str, bool]]) -> str:
-        return "".join(f"{json.dumps(question)}\n" for question in self._paced(questions))
-
-    def _paced(self, items: list[_Item]) -> Iterator[_Item]:
-        for item in items:
-            self.pace()
-            yield item
-
-    # Judge
-
-    def _judge(self, suspect: Suspect) -> Modification | None:
-        answer = self._answers.get(_question(suspect))
-        if answer is None:
-            kind, original = self._without_source(suspect)
-        else:
-            kind, original = self._with_source(suspect, answer)
-        if not kind:
-            return None
-        if suspect.swapped and kind == "replaced":
-            kind = "code"
-        return Modification(
-            suspect.where, kind, suspect.by, suspect.module, suspect.code_file,
-            suspect.code_line, original,
-        )  # fmt: skip
-
-    def _without_source(self, suspect: Suspect) -> tuple[str, str]:
-        """A holder written in C, or typed in: only the project's code is out of place there."""
-        if suspect.origin != PROJECT or suspect.holder == PROJECT:
-            return "", ""
-        if suspect.inherited:
-            return "overrides", suspect.inherited
-        return "replaced", ""
-
-    def _with_source(self, suspect: Suspect, answer: dict[str, Any]) -> tuple[str, str]:
-        defs: list[tuple[int, int, bool]] = answer["defs"]
-        if suspect.code_file == suspect.file and any(d[0] == suspect.code_line for d in defs):
-            return "", ""  # it is what the source made, under another qualified name
-        original = f"{suspect.file}:{defs[-1][0]}" if defs else ""
-        foreign = suspect.holder not in (PROJECT, suspect.origin)
-        if suspect.origin == PROJECT and foreign:
-            if defs or answer["other"] or answer["star"]:
-                return "replaced", original
-            return ("overrides", suspect.inherited) if suspect.inherited else ("added", "")
-        if defs and not answer["other"]:
-            if answer["decorated"] or any(decorated for _, _, decorated in defs):
-                return "", ""  # a decorator may return anything
-            if suspect.holder != PROJECT and answer["assigned"]:
-                return "", ""  # the file patches itself
-            return "replaced", original
-        if suspect.holder == PROJECT == suspect.origin:
-            return self._inside_project(suspect, answer)
-        return "", ""
-
-    def _inside_project(self, suspect: Suspect, answer: dict[str, Any]) -> tuple[str, str]:
-        packages = answer["imports"]
-        if packages and not answer["defs"] and "" not in packages:
-            # imported from elsewhere, says the source, but it is the project's own
-            if not any(self._is_of_project(package) for package in packages):
-                return "replaced", f"imported from {', '.join(packages)}"
-        bound = answer["defs"] or answer["other"]
-        made = answer["decorated"] or not suspect.plain_type or suspect.code_file.startswith("<")
-        if suspect.inherited and not bound and not made and not suspect.callable_only:
-            return "overrides", suspect.inherited
-        return "", ""
-
-    def _is_of_project(self, package: str) -> bool:
-        loaded = sys.modules.get(package)
-        if not issubclass(type(loaded), types.ModuleType):
-            return True  # cannot tell
-        assert isinstance(loaded, types.ModuleType)
-        held = _module_dict(loaded)
-        file = _text(held.get("__file__"))
-        if not file:  # a namespace package; its parts may be anybody's
-            return package not in sys.stdlib_module_names
-        return self._owners.of(file, package) == PROJECT
+            makers = (*_get(cls, "__mro__")[1:], *_get(type(cls), "__mro__"))
+            if any(self._owner_of(maker) == origin.owner for maker in makers):
+                return False  # base classes and metaclasses may set methods
+            parent, _, name = namespace.scope.rpartition(".")
+            if not _is_plain(_source(file, parent)[0], name):
+                return False
+        return _is_plain(_source(file, namespace.scope)[0], key)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A module or class that holds names."""
-
-    file: str
-    scope: str
-    module: str
-    holder: str
-
-
-_HARMLESS = frozenset(
-    {
-        types.BuiltinFunctionType,
-        types.MethodDescriptorType,
-        types.WrapperDescriptorType,
-        types.MethodWrapperType,
-        types.ClassMethodDescriptorType,
-        types.GetSetDescriptorType,
-        types.MemberDescriptorType,
-        types.ModuleType,
-        types.GenericAlias,
-        str, int, float, bool, bytes, tuple, list, dict, set, frozenset, object,
-    }
-)  # fmt: skip
-
-
-def _question(suspect: Suspect) -> tuple[str, str, str, bool]:
-    """What `sources` is asked: between packages, nothing but a def is of interest."""
-    return suspect.file, suspect.scope, suspect.name, PROJECT in (suspect.holder, suspect.origin)
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    """The functions inside a descriptor."""
+def _functions(value: Any) -> tuple[Any, ...]:
+    """Return the functions in a descriptor or a partial, or the value itself."""
     kind = type(value)
-    if kind is staticmethod or kind is classmethod:
-        return (value.__func__,)
+    if kind in (staticmethod, classmethod, types.MethodType):
+        return _functions(value.__func__)
     if kind is property:
-        return tuple(f for f in (value.fget, value.fset, value.fdel) if f is not None)
-    if kind is functools.cached_property:
+        return value.fget, value.fset, value.fdel
+    if kind in (functools.partial, functools.partialmethod, functools.cached_property):
         return (value.func,)
     return (value,)
 
 
-def _is_called(kind: type) -> bool:
-    """Whether instances of a class can be called; asks the class, not the instance."""
-    if issubclass(kind, functools.partialmethod):
-        return True
-    return any("__call__" in _class_dict(base) for base in _class_mro(kind))
-
-
-def _unmangled(name: str) -> str:
-    """``__name`` of ``_Class__name``, as its code is called."""
-    at = name.find("__", 1)
-    return name[at:] if name.startswith("_") and at > 0 and not name.endswith("__") else name
+def _get(cls: type, attribute: str) -> Any:
+    """Return an attribute of a class without running code of its metaclass."""
+    return type.__getattribute__(cls, attribute)
 
 
 def _text(value: Any) -> str:
     return value if type(value) is str else ""
+
+
+def _file_of(module: str) -> str:
+    loaded = sys.modules.get(module)
+    if not issubclass(type(loaded), types.ModuleType):
+        return ""
+    return _text(object.__getattribute__(loaded, "__dict__").get("__file__"))
+
+
+def _module_of(file: str) -> str:
+    return next((name for name in list(sys.modules) if _file_of(name) == file), "")
+
+
+# -- the source --------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _read(file: str) -> str:
+    if not file.endswith(".py"):
+        return ""
+    try:
+        with tokenize.open(file) as stream:
+            return stream.read()
+    except (OSError, SyntaxError, ValueError):
+        return ""
+
+
+def _source(file: str, scope: str) -> tuple[str, int]:
+    """Return the source of a module or of a class in it, and the number of lines before it."""
+    text, before = _read(file), 0
+    for name in filter(None, scope.split(".")):
+        head = re.search(rf"^([ \t]*)class\s+{re.escape(name)}\b.*\n", text, re.MULTILINE)
+        if head is None:
+            return "", 0
+        end = re.compile(rf"^[ \t]{{0,{len(head[1])}}}[^\s#)]", re.M).search(text, head.end())
+        before += text.count("\n", 0, head.end())
+        text = text[head.end() : end.start() if end else None]
+    return text, before
+
+
+def _definition(text: str, key: str) -> re.Match[str] | None:
+    """Find a definition in the outermost block of a source."""
+    first = re.search(r"^([ \t]*)[^\s#]", text, re.MULTILINE)
+    indent = first[1] if first else ""
+    pattern = rf"^({indent})(?:async\s+)?(?:def|class)\s+{re.escape(key)}\b"
+    return re.search(pattern, text, re.MULTILINE)
+
+
+def _is_plain(text: str, key: str) -> bool:
+    """Return whether a source binds a name only by a definition without decorators."""
+    match = _definition(text, key)
+    if match is None:
+        return False
+    for line in reversed(text[: match.start()].splitlines()):
+        if line.startswith(f"{match[1]}@"):
+            return False
+        if line.strip() and not line.startswith((f"{match[1]} ", f"{match[1]}\t", f"{match[1]})")):
+            break
+    word = re.escape(key)
+    rebinds = re.compile(rf"\s*{word}\s*([=:,]|$)|.*\bimport\b.*\b{word}\b|.*\bas\s+{word}\b")
+    return not any(rebinds.match(line) for line in text.splitlines() if key in line)

@@ -1,7 +1,7 @@
 """Work in small slices, so that the training thread hardly notices.
 
-A background thread that computes holds the interpreter lock until somebody has waited five
-milliseconds for it. One that goes to sleep after half a millisecond gives it up before that.
+A background thread that computes keeps the interpreter lock until another thread has waited five
+milliseconds for it. A thread that sleeps after half a millisecond releases it earlier.
 """
 
 from __future__ import annotations
@@ -9,44 +9,39 @@ from __future__ import annotations
 import time
 
 SLICE = 0.0004  # seconds of work
-PAUSE = 0.004  # seconds of rest after each
+PAUSE = 0.004  # seconds of rest after each slice
 
 
 class Stopped(Exception):
-    """Nobody waits for this work any more."""
+    """The result of this work is no longer needed."""
 
 
 class Pace:
-    """Call it between two small pieces of work; now and then it sleeps, or says to stop.
+    """Call it between two small pieces of work: it sleeps now and then.
 
     >>> pace = Pace()
     >>> for piece in range(3):
     ...     pace()
     """
 
-    def __init__(self, work: float = SLICE, rest: float = PAUSE) -> None:
-        self._work = work
-        self.rest = rest  # 0: at full speed, for somebody waits
-        self._until = time.perf_counter() + work
+    def __init__(self, rest: float = PAUSE) -> None:
+        self.rest = rest  # 0: work at full speed, because somebody waits
         self.stopped = False
-        self.slices = 0
-        self.longest = 0.0  # seconds, between two looks at the clock in one slice
-        self.busy = 0.0
+        self.resume()
 
     def __call__(self) -> None:
-        now = time.perf_counter()
-        if now < self._until:
+        if time.perf_counter() < self._until:
             return
-        if self.stopped:
-            raise Stopped
-        took = now - self._until + self._work
-        self.busy += took
-        self.longest = max(self.longest, took)
-        self.slices += 1
+        self.check()
         if self.rest > 0:
             time.sleep(self.rest)
         self.resume()
 
+    def check(self) -> None:
+        """Raise Stopped if the work is to end."""
+        if self.stopped:
+            raise Stopped
+
     def resume(self) -> None:
-        """Begin a slice: whoever calls this has just waited, with the interpreter lock free."""
-        self._until = time.perf_counter() + self._work
+        """Begin a new slice, after waiting for something with the interpreter lock released."""
+        self._until = time.perf_counter() + SLICE

@@ -1,6 +1,7 @@
 """packages.json: which distributions are installed, and which of them the program uses.
 
-Metadata is read by hand: parsing it as the mail header that it is takes ten times as long.
+Metadata is searched for name and version only: parsing all of it takes ten times as long. Packages
+installed with ``setup.py develop``, which has no ``direct_url.json``, count as installed normally.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from importlib.metadata import Distribution
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -24,130 +26,111 @@ _HEAD = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 
 def packages_info(*, pace: Pace | None = None, redactor: Redactor | None = None) -> dict[str, Any]:
-    """What packages.json holds.
+    """Return the content of packages.json.
 
     >>> packages_info()["packages"]["tensortap"]["version"]
     '...'
     """
     pace = pace or Pace(rest=0)
     redactor = redactor or Redactor()
-    versions: dict[str, str] = {}
-    found: dict[str, dict[str, Any]] = {}
     imported = _imported(pace)
     installed = list(_distributions(pace))
-    by_name = {normalised(name) for name, _, _ in installed}
+    names = {normalized(name) for name, _, _ in installed}
     # loaded modules whose distribution has another name: PIL, yaml, sklearn
     others = {
         module
         for module, location in imported.items()
-        if normalised(module) not in by_name and owner_of_file(location) is not None
+        if normalized(module) not in names and owner_of_file(location) is not None
     }
+    used: dict[str, dict[str, Any]] = {}
     for name, version, dist in installed:
         pace()
-        versions[name] = version
-        modules = [m for m in imported if normalised(m) == normalised(name)]
+        modules = [m for m in imported if normalized(m) == normalized(name)]
         if not modules and others:
             modules = _modules_of(dist, others)
-        direct = _direct_url(dist, redactor)
-        if not modules and not direct:
-            continue
-        location = imported[modules[0]] if modules else str(dist.locate_file(""))
-        found[name] = {"version": version, "location": location, **direct}
-        if [normalised(m) for m in modules] not in ([], [normalised(name)]):
-            found[name]["modules"] = modules
+        origin = _origin(dist, redactor)
+        if modules or origin:
+            location = imported[modules[0]] if modules else str(dist.locate_file(""))
+            used[name] = {"version": version, "location": location, **origin}
+            if modules and [normalized(m) for m in modules] != [normalized(name)]:
+                used[name]["modules"] = modules
+    versions = {name: version for name, version, _ in installed}
     return {
         "python_version": platform.python_version(),
         "platform": platform.platform(),
         "all_packages": dict(sorted(versions.items(), key=lambda item: item[0].lower())),
-        "packages": dict(sorted(found.items(), key=lambda item: item[0].lower())),
+        "packages": dict(sorted(used.items(), key=lambda item: item[0].lower())),
     }
 
 
-def normalised(name: str) -> str:
-    """A distribution's name as it is compared.
+def normalized(name: str) -> str:
+    """Return the name of a distribution in the form in which names are compared.
 
-    >>> normalised("Ruamel.YAML_clib")
+    >>> normalized("Ruamel.YAML_clib")
     'ruamel-yaml-clib'
     """
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _distributions(
-    pace: Pace,
-) -> Iterator[tuple[str, str, importlib.metadata.Distribution]]:
+def _distributions(pace: Pace) -> Iterator[tuple[str, str, Distribution]]:
     seen = set()
     for dist in importlib.metadata.distributions():
         pace()
-        try:
-            text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
-        except (OSError, UnicodeDecodeError):
-            continue
+        text = _read(dist, "METADATA") or _read(dist, "PKG-INFO")
         head = dict(_HEAD.findall(text[:4096].partition("\n\n")[0]))
         name, version = head.get("Name", ""), head.get("Version", "")
         # the first on the path is the one that is imported
-        if name and normalised(name) not in seen:
-            seen.add(normalised(name))
+        if name and normalized(name) not in seen:
+            seen.add(normalized(name))
             yield name, version, dist
 
 
+def _read(dist: Distribution, file: str) -> str:
+    try:
+        return dist.read_text(file) or ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def _imported(pace: Pace) -> dict[str, str]:
-    """Top-level modules that are loaded and not Python's own, with where they lie."""
+    """Return the top-level modules that are loaded, except Python's own, with their location."""
     found = {}
-    for name in list(sys.modules):
+    for name, module in list(sys.modules.items()):
         pace()
-        module = sys.modules.get(name)
         if "." in name or name == "__main__" or not issubclass(type(module), types.ModuleType):
             continue
-        held = types.ModuleType.__getattribute__(module, "__dict__")
-        file = held.get("__file__")
+        content = object.__getattribute__(module, "__dict__")
+        file = content.get("__file__")
         if isinstance(file, str) and owner_of_file(file) != PYTHON:
-            found[name] = os.path.dirname(file) if "__path__" in held else file
+            found[name] = os.path.dirname(file) if "__path__" in content else file
     return found
 
 
-def _modules_of(dist: importlib.metadata.Distribution, wanted: set[str]) -> list[str]:
-    """Which of the loaded top-level modules a distribution brought."""
-    try:
-        tops = (dist.read_text("top_level.txt") or "").split()
-        if tops:
-            return sorted(wanted.intersection(tops))
-        record = "\n" + (dist.read_text("RECORD") or "")
-    except (OSError, UnicodeDecodeError):
-        return []
-    return sorted(m for m in wanted if f"\n{m}/" in record or f"\n{m}.py," in record)
+def _modules_of(dist: Distribution, modules: set[str]) -> list[str]:
+    """Return which of the loaded top-level modules a distribution has installed."""
+    tops = _read(dist, "top_level.txt").split()
+    if tops:
+        return sorted(modules.intersection(tops))
+    record = "\n" + _read(dist, "RECORD")
+    return sorted(m for m in modules if f"\n{m}/" in record or f"\n{m}.py," in record)
 
 
-def _direct_url(dist: importlib.metadata.Distribution, redactor: Redactor) -> dict[str, Any]:
-    """Where a distribution came from, if not from an index."""
+def _origin(dist: Distribution, redactor: Redactor) -> dict[str, Any]:
+    """Return where a distribution came from, if not from an index."""
     try:
-        text = dist.read_text("direct_url.json")
-        stated = json.loads(text) if text else None
-    except (OSError, ValueError):
+        stated = json.loads(_read(dist, "direct_url.json") or "null")
+    except ValueError:
         stated = None
     if not isinstance(stated, dict) or not isinstance(stated.get("url"), str):
-        return _develop(dist)
+        return {}
     url: str = stated["url"]
-    found: dict[str, Any] = {"url": redactor.text(url)}
+    origin: dict[str, Any] = {"url": redactor.text(url)}
     if (stated.get("dir_info") or {}).get("editable"):
-        found["editable"] = True
+        origin["editable"] = True
     if url.startswith("file:"):
-        found["source"] = unquote(urlsplit(url).path)
+        origin["source"] = unquote(urlsplit(url).path)
     vcs = stated.get("vcs_info") or {}
     if vcs.get("commit_id"):
-        found["vcs"] = str(vcs.get("vcs") or "git")
-        found["commit_id"] = str(vcs["commit_id"])
-    return found
-
-
-def _develop(dist: importlib.metadata.Distribution) -> dict[str, Any]:
-    """``setup.py develop``: the metadata lies beside the source, outside of site-packages."""
-    path = getattr(dist, "_path", None)
-    if path is None or not str(path).endswith(".egg-info"):
-        return {}
-    folder = os.path.dirname(str(path))
-    if owner_of_file(os.path.join(folder, "x")) is not None:
-        return {}
-    if not os.path.exists(os.path.join(folder, "setup.py")) and os.path.basename(folder) != "src":
-        return {}
-    source = os.path.dirname(folder) if os.path.basename(folder) == "src" else folder
-    return {"url": f"file://{source}", "editable": True, "source": source}
+        origin["vcs"] = str(vcs.get("vcs") or "git")
+        origin["commit_id"] = str(vcs["commit_id"])
+    return origin

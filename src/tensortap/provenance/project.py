@@ -1,4 +1,4 @@
-"""Which project runs, and whom a file belongs to: the project, a package, Python itself."""
+"""The project that runs, and the owner of a file: the project, a package, or Python itself."""
 
 from __future__ import annotations
 
@@ -13,69 +13,57 @@ PYTHON = "python"  # the owner of the standard library
 PROJECT = "project"  # the owner of the code that runs
 
 
-def main_script() -> Path | None:
-    """The script that was started, unless it is a launcher that some package brought."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    if not isinstance(file, str) or not os.path.isfile(file):
-        return None
-    path = Path(file).absolute()
-    # torchrun, pytest, ipykernel: the program of the user is not there
-    return None if _installed(str(path)) else path
-
-
 def project_folder() -> Path:
-    """The folder of the main script, else the working directory."""
-    script = main_script()
-    if script is not None:
-        return script.parent
+    """Return the folder of the main script, or the working directory if there is none.
+
+    A launcher that a package has installed (torchrun, pytest, ipykernel) is no main script.
+    """
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if isinstance(file, str) and os.path.isfile(file):
+        path = os.path.abspath(file)
+        scripts = os.path.join(sysconfig.get_path("scripts"), "")
+        if not path.startswith(scripts) and owner_of_file(path) is None:
+            return Path(path).parent
     try:
         return Path.cwd()
-    except OSError:  # it was deleted under our feet
+    except OSError:  # it was deleted
         return Path(os.sep)
 
 
 @functools.cache
-def _stdlib() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib")
-    found = {sysconfig.get_path(name) for name in names}
-    found |= {os.path.realpath(folder) for folder in found}
-    return tuple(os.path.join(folder, "") for folder in found)
-
-
-@functools.cache
-def _sites() -> tuple[str, ...]:
-    found = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    found |= set(site.getsitepackages()) | {site.getusersitepackages()}
-    found |= {os.path.realpath(folder) for folder in found}
-    return tuple(sorted((os.path.join(folder, "") for folder in found), key=len, reverse=True))
-
-
-def _installed(file: str) -> bool:
-    scripts = os.path.join(sysconfig.get_path("scripts"), "")
-    return file.startswith(scripts) or owner_of_file(file) is not None
+def _library_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the folders of installed packages and those of the standard library."""
+    sites = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    sites |= set(site.getsitepackages()) | {site.getusersitepackages()}
+    stdlib = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    both = []
+    for folders in (sites, stdlib):
+        real = folders | {os.path.realpath(folder) for folder in folders}
+        ordered = sorted((os.path.join(folder, "") for folder in real), key=len, reverse=True)
+        both.append(tuple(ordered))
+    return both[0], both[1]
 
 
 def owner_of_file(file: str) -> str | None:
-    """The package that a file was installed with, ``"python"``, or None: it lies elsewhere.
+    """Return the package that a file was installed with, "python", or None for other files.
 
     >>> import json
     >>> owner_of_file(json.__file__)
     'python'
     """
-    for folder in _sites():
+    sites, stdlib = _library_folders()
+    for folder in sites:
         if file.startswith(folder):
             return file[len(folder) :].partition(os.sep)[0].partition(".")[0]
-    for mark in ("/site-packages/", "/dist-packages/"):  # of another environment on the path
-        _, found, rest = file.rpartition(mark)
+    for folder in ("/site-packages/", "/dist-packages/"):  # of another environment on the path
+        _, found, rest = file.rpartition(folder)
         if found:
             return rest.partition("/")[0].partition(".")[0]
-    if file.startswith(("<frozen ", *_stdlib())):
-        return PYTHON
-    return None
+    return PYTHON if file.startswith(("<frozen ", *stdlib)) else None
 
 
 class Owners:
-    """Whom code belongs to, asked for by its file and its module.
+    """The owners of code, by its file and its module.
 
     >>> import json
     >>> Owners(Path("/nowhere")).of(json.__file__, "json")
@@ -83,27 +71,20 @@ class Owners:
     """
 
     def __init__(self, root: Path) -> None:
-        self._roots = tuple(
-            {os.path.join(str(r), "") for r in (root, Path(os.path.realpath(root)))}
-        )
-        self._known: dict[str, str | None] = {}
+        self._roots = tuple(os.path.join(path, "") for path in (str(root), os.path.realpath(root)))
+        self._known: dict[str, str | None] = {"": None}
 
     def of(self, file: str, module: str) -> str:
-        """The name of the owner: a package, ``"project"`` or ``"python"``."""
+        """Return the owner: a package, "project" or "python"; `file` is "" if there is none."""
         if file not in self._known:
-            self._known[file] = self._of_file(file)
+            owner = owner_of_file(file)
+            if owner is None and file.startswith(self._roots):
+                owner = PROJECT
+            self._known[file] = owner
         owner = self._known[file]
-        return owner if owner is not None else self.of_module(module)
-
-    def of_module(self, module: str) -> str:
-        """The owner of code that has no file of its own: typed in, or generated."""
+        if owner is not None:
+            return owner
         top = module.partition(".")[0]
         if top in ("__main__", "__mp_main__"):
             return PROJECT
         return PYTHON if top in sys.stdlib_module_names else top
-
-    def _of_file(self, file: str) -> str | None:
-        owner = owner_of_file(file)
-        if owner is None and file.startswith(self._roots):
-            return PROJECT
-        return owner

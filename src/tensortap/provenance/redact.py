@@ -1,36 +1,21 @@
-"""Secrets stay out: what looks like a credential is stored as ``***``.
+"""Redaction: whatever looks like a credential is stored as ``***``.
 
-The rule, in the order in which it is applied to a variable or an argument:
+The rules, in the order in which they apply to an environment variable or an argument:
 
-=====================  =========================================  ==============================
-what                   looks like a credential when               becomes
-=====================  =========================================  ==============================
-the user's own rule    ``TENSORTAP_SECRETS`` (a regular           ``***``: all of the value if
-                       expression, case ignored) or ``extra``     the name matched, else the part
-                       is found in the name or in the value       that matched
-a name                 one of its words is, or ends in,           ``***``
-                       PASSWORD, PASSWD, PASSPHRASE, SECRET,
-                       TOKEN, CREDENTIAL, COOKIE, WEBHOOK, JWT,
-                       DSN, AUTHORIZATION, CONNECTION_STRING;
-                       or it has the word KEY, or ends in PWD,
-                       PASS, PAT, AUTH or CREDS
-a name that describes  its last word is FILE, PATH, DIR, SOCK,    kept
-                       TYPE, NAME, SIZE, LIMIT, URL, …: it tells
-                       of a credential, it holds none
-a number or a boolean  under a name with TOKEN, KEY, AUTH, …      kept (``MAX_TOKEN=512``), but
-                                                                  not under PASSWORD or SECRET
-a path                 under CREDENTIALS, NETRC or AUTH           kept
-a URL, anywhere        it has ``user:password@`` or               ``https://***@host/…``,
-                       ``?token=…``, ``?sig=…``                   ``?token=***``
-a shape, anywhere      ``ghp_…``, ``sk-…``, ``hf_…``, ``AKIA…``,  ``***`` in its place
-                       JWTs, private keys, Slack webhooks, …
-a value, anywhere      it repeats the value of a variable that    ``***`` in its place
-                       was hidden by its name
-=====================  =========================================  ==============================
+* ``TENSORTAP_SECRETS``, a regular expression of the user (case is ignored): if it matches the
+  name, the whole value is hidden, else the part of the value that it matches.
+* A name with PASSWORD, SECRET, TOKEN, CREDENTIAL, COOKIE, WEBHOOK, JWT, DSN, AUTHORIZATION or the
+  word KEY, or that ends in PWD, PASS, PAT, AUTH or CREDS: the whole value is hidden, unless
+  - the last word of the name describes the credential (FILE, PATH, TYPE, SIZE, URL, ...),
+  - the value is a number or a boolean (``MAX_TOKEN=512``; not for PASSWORD and SECRET),
+  - the value is a path (for CREDENTIALS, NETRC and AUTH).
+* Anywhere: ``user:password@`` and ``?token=`` in URLs, and the known formats of tokens and keys
+  (``ghp_...``, ``sk-...``, ``hf_...``, ``AKIA...``, JWTs, private keys, Slack webhooks, ...).
+* Anywhere: a repetition of the value of a variable that was hidden because of its name.
 
-In arguments (``--api-key X``, ``--token=X``, ``wandb.api_key=X``) KEY alone is a word that people
-use for other things (``--text-key content``): there it hides a value only after API, ACCESS,
-SECRET, PRIVATE and the like, or when the value is long and random.
+In arguments (``--api-key X``, ``--token=X``, ``wandb.api_key=X``) the word KEY is also used for
+other things (``--text-key content``): there it hides a value only after API, ACCESS, SECRET,
+PRIVATE and the like, or if the value is long and random.
 """
 
 from __future__ import annotations
@@ -39,14 +24,14 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 log = logging.getLogger("tensortap")
 
 HIDDEN = "***"
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# "always" hides any value; "unless plain" lets numbers and booleans through
+# the first hide any value, the second let numbers and booleans pass
 _ALWAYS = re.compile(r"\w*PASS(WORD|WD|PHRASE)S?|\w*SECRETS?")
 _UNLESS_PLAIN = re.compile(
     r"\w*TOKEN|(API|ACCESS|AUTH|REFRESH|BOT|BEARER|SESSION)TOKENS?|\w*CREDENTIALS?|COOKIES?"
@@ -59,7 +44,7 @@ _OF_KEYS = _OF_TOKENS | frozenset(
     GPG PGP HMAC AES RSA SHARED SAS STORAGE ADMIN APP CLIENT HOST WANDB COMET NEPTUNE OPENAI
     ANTHROPIC TENSORTAP""".split()
 )
-# <pad> and its kind: tokens that no door opens for
+# <pad> and similar tokens of language models are no credentials
 _OF_LANGUAGE = frozenset(
     """PAD EOS BOS UNK MASK SEP CLS SPECIAL IMAGE AUDIO VIDEO STOP START END PREFIX SUFFIX MIDDLE
     MAX MIN NUM EXTRA NEW LAST FIRST NEXT PER DECODER""".split()
@@ -78,7 +63,7 @@ _PLAIN = re.compile(r"[-+]?\d{0,9}(\.\d*)?|true|false|yes|no|on|off|none|null|au
 _OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{20,}")
 _NOT_A_VALUE = re.compile(r"(use|no|with|without|require|need|has)[-_]", re.IGNORECASE)
 
-# Where a credential may begin: a quick search, for long texts.
+# how a credential may begin: a quick search for long texts
 _STARTS = re.compile(
     r"gh[pousr]_|github_pat_|glpat-|sk-|[sr]k_(?:live|test)_|hf_|AKIA|ASIA|AROA|xox|xapp-|AIza"
     r"|ya29\.|npm_|pypi-|eyJ|SG\.|dop_v1_|gsk_|r8_|nvapi-|dapi|-----BEGIN|hooks\.slack\.com/"
@@ -107,7 +92,7 @@ _QUERY = re.compile(
 
 
 def is_secret_name(name: str, value: str | None = None, *, argument: bool = False) -> bool:
-    """Whether a name says that its value is a credential.
+    """Return whether a name says that its value is a credential.
 
     >>> is_secret_name("HF_TOKEN"), is_secret_name("TOKENIZERS_PARALLELISM")
     (True, False)
@@ -124,7 +109,7 @@ def is_secret_name(name: str, value: str | None = None, *, argument: bool = Fals
         if not _suspicious(word, before, words[at:], argument, value):
             continue
         if words[-1] in _DESCRIBES and not word.startswith("WEBHOOK"):
-            return False  # but the address of a webhook is its credential
+            return False  # only for webhooks the URL itself is the credential
         if value is not None:
             if _PLAIN.fullmatch(value):
                 return False
@@ -135,7 +120,7 @@ def is_secret_name(name: str, value: str | None = None, *, argument: bool = Fals
 
 
 def _suspicious(word: str, before: str, rest: list[str], argument: bool, value: str | None) -> bool:
-    """Whether a word can mean a credential where it stands."""
+    """Return whether a word can mean a credential at its position in a name."""
     if word == "NETRC" or rest[:2] == ["CONNECTION", "STRING"]:
         return True
     if len(rest) == 1 and (word in _LAST or (word.endswith("PWD") and word != "PWD")):
@@ -152,44 +137,39 @@ def _suspicious(word: str, before: str, rest: list[str], argument: bool, value: 
 
 
 class Redactor:
-    """The rule with what the user added to it, and the values that it has hidden by name.
+    """The rules above for one environment.
 
     >>> Redactor().variables({"HF_TOKEN": "hf_123", "LANG": "C"})
     {'HF_TOKEN': '***', 'LANG': 'C'}
     """
 
-    def __init__(
-        self, extra: Iterable[str | re.Pattern[str]] = (), environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
-        own = environ.get("TENSORTAP_SECRETS", "")
-        self._own = tuple(_compile(rule) for rule in (*extra, own) if rule)
-        # Longest first: a value may contain another.
-        hidden = {v for k, v in environ.items() if len(v) >= 8 and self.hides(k, v)}
-        self._repeated = sorted(hidden, key=len, reverse=True)
+        rule = environ.get("TENSORTAP_SECRETS", "")
+        self._rule = _compile(rule) if rule else None
+        hidden = {v for k, v in environ.items() if len(v) >= 8 and self._hides(k, v)}
+        self._repeated = sorted(hidden, key=len, reverse=True)  # a value may contain another
 
-    def hides(self, name: str, value: str, *, argument: bool = False) -> bool:
-        """Whether all of the value goes, because of its name."""
-        if any(rule.search(name) for rule in self._own):
+    def _hides(self, name: str, value: str, *, argument: bool = False) -> bool:
+        if self._rule is not None and self._rule.search(name):
             return True
         return is_secret_name(name, value, argument=argument)
 
-    def value(self, name: str, value: str) -> str:
-        """The value of a variable, as it may be stored."""
-        return HIDDEN if self.hides(name, value) else self.text(value)
-
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Environment variables as they may be stored, sorted by name."""
-        return {name: self.value(name, variables[name]) for name in sorted(variables)}
+        """Return environment variables for storage, sorted by name."""
+        return {
+            name: HIDDEN if self._hides(name, value) else self.text(value)
+            for name, value in sorted(variables.items())
+        }
 
     def arguments(self, arguments: Sequence[str]) -> list[str]:
-        """A command line as it may be stored.
+        """Return a command line for storage.
 
         >>> Redactor().arguments(["train.py", "--api-key", "abc", "--token=xyz", "--lr=0.1"])
         ['train.py', '--api-key', '***', '--token=***', '--lr=0.1']
         """
         stored: list[str] = []
-        flag = ""  # the option whose value comes next
+        flag = ""  # the option whose value may be the next argument
         for argument in arguments:
             if flag and not argument.startswith("-") and self._hides_argument(flag, argument):
                 stored.append(HIDDEN)
@@ -208,10 +188,10 @@ class Redactor:
 
     def _hides_argument(self, name: str, value: str) -> bool:
         bare = name.lstrip("-+~")
-        return not _NOT_A_VALUE.match(bare) and self.hides(bare, value, argument=True)
+        return not _NOT_A_VALUE.match(bare) and self._hides(bare, value, argument=True)
 
     def text(self, text: str) -> str:
-        """Any text, with what looks like a credential in it replaced.
+        """Return a text with everything hidden in it that looks like a credential.
 
         >>> Redactor(environ={}).text("https://me:pass@example.org/repo.git")
         'https://***@example.org/repo.git'
@@ -219,8 +199,8 @@ class Redactor:
         for value in self._repeated:
             if value in text:
                 text = text.replace(value, HIDDEN)
-        for rule in self._own:
-            text = rule.sub(HIDDEN, text)
+        if self._rule is not None:
+            text = self._rule.sub(HIDDEN, text)
         if "://" in text:
             text = _USERINFO.sub(_without_userinfo, text)
             text = _QUERY.sub(rf"\1={HIDDEN}", text)
@@ -241,26 +221,23 @@ def _without_shapes(text: str) -> str:
 
 def _without_userinfo(match: re.Match[str]) -> str:
     scheme, user = match.groups()
-    # a bare user name is no secret, but over HTTP it is where tokens are put
+    # a user name is no secret, except in HTTP, where tokens take its place
     if ":" not in user and not scheme.lower().startswith("http"):
         return match.group()
     return f"{scheme}://{HIDDEN}@"
 
 
-@functools.lru_cache(maxsize=64)
-def _compile(rule: str | re.Pattern[str]) -> re.Pattern[str]:
-    if isinstance(rule, re.Pattern):
-        return rule
+@functools.lru_cache(maxsize=8)
+def _compile(rule: str) -> re.Pattern[str]:
     try:
         return re.compile(rule, re.IGNORECASE)
     except re.error as error:
-        # never less careful than asked: the text itself is still looked for
-        log.warning("TENSORTAP_SECRETS: %r is no regular expression (%s)", rule, error)
-        return re.compile(re.escape(rule), re.IGNORECASE)
+        log.warning("TENSORTAP_SECRETS is not a regular expression: %r (%s)", rule, error)
+        return re.compile(re.escape(rule), re.IGNORECASE)  # never less careful than asked
 
 
 def looks_secret(data: bytes) -> bool:
-    """Whether bytes of a file hold the shape of a known credential."""
+    """Return whether bytes contain the format of a known credential."""
     text = data.decode("utf-8", "replace")
     return any(_SHAPES.match(text, start.start()) for start in _STARTS.finditer(text))
 
@@ -274,7 +251,7 @@ _CREDENTIAL_FILES = re.compile(
 
 
 def is_credential_file(name: str) -> bool:
-    """Whether a file of this name is one that people keep credentials in.
+    """Return whether people keep credentials in a file of this name.
 
     >>> is_credential_file(".env"), is_credential_file("train.py")
     (True, False)

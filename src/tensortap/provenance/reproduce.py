@@ -4,8 +4,8 @@
 
     OUT/
       project/           a git worktree at the commit, with the patch applied
-      requirements.txt   exact versions; what is on no index is a comment that says where it was
-      environment.sh     the variables; secrets and those of the old session are comments
+      requirements.txt   exact versions; packages that are on no index are comments
+      environment.sh     the variables; secrets and those of the old shell are comments
       run.sh             cd and the command
       README.txt         what could not be restored
 """
@@ -28,24 +28,24 @@ from tensortap.errors import NotFound, TensortapError
 from tensortap.limits import format_size
 from tensortap.provenance import versions
 from tensortap.provenance.gitcmd import Git, GitFailed
-from tensortap.provenance.packages import normalised
+from tensortap.provenance.packages import normalized
 from tensortap.provenance.recipe import Recipe, requirements
 
-TIMEOUT = 600.0  # seconds; a checkout of a large repository takes its time
-_FETCH = {"GIT_NO_LAZY_FETCH": "0"}  # a partial clone has to get what it checks out
+TIMEOUT = 600.0  # seconds; a checkout of a large repository takes long
+_FETCH = {"GIT_NO_LAZY_FETCH": "0"}  # a partial clone has to fetch what it checks out
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """A folder in which a run can be started again, and what it lacks."""
+    """A folder in which a run can be started again."""
 
     folder: Path
     script: Path
     missing: tuple[str, ...]  # what could not be restored
-    notes: tuple[str, ...]  # what else to know
+    notes: tuple[str, ...]
 
     def start(self) -> int:
-        """Run it here, with this Python; its exit status."""
+        """Run the program with this Python, and return its exit status."""
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
         environ = {**os.environ, "PYTHON": sys.executable, "PATH": path}
         return subprocess.run(["sh", str(self.script)], env=environ, check=False).returncode
@@ -59,83 +59,68 @@ def reproduce(
     version: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Reproduced:
-    """Make a folder in which a run can be started again.
+    """Create a folder in which a run can be started again.
 
-    ``repo`` is a clone of the project (or an address to clone) if it is not where it was.
-    ``version`` is the number of a ``git_info`` in the run; else the first, the state in which
-    the program started::
+    `repo` is a clone of the project, or a URL to clone, if it is no longer where it was.
+    `version` is the number of a ``git_info`` in the run (default: the first, the state in which
+    the program started). `say` is called with messages about the progress::
 
         reproduce("experiments/20261115_181530", "again").start()
     """
     run = Path(run)
-    runtime = _load(run, "runtime_info", version)
-    packages = _load(run, "packages", version, required=False)
-    git_info = _load(run, "git_info", version, required=False)
-    target = Path(out) if out is not None else Path(f"{run.resolve().name}_reproduced")
-    target = target.absolute()
-    made = not target.exists()
-    _make_empty(target)
-    job = _Job(run, target, runtime, packages, git_info, version, say)
+    if not run.is_dir():
+        raise NotFound(f"{run} is not a folder")
+    target = Path(out or f"{run.resolve().name}_reproduced").absolute()
+    job = _Job(run, target, version, say)
+    created = not target.exists()
     try:
-        return job.do(str(repo) if repo is not None else None)
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise TensortapError(f"{target} exists and is not empty: choose another with --out")
+    except OSError as error:
+        raise TensortapError(f"{target} cannot be created: {error}") from error
+    try:
+        return job.run(str(repo) if repo is not None else None)
     except Exception:
-        if made:  # leave nothing half done
+        if created:
             shutil.rmtree(target, ignore_errors=True)
         raise
 
 
-def _load(run: Path, stem: str, version: int | None, required: bool = True) -> dict[str, Any]:
-    if not run.is_dir():
-        raise NotFound(f"{run} is no folder")
-    number = versions.first_version(run, stem)
-    if version is not None and stem == "git_info":
-        known = versions.numbers(run, stem)
-        number = version if version in known else None
-        if number is None and version != len(known) + 1:
-            raise NotFound(f"no version {version} of git_info in {run}; 1 to {len(known) + 1}")
-    found = versions.read_version(run, stem, number)
-    if found is None:
-        if not required:
-            return {}
-        raise NotFound(
-            f"{run} is no run that can be reproduced: it has no readable {stem}.json; "
-            "a run folder is one that tap.init() made"
-        )
-    return found
+def _load(run: Path, stem: str) -> dict[str, Any]:
+    return versions.read_version(run, stem, versions.first_version(run, stem)) or {}
 
 
-def _make_empty(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise TensortapError(f"{folder} exists and is not empty; choose another with --out")
-    except OSError as error:
-        raise TensortapError(f"{folder} cannot be made: {error}") from error
+def _load_git_info(run: Path, version: int | None) -> dict[str, Any]:
+    numbers = versions.numbers(run, "git_info")
+    if version is None:
+        return _load(run, "git_info")
+    if version not in (*numbers, len(numbers) + 1):
+        raise NotFound(f"no version {version} of git_info in {run}: it has 1 to {len(numbers) + 1}")
+    return versions.read_version(run, "git_info", version if version in numbers else None) or {}
 
 
 class _Job:
     def __init__(
-        self,
-        run: Path,
-        out: Path,
-        runtime: dict[str, Any],
-        packages: dict[str, Any],
-        git_info: dict[str, Any],
-        version: int | None,
-        say: Callable[[str], None],
+        self, run: Path, out: Path, version: int | None, say: Callable[[str], None]
     ) -> None:
         self._run = run
         self._out = out
-        self._runtime = runtime
-        self._packages = packages
-        self._git_info = git_info
-        self._project: dict[str, Any] = git_info.get("project_git_info") or {}
         self._version = version
         self._say = say
+        self._runtime = _load(run, "runtime_info")
+        if not self._runtime:
+            raise NotFound(
+                f"{run} cannot be reproduced: it has no readable runtime_info.json; "
+                "tap.init() creates folders that can"
+            )
+        self._packages = _load(run, "packages")
+        self._git_info = _load_git_info(run, version)
+        self._project: dict[str, Any] = self._git_info.get("project_git_info") or {}
         self.missing: list[str] = []
         self.notes: list[str] = []
 
-    def do(self, repo: str | None) -> Reproduced:
+    def run(self, repo: str | None) -> Reproduced:
         worktree = self._restore_project(repo)
         self._restore_packages()
         recipe = Recipe(self._runtime, self._project.get("repository") or "", worktree)
@@ -145,26 +130,27 @@ class _Job:
         script.chmod(0o755)
         self.missing += recipe.missing
         self.notes += recipe.notes
-        self._about_python()
-        self._about_modifications()
+        modified = list(self._git_info.get("runtime_modifications") or {})
+        if modified:
+            self.notes.append(f"the program replaced {len(modified)} functions: {_few(modified)}")
         self._write_readme()
         return Reproduced(self._out, script, tuple(self.missing), tuple(self.notes))
 
-    # the code
+    # -- code --------------------------------------------------------------------------------
 
     def _restore_project(self, repo: str | None) -> Path | None:
-        status = self._project.get("status", "not recorded")
-        worktree = self._out / "project"
-        commit = self._project.get("commit_id") or ""
-        known = versions.numbers(self._run, "git_info")
-        if known and self._version is None:
+        changes = len(versions.numbers(self._run, "git_info"))
+        if changes and self._version is None:
             self.notes.append(
-                f"the state of the code changed {len(known)} times during the run; this is the "
-                f"first, at the start (--version {len(known) + 1} for the last)"
+                f"the code changed {changes} times during the run; this is the first state, at "
+                f"the start (--version {changes + 1} for the last)"
             )
+        commit = self._project.get("commit_id") or ""
         if not commit and not self._project.get("git_diff"):
-            self.missing.append(f"the code: its git state was {status!r} when it ran")
+            status = self._project.get("status", "not recorded")
+            self.missing.append(f"the code: its git status was {status!r} when it ran")
             return None
+        worktree = self._out / "project"
         if commit:
             self._checkout(repo, commit, worktree)
         else:  # a repository before its first commit: the patch is everything
@@ -185,38 +171,34 @@ class _Job:
             self._clone(repo, commit, worktree)
             return
         source = self._find_repository(repo, commit)
-        git = Git(source, timeout=TIMEOUT)
         try:
-            git.run("worktree", "add", "--detach", str(worktree), commit, environ=_FETCH)
+            _add_worktree(source, worktree, commit)
         except GitFailed as error:
-            # a repository that may only be read: borrow its objects instead
+            # the repository may be read-only: share its objects instead
             shutil.rmtree(worktree, ignore_errors=True)
-            self.notes.append(f"a clone, because a worktree could not be made: {error}")
+            self.notes.append(f"project/ is a clone, because git could not add a worktree: {error}")
             self._clone(str(source), commit, worktree, "--shared")
         else:
             self.notes.append(f"remove it with: git -C {source} worktree remove --force {worktree}")
 
     def _find_repository(self, repo: str | None, commit: str) -> Path:
         places = [repo] if repo else [self._project.get("repository"), self._project.get("git_dir")]
-        there = [Path(place) for place in places if place and os.path.isdir(place)]
+        folders = [Path(place) for place in places if place and os.path.isdir(place)]
         remote = self._project.get("remote") or ""
-        if not there:
-            gone = " and ".join(str(place) for place in places if place)
-            from_where = f"; it was cloned from {remote}" if remote else ""
+        if not folders:
+            old = " or ".join(str(place) for place in places if place)
+            hint = f"; it was cloned from {remote}" if remote else ""
             raise NotFound(
-                f"the repository is no longer at {gone}{from_where}; "
-                "name a clone of it, or an address, with --repo"
+                f"the repository is no longer at {old}{hint}; "
+                "name a clone of it, or a URL, with --repo"
             )
-        for place in there:
-            try:
-                Git(place).run("cat-file", "-e", f"{commit}^{{commit}}")
-            except GitFailed:
-                continue
-            return place
-        fetch = f"git -C {there[0]} fetch {remote or 'origin'} {commit}"
+        for folder in folders:
+            if Git(folder).has_commit(commit):
+                return folder
         branch = self._project.get("branch") or ""
         hint = f" (it was on branch {branch})" if branch and branch != "(detached)" else ""
-        raise NotFound(f"commit {commit} is not in {there[0]}{hint}; get it with: {fetch}")
+        fetch = f"git -C {folders[0]} fetch {remote or 'origin'} {commit}"
+        raise NotFound(f"commit {commit} is not in {folders[0]}{hint}; get it with: {fetch}")
 
     def _clone(self, source: str, commit: str, worktree: Path, *options: str) -> None:
         git = Git(self._out, timeout=TIMEOUT)
@@ -225,10 +207,8 @@ class _Job:
         except GitFailed as error:
             raise NotFound(f"{source} cannot be cloned: {error}") from error
         clone = Git(worktree, timeout=TIMEOUT)
-        try:
-            clone.run("cat-file", "-e", f"{commit}^{{commit}}")
-        except GitFailed:
-            try:  # not on a branch: some servers hand it out all the same
+        if not clone.has_commit(commit):
+            try:  # some servers hand out commits that are on no branch
                 clone.run("fetch", "--quiet", "origin", commit)
             except GitFailed as error:
                 raise NotFound(
@@ -239,16 +219,11 @@ class _Job:
     def _restore_submodules(self, worktree: Path, repo: str | None) -> None:
         for path, info in (self._project.get("submodules") or {}).items():
             commit = info.get("commit_id") or ""
-            places = [Path(repo) / path] if repo else []
-            places += [Path(info[key]) for key in ("repository", "git_dir") if info.get(key)]
-            for place in places:
-                if not place.is_dir():
-                    continue
+            folders = [Path(repo) / path] if repo else []
+            folders += [Path(info[key]) for key in ("repository", "git_dir") if info.get(key)]
+            for folder in filter(Path.is_dir, folders):
                 try:
-                    Git(place, timeout=TIMEOUT).run(
-                        "worktree", "add", "--detach", "--force", str(worktree / path), commit,
-                        environ=_FETCH,
-                    )  # fmt: skip
+                    _add_worktree(folder, worktree / path, commit)
                 except GitFailed:
                     continue
                 self._apply(info, worktree / path)
@@ -260,27 +235,29 @@ class _Job:
                 )
 
     def _apply(self, info: dict[str, Any], worktree: Path) -> None:
-        told = info.get("git_diff") or ""
-        if not told.startswith("See "):
+        patch = self._patch_of(info)
+        if patch is None:
             return
-        name = os.path.basename(told[4:])
-        patch = self._run / name
-        wanted = info.get("patch_sha256")
         if not patch.is_file():
-            self.missing.append(f"uncommitted changes: {name} is not in the run")
+            self.missing.append(f"uncommitted changes: {patch.name} is not in the run")
             return
-        if wanted and hashlib.sha256(patch.read_bytes()).hexdigest() != wanted:
-            self.missing.append(f"{name} is not the patch that git_info.json speaks of")
-        self._say(f"applying {name}")
+        expected = info.get("patch_sha256")
+        if expected and hashlib.sha256(patch.read_bytes()).hexdigest() != expected:
+            self.missing.append(f"{patch.name} is not the patch that git_info.json refers to")
+        self._say(f"applying {patch.name}")
         try:
             Git(worktree, timeout=TIMEOUT).run(
                 "-c", "apply.ignoreWhitespace=no", "-c", "core.autocrlf=false",
                 "apply", "--whitespace=nowarn", str(patch.absolute()),
             )  # fmt: skip
         except GitFailed as error:
-            self.missing.append(f"uncommitted changes: {name} does not apply: {error}")
+            self.missing.append(f"uncommitted changes: {patch.name} does not apply: {error}")
 
-    # the packages
+    def _patch_of(self, info: dict[str, Any]) -> Path | None:
+        diff = info.get("git_diff") or ""
+        return self._run / os.path.basename(diff[4:]) if diff.startswith("See ") else None
+
+    # -- packages ----------------------------------------------------------------------------
 
     def _restore_packages(self) -> None:
         if not self._packages:
@@ -290,42 +267,39 @@ class _Job:
         text, missing = requirements(self._packages, checkouts)
         (self._out / "requirements.txt").write_text(text, "utf-8")
         self.missing += missing
-        for info in checkouts.values():
-            told = info.get("git_diff") or ""
-            if told.startswith("See ") and (self._run / told[4:]).is_file():
-                shutil.copyfile(self._run / told[4:], self._out / told[4:])
-        differ = self._differing()
-        if differ:
-            some = ", ".join(differ[:5]) + (", …" if len(differ) > 5 else "")
-            self.notes.append(
-                f"{len(differ)} packages are not as they were in this environment ({some}): "
-                "pip install -r requirements.txt"
-            )
-
-    def _differing(self) -> list[str]:
+        for patch in map(self._patch_of, checkouts.values()):
+            if patch is not None and patch.is_file():
+                shutil.copyfile(patch, self._out / patch.name)
         here = {
-            normalised(str(dist.name)): dist.version
+            normalized(str(dist.name)): dist.version
             for dist in importlib.metadata.distributions()
             if dist.name
         }
         then = self._packages.get("all_packages") or {}
-        return [name for name, version in then.items() if here.get(normalised(name)) != version]
-
-    def _about_python(self) -> None:
-        then = str(self._packages.get("python_version") or "")
-        if then and then != platform.python_version():
-            self.missing.append(f"Python {then}: this is {platform.python_version()}")
-
-    def _about_modifications(self) -> None:
-        names = list(self._git_info.get("runtime_modifications") or {})
-        if names:
-            some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-            self.notes.append(f"the program had replaced {len(names)} functions itself: {some}")
+        differ = [name for name, version in then.items() if here.get(normalized(name)) != version]
+        if differ:
+            self.notes.append(
+                f"{len(differ)} packages differ from this environment ({_few(differ)}): "
+                "pip install -r requirements.txt"
+            )
+        python = str(self._packages.get("python_version") or "")
+        if python and python != platform.python_version():
+            self.missing.append(f"Python {python}: this is {platform.python_version()}")
 
     def _write_readme(self) -> None:
-        lines = [f"Made by `tensortap reproduce {self._run}`. Start it with: sh run.sh", ""]
+        lines = [f"Created by `tensortap reproduce {self._run}`. Start it with: sh run.sh", ""]
         if self.missing:
             lines += ["Could not be restored:", *(f"- {text}" for text in self.missing), ""]
         if self.notes:
-            lines += ["To know:", *(f"- {text}" for text in self.notes), ""]
+            lines += ["Notes:", *(f"- {text}" for text in self.notes), ""]
         (self._out / "README.txt").write_text("\n".join(lines), "utf-8")
+
+
+def _add_worktree(repository: Path, worktree: Path, commit: str) -> None:
+    Git(repository, timeout=TIMEOUT).run(
+        "worktree", "add", "--detach", "--force", str(worktree), commit, environ=_FETCH
+    )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

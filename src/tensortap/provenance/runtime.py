@@ -1,11 +1,12 @@
-"""runtime_info.json: the command, its environment, the machine and the seeds; only looked at.
+"""runtime_info.json: the command, its environment, the machine and the seeds.
 
-Nothing is imported or initialised: a framework is asked only if the program has loaded it, and a
-device only if the program has it in use already.
+Collecting this imports and initializes nothing: a framework is asked only if the program has
+loaded it, and a device only if the program already uses it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import os
@@ -18,28 +19,33 @@ from typing import Any
 
 from tensortap.provenance.redact import Redactor
 
-# What one launcher or another sets for each of the processes that it starts.
+# variables that launchers set for each of the processes that they start
 LAUNCHED = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )  # fmt: skip
+_LAUNCHERS = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "lightning", "fabric")
 
 
 def runtime_info(redactor: Redactor | None = None) -> dict[str, Any]:
-    """What runtime_info.json holds.
+    """Return the content of runtime_info.json.
 
     >>> sorted(runtime_info()["command"])[:3]
     ['argv', 'executable', 'full_command']
     """
     redactor = redactor or Redactor()
+    try:
+        working_directory = os.getcwd()
+    except OSError:  # it was deleted
+        working_directory = os.environ.get("PWD", "")
     return {
-        "command": command_info(redactor),
+        "command": _command(redactor),
         "environment_variables": {
             _text(name): _text(value) for name, value in redactor.variables(os.environ).items()
         },
-        "working_directory": _text(_working_directory()),
+        "working_directory": _text(working_directory),
         "timestamp": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -50,71 +56,63 @@ def runtime_info(redactor: Redactor | None = None) -> dict[str, Any]:
 
 
 def comparable(info: dict[str, Any]) -> dict[str, Any]:
-    """What of runtime_info.json makes a new version when it changes: not clocks and states."""
-    seen = {key: value for key, value in info.items() if key != "timestamp"}
-    seen["seeds"] = {k: v for k, v in info["seeds"].items() if not k.endswith("_state")}
-    return seen
+    """Return the part of runtime_info.json that makes a new version when it changes."""
+    seeds = info.get("seeds") or {}
+    steady = {name: value for name, value in seeds.items() if not name.endswith("_state")}
+    return {**{k: v for k, v in info.items() if k != "timestamp"}, "seeds": steady}
 
 
-def command_info(redactor: Redactor) -> dict[str, Any]:
-    """The command: ``argv`` as the program sees it, ``full_command`` to paste into a shell."""
-    original = list(getattr(sys, "orig_argv", ()))[1:]
-    if not original:
-        original = list(sys.argv)  # Python inside another program
+def _command(redactor: Redactor) -> dict[str, Any]:
+    """Return ``argv`` as the program sees it, and ``full_command`` to paste into a shell."""
+    original = sys.orig_argv[1:] or sys.argv  # the latter for Python inside another program
+    full = shlex.join([sys.executable or "python", *redactor.arguments(original)])
     command = {
         "executable": _text(sys.executable or ""),
-        "argv": [_text(a) for a in redactor.arguments([str(a) for a in sys.argv])],
-        "full_command": _text(
-            shlex.join([sys.executable or "python", *redactor.arguments(original)])
-        ),
+        "argv": [_text(word) for word in redactor.arguments([str(word) for word in sys.argv])],
+        "full_command": _text(full),
     }
-    launcher = _launcher(redactor)
+    launcher = _launcher()
     if launcher:
-        command["launcher"] = launcher
+        command["launcher"] = _text(shlex.join(redactor.arguments(launcher)))
     return command
 
 
-def _launcher(redactor: Redactor) -> str:
-    """The command of torchrun and its kind, if one of them started this process."""
+def _launcher() -> list[str]:
+    """Return the command of torchrun or a similar launcher, if one has started this process."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return ""
+        return []
     try:
-        parts = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     except OSError:
-        return ""
-    words = [os.fsdecode(part) for part in parts if part]
-    known = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "lightning", "fabric")
-    if not any(name in word for word in words[:4] for name in known):
-        return ""
-    return _text(shlex.join(redactor.arguments(words)))
+        return []
+    words = [os.fsdecode(word) for word in command.split(b"\0") if word]
+    known = any(name in word for word in words[:4] for name in _LAUNCHERS)
+    return words if known else []
 
 
 def seeds() -> dict[str, Any]:
-    """The seeds that can be read without drawing a number.
+    """Return the seeds that can be read without drawing a number.
 
-    A ``…_state`` is a fingerprint of a generator: equal ones will draw equal numbers.
+    Those that end in ``_state`` are digests of a generator: equal ones draw equal numbers.
     """
     found: dict[str, Any] = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")}
-    for name, look in (("random", _random), ("numpy", _numpy), ("torch", _torch), ("jax", _jax)):
+    for name, read in (("random", _random), ("numpy", _numpy), ("torch", _torch), ("jax", _jax)):
         if name in sys.modules:
-            try:
-                found.update(look(sys.modules[name]))
-            except Exception:  # half imported, an old version: there is none to read
-                continue
+            with contextlib.suppress(Exception):  # half imported, or a version without it
+                found.update(read(sys.modules[name]))
     return found
 
 
 def _random(random: Any) -> dict[str, Any]:
-    return {"random_state": _fingerprint(repr(random.getstate()).encode())}
+    return {"random_state": _digest(repr(random.getstate()).encode())}
 
 
 def _numpy(numpy: Any) -> dict[str, Any]:
     if "numpy.random" not in sys.modules:
         return {}
-    state = sys.modules["numpy.random"].get_state(legacy=False)
-    inner = state["state"]
-    data = inner["key"].tobytes() if "key" in inner else repr(sorted(inner.items())).encode()
-    return {"numpy_state": _fingerprint(data + repr(inner.get("pos")).encode())}
+    state = sys.modules["numpy.random"].get_state(legacy=False)["state"]
+    data = state["key"].tobytes() if "key" in state else repr(sorted(state.items())).encode()
+    return {"numpy_state": _digest(data + repr(state.get("pos")).encode())}
 
 
 def _torch(torch: Any) -> dict[str, Any]:
@@ -131,74 +129,39 @@ def _jax(jax: Any) -> dict[str, Any]:
     }
 
 
-def _fingerprint(data: bytes) -> str:
+def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def device_names() -> list[str]:
-    """The processor, and the accelerators that are known without waking one up."""
-    found = [_processor()]
-    for look in (_cuda_of_torch, _devices_of_jax):
-        try:
-            names = look()
-        except Exception:  # a driver that is in a bad state must not matter here
-            names = []
-        found += names
-    if len(found) == 1:
-        found += _cuda_of_driver()
-    return [name for name in found if name]
+    """Return the processor and the NVIDIA devices; other accelerators are not looked for."""
+    found: list[str] = []
+    with contextlib.suppress(Exception):  # a broken driver must not matter here
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is not None and cuda.is_initialized():
+            found = [str(cuda.get_device_name(at)) for at in range(cuda.device_count())]
+    return [_processor(), *(found or _nvidia_devices())]
 
 
-def _cuda_of_torch() -> list[str]:
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return []
-    return [str(cuda.get_device_name(at)) for at in range(cuda.device_count())]
-
-
-def _devices_of_jax() -> list[str]:
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    backends = vars(bridge).get("_backends") if bridge is not None else None
-    if not isinstance(backends, dict):
-        return []
-    return [
-        str(device.device_kind)
-        for platform_name, backend in list(backends.items())
-        if platform_name not in ("cpu", "interpreter")
-        for device in backend.local_devices()
-    ]
-
-
-def _cuda_of_driver() -> list[str]:
-    found = []
+def _nvidia_devices() -> list[str]:
+    found: list[str] = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
+        with contextlib.suppress(OSError):
             lines = file.read_text("utf-8", "replace").splitlines()
-        except OSError:
-            continue
-        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return found
 
 
 def _processor() -> str:
-    count = os.cpu_count() or 1
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith(("model name", "Model", "Hardware")):
-                    return f"{line.partition(':')[2].strip()} ({count} cores)"
-    except OSError:
-        pass
-    return f"{platform.processor() or platform.machine()} ({count} cores)"
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was deleted under our feet
-        return os.environ.get("PWD", "")
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(errors="replace") as lines:
+        for line in lines:
+            if line.startswith(("model name", "Model", "Hardware")):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name} ({os.cpu_count() or 1} cores)"
 
 
 def _text(text: str) -> str:
-    """Text that every JSON reader takes: bytes that are no UTF-8 become question marks."""
+    """Return text for JSON: bytes that are not UTF-8 become question marks."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

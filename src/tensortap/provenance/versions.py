@@ -1,8 +1,8 @@
 """Provenance files in a run folder: the newest under its plain name, older ones numbered.
 
-``git_info.json`` is always the newest. When something changes, what was there becomes
+``git_info.json`` is always the newest. When something changes, the previous version becomes
 ``git_info.1.json``, the next one ``git_info.2.json``: the lowest number is the oldest, the state
-in which the program started. Patches go by the number of the ``git_info`` that speaks of them
+in which the program started. Patches have the number of the ``git_info`` that refers to them
 (``project.1.patch``). Every file is complete when it gets its name.
 """
 
@@ -18,30 +18,31 @@ from typing import Any
 
 from tensortap.provenance.pace import Pace
 
-KEPT = 100  # versions of a file; a program that changes its environment all the time gets no more
+KEPT = 100  # versions of a file
 
 
 def current(folder: Path, stem: str) -> dict[str, Any] | None:
-    """The newest version of a file, or None: there is none that can be read."""
-    return _read(folder / f"{stem}.json")
+    """Return the newest version of a file, or None if it does not exist or is damaged."""
+    return read_version(folder, stem, None)
 
 
 def numbers(folder: Path, stem: str) -> list[int]:
-    """The numbers of the older versions, oldest first.
+    """Return the numbers of the older versions, oldest first.
 
     >>> numbers(Path("/nowhere"), "git_info")
     []
     """
-    found = []
-    for file in folder.glob(f"{stem}.*.json"):
-        middle = file.name[len(stem) + 1 : -len(".json")]
-        if middle.isdigit():
-            found.append(int(middle))
-    return sorted(found)
+    middles = [file.name[len(stem) + 1 : -5] for file in folder.glob(f"{stem}.*.json")]
+    return sorted(int(middle) for middle in middles if middle.isdigit())
+
+
+def first_version(folder: Path, stem: str) -> int | None:
+    """Return the version in which the program started: a number, or None for the newest."""
+    return next(iter(numbers(folder, stem)), None)
 
 
 def numbered(name: str, number: int | None) -> str:
-    """The name of an older version.
+    """Return the file name of a version.
 
     >>> numbered("project.patch", 2)
     'project.2.patch'
@@ -53,43 +54,33 @@ def numbered(name: str, number: int | None) -> str:
 
 
 def read_version(folder: Path, stem: str, number: int | None) -> dict[str, Any] | None:
-    """One version of a file: None is the newest."""
-    return _read(folder / numbered(f"{stem}.json", number))
-
-
-def first_version(folder: Path, stem: str) -> int | None:
-    """The version in which the program started: a number, or None for the newest."""
-    known = numbers(folder, stem)
-    return known[0] if known else None
+    """Return one version of a file (None is the newest), or None if it cannot be read."""
+    try:
+        content = json.loads((folder / numbered(f"{stem}.json", number)).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def write(folder: Path, stem: str, info: Mapping[str, Any], *, pace: Pace, keep: bool) -> None:
-    """Make ``info`` the newest version; ``keep`` the one before it, unless it is one too many."""
+    """Make `info` the newest version; with `keep`, archive the one before it."""
     if keep:
         archive(folder, stem)
     _write_json(folder / f"{stem}.json", info, pace)
 
 
-def archive(folder: Path, stem: str, patches: tuple[str, ...] = ()) -> int | None:
-    """Copy the newest version, with its patches, to the next number."""
+def archive(folder: Path, stem: str, patches: tuple[str, ...] = ()) -> None:
+    """Copy the newest version and its patches to the next number, if there are not too many."""
     info = current(folder, stem)
-    known = numbers(folder, stem)
-    number = known[-1] + 1 if known else 1
+    number = (numbers(folder, stem) or [0])[-1] + 1
     if info is None or number > KEPT:
-        return None
+        return
+    text = json.dumps(info)
     for name in patches:
         with contextlib.suppress(FileNotFoundError):
             _copy(folder / name, folder / numbered(name, number))
-    text = json.dumps(info)
-    for name in patches:
         text = text.replace(f'"See {name}"', f'"See {numbered(name, number)}"')
     _write_json(folder / numbered(f"{stem}.json", number), json.loads(text), Pace(rest=0))
-    return number
-
-
-def put(source: Path, target: Path) -> None:
-    """Move a file that is complete to its name; on the same file system at once."""
-    os.replace(source, target)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -112,11 +103,3 @@ def _write_json(target: Path, info: Mapping[str, Any], pace: Pace) -> None:
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
