@@ -1,1 +1,1 @@
-"""Sources notice values: `catch` the ones that the user names."""
+"""Sources make records: catch, dump, track, trace and watch."""

@@ -1,4 +1,4 @@
-"""`catch`: any value, named or not, from anywhere in a program."""
+"""`catch`: capture any value, from anywhere in a program."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tensortap.pipeline.selection import CallCounter
 from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Shard
 from tensortap.sinks.connections import connections
+from tensortap.sources.checks import check_count
 from tensortap.sources.names import CallSites
 
 _getframe = sys._getframe
-_tracers: set[type] = set()  # the classes of values that JAX has only traced yet
+_tracers: set[type] = set()  # classes of values that JAX is tracing, which have no data yet
 _sites = CallSites()
 _known = _sites.known
 
@@ -30,15 +31,14 @@ def catch(
     server: str | None = None,
     shard: Shard | None = None,
 ) -> Ticket:
-    """Catch a value, as it is now, for whoever listens: ``tap.catch(loss, every=10)``.
+    """Capture a value as it is now: ``tap.catch(loss, every=10)``.
 
-    Without a name it is named after the expression. `every` takes each n-th call under the
-    name, `first` only that many of them, `when` is a condition or a function of the value,
-    `changed` passes over a value that equals the last one kept. `server` is ``"host:port"``
-    of another live session than the usual one. `shard` says which part of a larger tensor this
-    rank's value is; of a DTensor it is known. Inside a function that JAX compiles, all of it
-    is about the values that it computes each time it runs. Never raises, unless
-    ``TENSORTAP_STRICT=1``.
+    Without a name, the expression in the source is the name. `every` captures each n-th call of
+    the name, `first` at most that many, `when` is a condition or a function of the value, and
+    `changed` skips a value that equals the last one captured. `server` is the ``"host:port"`` of
+    a live session other than the default. `shard` is the position of this rank's value in a
+    larger tensor; a DTensor has its own. Inside a function that JAX compiles, the values of each
+    run are captured. Never raises, unless ``TENSORTAP_STRICT=1``.
     """
     try:
         if name is None:
@@ -49,7 +49,7 @@ def catch(
         except KeyError:
             counter = _first_call(name)
         if _tracers and type(value) in _tracers:
-            return _when_it_runs(value, name, every, first, when, changed, server)
+            return _catch_in_jit(value, name, every, first, when, changed, server)
         number = counter.tick()
         if counter.step != pipeline.clock.step:
             counter.begin(number, pipeline.clock.step)
@@ -70,7 +70,7 @@ def catch(
             value, counter, number, when=when, changed=changed, shard=shard, to=queues
         )
     except Exception as error:
-        return pipeline.fault(name, error, calls=1)
+        return _fault(name, error, every)
 
 
 def _first_call(name: str) -> CallCounter:
@@ -82,12 +82,20 @@ def _first_call(name: str) -> CallCounter:
     return pipeline.counters.of(name)
 
 
-def _when_it_runs(value: Any, name: str, *options: Any) -> Ticket:
+def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
+    try:
+        check_count("every", every)  # only here: a call that goes well does not pay for it
+    except (TypeError, ValueError) as invalid:
+        error = invalid
+    return pipeline.fault(name, error, calls=1)
+
+
+def _catch_in_jit(value: Any, name: str, *options: Any) -> Ticket:
     from tensortap.frameworks.jax.catch_in_jit import insert
 
     insert(value, name, *options)
     return SKIPPED
 
 
-# torch.compile must not look inside: what happens here is no part of a graph
+# torch.compile must not trace into it: capturing is not part of the graph
 catch._torchdynamo_disable = True  # type: ignore[attr-defined]

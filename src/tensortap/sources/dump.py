@@ -1,4 +1,4 @@
-"""`dump`: one plain file an object, in the folder of the run."""
+"""`dump`: one plain file per object, in the folder of the run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _sites = CallSites("obj")
 def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Path | None:
     """Write an object to a file of its own in the run, now: ``tap.dump(output, "layer1")``.
 
-    A torch tensor becomes a ``.pt``, an array a ``.npy``, anything else a ``.pkl``, or what
-    `register_format` says. A name that is used again gets a number; nothing is overwritten.
-    Returns the file, or None while capturing is off. What cannot be written (a full disk, an
-    object that no pickle holds) is logged and missing in the run, and training goes on;
-    ``TENSORTAP_STRICT=1`` raises.
+    A torch tensor becomes a ``.pt`` file, an array ``.npy``, anything else ``.pkl``, unless
+    `register_format` defines another format. A name that is used again gets a number; no file is
+    overwritten. Returns the path, or None while capturing is off. If the object cannot be written
+    (a full disk, an object that cannot be pickled), that is logged, the run lists it as missing,
+    and training continues; ``TENSORTAP_STRICT=1`` raises.
     """
     if not pipeline.enabled:
         return None
@@ -55,25 +55,25 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     return path
 
 
-_numbers: dict[tuple[Path, str], int] = {}  # a name of files in a run → the next number of it
+_numbers: dict[tuple[Path, str], int] = {}  # file name in a run → number of the next file
 
 
 def write_file(obj: Any, name: str, run: OpenRun) -> Path:
-    """Write the file under a draft's name, then give it the first name that is free."""
+    """Write a temporary file, then link it under the first free name; return the path."""
     form = format_of(obj)
     rank = f"_rank{ranks.rank_and_world_size()[0]}" if run.world_size > 1 else ""
     draft = run.path / f".{os.getpid()}-{time.monotonic_ns()}{form.suffix}"
     try:
         form.save(obj, draft)
         stem = file_name(name)
-        # not from the beginning: the thousandth file of a name would look at all others first
+        # start at the last number: otherwise each file would test the names of all before it
         key = (run.path, f"{stem}{rank}{form.suffix}")
         number = _numbers.get(key, 0)
         while True:
             count = f"_{number:04d}" if number else ""
             path = run.path / f"{stem}{count}{rank}{form.suffix}"
             try:
-                os.link(draft, path)  # unlike a rename it never overwrites
+                os.link(draft, path)  # unlike a rename, a link never overwrites
             except FileExistsError:
                 number += 1
                 continue

@@ -1,4 +1,4 @@
-"""`init`: a run on disk for everything that is captured from here on."""
+"""`init` and `finish`: the run on disk that gets everything captured in between."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tensortap.wire.worker import leave_main
 
 log = logging.getLogger("tensortap")
 
-_END = 60.0  # seconds that the end of a run may take: what was captured is to be kept
+_END = 60.0  # seconds that writing the rest of a run may take
 
 
 class OpenRun:
@@ -35,7 +35,7 @@ class OpenRun:
         self.world_size = world_size
         sink = StoreSink(path, rank, durable=durable, ledger=pipeline.ledger)
         self.queue = Queue(sink, budget=buffer_size(), overflow="newest", name="store")
-        self.next_step = 0  # where the next tracker goes on
+        self.next_step = 0  # first step of the next tracker
         self._before = pipeline.receipt()
         self.keeper: Any = None
         if rank == 0:
@@ -46,12 +46,12 @@ class OpenRun:
         pipeline.attach(self.queue)
 
     def finish(self) -> None:
-        """Write what is under way and say in the run that it has ended, and what it cost."""
+        """Write the rest and the receipt, and mark the run as ended."""
         receipt = pipeline.receipt()
         pipeline.detach(self.queue)
         try:
             self.queue.close(_END)
-            self._keep(receipt)
+            self._write_receipt(receipt)
             if self.keeper is not None:
                 self.keeper.close()
             if self.rank == 0:
@@ -59,12 +59,12 @@ class OpenRun:
         finally:
             pipeline.restart()
 
-    def _keep(self, receipt: Receipt) -> None:
+    def _write_receipt(self, receipt: Receipt) -> None:
         cost = dataclasses.asdict(receipt.since(self._before))
         try:
             write_json(receipt_file(self.path, self.rank), cost)
         except OSError as error:  # a full disk, or a folder that was removed
-            log.warning("tensortap: the receipt of %s was not kept: %s", self.path, error)
+            log.warning("tensortap: cannot write the receipt of %s: %s", self.path, error)
 
 
 _open: OpenRun | None = None
@@ -73,10 +73,11 @@ _lock = threading.Lock()
 
 
 def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
-    """Start a run below `folder`, named after the time; everything captured is kept there.
+    """Start a run in a new folder below `folder`; it keeps everything captured from now on.
 
-    All ranks of a job share one folder. `durable` makes what a flush has confirmed survive a
-    power cut as well. A run that was open is ended first. Returns the folder of the run.
+    All ranks of a job share the folder, which is named after the time. With `durable`, what a
+    flush has confirmed survives even a power failure. An open run is finished first. Returns the
+    folder of the run.
     """
     global _open, _registered
     leave_main()
@@ -93,7 +94,7 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
 
 
 def finish() -> None:
-    """End the run: it is complete when this returns. Steps begin anew."""
+    """Finish the run: it is complete when this returns. Steps start at 0 again."""
     with _lock:
         _finish()
 
@@ -105,7 +106,7 @@ def _finish() -> None:
     try:
         _open.finish()
     except Exception:
-        _open = None  # a run that cannot end does not bar the next one
+        _open = None  # an error must not prevent the next run
         raise
     _open = None
 
@@ -116,30 +117,30 @@ def _finish_at_exit() -> None:
 
 
 def opened() -> OpenRun | None:
-    """The run that is open, if one is."""
+    """Return the open run, or None."""
     return _open
 
 
 def current() -> OpenRun:
-    """The run that is open."""
+    """Return the open run; raise NotFound if there is none."""
     if _open is None:
         raise NotFound("no run is open: call tap.init('runs') first")
     return _open
 
 
 def update_metadata() -> None:
-    """Look again at packages, git and the environment; what has changed is written anew."""
+    """Collect packages, git state and environment again, and write what has changed."""
     run = current()
     if run.keeper is not None:
         run.keeper.update(force=True)
 
 
-def _forget() -> None:
-    # a forked child does not write into the files of its parent
+def _after_fork() -> None:
+    # a forked child must not write into the files of its parent
     global _open, _lock, _registered
     _open = None
     _registered = False
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_after_fork)
