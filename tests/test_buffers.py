@@ -1,4 +1,4 @@
-"""Recycled memory: blocks go round, and nothing is handed out twice."""
+"""Recycled memory: blocks are reused, and never leased twice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_larger_values_never_get_smaller_blocks(nbytes):
     assert size_class(nbytes) >= size_class(nbytes - 1)
 
 
-def test_a_block_goes_round():
+def test_reuses_a_returned_block():
     pool = Pool()
     lease = pool.acquire(100_000)
     where = lease.address
@@ -69,10 +69,10 @@ def test_small_blocks_share_a_segment_and_large_ones_do_not():
 
 @given(st.lists(st.tuples(st.integers(1, 300_000), st.integers(0, 5)), max_size=40))
 @settings(max_examples=60)
-def test_blocks_that_are_held_never_overlap(orders):
+def test_leased_blocks_never_overlap(requests):
     pool = Pool(shared=False)
     held = []
-    for nbytes, drop in orders:
+    for nbytes, drop in requests:
         held.append(pool.acquire(nbytes))
         assert held[-1].writable.nbytes == nbytes
         if drop < len(held):
@@ -99,10 +99,10 @@ def test_many_threads_share_a_pool():
         thread.join()
     assert not wrong
     pool.trim(-1)
-    assert pool.nbytes == 0, "a block was lost on the way back"
+    assert pool.nbytes == 0, "a block was not returned"
 
 
-def test_a_retired_segment_is_never_written_again():
+def test_retired_segment_is_never_leased_again():
     pool = Pool()
     held = pool.acquire(1 << 20)
     segment = held.segment
@@ -121,7 +121,7 @@ def test_a_retired_segment_is_never_written_again():
     assert idle.fd < 0
 
 
-def test_trim_gives_back_what_nobody_uses():
+def test_trim_frees_unused_segments():
     pool = Pool()
     held, idle = pool.acquire(20 << 20), pool.acquire(40 << 20)
     gone = idle.segment.number
@@ -132,20 +132,20 @@ def test_trim_gives_back_what_nobody_uses():
     assert pool.acquire(40 << 20).segment.number not in (gone, held.segment.number)
 
 
-def test_the_pool_does_not_take_the_last_memory(monkeypatch):
+def test_pool_leaves_a_reserve_of_memory(monkeypatch):
     pool = Pool(shared=False)
     kept = pool.acquire(1 << 20)
     monkeypatch.setattr(buffers, "available_memory", lambda: pool._reserve + (1 << 20))
     with pytest.raises(OutOfMemory, match="this machine is low on memory"):
         pool.acquire(2 << 20)
-    pool.acquire(1 << 20)  # what is there already can be used
+    pool.acquire(1 << 20)  # free blocks can still be used
     del kept
     with pytest.raises(MemoryError):
         pool.acquire(1 << 40)
     assert pool.nbytes <= SLAB
 
 
-def test_a_failed_mapping_leaves_no_file_open(monkeypatch):
+def test_failed_mapping_closes_its_file(monkeypatch):
     before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(buffers.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(12)))
     with pytest.raises(OSError, match="12"):
@@ -153,7 +153,7 @@ def test_a_failed_mapping_leaves_no_file_open(monkeypatch):
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-def test_bytes_that_are_on_their_way_are_waited_for():
+def test_view_waits_for_a_running_copy():
     pool = Pool(shared=False)
     lease = pool.acquire(4)
     calls = []
@@ -169,13 +169,13 @@ def test_bytes_that_are_on_their_way_are_waited_for():
     assert calls == [1]
 
 
-def test_views_of_whatever_holds_bytes():
+def test_view_of_bytes():
     assert bytes(view_of(b"abc")) == b"abc"
     assert bytes(view_of(memoryview(b"abc"))) == b"abc"
     assert view_of(b"").nbytes == view_of(memoryview(b"")).nbytes == 0
 
 
-def test_a_segment_is_sealed_in_its_size():
+def test_size_of_a_segment_is_sealed():
     segment = Segment(1, 8192, shared=True)
     for size in (4096, 16384):
         with pytest.raises(PermissionError):
@@ -207,7 +207,7 @@ except TypeError: sys.stderr.write("read only")
     assert done.stderr == b"read only"
 
 
-def test_a_mapping_outlives_the_segment():
+def test_mapping_outlives_its_segment():
     pool = Pool()
     lease = pool.acquire(1 << 20)
     lease.writable[:5] = b"still"
@@ -220,14 +220,14 @@ def test_a_mapping_outlives_the_segment():
 
 
 @pytest.mark.parametrize("nbytes", [4096, 16384, 0, -1])
-def test_a_mapping_has_the_size_that_was_said(nbytes):
+def test_mapping_checks_the_size(nbytes):
     segment = Segment(1, 8192, shared=True)
     with pytest.raises((OSError, ValueError)):
         MappedSegment(os.getpid(), segment.fd, nbytes)
     segment.close()
 
 
-def test_only_sealed_segments_of_tensortap_are_mapped(tmp_path):
+def test_maps_only_sealed_tensortap_segments(tmp_path):
     loose = os.memfd_create("tensortap", os.MFD_ALLOW_SEALING)
     os.ftruncate(loose, 4096)
     with pytest.raises(OSError, match="not sealed"):
@@ -244,7 +244,7 @@ def test_only_sealed_segments_of_tensortap_are_mapped(tmp_path):
     os.close(file)
 
 
-def test_a_slot_tells_when_it_is_dropped_and_can_move_home():
+def test_remote_block_reports_when_it_is_freed_and_can_be_copied():
     pool, home = Pool(), Pool(shared=False)
     lease = pool.acquire(1 << 20)
     lease.writable[:] = b"a" * (1 << 20)
@@ -267,8 +267,8 @@ def test_a_slot_tells_when_it_is_dropped_and_can_move_home():
     assert seen.used == 0
 
 
-def test_a_child_of_fork_does_not_write_where_its_parent_reads():
-    """The memory is shared with a forked child: it has to take memory of its own."""
+def test_forked_child_does_not_write_into_memory_of_its_parent():
+    """Segments are shared with a forked child, which has to allocate its own."""
     code = f"""
 import sys; sys.path.insert(0, {SOURCE!r})
 import os, numpy

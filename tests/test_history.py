@@ -1,4 +1,4 @@
-"""The bounded memory: what goes first, what stays, and that it all adds up."""
+"""The bounded history: what it evicts, what it keeps, and its counts."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ orders = st.lists(
 
 
 @given(orders, st.integers(8 * KIB, 40 * KIB), st.integers(1, 5))
-@settings(max_examples=300)
-def test_the_oldest_of_the_most_repeated_go_first(order, bound, together):
-    """Against a model that looks at everything each time."""
+@settings(max_examples=100)
+def test_evicts_the_oldest_of_the_longest_series(order, bound, together):
+    """Compare with a simple model that searches everything each time."""
     history = History(bound)
     written = [record(n, size, number=i, rank=r) for i, (n, size, r) in enumerate(order)]
     model: dict[tuple, list[Record]] = {}
-    gone = 0
+    evicted = 0
     for one in written:
         model.setdefault((one.name, one.kind, one.rank), []).append(one)
-        held = lambda: sum(record_nbytes(r) for track in model.values() for r in track)
+        held = lambda: sum(record_nbytes(r) for series in model.values() for r in series)
         if held() > bound:
             goal = bound - bound // 64
             while held() > goal:
-                tracks = [t for t in model.values() if t and t[0] is not one]
-                if not tracks:
+                others = [t for t in model.values() if t and t[0] is not one]
+                if not others:
                     break
                 # the longest; of equals the one whose oldest is the oldest
-                max(tracks, key=lambda t: (len(t), -t[0].time_ns)).pop(0)
-                gone += 1
+                max(others, key=lambda t: (len(t), -t[0].time_ns)).pop(0)
+                evicted += 1
             if held() > bound:
                 model[one.name, one.kind, one.rank].remove(one)
-                gone += 1
+                evicted += 1
     for i in range(0, len(written), together):
         history.write(written[i : i + together])
         assert history.nbytes <= bound
-    expected = {key: track for key, track in model.items() if track}
+    expected = {key: series for key, series in model.items() if series}
     found = {(r.name, r.kind, r.rank): n for n, r in history.latest()}
-    assert found == {key: len(track) for key, track in expected.items()}
+    assert found == {key: len(series) for key, series in expected.items()}
     for name in "abcd":
-        kept = [r for key, track in expected.items() if key[0] == name for r in track]
+        kept = [r for key, series in expected.items() if key[0] == name for r in series]
         assert history.records(name) == sorted(kept, key=lambda r: r.time_ns)
-    assert sum(history.evicted.values()) == gone
-    assert history.written == len(written) == gone + sum(len(t) for t in expected.values())
+    assert sum(history.evicted.values()) == evicted
+    assert history.written == len(written) == evicted + sum(len(t) for t in expected.values())
     assert history.nbytes == sum(record_nbytes(r) for t in expected.values() for r in t)
 
 
-def test_what_has_just_come_is_not_what_goes():
+def test_keeps_the_newest_record():
     history = History(10_000)
     history.write([record("a", 3000, number=0), record("b", 3000, number=1)])
     history.write([record("a", 3000, number=2)])
@@ -74,7 +74,7 @@ def test_what_has_just_come_is_not_what_goes():
 
 
 @pytest.mark.parametrize("share", [0.97, 0.985, 0.99, 0.999])
-def test_a_value_nearly_as_large_as_the_bound_stays(share):
+def test_keeps_a_value_nearly_as_large_as_the_bound(share):
     history = History(1 << 20)
     history.write([record("small", 100, number=i) for i in range(10)])
     history.write([record("large", int(share * (1 << 20)) - OVERHEAD - 5, number=10)])
@@ -82,7 +82,7 @@ def test_a_value_nearly_as_large_as_the_bound_stays(share):
     assert history.nbytes <= history.bound
 
 
-def test_a_value_larger_than_the_bound_is_counted_and_gone():
+def test_evicts_a_value_larger_than_the_bound():
     history = History(10_000)
     history.write([record("large", 20_000)])
     assert history.names() == []
@@ -106,28 +106,28 @@ def test_a_value_larger_than_the_bound_is_counted_and_gone():
         (Fields("dataclass", "m:C", ("a",), ("xyz",)), 64 + 3),
     ],
 )
-def test_what_a_value_weighs(value, nbytes):
+def test_payload_nbytes(value, nbytes):
     assert payload_nbytes(value) == nbytes
 
 
 @pytest.mark.parametrize(
     "value", [Blob("bytes", bytes(KIB)), "x" * KIB, Number("int", text="0x" + "f" * KIB)]
 )
-def test_the_bound_holds_for_values_that_are_no_tensors(value):
+def test_bound_holds_for_other_values_than_tensors(value):
     history = History(100 * KIB)
     history.write([record("v", value=value, number=i) for i in range(1000)])
     assert len(history.records("v")) * KIB <= 100 * KIB
     assert history.evicted["v"] == 1000 - len(history.records("v"))
 
 
-def test_names_and_tags_are_part_of_what_a_record_weighs():
+def test_names_and_tags_count_towards_the_bound():
     plain = record("n")
     assert record_nbytes(record("n" * 1001)) == record_nbytes(plain) + 1000
     tagged = Record("n", Kind.VALUE, 0, 0, 0, 0, 1, 0, value=plain.value, tags={"k": "v" * 1000})
     assert record_nbytes(tagged) > record_nbytes(plain) + 1000
 
 
-def test_ranks_and_kinds_are_histories_of_their_own():
+def test_one_series_per_name_kind_and_rank():
     history = History(1 << 20)
     history.write([record("a", number=0), record("a", number=1, rank=1)])
     history.write([record("a", number=2, kind=Kind.GRADIENT), record("b", number=3)])
@@ -142,14 +142,14 @@ def test_ranks_and_kinds_are_histories_of_their_own():
     assert history.records("nothing") == []
 
 
-def test_recent_is_in_order_of_time_whatever_the_name():
+def test_recent_records_are_in_order_of_time():
     history = History(1 << 20)
     history.write([record("ab"[i % 2], number=i) for i in range(20)])
     assert [r.seq for r in history.recent(5)] == [15, 16, 17, 18, 19]
     assert len(history.recent(100)) == 20
 
 
-def test_waiting_for_records():
+def test_wait():
     history = History(1 << 20)
     assert history.wait(0, 0)
     assert not history.wait(1, 0.01)
@@ -157,7 +157,7 @@ def test_waiting_for_records():
     assert history.wait(1, 5)
 
 
-def test_reading_while_it_is_written():
+def test_concurrent_reads_and_writes():
     history = History(200 * KIB)
     wrong, done = [], threading.Event()
 
@@ -186,36 +186,36 @@ def test_reading_while_it_is_written():
     assert number > 100
 
 
-def test_what_came_after_a_mark_in_pieces_and_with_gaps():
+def test_since_in_pieces_and_with_evictions():
     records = [record(f"name{n % 7}", number=n) for n in range(300)]
     history = History(1 << 30)
     history.write(records[:200])
-    mark, first = history.since(0)
-    assert (mark, first) == (200, records[:200])
-    assert history.since(mark) == (200, [])
+    cursor, first = history.since(0)
+    assert (cursor, first) == (200, records[:200])
+    assert history.since(cursor) == (200, [])
     history.write(records[200:])
-    found, mark = [], 0
+    found, cursor = [], 0
     while True:
-        before = mark
-        mark, some = history.since(mark, limit=13)
+        before = cursor
+        cursor, some = history.since(cursor, limit=13)
         assert len(some) <= 13
         found += some
-        if mark == before:
+        if cursor == before:
             break
     assert found == records
     small = History(50 * 600)
     for each in records:
         small.write([each])
     held = [r for name in small.names() for r in small.records(name)]
-    mark, left = small.since(0)
-    assert mark == 300
+    cursor, left = small.since(0)
+    assert cursor == 300
     assert left == sorted(held, key=lambda r: r.seq)
 
 
-def test_what_was_sent_again_is_in_its_place():
+def test_records_that_arrive_late_are_in_order_of_time():
     history = History(1 << 20)
     order = [0, 1, 4, 5, 2, 3]
     history.write([Record("x", Kind.VALUE, n, 0, n, 0, 1, 10 + n) for n in order])
     assert [r.step for r in history.records("x")] == [0, 1, 2, 3, 4, 5]
-    mark, came = history.since(2)
-    assert (mark, [r.step for r in came]) == (6, [4, 5, 2, 3])  # as they came
+    cursor, came = history.since(2)
+    assert (cursor, [r.step for r in came]) == (6, [4, 5, 2, 3])  # in order of arrival

@@ -1,10 +1,30 @@
-"""A session of the test's own, which the verbs work on."""
+"""Fixtures: a session that the verbs use, and runs without provenance."""
 
 from __future__ import annotations
+
+import importlib
 
 import pytest
 
 from tensortap.api import session as live
+
+
+class NoProvenance:
+    """Stands in for the collection of provenance, which takes a second per run."""
+
+    def __init__(self, path) -> None: ...
+
+    def update(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_provenance():
+    with pytest.MonkeyPatch.context() as patch:
+        collect = importlib.import_module("tensortap.provenance.collect")
+        patch.setattr(collect, "Keeper", NoProvenance)
+        yield
 
 
 @pytest.fixture

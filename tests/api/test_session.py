@@ -41,12 +41,12 @@ from tests.readers.contract import RECORDS, record
         ("٣", "_٣"),
     ],
 )
-def test_a_variable_for_any_name(name, variable):
+def test_identifier(name, variable):
     assert identifier(name) == variable
 
 
 @given(st.text(max_size=30))
-def test_every_name_gives_a_variable_that_python_can_read(name):
+def test_every_name_gives_a_valid_identifier(name):
     variable = identifier(name)
     assert variable.isidentifier()
     assert not keyword.iskeyword(variable)
@@ -54,7 +54,7 @@ def test_every_name_gives_a_variable_that_python_can_read(name):
     assert eval(variable, space) == "found", "Python reads it as another name"
 
 
-def test_ingesting_everything(server, capsys):
+def test_ingest_all(server, capsys):
     space = {"__name__": "notebook", "weights": "mine"}
     server.history.write(RECORDS)
     server.history.write([record(20, "print", 1), record(21, "both!", 3)])
@@ -74,7 +74,7 @@ def test_ingesting_everything(server, capsys):
     assert space["print"] == 1
 
 
-def test_statistics_are_no_variables(server):
+def test_ingest_all_skips_statistics(server):
     tracked = msgspec.structs.replace(
         record(30, "fc1", None), kind=Kind.ACTIVATION, stats=tap.summarize(np.ones(3))
     )
@@ -86,7 +86,7 @@ def test_statistics_are_no_variables(server):
     assert "fc1" not in space
 
 
-def test_a_value_that_cannot_be_rebuilt_keeps_the_others_from_nothing(server, capsys):
+def test_ingest_all_skips_values_that_cannot_be_rebuilt(server, capsys):
     server.history.write(
         [
             record(0, "bad", Mapping(((Items("list", ()), 1),))),
@@ -103,7 +103,7 @@ def test_a_value_that_cannot_be_rebuilt_keeps_the_others_from_nothing(server, ca
     assert "no worse: " in said
 
 
-def test_getting(server):
+def test_get(server):
     server.history.write(RECORDS)
     assert tap.get("loss") == 1.0
     assert tap.get("loss", 1) == 1.25
@@ -115,7 +115,7 @@ def test_getting(server):
         tap.get("loss", rank="first")
 
 
-def test_without_a_session(monkeypatch):
+def test_verbs_without_a_session(monkeypatch):
     monkeypatch.setattr(live, "_server", None)
     for verb in (tap.summary, tap.status, tap.ingest_all, lambda: tap.get("x")):
         with pytest.raises(NotFound, match=r"call tap\.serve\(\) first"):
@@ -141,14 +141,14 @@ def test_summary_and_describe_and_help(server, capsys):
     assert "tap.ingest_all()" in capsys.readouterr().out
 
 
-def test_status_comes_back(server, capsys):
+def test_status_returns(server, capsys):
     server.history.write(RECORDS)
     tap.status(0.3)
     assert "12 records" in capsys.readouterr().out
     assert server.alive
 
 
-def test_serving(monkeypatch, capsys):
+def test_serve(monkeypatch, capsys):
     monkeypatch.setattr(live, "_server", None)
     first = tap.serve(port=0, memory="32MB")
     assert "listening on 127.0.0.1:" in capsys.readouterr().out
@@ -165,19 +165,19 @@ def test_serving(monkeypatch, capsys):
     ("host", "where"),
     [("localhost", "127.0.0.1"), ("127.0.0.1:0", "127.0.0.1"), ("::1", "::1"), ("[::1]:0", "::1")],
 )
-def test_where_to_listen(host, where):
+def test_host_with_and_without_a_port(host, where):
     server = live.start(host, 0, "1MB")
     assert server.address.host == where
     assert server.address.port > 0
     server.close()
 
 
-def test_a_place_where_nobody_can_listen():
+def test_unusable_address():
     with pytest.raises(TensortapError, match=r"cannot listen on 192\.0\.2\.250:"):
         live.start("192.0.2.250", 0, "1MB")
 
 
-def test_an_alert_is_shown_and_does_not_hide_its_value(server, capsys):
+def test_alert_does_not_hide_its_value(server, capsys):
     alert = Mapping((("rule", "nan"), ("message", "2 NaN of 4"), ("kind", "Value")))
     server.history.write(
         [record(0, "loss", 1.5), record(1, "loss", alert, kind=Kind.ALERT, step=0)]
@@ -192,7 +192,7 @@ def test_an_alert_is_shown_and_does_not_hide_its_value(server, capsys):
     assert tap.ingest_all(overwrite=True) == {"loss": "loss"}
 
 
-def test_an_alert_of_a_stranger_may_hold_anything(server, capsys):
+def test_malformed_alerts_can_be_shown(server, capsys):
     tensor = RECORDS[1].value
     strange = [
         "text", None, tensor, Mapping(()), Mapping(((tensor, 1), (1, 2))),

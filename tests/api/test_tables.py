@@ -1,4 +1,4 @@
-"""A live session as people see it, whatever strangers call themselves."""
+"""Tables of a live session."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def printed(view: Overview, width=200) -> str:
     return out.getvalue()
 
 
-def test_a_session():
+def test_summary():
     text = printed(overview())
     for words in ("tensortap on 127.0.0.1:2875", "1 program, 1 connected", "10 records, 2.0 KiB",
                   "1.0 KiB held of at most 4.0 KiB", "train.py on gpu7: sending over TCP",
@@ -53,7 +53,7 @@ def test_a_session():
     assert "refused" not in text
 
 
-def test_what_is_missing_is_said():
+def test_shows_dropped_and_evicted_records():
     reasons = {"over budget": 1234, "disconnected": 6}
     gone = client(connected=False, dropped=1240, reasons=reasons, rank=1, world_size=4)
     text = printed(overview(clients=(gone,), evicted=42, rejected={"wrong key": 3, "error": 1}))
@@ -76,7 +76,7 @@ def test_trends_rates_and_alerts():
         assert word not in plain
 
 
-def test_a_narrow_terminal_shows_values_and_what_is_gone():
+def test_narrow_terminal_shows_values_and_evicted_counts():
     rows = row(trend=(0.0,) * 15 + (1.0,), rate=20.0), row("b", evicted=9)
     text = printed(overview(names=rows), width=80)
     assert "a second" not in text
@@ -86,7 +86,7 @@ def test_a_narrow_terminal_shows_values_and_what_is_gone():
     assert "held  " not in printed(overview(names=rows[:1]), width=80).split("name", 1)[1]
 
 
-def test_many_clients_and_names_are_cut():
+def test_truncates_many_clients_and_names():
     text = printed(
         overview(clients=(client(),) * 50, names=tuple(row(f"n{i}") for i in range(300)))
     )
@@ -97,7 +97,7 @@ def test_many_clients_and_names_are_cut():
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\x00\x9b1m\u202e[red]x[/] [/] [link=x]:smile:"
 
 
-def test_hostile_names_everywhere():
+def test_sanitizes_hostile_names():
     bad = row(HOSTILE, HOSTILE)
     view = overview(
         alerts=(bad,),
@@ -119,7 +119,7 @@ def test_plain_text_is_printable(text):
         assert tables.plain(text) == text
 
 
-def test_books_are_cut():
+def test_truncates_long_text():
     assert len(tables.plain("x" * 1_000_000)) == 501
 
 
@@ -128,7 +128,7 @@ def test_books_are_cut():
     [(0, "now"), (5, "5 s ago"), (120, "2 min ago"), (7200, "2 h ago"), (200_000, "2 d ago"),
      (-100, "now")],
 )  # fmt: skip
-def test_how_long_ago(seconds, words):
+def test_ago(seconds, words):
     assert tables.ago(time.time_ns() - int(seconds * 1e9)) == words
 
 

@@ -51,7 +51,7 @@ def test_found_later_when_the_user_has_no_key_yet(run, wait_for):
     talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
     talk("catch(3)")
     wait_for(lambda: talk("receipt()")["disconnected"] == 3)
-    assert "there is no key" in talk("receipt()")["state"][0]
+    assert "no key yet" in talk("receipt()")["state"][0]
     server = live.start("127.0.0.1", port, "64MB")
     try:
         wait_for(lambda: talk("receipt()")["state"][0].startswith("connected"))

@@ -1,4 +1,4 @@
-"""A live session, asked over the wire."""
+"""A reader of a live session in another process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestLiveReader(ReaderContract):
             yield reader
 
 
-def test_by_its_address(server, monkeypatch):
+def test_open_by_address(server, monkeypatch):
     with open_live(str(server.address)) as reader:
         assert reader.names()
     monkeypatch.setenv("TENSORTAP_SERVER", str(server.address))
@@ -39,17 +39,17 @@ def test_by_its_address(server, monkeypatch):
         assert reader.names()
 
 
-def test_the_overview(server):
+def test_overview(server):
     with LiveReader(server.address) as reader:
         seen = reader.overview()
     assert seen.address == str(server.address)
     assert seen.written == len(RECORDS)
     assert [row.head.name for row in seen.names][:2] == ["loss", "weights"]
     assert all(row.head.value is None for row in seen.names)
-    assert seen.clients == (), "whoever only looks is no client"
+    assert seen.clients == (), "viewers are not listed as clients"
 
 
-def test_nobody_listens():
+def test_no_server_is_listening():
     keys.make_key()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -60,7 +60,7 @@ def test_nobody_listens():
     assert time.monotonic() - began < 4
 
 
-def test_what_made_room_cannot_be_loaded(server):
+def test_evicted_record_cannot_be_loaded(server):
     with LiveReader(server.address) as reader:
         (head,) = reader.records("nothing")
         gone = type(head)(*[getattr(head, f) for f in head.__struct_fields__[:4]], 999, 0, 1, 5)
@@ -69,7 +69,7 @@ def test_what_made_room_cannot_be_loaded(server):
         assert reader.load(head) == RECORDS[-1]
 
 
-def test_many_threads_share_a_reader(server):
+def test_threads_share_a_reader(server):
     wrong = []
     with LiveReader(server.address) as reader:
 
@@ -85,7 +85,7 @@ def test_many_threads_share_a_reader(server):
     assert not wrong
 
 
-def test_a_session_that_goes_is_said_to_be_gone_and_found_again(server):
+def test_reconnects_to_a_restarted_session(server):
     with LiveReader(server.address, timeout=3.0) as reader:
         assert reader.names()
         server.close()

@@ -1,4 +1,4 @@
-"""Clients that say whatever a test wants, and one that behaves."""
+"""Test clients: one that sends anything, and one that behaves like a training program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _seq = itertools.count()
 
 
 def record(name="x", value=1.5, *, step=0, rank=0, **fields) -> Record:
-    """A record as a source makes it."""
+    """Return a record as a source creates it."""
     now = time.time_ns()
     return Record(name, Kind.VALUE, step, 0, next(_seq), rank, 1, now, value=value, **fields)
 
@@ -35,22 +35,22 @@ def wait_for(condition, timeout: float = 10.0, what: str = "") -> None:
         time.sleep(0.005)
 
 
-class Good:
-    """A client as it should be: queue, thread, socket and arena, as in a training program."""
+class RealClient:
+    """A real client, with queue, thread, socket and arena."""
 
     def __init__(self, address, arena=True) -> None:
         self.pool = Pool()
         self.ledger = Ledger()
         self.sink = LiveSink(address, self.pool, self.ledger, arena=arena)
-        self.queue = Queue(self.sink, budget=64 << 20, name="good")
+        self.queue = Queue(self.sink, budget=64 << 20, name="real")
 
     @property
     def state(self) -> str:
         """The state of the connection, as the receipt shows it."""
         return self.ledger.sessions[str(self.sink.address)]
 
-    def deliver(self, name="good", nbytes=100_000, timeout=10.0) -> bool:
-        """Send a tensor; whether the server says that it has it."""
+    def deliver(self, name="real", nbytes=100_000, timeout=10.0) -> bool:
+        """Send a tensor; return whether the server acknowledges it."""
         lease = self.pool.acquire(nbytes)
         lease.writable[:] = b"\x07" * nbytes
         one = record(name, TensorData("numpy", "uint8", (nbytes,), lease))
@@ -60,21 +60,21 @@ class Good:
         self.queue.close(1.0)
 
 
-def assert_serves(server, *, name="still there") -> None:
-    """A new client connects, delivers over the arena and over TCP, and it is all there."""
+def assert_serves(server, *, name="later") -> None:
+    """Check that a new client can send through shared memory and over TCP."""
     before = len(server.history.records(name))
     for arena in (True, False):
-        good = Good(server.address, arena)
+        client = RealClient(server.address, arena)
         try:
-            assert good.deliver(name)
+            assert client.deliver(name)
         finally:
-            good.close()
+            client.close()
     found = server.history.records(name)[before:]
     assert [bytes(r.value.data.view) for r in found] == [b"\x07" * 100_000] * 2
 
 
-class Raw:
-    """A ZeroMQ client that does the handshake by hand, or does not."""
+class RawClient:
+    """A ZeroMQ client that sends whatever a test tells it to."""
 
     def __init__(self, address, key: bytes | None = None, curve: bytes | None = None) -> None:
         self.key = keys.find_key() if key is None else key
@@ -100,48 +100,48 @@ class Raw:
     def send(self, *frames: bytes) -> None:
         self.socket.send_multipart(frames)
 
-    def say(self, kind: bytes, header, *body: bytes) -> None:
+    def send_message(self, kind: bytes, header, *body: bytes) -> None:
         self.send(*wire.message(kind, header), *body)
 
-    def hear(self, timeout: float = 5.0):
-        """The header of the next message, or None."""
+    def receive(self, timeout: float = 5.0):
+        """Return the header of the next message, or None."""
         if not self.socket.poll(timeout * 1000):
             return None
         frames = self.socket.recv_multipart()
         return wire.read_header(frames[0], frames[1])
 
-    def hear_a(self, kind, timeout: float = 5.0):
-        """The next header of that kind; others go by."""
-        while (header := self.hear(timeout)) is not None:
+    def receive_a(self, kind, timeout: float = 5.0):
+        """Return the next header of this type; skip others."""
+        while (header := self.receive(timeout)) is not None:
             if isinstance(header, kind):
                 return header
-        raise AssertionError(f"no {kind.__name__} came")
+        raise AssertionError(f"received no {kind.__name__}")
 
     def hello(self, *, role="source", protocol=wire.PROTOCOL, version="0.1.0"):
         self.nonce = secrets.token_bytes(keys.NONCE)
-        self.say(wire.HELLO, wire.Hello(protocol, version, role, self.nonce))
-        return self.hear()
+        self.send_message(wire.HELLO, wire.Hello(protocol, version, role, self.nonce))
+        return self.receive()
 
     def proof(self, challenge, **fields) -> wire.Proof:
         mac = keys.proof(self.key, "client", self.nonce, challenge.nonce)
         return wire.Proof(mac, wire.Client(secrets.token_bytes(16), program="raw"), **fields)
 
-    def enter(self, role="source", arena: wire.Arena | None = None):
-        """The whole handshake."""
+    def connect(self, role="source", arena: wire.Arena | None = None):
+        """Complete the handshake; return the welcome."""
         challenge = self.hello(role=role)
-        self.say(wire.PROOF, self.proof(challenge, arena=arena))
-        return self.hear_a(wire.Welcome)
+        self.send_message(wire.PROOF, self.proof(challenge, arena=arena))
+        return self.receive_a(wire.Welcome)
 
-    def batch(self, body: bytes = b"\x90", number: int | None = None, **fields) -> int:
+    def send_batch(self, body: bytes = b"\x90", number: int | None = None, **fields) -> int:
         """Send a batch with this body."""
         number = next(self.numbers) if number is None else number
         fields = {"body_nbytes": len(body), "cost": 0, **fields}
-        self.say(wire.RECORDS, wire.Batch(number, **fields), body)
+        self.send_message(wire.RECORDS, wire.Batch(number, **fields), body)
         return number
 
 
 class Proxy:
-    """A TCP relay that looks like localhost and keeps every byte that goes through."""
+    """A TCP relay on localhost that records every byte."""
 
     def __init__(self, host: str, port: int) -> None:
         self.target = (host, port)

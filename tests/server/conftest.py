@@ -1,11 +1,11 @@
-"""A session of the test's own, with a key of its own."""
+"""Fixtures: a server with its own key, and a client that must not be disturbed."""
 
 from __future__ import annotations
 
 import pytest
 
 from tensortap.api import session as live
-from tests.server.clients import Good
+from tests.server.clients import RealClient
 
 
 @pytest.fixture
@@ -17,14 +17,14 @@ def server():
 
 @pytest.fixture
 def bystander(server):
-    """A client that is connected all along: after the test it must not have noticed anything."""
-    good = Good(server.address)
-    assert good.deliver("bystander")
-    yield good
-    client = server.clients[good.sink.id]
+    """A client that stays connected; the test must not disturb it."""
+    real = RealClient(server.address)
+    assert real.deliver("bystander")
+    yield real
+    client = server.clients[real.sink.id]
     connection = client.connection
-    assert good.deliver("bystander")
-    assert not any(good.ledger.reasons().values())
-    assert client.connection is connection, "it had to connect again"
+    assert real.deliver("bystander")
+    assert not any(real.ledger.reasons().values())
+    assert client.connection is connection, "it had to reconnect"
     assert server.alive
-    good.close()
+    real.close()

@@ -1,4 +1,4 @@
-"""Thousands of mutated messages to a live session, over real sockets."""
+"""Thousands of mutated messages to a server, over real sockets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tensortap.api import session as live
 from tensortap.server import answers
 from tensortap.wire import keys
 from tensortap.wire import messages as wire
-from tests.server.clients import Raw, assert_serves, wait_for
+from tests.server.clients import RawClient, assert_serves, wait_for
 from tests.wire.test_messages import HEADERS, deep, mutate, some_records
 
 seeds = st.integers(0, (1 << 64) - 1)
-BATCH = 50  # messages an example: 200 examples make the 10,000 cases
+BATCH = 50  # messages per example: 100 examples send 5,000
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def own_key(served, monkeypatch):
 
 
 def message(rng, numbers) -> list[bytes]:
-    """A message of a client, or nearly."""
+    """Return the frames of a message, often malformed."""
     body = wire.encode_records(rng.choice([some_records(), [deep(50)], []]), None)
     if rng.random() < 0.5:
         body = mutate(rng, body)
@@ -77,43 +77,44 @@ def message(rng, numbers) -> list[bytes]:
     return frames
 
 
-def test_ten_thousand_mutated_messages(served, caplog, monkeypatch):
-    """The session survives them, its memory stays bounded, and a good client still delivers."""
+@pytest.mark.slow
+def test_mutated_messages(served, caplog, monkeypatch):
+    """The server survives, its memory stays bounded, and a real client still delivers."""
     caplog.set_level(logging.CRITICAL, "tensortap")
     process = psutil.Process()
     assert_serves(served)
     before = process.memory_info().rss
-    looked = []
+    handled = []
     take = served._handle
 
     def counting(route, frames):
-        looked.append(len(frames))
+        handled.append(len(frames))
         take(route, frames)
 
     monkeypatch.setattr(served, "_handle", counting)
 
     @given(seeds.map(random.Random), st.sampled_from([BATCH, 5]))
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
     def attack(rng, together):
-        """Messages of a stranger, or of somebody who was let in (a refusal ends that)."""
+        """Send messages before the handshake, or after it until the server disconnects."""
         for _ in range(BATCH // together):
-            with Raw(served.address, key=served.handshake.key) as client:
+            with RawClient(served.address, key=served.handshake.key) as client:
                 if together < BATCH:
-                    client.enter()
-                looked.clear()
+                    client.connect()
+                handled.clear()
                 for _ in range(together):
                     client.send(*message(rng, client.numbers))
-                wait_for(lambda n=together: len(looked) >= n, 10, "a message was not looked at")
+                wait_for(lambda n=together: len(handled) >= n, 10, "a message was not processed")
         counts.append(BATCH)
         assert served.alive
         assert served.history.nbytes <= served.history.bound
 
     counts = []
     attack()
-    assert sum(counts) >= 10_000
+    assert sum(counts) >= 5_000
     assert process.memory_info().rss - before < 256 << 20
-    answers.overview(served)  # whatever was taken can be shown
-    assert_serves(served, name="after all")
-    assert served.rejected["invalid message"] > 1000
-    assert served.rejected["error"] == 0, "garbage was met with an error, not with a reason"
-    assert len(served.history.names()) > 2, "nothing got in: the fuzzing is too coarse"
+    answers.overview(served)  # everything that was stored can be shown
+    assert_serves(served, name="afterwards")
+    assert served.rejected["invalid message"] > 500
+    assert served.rejected["error"] == 0, "a malformed message raised an unexpected error"
+    assert len(served.history.names()) > 2, "no message was valid: the mutations are too coarse"

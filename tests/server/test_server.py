@@ -1,4 +1,4 @@
-"""Hostile words to a live session: each is refused and counted, and disturbs nobody."""
+"""Hostile messages: the server rejects and counts each, and other clients are not disturbed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tensortap.readers.live import LiveReader
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
 from tensortap.server import answers
 from tensortap.wire import messages as wire
-from tests.server.clients import Raw, assert_serves, record, wait_for
+from tests.server.clients import RawClient, assert_serves, record, wait_for
 
 MIB = 1 << 20
 pack = msgspec.msgpack.encode
@@ -40,20 +40,20 @@ def pool(server) -> int:
 
 @pytest.fixture
 def raw(server):
-    """A client with the key that has been let in."""
-    with Raw(server.address) as client:
-        client.enter()
+    """A client that has completed the handshake."""
+    with RawClient(server.address) as client:
+        client.connect()
         yield client
 
 
-def refused(server, client, reason="invalid message") -> str:
-    """The client is told why, once, and it is counted."""
-    words = client.hear_a(wire.Refusal).reason
+def rejection(server, client, reason="invalid message") -> str:
+    """Check that the rejection is counted; return the reason that the client receives."""
+    words = client.receive_a(wire.Refusal).reason
     assert server.rejected == {reason: 1}
     return words
 
 
-# -- what is no ZeroMQ at all ------------------------------------------------------------
+# -- other protocols ----------------------------------------------------------------------
 
 NOISE = {
     "http": b"GET /?q=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
@@ -69,7 +69,7 @@ NOISE = {
 
 
 @pytest.mark.parametrize("noise", NOISE)
-def test_noise_on_the_port(server, bystander, noise):
+def test_survives_other_protocols(server, bystander, noise):
     before = rss()
     for _ in range(5):
         with socket.create_connection(tuple(server.address), 5) as connection:
@@ -81,12 +81,12 @@ def test_noise_on_the_port(server, bystander, noise):
             except OSError:
                 pass
     assert_serves(server)
-    assert set(server.history.names()) == {"bystander", "still there"}
+    assert set(server.history.names()) == {"bystander", "later"}
     assert rss() - before < 64 * MIB
 
 
 def greet(address) -> socket.socket:
-    """A bare TCP connection that has spoken ZMTP 3.0 far enough to send messages."""
+    """Return a TCP connection after the handshake of ZMTP 3.0."""
     connection = socket.create_connection(tuple(address), 5)
     connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
     receive(connection, 64)
@@ -102,17 +102,17 @@ def receive(connection: socket.socket, length: int) -> bytes:
     data = b""
     while len(data) < length:
         more = connection.recv(length - len(data))
-        assert more, "hung up on in the greeting"
+        assert more, "disconnected during the handshake"
         data += more
     return data
 
 
-def test_a_message_without_end_is_cut_off(server, bystander):
-    """ZeroMQ gathers all frames of a message: a stranger could fill the memory with one."""
+def test_disconnects_endless_messages(server, bystander):
+    """ZeroMQ buffers all frames of a message, so one message could fill the memory."""
     before = rss()
     frame = b"\x03" + MIB.to_bytes(8, "big") + bytes(MIB)  # long, more to come
     with greet(server.address) as connection:
-        connection.settimeout(1)  # a connection that was cut off may also just stand still
+        connection.settimeout(1)  # a closed connection may also just block
         sent = 0
         while sent < 4096 * MIB:
             try:
@@ -125,7 +125,7 @@ def test_a_message_without_end_is_cut_off(server, bystander):
     wait_for(lambda: rss() - before < 256 * MIB)
 
 
-def test_whoever_says_nothing_is_hung_up_on(server, bystander, monkeypatch):
+def test_disconnects_silent_connections_after_a_timeout(server, bystander, monkeypatch):
     monkeypatch.setattr("tensortap.server.sockets.HANDSHAKE_TIMEOUT", 0.3)
     silent = [socket.create_connection(tuple(server.address), 5) for _ in range(20)]
     spoke = [greet(server.address) for _ in range(20)]
@@ -133,16 +133,16 @@ def test_whoever_says_nothing_is_hung_up_on(server, bystander, monkeypatch):
         connection.settimeout(5)
         with connection:
             while connection.recv(4096):
-                pass  # until the other side closes
+                pass  # until the server closes
     assert server.rejected["handshake timeout"] == 40
 
 
-def test_a_stranger_who_does_not_listen_is_not_answered_without_end(server, bystander):
-    """Answers that nobody takes would pile up in the session's memory."""
+def test_does_not_answer_clients_that_do_not_read(server, bystander):
+    """Unread answers would pile up in memory."""
     before = rss()
     hello = wire.message(wire.HELLO, wire.Hello(wire.PROTOCOL, "0.1.0", "source", bytes(16)))
     words = bytes([1, len(hello[0])]) + hello[0] + bytes([0, len(hello[1])]) + hello[1]
-    with greet(server.address) as connection, contextlib.suppress(OSError):  # hung up on
+    with greet(server.address) as connection, contextlib.suppress(OSError):  # disconnected
         for _ in range(300):
             connection.sendall(words * 1000)
     wait_for(lambda: sum(server.rejected.values()) > 0)
@@ -155,17 +155,17 @@ def test_a_stranger_who_does_not_listen_is_not_answered_without_end(server, byst
 
 @pytest.mark.parametrize("count", range(1, 11))
 @pytest.mark.parametrize("inside", [False, True])
-def test_any_number_of_frames(server, bystander, count, inside):
-    with Raw(server.address) as client:
+def test_rejects_a_wrong_number_of_frames(server, bystander, count, inside):
+    with RawClient(server.address) as client:
         if inside:
-            client.enter()
+            client.connect()
         client.send(*[b"R"] * count)
-        assert client.hear_a(wire.Refusal)
+        assert client.receive_a(wire.Refusal)
         assert server.rejected["invalid message"] == 1
 
 
 @pytest.mark.parametrize("kind", [b"R", b"D", b"S", b"Q", b"G", b"A", b"W", b"C", b"Y", b"X"])
-def test_a_word_before_the_handshake(server, bystander, kind):
+def test_rejects_messages_before_the_handshake(server, bystander, kind):
     headers = {
         b"R": wire.Batch(1, 1, 0),
         b"D": wire.Chunk(1, 0, 0),
@@ -177,13 +177,13 @@ def test_a_word_before_the_handshake(server, bystander, kind):
         b"Y": wire.Reply(1),
         b"X": wire.Refusal("x"),
     }
-    with Raw(server.address) as client:
-        client.say(kind, headers.get(kind, wire.Goodbye()), b"\x90")
-        assert "before the handshake" in refused(server, client)
+    with RawClient(server.address) as client:
+        client.send_message(kind, headers.get(kind, wire.Goodbye()), b"\x90")
+        assert "before the handshake" in rejection(server, client)
 
 
 @pytest.mark.parametrize("kind", [b"H", b"P", b"A", b"W", b"C", b"Y", b"X"])
-def test_a_word_that_is_not_a_clients(server, bystander, raw, kind):
+def test_rejects_messages_of_servers(server, bystander, raw, kind):
     header = {
         b"H": wire.Hello(wire.PROTOCOL, "0.1.0", "source", bytes(16)),
         b"P": wire.Proof(b"", wire.Client(b"x")),
@@ -193,23 +193,23 @@ def test_a_word_that_is_not_a_clients(server, bystander, raw, kind):
         b"Y": wire.Reply(1),
         b"X": wire.Refusal("x"),
     }.get(kind, wire.Goodbye())
-    raw.say(kind, header)
-    assert "at the wrong time" in refused(server, raw)
+    raw.send_message(kind, header)
+    assert "at the wrong time" in rejection(server, raw)
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93", b"\x80", pack("x"), b"\x91" * 100_000])
 @pytest.mark.parametrize("kind", [b"H", b"P", b"R", b"D", b"Q", b"S", b"\0", b"RR", b"x" * MIB])
-def test_headers_that_are_none(server, bystander, kind, frame):
-    with Raw(server.address) as client:
+def test_rejects_malformed_headers(server, bystander, kind, frame):
+    with RawClient(server.address) as client:
         client.send(kind, frame)
-        assert len(refused(server, client)) <= 1000
+        assert len(rejection(server, client)) <= 1000
 
 
-def test_a_proof_with_bad_nonces_or_roles(server, bystander):
+def test_rejects_bad_nonces_and_roles(server, bystander):
     for nonce, role in ((b"", "source"), (bytes(15), "source"), (bytes(16), "root"), (b"x", "")):
-        with Raw(server.address) as client:
-            client.say(wire.HELLO, wire.Hello(wire.PROTOCOL, "0.1.0", role, nonce))
-            assert client.hear_a(wire.Refusal)
+        with RawClient(server.address) as client:
+            client.send_message(wire.HELLO, wire.Hello(wire.PROTOCOL, "0.1.0", role, nonce))
+            assert client.receive_a(wire.Refusal)
     assert server.rejected["invalid message"] == 4
 
 
@@ -222,25 +222,25 @@ CLAIMS = {
     "a huge payload": {"externals": (wire.External(0, 0, HUGE),)},
     "a large payload": {"externals": (wire.External(0, 0, 65 * MIB),)},
     "many payloads": {"externals": (wire.External(0, 0, MIB),) * 65},
-    "crumbs without end": {"externals": (wire.External(0, 0, 1),) * 100_000},
+    "many small payloads": {"externals": (wire.External(0, 0, 1),) * 100_000},
     "a huge sum": {"externals": (wire.External(0, 0, HUGE),) * 64},
 }
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_a_claim_beyond_the_bound_allocates_nothing(server, bystander, raw, claim):
+def test_claims_beyond_the_bound_allocate_nothing(server, bystander, raw, claim):
     before, pooled = rss(), pool(server)
     body = b"" if "body_nbytes" in CLAIMS[claim] else b"\x90"
-    number = raw.batch(body, **CLAIMS[claim])
-    ack = raw.hear_a(wire.Ack)
+    number = raw.send_batch(body, **CLAIMS[claim])
+    ack = raw.receive_a(wire.Ack)
     assert ack.rejected == (number,)
     assert server.rejected == {"too large": 1}
     assert pool(server) == pooled
     assert rss() - before < 16 * MIB
-    # its parts go by, and the next batch is taken
-    raw.say(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 1000)
-    raw.batch(pack([record("after")]))
-    assert raw.hear_a(wire.Ack).rejected == ()
+    # its chunks are ignored, and the next batch is stored
+    raw.send_message(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 1000)
+    raw.send_batch(pack([record("after")]))
+    assert raw.receive_a(wire.Ack).rejected == ()
     assert "after" in server.history.names()
 
 
@@ -268,51 +268,51 @@ def test_a_claim_beyond_the_bound_allocates_nothing(server, bystander, raw, clai
         {"dropped": {"over budget": -1}},
     ],
 )
-def test_numbers_that_cannot_be(server, bystander, raw, fields):
+def test_rejects_impossible_numbers(server, bystander, raw, fields):
     before, pooled = rss(), pool(server)
-    raw.batch(**fields)
-    refused(server, raw)
+    raw.send_batch(**fields)
+    rejection(server, raw)
     assert pool(server) == pooled
     assert rss() - before < 16 * MIB
 
 
-def test_costs_that_add_up_to_more_than_a_number_can_hold(server, bystander, raw):
+def test_sums_of_costs_do_not_overflow(server, bystander, raw):
     for _ in range(200):
-        raw.batch(cost=1 << 50)
+        raw.send_batch(cost=1 << 50)
     credit = 0
     while credit < 200 << 50:
-        credit += raw.hear_a(wire.Ack).credit
+        credit += raw.receive_a(wire.Ack).credit
     assert server.alive
 
 
-def test_batches_out_of_order_and_again(server, bystander, raw):
-    raw.batch(pack([record("a")]), number=5)
-    assert raw.hear_a(wire.Ack).number == 5
-    raw.batch(pack([record("a")]), number=5)  # sent again after a break: taken once
-    assert raw.hear_a(wire.Ack).number == 5
-    raw.batch(pack([record("a")]), number=3)
-    raw.hear_a(wire.Ack)
+def test_batches_out_of_order_and_repeated(server, bystander, raw):
+    raw.send_batch(pack([record("a")]), number=5)
+    assert raw.receive_a(wire.Ack).number == 5
+    raw.send_batch(pack([record("a")]), number=5)  # sent again after a reconnect: stored once
+    assert raw.receive_a(wire.Ack).number == 5
+    raw.send_batch(pack([record("a")]), number=3)
+    raw.receive_a(wire.Ack)
     assert len(server.history.records("a")) == 1
-    raw.batch(number=9, externals=(wire.External(0, 0, 10),))  # waits for its parts
-    raw.batch(number=8)
-    assert "out of order" in refused(server, raw)
+    raw.send_batch(number=9, externals=(wire.External(0, 0, 10),))  # waits for its chunks
+    raw.send_batch(number=8)
+    assert "out of order" in rejection(server, raw)
 
 
 def tensor(nbytes, where=0, dtype="uint8"):
     return TensorData("numpy", dtype, (nbytes,), where)
 
 
-def test_parts_in_their_order_make_the_payload(server, bystander, raw):
+def test_chunks_make_a_payload(server, bystander, raw):
     body = pack([record("whole", tensor(10))])
-    number = raw.batch(body, externals=(wire.External(0, 0, 10),))
-    raw.say(wire.CHUNK, wire.Chunk(number, 0, 0), b"01234")
-    raw.say(wire.CHUNK, wire.Chunk(number, 0, 5), b"")
-    raw.say(wire.CHUNK, wire.Chunk(number, 0, 5), b"56789")
-    assert raw.hear_a(wire.Ack).number == number
+    number = raw.send_batch(body, externals=(wire.External(0, 0, 10),))
+    raw.send_message(wire.CHUNK, wire.Chunk(number, 0, 0), b"01234")
+    raw.send_message(wire.CHUNK, wire.Chunk(number, 0, 5), b"")
+    raw.send_message(wire.CHUNK, wire.Chunk(number, 0, 5), b"56789")
+    assert raw.receive_a(wire.Ack).number == number
     assert rebuild(server.history.records("whole")[0].value).tobytes() == b"0123456789"
 
 
-PARTS = {
+CHUNKS = {
     "out of order": [(0, 5, 5)],
     "twice": [(0, 0, 5), (0, 0, 5)],
     "overlapping": [(0, 0, 5), (0, 4, 5)],
@@ -326,36 +326,36 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("manner", PARTS)
-def test_parts_that_do_not_fit(server, bystander, raw, manner):
-    number = raw.batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
-    for index, offset, length in PARTS[manner]:
-        raw.say(wire.CHUNK, wire.Chunk(number, index, offset), b"x" * length)
-    assert refused(server, raw)
+@pytest.mark.parametrize("manner", CHUNKS)
+def test_rejects_chunks_that_do_not_fit(server, bystander, raw, manner):
+    number = raw.send_batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
+    for index, offset, length in CHUNKS[manner]:
+        raw.send_message(wire.CHUNK, wire.Chunk(number, index, offset), b"x" * length)
+    assert rejection(server, raw)
     assert server.history.names() == ["bystander"]
 
 
-def test_too_few_parts_hold_nobody_up(server, bystander, raw):
-    number = raw.batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
-    raw.say(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 9)
+def test_missing_chunks_block_nobody(server, bystander, raw):
+    number = raw.send_batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
+    raw.send_message(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 9)
     assert_serves(server)
     raw.close()
     assert_serves(server)
     assert "x" not in server.history.names()
 
 
-def test_parts_of_no_batch(server, bystander, raw):
-    raw.say(wire.CHUNK, wire.Chunk(77, 0, 0), b"x")
-    assert "which does not exist" in refused(server, raw)
+def test_rejects_chunks_without_a_batch(server, bystander, raw):
+    raw.send_message(wire.CHUNK, wire.Chunk(77, 0, 0), b"x")
+    assert "which does not exist" in rejection(server, raw)
 
 
-def test_a_large_body_in_parts(server, bystander, raw):
+def test_large_body_in_chunks(server, bystander, raw):
     body = pack([record("long", "x" * (3 * MIB))])
     header = wire.Batch(1, len(body), 0)
-    raw.say(wire.RECORDS, header, b"")
+    raw.send_message(wire.RECORDS, header, b"")
     for offset in range(0, len(body), MIB):
-        raw.say(wire.CHUNK, wire.Chunk(1, wire.BODY, offset), body[offset : offset + MIB])
-    assert raw.hear_a(wire.Ack).rejected == ()
+        raw.send_message(wire.CHUNK, wire.Chunk(1, wire.BODY, offset), body[offset : offset + MIB])
+    assert raw.receive_a(wire.Ack).rejected == ()
     assert server.history.records("long")[0].value == "x" * (3 * MIB)
 
 
@@ -364,12 +364,12 @@ def test_a_large_body_in_parts(server, bystander, raw):
 
 @pytest.fixture
 def arena(server):
-    """A client whose arena the server can read; its segment is number 1."""
+    """A client whose arena the server can map; its segment has number 1."""
     nonce = Segment(0, 4096, shared=True)
     segment = Segment(1, 8192, shared=True)
     segment.memory[:] = bytes(range(256)) * 32
-    with Raw(server.address) as client:
-        assert client.enter(arena=wire.Arena(os.getpid(), nonce.fd)).nonce is not None
+    with RawClient(server.address) as client:
+        assert client.connect(arena=wire.Arena(os.getpid(), nonce.fd)).nonce is not None
         client.segment = segment
         client.offer = wire.SegmentOffer(1, segment.fd, 8192)
         yield client
@@ -381,12 +381,12 @@ def external(client, offset, nbytes, number=1, offers=None):
     body = pack([record("shared", tensor(nbytes))])
     offers = (client.offer,) if offers is None else offers
     place = wire.External(number, offset, nbytes)
-    return client.batch(body, externals=(place,), segments=offers)
+    return client.send_batch(body, externals=(place,), segments=offers)
 
 
-def test_a_payload_in_a_segment(server, bystander, arena):
+def test_payload_in_a_segment(server, bystander, arena):
     external(arena, 4000, 192)
-    assert arena.hear_a(wire.Ack).rejected == ()
+    assert arena.receive_a(wire.Ack).rejected == ()
     found = rebuild(server.history.records("shared")[0].value).tobytes()
     assert found == (bytes(range(256)) * 32)[4000:4192]
 
@@ -394,27 +394,27 @@ def test_a_payload_in_a_segment(server, bystander, arena):
 @pytest.mark.parametrize(
     ("offset", "nbytes"), [(8192, 1), (0, 8193), (1 << 62, 1), (1 << 40, 4096), (4096, 1 << 20)]
 )
-def test_a_payload_beyond_its_segment(server, bystander, arena, offset, nbytes):
+def test_rejects_a_payload_beyond_its_segment(server, bystander, arena, offset, nbytes):
     before = rss()
     external(arena, offset, nbytes)
-    assert "beyond the end of its segment" in refused(server, arena)
+    assert "beyond the end of its segment" in rejection(server, arena)
     assert rss() - before < 16 * MIB
 
 
-def test_overlapping_payloads_are_read_and_nothing_else(server, bystander, arena):
+def test_overlapping_payloads(server, bystander, arena):
     body = pack([record("a", tensor(4096)), record("b", tensor(4096, 1))])
     places = (wire.External(1, 0, 4096), wire.External(1, 100, 4096))
-    arena.batch(body, externals=places, segments=(arena.offer,))
-    assert arena.hear_a(wire.Ack).rejected == ()
+    arena.send_batch(body, externals=places, segments=(arena.offer,))
+    assert arena.receive_a(wire.Ack).rejected == ()
     whole = bytes(range(256)) * 32
     assert rebuild(server.history.records("b")[0].value).tobytes() == whole[100:4196]
 
 
-def test_a_part_for_a_payload_in_a_segment(server, bystander, arena):
+def test_rejects_a_chunk_for_a_payload_in_a_segment(server, bystander, arena):
     places = (wire.External(1, 0, 4096), wire.External(0, 0, 10))
-    number = arena.batch(externals=places, segments=(arena.offer,))
-    arena.say(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 10)
-    assert "in a segment" in refused(server, arena)
+    number = arena.send_batch(externals=places, segments=(arena.offer,))
+    arena.send_message(wire.CHUNK, wire.Chunk(number, 0, 0), b"x" * 10)
+    assert "in a segment" in rejection(server, arena)
     assert arena.segment.memory[:4] == b"\0\1\2\3"
 
 
@@ -431,8 +431,8 @@ def memfd(name, size, sealed=True):
     ["unknown", "closed", "not sealed", "half sealed", "wrong size", "other name", "a file",
      "a pipe", "a socket", "the key"],
 )  # fmt: skip
-def test_segments_that_are_none(server, bystander, arena, tmp_path, manner):
-    """The client hears that they are out of reach, and can send the bytes themselves."""
+def test_rejects_invalid_segments(server, bystander, arena, tmp_path, manner):
+    """The client learns that they cannot be mapped, and can send the bytes instead."""
     from tensortap.wire import keys
 
     secret = tmp_path / "memfd:tensortap"
@@ -451,18 +451,18 @@ def test_segments_that_are_none(server, bystander, arena, tmp_path, manner):
     }
     offers = () if manner == "unknown" else (wire.SegmentOffer(1, fds.get(manner, 9999), 8192),)
     number = external(arena, 0, 4096, offers=offers)
-    assert arena.hear_a(wire.Ack).rejected == (number,)
+    assert arena.receive_a(wire.Ack).rejected == (number,)
     assert server.rejected == {"unreadable segment": 1}
     external(arena, 0, 4096)
-    assert arena.hear_a(wire.Ack).rejected == ()
+    assert arena.receive_a(wire.Ack).rejected == ()
     for fd in fds.values():
         os.close(fd)
 
 
-def test_an_arena_of_another_process_proves_nothing(server, bystander):
+def test_arena_of_another_process_proves_nothing(server, bystander):
     for where in (wire.Arena(1, 0), wire.Arena(-1, -1), wire.Arena(1 << 63, 3), wire.Arena(0, 0)):
-        with Raw(server.address) as client:
-            assert client.enter(arena=where).nonce is None
+        with RawClient(server.address) as client:
+            assert client.connect(arena=where).nonce is None
 
 
 # -- values ------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def row(value, name="x"):
 
 
 class Bytes:
-    """MessagePack written by hand, where no encoder would do it."""
+    """MessagePack that no encoder would write."""
 
     @staticmethod
     def deep(depth: int) -> bytes:
@@ -521,10 +521,10 @@ VALUES = {
 
 
 @pytest.mark.parametrize("manner", VALUES)
-def test_records_that_are_none(server, bystander, raw, manner):
+def test_rejects_malformed_records(server, bystander, raw, manner):
     began = time.monotonic()
-    number = raw.batch(VALUES[manner])
-    answer = raw.hear()
+    number = raw.send_batch(VALUES[manner])
+    answer = raw.receive()
     if isinstance(answer, wire.Ack):
         assert answer.rejected == (number,)
     else:
@@ -558,7 +558,7 @@ STRANGE = {
 
 
 def shown(server) -> str:
-    """What `tap.summary()` prints, for a terminal."""
+    """Return what `tap.summary()` prints to a terminal."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system=None, width=200)
     console.print(tables.summary(answers.overview(server)))
@@ -566,10 +566,10 @@ def shown(server) -> str:
 
 
 @pytest.mark.parametrize("manner", STRANGE)
-def test_strange_values_keep_nobody_from_looking(server, bystander, raw, manner):
-    """Well formed, but nothing that tensortap ever sends."""
-    raw.batch(pack([record("strange", STRANGE[manner])]))
-    raw.hear_a(wire.Ack)
+def test_strange_values_can_be_shown(server, bystander, raw, manner):
+    """Values that are well formed, but that tensortap never sends."""
+    raw.send_batch(pack([record("strange", STRANGE[manner])]))
+    raw.receive_a(wire.Ack)
     text = shown(server)
     assert "bystander" in text
     for evil in ("\x1b]0;", "\x1b[2J", "\x1b[31m", "\u202e", "\x07", "\x00"):
@@ -593,12 +593,12 @@ EVIL = {
 
 
 @pytest.mark.parametrize("manner", EVIL)
-def test_names_do_not_reach_the_terminal_raw(server, bystander, raw, manner, capsys, monkeypatch):
+def test_names_are_sanitized_for_the_terminal(server, bystander, raw, manner, capsys, monkeypatch):
     from tensortap.api import session as live
 
     name = EVIL[manner]
-    raw.batch(pack([record(name, "value of evil")]))
-    raw.hear_a(wire.Ack)
+    raw.send_batch(pack([record(name, "value of evil")]))
+    raw.receive_a(wire.Ack)
     began = time.monotonic()
     monkeypatch.setattr(live, "_server", server)
     live.summary()
@@ -616,13 +616,13 @@ def test_names_do_not_reach_the_terminal_raw(server, bystander, raw, manner, cap
     assert time.monotonic() - began < 5
 
 
-def test_who_a_client_says_it_is_does_not_reach_the_terminal_raw(server, bystander):
-    with Raw(server.address) as client:
+def test_client_info_is_sanitized_for_the_terminal(server, bystander):
+    with RawClient(server.address) as client:
         challenge = client.hello()
         proof = client.proof(challenge)
         who = wire.Client(b"evil", "\x1b[2Jhost", -5, -1, 1 << 62, "\x1b]0;owned\x07[red]" * 1000)
-        client.say(wire.PROOF, msgspec.structs.replace(proof, client=who))
-        client.hear_a(wire.Welcome)
+        client.send_message(wire.PROOF, msgspec.structs.replace(proof, client=who))
+        client.receive_a(wire.Welcome)
         text = shown(server)
     assert "\x1b[2J" not in text
     assert "\x1b]0" not in text
@@ -631,18 +631,18 @@ def test_who_a_client_says_it_is_does_not_reach_the_terminal_raw(server, bystand
 
 def test_long_names_count_towards_the_bound(server, bystander, raw):
     for i in range(100):
-        raw.batch(pack([record(f"{i}" + "x" * MIB)]))
-    while raw.hear_a(wire.Ack).number < 100:
+        raw.send_batch(pack([record(f"{i}" + "x" * MIB)]))
+    while raw.receive_a(wire.Ack).number < 100:
         pass
     assert server.history.nbytes <= server.history.bound
     assert sum(server.history.evicted.values()) > 30
 
 
-def test_refused_counts_are_shown(server):
+def test_summary_shows_rejected_counts(server):
     for _ in range(3):
-        with Raw(server.address) as client:
+        with RawClient(server.address) as client:
             client.send(b"?", b"?")
-            client.hear_a(wire.Refusal)
+            client.receive_a(wire.Refusal)
     assert "refused" in shown(server)
     assert "3 invalid message" in shown(server)
     with LiveReader(server.address) as reader:
@@ -661,53 +661,55 @@ def test_refused_counts_are_shown(server):
         wire.Query((1 << 64) - 1, "\x1b[2J" * 1000),
     ],
 )
-def test_questions_without_an_answer(server, bystander, query):
-    with Raw(server.address) as viewer:
-        viewer.enter("viewer")
-        viewer.say(wire.QUERY, query)
-        reply = viewer.hear_a(wire.Reply)
+def test_unknown_questions_get_an_error(server, bystander, query):
+    with RawClient(server.address) as viewer:
+        viewer.connect("viewer")
+        viewer.send_message(wire.QUERY, query)
+        reply = viewer.receive_a(wire.Reply)
         assert reply.id == query.id
         assert reply.error
     assert not server.rejected
 
 
-def test_clients_that_come_and_go_are_not_mistaken_for_each_other(server, bystander):
-    """File descriptors are used again: a new client must not be taken for the one that left."""
+def test_clients_with_reused_file_descriptors(server, bystander):
+    """A new client must not be mistaken for one that has left."""
     for number in range(60):
-        with Raw(server.address) as client:
-            client.enter()
-            client.batch(pack([record("brief", number)]))
-            assert client.hear_a(wire.Ack).number == 1
+        with RawClient(server.address) as client:
+            client.connect()
+            client.send_batch(pack([record("brief", number)]))
+            assert client.receive_a(wire.Ack).number == 1
     assert [r.value for r in server.history.records("brief")] == list(range(60))
     assert not server.rejected
 
 
-def test_the_records_of_a_client_that_was_refused_stay(server, bystander, raw):
-    raw.batch(pack([record("before")]))
-    raw.hear_a(wire.Ack)
+def test_keeps_the_records_of_a_rejected_client(server, bystander, raw):
+    raw.send_batch(pack([record("before")]))
+    raw.receive_a(wire.Ack)
     raw.send(b"?")
-    raw.hear_a(wire.Refusal)
+    raw.receive_a(wire.Refusal)
     assert "before" in server.history.names()
 
 
-def test_a_good_client_that_comes_after_all_of_it(server):
-    with Raw(server.address) as one, Raw(server.address, key=b"\1" * 32) as two:
+def test_serves_a_client_after_rejected_ones(server):
+    with RawClient(server.address) as one, RawClient(server.address, key=b"\1" * 32) as two:
         one.send(b"\xff" * 1000)
-        two.say(wire.PROOF, two.proof(two.hello()))
-        one.hear_a(wire.Refusal)
-        two.hear_a(wire.Refusal)
+        two.send_message(wire.PROOF, two.proof(two.hello()))
+        one.receive_a(wire.Refusal)
+        two.receive_a(wire.Refusal)
         assert_serves(server)
 
 
-@pytest.mark.parametrize("option", ["--once", "--json"])
-def test_top_shows_hostile_names_as_text(server, raw, option):
-    raw.batch(pack([record(EVIL["control characters"], STRANGE["escape sequences"])]))
-    raw.hear_a(wire.Ack)
-    command = [sys.executable, "-m", "tensortap", "top", str(server.address), option]
+def test_top_sanitizes_names(server, raw):
+    raw.send_batch(pack([record(EVIL["control characters"], STRANGE["escape sequences"])]))
+    raw.receive_a(wire.Ack)
+    command = [sys.executable, "-m", "tensortap", "top", str(server.address)]
     source = str(Path(__file__).parents[2] / "src")
     env = {**os.environ, "PYTHONPATH": source, "FORCE_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "owned" in done.stdout
-    for evil in ("\x1b[2J", "\x1b]", "\x07", "\x00", "\x9b", "\r"):
-        assert evil not in done.stdout
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options = ("--once", "--json")
+    for process in [subprocess.Popen([*command, o], env=env, **pipes) for o in options]:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert "owned" in out
+        for evil in ("\x1b[2J", "\x1b]", "\x07", "\x00", "\x9b", "\r"):
+            assert evil not in out

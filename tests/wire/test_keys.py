@@ -15,7 +15,7 @@ from tensortap.wire import keys
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 
-def test_the_first_session_makes_a_key_that_only_its_user_can_read():
+def test_creates_a_key_that_only_its_user_can_read():
     assert keys.find_key() is None
     key = keys.make_key()
     path = keys.key_path()
@@ -26,7 +26,7 @@ def test_the_first_session_makes_a_key_that_only_its_user_can_read():
     assert os.listdir(path.parent) == ["key"]
 
 
-def test_the_umask_does_not_matter():
+def test_key_file_mode_ignores_the_umask():
     before = os.umask(0)
     try:
         keys.make_key()
@@ -35,8 +35,8 @@ def test_the_umask_does_not_matter():
     assert keys.key_path().stat().st_mode & 0o777 == 0o600
 
 
-def test_sessions_that_start_together_agree_on_one_key():
-    """Real processes, held back until all of them are there."""
+def test_concurrent_processes_agree_on_one_key():
+    """Real processes that wait for each other before they create the key."""
     code = f"""
 import sys; sys.path.insert(0, {SOURCE!r})
 from tensortap.wire import keys
@@ -47,7 +47,7 @@ print(keys.key_text(keys.make_key()))
         subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        for _ in range(6)
+        for _ in range(4)
     ]
     for process in started:
         assert process.stdout.readline() == "ready\n"
@@ -59,52 +59,52 @@ print(keys.key_text(keys.make_key()))
     assert os.listdir(keys.key_path().parent) == ["key"]
 
 
-def test_the_environment_comes_first(monkeypatch):
+def test_environment_variable_overrides_the_key_file(monkeypatch):
     keys.make_key()
     monkeypatch.setenv("TENSORTAP_KEY", keys.key_text(b"k" * 32))
     assert keys.find_key() == keys.make_key() == b"k" * 32
 
 
 @pytest.mark.parametrize("text", ["hello", "tap1-", "tap1-abc", "tap2-" + "A" * 43, "tap1-é", "  "])
-def test_what_is_no_key(monkeypatch, text):
+def test_rejects_malformed_keys(monkeypatch, text):
     monkeypatch.setenv("TENSORTAP_KEY", text)
     with pytest.raises(keys.KeyFileError, match="set TENSORTAP_KEY to what serve"):
         keys.find_key()
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"\xff\xfe\x00", b"x" * 100_000])
-def test_a_file_without_a_key(content):
+def test_rejects_a_file_without_a_key(content):
     path = keys.key_path()
     path.parent.mkdir()
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(keys.KeyFileError, match=r"no tensortap key is in .*: remove it"):
+    with pytest.raises(keys.KeyFileError, match=r"has no tensortap key: remove it"):
         keys.find_key()
     assert path.read_bytes() == content
 
 
-def test_a_folder_in_the_place_of_the_key():
+def test_key_path_is_a_folder():
     keys.key_path().mkdir(parents=True)
     with pytest.raises(keys.KeyFileError, match="cannot read"):
         keys.find_key()
 
 
-def test_a_user_without_a_home(monkeypatch):
+def test_user_without_a_home_folder(monkeypatch):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
-    with pytest.raises(keys.KeyFileError, match="no home for a key: set TENSORTAP_KEY"):
+    with pytest.raises(keys.KeyFileError, match="no home folder: set TENSORTAP_KEY"):
         keys.find_key()
 
 
-def test_a_place_that_cannot_be_written(monkeypatch):
+def test_unwritable_config_folder(monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/nowhere")
     assert keys.find_key() is None
     with pytest.raises(keys.KeyFileError, match="cannot write /proc/nowhere/tensortap/key"):
         keys.make_key()
 
 
-def test_proofs_are_of_one_role_and_two_nonces():
+def test_proof_covers_role_and_nonces():
     key, a, b = bytes(32), b"a" * 16, b"b" * 16
     mac = keys.proof(key, "client", a, b)
     assert keys.proven(key, "client", a, b, mac)
@@ -115,7 +115,7 @@ def test_proofs_are_of_one_role_and_two_nonces():
     assert not keys.proven(key, "client", a, b, mac[:-1])
 
 
-def test_curve_keys_come_from_the_key_alone():
+def test_curve_keys_are_derived_from_the_key():
     public, secret = keys.curve_pair(bytes(32), "server")
     assert zmq.curve_public(secret) == public
     assert keys.curve_pair(bytes(32), "server") == (public, secret)
@@ -123,7 +123,7 @@ def test_curve_keys_come_from_the_key_alone():
     assert keys.curve_pair(b"x" * 32, "server") != (public, secret)
 
 
-def test_the_text_of_a_key_is_one_word_and_comes_back():
+def test_key_text_round_trip():
     for key in (bytes(32), b"\xff" * 32, os.urandom(32)):
         text = keys.key_text(key)
         assert text.startswith("tap1-")

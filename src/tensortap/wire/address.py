@@ -1,4 +1,4 @@
-"""Where a live session listens: ``host``, ``host:port``, ``[::1]:port``."""
+"""Addresses of servers: ``host``, ``host:port``, ``[::1]:port``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Address(NamedTuple):
 
     @property
     def endpoint(self) -> str:
-        """The address as ZeroMQ writes it."""
+        """The address in ZeroMQ's notation."""
         return f"tcp://{self}"
 
     @property
@@ -34,12 +34,12 @@ class Address(NamedTuple):
 
 
 def default_port() -> int:
-    """The port of ``TENSORTAP_PORT``, else 2875."""
+    """Return ``TENSORTAP_PORT``, or 2875."""
     return parse_port(os.environ.get("TENSORTAP_PORT") or DEFAULT_PORT)
 
 
 def parse_address(text: str | None = None) -> Address:
-    """The address of `text`, else of ``TENSORTAP_SERVER``, else this machine's.
+    """Return the address in `text`, else in ``TENSORTAP_SERVER``, else that of this machine.
 
     >>> str(parse_address("gpu7:4000"))
     'gpu7:4000'
@@ -53,18 +53,18 @@ def parse_address(text: str | None = None) -> Address:
     else:
         host, _, port = text.partition(":")
     if not host:
-        raise ValueError(f"no host in {text!r}; write it like 'host' or 'host:port'")
+        raise ValueError(f"address must be 'host' or 'host:port', got {text!r}")
     if host == "localhost":
         host = "127.0.0.1"
     return Address(host, parse_port(port) if port else default_port())
 
 
 def parse_port(text: str | int) -> int:
-    """The number of a port."""
+    """Return the number of a port; raise ValueError if it is not one."""
     try:
         port = int(text)
     except ValueError:
         port = -1
     if not 0 <= port < 65536:
-        raise ValueError(f"not a port: {text!r}; it must be a number up to 65535")
+        raise ValueError(f"port must be a number from 0 to 65535, got {text!r}")
     return port

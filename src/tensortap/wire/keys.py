@@ -1,8 +1,8 @@
-"""The key that both ends of a live session share, and what is derived from it.
+"""The key that clients and servers of a user share, and what is derived from it.
 
-The first `serve()` of a user writes a key file that only this user can read. Over loopback
-the key authenticates both sides with a challenge each; the key itself never travels. Beyond
-loopback it also gives the CURVE key pairs of both sides.
+The first `serve()` of a user writes a key file that only this user can read. Client and server
+each prove with an HMAC that they have the key; the key itself is never sent. Beyond loopback the
+CURVE key pairs of both sides are derived from it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ NONCE = 16
 
 
 class KeyFileError(TensortapError):
-    """The key cannot be used, and what to do."""
+    """The key cannot be used; the message says what to do."""
 
 
 def key_path() -> Path:
-    """Where this user's key lies: ``~/.config/tensortap/key``."""
+    """Return the path of this user's key: ``~/.config/tensortap/key``."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     try:
         return Path(base).expanduser() / "tensortap" / "key"
-    except RuntimeError:  # a container whose user is nobody that it knows
+    except RuntimeError:  # for example an unknown user id in a container
         raise KeyFileError(
-            "this user has no home for a key: set TENSORTAP_KEY, or XDG_CONFIG_HOME to a folder"
+            "this user has no home folder: set TENSORTAP_KEY, or XDG_CONFIG_HOME to a folder"
         ) from None
 
 
 def key_text(key: bytes) -> str:
-    """The key as it is written into ``TENSORTAP_KEY``."""
+    """Return the key as text for ``TENSORTAP_KEY``."""
     return _PREFIX + base64.urlsafe_b64encode(key).decode().rstrip("=")
 
 
 def parse_key(text: str) -> bytes:
-    """The key behind its text."""
+    """Return the key of a text; raise KeyFileError if it is not one."""
     body = text.strip()
     try:
         if not body.startswith(_PREFIX):
@@ -53,26 +53,26 @@ def parse_key(text: str) -> bytes:
             raise ValueError
     except (ValueError, binascii.Error):
         raise KeyFileError(
-            "not a tensortap key: set TENSORTAP_KEY to what serve() printed, or remove it"
+            "not a tensortap key: set TENSORTAP_KEY to what serve() printed, or unset it"
         ) from None
     return key
 
 
 def find_key() -> bytes | None:
-    """The key of the environment, else of the key file, else None."""
+    """Return the key from ``TENSORTAP_KEY`` or from the key file; None if there is none."""
     text = os.environ.get("TENSORTAP_KEY")
     if text:
         return parse_key(text)
     path = key_path()
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())  # of what is read, not of what lay there before
+            status = os.fstat(file.fileno())  # not path.stat(): the file may be replaced
             if status.st_uid != os.getuid():
                 raise KeyFileError(
                     f"{path} belongs to another user: remove it or set TENSORTAP_KEY"
                 )
             if status.st_mode & 0o077:
-                raise KeyFileError(f"others can read {path}: run chmod 600 {path}")
+                raise KeyFileError(f"other users can read {path}: run chmod 600 {path}")
             text = file.read(1000).decode("ascii", "replace")
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
@@ -81,13 +81,11 @@ def find_key() -> bytes | None:
     try:
         return parse_key(text)
     except KeyFileError:
-        raise KeyFileError(
-            f"no tensortap key is in {path}: remove it or set TENSORTAP_KEY"
-        ) from None
+        raise KeyFileError(f"{path} has no tensortap key: remove it or set TENSORTAP_KEY") from None
 
 
 def make_key() -> bytes:
-    """The user's key; a new one, in a file only this user can read, if there was none."""
+    """Return the user's key; create the key file if there is no key yet."""
     key = find_key()
     if key is not None:
         return key
@@ -97,7 +95,7 @@ def make_key() -> bytes:
     except OSError as error:
         raise KeyFileError(
             f"cannot write {path} ({error.strerror}): set TENSORTAP_KEY, or XDG_CONFIG_HOME to a "
-            "folder that can be written"
+            "writable folder"
         ) from None
     key = find_key()
     if key is None:
@@ -112,7 +110,7 @@ def _write_key(path: Path) -> None:
     try:
         with os.fdopen(file, "w") as stream:
             stream.write(key_text(secrets.token_bytes(32)) + "\n")
-        # link, not rename: whoever came first keeps his key
+        # link, not rename: it never replaces the key of a process that was faster
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:
@@ -120,18 +118,18 @@ def _write_key(path: Path) -> None:
 
 
 def proof(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """What only a holder of the key can say about these two nonces."""
+    """Return the HMAC by which a side proves that it has the key."""
     text = b"tensortap 1 " + role.encode() + b"\0" + client_nonce + server_nonce
     return hmac.new(key, text, hashlib.sha256).digest()
 
 
 def proven(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes, mac: bytes) -> bool:
-    """Whether `mac` comes from a holder of the key."""
+    """Return whether `mac` proves that the other side has the key."""
     return hmac.compare_digest(proof(key, role, client_nonce, server_nonce), mac)
 
 
 def curve_pair(key: bytes, role: str) -> tuple[bytes, bytes]:
-    """The (public, secret) CURVE keys of the ``server`` or of the ``client``."""
+    """Return the (public, secret) CURVE keys of the ``server`` or the ``client``."""
     import zmq
     from zmq.utils import z85
 
