@@ -118,13 +118,13 @@ def test_selected_names(run, tmp_path):
 
 def test_records_of_several_kinds_do_not_collide(tmp_path):
     from tensortap.pipeline.pipeline import pipeline
+    from tensortap.pipeline.queue import write_to
     from tensortap.record import Kind, Record
 
     path = tap.init(tmp_path / "runs")
     for number, kind in enumerate((Kind.ACTIVATION, Kind.GRADIENT)):
         record = Record("fc", kind, 0, 0, number, 0, 1, 0, value=float(number))
-        for sink in pipeline._sinks:
-            sink.write(record, None, 0)
+        write_to(pipeline.queues, record, 0)
     tap.finish()
     assert tap.open(path).export(tmp_path / "out.npz") == 2
     with np.load(tmp_path / "out.npz") as found:

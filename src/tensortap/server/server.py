@@ -166,7 +166,7 @@ class Server:
         elif isinstance(header, wire.Query) and self._answers is not None:
             self._answers.ask(route, header)
         elif isinstance(header, wire.Segments):
-            connection.unmap(header.dropped)
+            connection.unmap(header.freed)
         elif isinstance(header, wire.Goodbye):
             self._disconnect(connection)
         else:

@@ -161,7 +161,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True):
 class Segments(msgspec.Struct, frozen=True, array_like=True):
     """Segments that the client has freed and will not refer to again."""
 
-    dropped: tuple[int, ...]
+    freed: tuple[int, ...]
 
 
 class Query(msgspec.Struct, frozen=True):
