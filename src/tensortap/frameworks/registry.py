@@ -16,6 +16,7 @@ from tensortap.frameworks.protocol import Framework
 _FRAMEWORKS = {
     "torch": "torch.Tensor",
     "jax": "jax.Array",
+    "mlx": "mlx.core.array",
     "numpy": "numpy.ndarray",
 }
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from tensortap.dtypes import DTYPES, numpy_dtype
 from tensortap.errors import NotFound, TensortapError
+from tensortap.frameworks import describe
+from tensortap.frameworks.view import array_of
 from tensortap.runs import pickles
 from tensortap.runs.payloads import TensorReader
 from tensortap.runs.pickles import UntrustedFile
@@ -63,6 +65,9 @@ def format_of(obj: object) -> Format:
         cls = _resolve(known.type)
         if cls is not None and isinstance(obj, cls) and not _holds_objects(obj):
             return known
+    name, dtype, _ = describe(obj)
+    if dtype and not name.startswith("numpy."):  # a tensor of any other framework
+        return _NUMPY
     return _PICKLE
 
 
@@ -150,7 +155,8 @@ def _map_torch(path: Path, trust: bool) -> Any:
 def _save_numpy(obj: Any, path: Path) -> None:
     import numpy
 
-    array = numpy.asarray(obj)
+    array = array_of(obj)
+    assert array is not None
     if _is_extension(array.dtype.name):
         # bfloat16 and its like, which NumPy's files know only as bytes: a field tells the name
         bits = numpy.dtype([(array.dtype.name, f"u{array.dtype.itemsize}")])
@@ -216,10 +222,10 @@ def _load_pickle(path: Path, trust: bool) -> Any:
         return pickles.load(stream, path.name)
 
 
+_NUMPY = Format("numpy.ndarray", ".npy", _save_numpy, _load_numpy, map=_map_numpy)
 _BUILT_IN = (
     Format("torch.Tensor", ".pt", _save_torch, _load_torch, map=_map_torch),
-    Format("numpy.ndarray", ".npy", _save_numpy, _load_numpy, map=_map_numpy),
-    Format("jax.Array", ".npy", _save_numpy, _load_numpy, map=_map_numpy),
+    _NUMPY,
 )
 _READ_ONLY = (Format(object, ".safetensors", _save_nothing, _load_tensors, map=_map_tensors),)
 _PICKLE = Format(object, ".pkl", _save_pickle, _load_pickle)

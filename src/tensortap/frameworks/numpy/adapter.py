@@ -43,7 +43,8 @@ class NumpyFramework(Framework):
 FRAMEWORK = NumpyFramework()
 
 
-def _snapshot(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Snapshot:
+def tensor_data(framework: str, value: np.ndarray[Any, Any], pool: Pool | None) -> Snapshot:
+    """Copy an array, which a tensor of this framework is; borrow it if there is no pool."""
     dtype = value.dtype
     name = name_of(dtype)
     nbytes = value.nbytes
@@ -56,11 +57,15 @@ def _snapshot(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Sna
     else:
         data = pool.acquire(nbytes)
         np.copyto(np.ndarray(value.shape, dtype, data.writable), value)
-    return TensorData("numpy", name, value.shape, data), nbytes
+    return TensorData(framework, name, value.shape, data), nbytes
+
+
+def _snapshot(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Snapshot:
+    return tensor_data("numpy", value, pool)
 
 
 def _snapshot_subclass(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Snapshot:
-    return _snapshot(value.view(np.ndarray), pool, path)
+    return tensor_data("numpy", value.view(np.ndarray), pool)
 
 
 def _snapshot_scalar(value: np.generic, pool: Pool | None = None, path: Path = ()) -> Snapshot:

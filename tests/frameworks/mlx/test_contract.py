@@ -1,0 +1,66 @@
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tensortap.buffers import Pool
+from tensortap.dtypes import DTYPES
+from tensortap.errors import CaptureError
+from tensortap.frameworks import rebuild, snapshot
+from tensortap.record import TensorData
+from tests.frameworks.contract import FrameworkContract
+
+
+def bits(dtype):
+    return getattr(mx, f"uint{8 * dtype.size}")
+
+
+class TestMlx(FrameworkContract):
+    framework = "mlx"
+    dtypes = tuple(row.name for row in DTYPES.values() if row.mlx)
+
+    def tensor(self, array, dtype):
+        dtype = getattr(mx, DTYPES[dtype].mlx)
+        return mx.array(array.view(f"u{dtype.size}")).view(dtype)
+
+    def contents(self, tensor):
+        return np.array(tensor.view(bits(tensor.dtype))).tobytes()
+
+    def is_tensor(self, value):
+        return type(value) is mx.array
+
+
+def test_every_dtype_of_mlx_has_a_row():
+    theirs = {str(getattr(mx, n)) for n in dir(mx) if isinstance(getattr(mx, n), mx.Dtype)}
+    assert {str(getattr(mx, row.mlx)) for row in DTYPES.values() if row.mlx} == theirs
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (100, 200)])
+def test_strided_arrays(shape):
+    array = mx.arange(shape[0] * shape[1]).reshape(shape)
+    for view in (array.T, array[1:, ::2], mx.broadcast_to(array[:1], shape)):
+        back = rebuild(snapshot(view, Pool())[0])
+        assert np.array_equal(np.array(back), np.array(view))
+
+
+def test_captures_the_value_at_the_call():
+    array = mx.zeros(100_000)
+    node, _ = snapshot(array, Pool())
+    array += 1
+    mx.eval(array)
+    assert not np.array(rebuild(node)).any()
+
+
+@pytest.mark.parametrize("transform", [mx.compile, mx.vmap])
+def test_arrays_inside_a_transform_are_rejected_with_a_remedy(transform):
+    def function(array):
+        with pytest.raises(CaptureError, match="catch the result"):
+            snapshot(array, Pool())
+        return array * 2
+
+    mx.eval(transform(function)(mx.ones((2, 3))))
+
+
+def test_a_dtype_that_mlx_lacks_comes_back_as_numpy():
+    back = rebuild(TensorData("mlx", "float8_e5m2", (2,), b"ab"))
+    assert type(back) is np.ndarray
+    assert back.tobytes() == b"ab"
