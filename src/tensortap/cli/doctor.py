@@ -15,6 +15,7 @@ _NEEDED = ("numpy", "ml_dtypes", "pyzmq", "msgspec", "xxhash", "rich", "typer", 
 _EXTRAS = {
     "torch": ("torch",),
     "jax": ("jax", "jaxlib"),
+    "mlx": ("mlx",),
     "view": ("kaleido", "pandas", "plotly", "starlette", "uvicorn", "websockets"),
     "hdf5": ("h5py",),
     "video": ("av", "Pillow", "scikit-learn"),
