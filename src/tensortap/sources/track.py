@@ -185,12 +185,12 @@ def track(
     wanted = optimizer_state is not False and optimizer_state is not None
     observer = Observer(settings_of({**options, "optimizer_state": wanted}))
     if jax:
-        from tensortap.frameworks.jax.track import JaxStates
+        from tensortap.frameworks.jax.track import JaxTracking
 
         if module is not None:
             raise TypeError("track a torch module, or model_state= of JAX, not both")
         state = None if isinstance(optimizer_state, bool) else optimizer_state
-        return Tracker(JaxStates(model_state, state, observer), observer)
+        return Tracker(JaxTracking(model_state, state, observer), observer)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
         raise TypeError(f"track a torch.nn.Module, or model_state= of JAX, not {module!r:.100}")

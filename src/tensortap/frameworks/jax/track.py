@@ -1,33 +1,31 @@
-"""What a JAX program computes, observed: inside the functions it calls, and in its states."""
+"""Tracking a JAX program: what happens inside its functions, and its states."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import jax
 
-from tensortap.frameworks.jax.intercept import Intercept, Observation
+from tensortap.frameworks.jax.intercept import Intercept
+from tensortap.frameworks.jax.observation import Observation
+from tensortap.frameworks.jax.trees import observe_trees
 from tensortap.frameworks.protocol import PendingSummary
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
 from tensortap.sources.observer import Observer, Seen
 
-log = logging.getLogger("tensortap")
 
-
-class JaxStates:
-    """Parameters, optimizer state and gradients of a JAX program, and what it intercepts."""
+class JaxTracking:
+    """Observes intercepted functions, and parameters, optimizer state and gradients."""
 
     def __init__(self, model_state: Any, optimizer_state: Any, observer: Observer) -> None:
         settings = observer.settings
         self.observer = observer
         self._like = model_state
-        self._intercept = Intercept(self._wants)
+        self._intercept = Intercept(self._wants, pipeline.fault)
         self._calls: dict[tuple[Kind, str], int] = {}
-        self._said = 0
-        # what `step` is given, in this order
-        self._slots = [
+        # the arguments of `step`, in this order
+        self._states = [
             name
             for name, tracked in (
                 ("model_state", settings.weights and model_state is not None),
@@ -38,7 +36,7 @@ class JaxStates:
         ]
         if settings.stash is not None or settings.tensors:
             observer.unseen["inside compiled functions"] = (
-                "stash and tensors see states only; for others, tap.catch inside the function"
+                "stash and tensors see states only; use tap.catch inside the function"
             )
 
     def _wants(self, kind: Kind, name: str) -> bool:
@@ -50,62 +48,60 @@ class JaxStates:
         return self.observer.patterns.wants(kind, name)
 
     def attach(self) -> None:
-        """Nothing hangs on anything of the user's."""
+        """Do nothing: functions are observed only when `intercept` calls them."""
 
     def detach(self) -> None:
-        """Nothing hangs on anything of the user's."""
+        """Do nothing, as `attach` does."""
 
     def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns; what happens inside becomes records."""
+        """Return the results of a function and record what its modules compute."""
         if not self.observer.on or not pipeline.enabled:
             return function(*args, **kwargs)
-        results, found = self._intercept(function, *args, **kwargs)
+        results, observations = self._intercept(function, *args, **kwargs)
         try:
-            self._take(found)
-            self._say_unseen()
+            self._record(observations)
+            self.observer.unseen.update(self._intercept.unseen)
         except Exception as error:
             pipeline.fault(getattr(function, "__name__", "intercept"), error)
         return results
 
-    def _take(self, found: list[Observation]) -> None:
+    def _record(self, observations: list[Observation]) -> None:
         calls = dict(self._calls)
-        for one in found:
-            name = f"{one.name}[{one.part}]" if one.part else one.name
-            key = one.kind, name
-            call = one.call + self._calls.get(key, 0)
+        for each in observations:
+            name = f"{each.name}[{each.part}]" if each.part else each.name
+            key = each.kind, name
+            call = each.call + self._calls.get(key, 0)
             calls[key] = max(calls.get(key, 0), call + 1)
-            self._add(Seen(name, one.kind, call, one.type, one.dtype, one.shape), one)
+            self._add(Seen(name, each.kind, call, each.type, each.dtype, each.shape), each)
         self._calls = calls
 
-    def _add(self, seen: Seen, one: Observation) -> None:
-        self.observer.add(seen, None, PendingSummary(one.vector.ready, one.resolve), one.array)
+    def _add(self, seen: Seen, observation: Observation) -> None:
+        pending = PendingSummary(observation.vector.ready, observation.resolve)
+        self.observer.add(seen, None, pending, observation.array)
 
-    def _say_unseen(self) -> None:
-        for reason in self._intercept.unseen[self._said :]:
-            self.observer.unseen[reason] = "it could not be intercepted"
-            log.warning("tensortap: not everything is seen: %s", reason)
-        self._said = len(self._intercept.unseen)
-
-    def end_step(self, *given: Any, **named: Any) -> None:
-        """Observe the states that the step has left."""
-        if len(given) > len(self._slots):
-            slots = ", ".join(self._slots) or "nothing"
-            raise TypeError(f"tracker.step takes {slots} here, and numbers by name")
-        states = {**dict(zip(self._slots, given, strict=False)), **named}
-        unknown = set(states) - set(self._slots)
+    def end_step(self, *states: Any, **named: Any) -> None:
+        """Record the states after a step."""
+        if len(states) > len(self._states):
+            expected = ", ".join(self._states) or "no states"
+            raise TypeError(f"tracker.step takes {expected} here, and metrics as keyword arguments")
+        given = {**dict(zip(self._states, states, strict=False)), **named}
+        unknown = set(given) - set(self._states)
         if unknown:
             raise TypeError(f"{', '.join(unknown)} is not tracked")
         self._calls.clear()
-        if not self.observer.on or not pipeline.enabled or not states:
+        if not self.observer.on or not pipeline.enabled or not given:
             return
-        found = self._intercept.observe_trees(
-            states.get("model_state"), states.get("optimizer_state"), states.get("grads"),
+        observations = observe_trees(
+            self._wants,
+            given.get("model_state"),
+            given.get("optimizer_state"),
+            given.get("grads"),
             like=self._like,
-        )  # fmt: skip
-        with jax.transfer_guard("allow"):  # the user's guard is meant for his own transfers
-            for one in found:
-                name, tags = one.name, {}
-                if one.kind is Kind.OPTIMISER_STATE:
-                    tags = {"state": one.part, "parameter": one.name}
-                    name = f"{one.name}.{one.part}" if one.name else one.part
-                self._add(Seen(name, one.kind, 0, "", one.dtype, one.shape, None, tags), one)
+        )
+        with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+            for each in observations:
+                name, tags = each.name, {}
+                if each.kind is Kind.OPTIMISER_STATE:
+                    tags = {"state": each.part, "parameter": each.name}
+                    name = f"{each.name}.{each.part}" if each.name else each.part
+                self._add(Seen(name, each.kind, 0, "", each.dtype, each.shape, None, tags), each)

@@ -1,4 +1,4 @@
-"""The names of the leaves of parameter and optimizer trees, and their statistics in one go."""
+"""Observation of parameter, gradient and optimizer-state trees, and the names of their leaves."""
 
 from __future__ import annotations
 
@@ -10,42 +10,86 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensortap.frameworks.jax.device_stats import can_reduce, pack
+from tensortap.frameworks.jax.flax_modules import Wants, key_name
+from tensortap.frameworks.jax.observation import DeviceVector, Observation
+from tensortap.record import Kind
+from tensortap.stats.packed import layout
 
 Path = tuple[str, ...]
 
 
-def key_name(key: Any) -> str:
-    """A key of a path as a word: ``['kernel']``, ``.mu`` and ``[0]`` are kernel, mu and 0."""
-    for attribute in ("name", "key", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+def observe_trees(
+    wants: Wants,
+    params: Any = None,
+    optimizer_state: Any = None,
+    grads: Any = None,
+    *,
+    like: Any = None,
+) -> list[Observation]:
+    """Return the observations of all leaves, with the statistics of all in one computation.
+
+    `like` are parameters that name the optimizer's state if `params` are not given.
+    """
+    names: list[tuple[Kind, str, str]] = []
+    arrays: list[Any] = []
+    for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
+        paths, leaves = arrays_of(tree)
+        names += [(kind, parameter_name(path), "") for path in paths]
+        arrays += leaves
+    if optimizer_state is not None:
+        known = params if params is not None else like if like is not None else grads
+        parameters = {_without_collection(path) for path in arrays_of(known)[0]}
+        paths, leaves = arrays_of(optimizer_state)
+        names += [(Kind.OPTIMISER_STATE, *state_name(path, parameters)) for path in paths]
+        arrays += leaves
+    wanted = [i for i, (kind, name, _) in enumerate(names) if wants(kind, name)]
+    if not wanted:
+        return []
+    chosen = [arrays[i] for i in wanted]
+    with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+        vector, start = DeviceVector(_pack_all(chosen)), 0
+    observations = []
+    for i, array in zip(wanted, chosen, strict=True):
+        kind, name, part = names[i]
+        # as inside a jitted function
+        dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
+        shape = tuple(np.shape(array))
+        observations.append(
+            Observation(kind, name, part, "", dtype, shape, 0, vector, start, array)
+        )
+        start += layout(dtype).words
+    return observations
 
 
-_known: dict[Any, list[Path]] = {}
+@jax.jit
+def _pack_all(arrays: list[Any]) -> jax.Array:
+    return jnp.concatenate([pack(jnp.asarray(x)) for x in arrays])
+
+
+_paths: dict[Any, list[Path]] = {}  # by tree structure
 
 
 def arrays_of(tree: Any) -> tuple[list[Path], list[Any]]:
-    """The paths and the arrays of a tree; leaves that are no arrays are left out.
+    """Return the paths and the arrays of a tree, without leaves that are no arrays.
 
     >>> arrays_of({"params": {"Dense_0": {"bias": np.zeros(2)}}})[0]
     [('params', 'Dense_0', 'bias')]
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    paths = _known.get(structure)
+    paths = _paths.get(structure)
     if paths is None:
-        found = jax.tree_util.tree_flatten_with_path(tree)[0]
-        paths = [_path(key_name(key) for key in keys) for keys, _ in found]
-        if len(_known) >= 64:  # a tree that is another one at every step must not fill memory
-            _known.clear()
-        _known[structure] = paths
+        keyed = jax.tree_util.tree_flatten_with_path(tree)[0]
+        paths = [_path(key_name(key) for key in keys) for keys, _ in keyed]
+        if len(_paths) >= 64:  # a program may use a new structure in every step
+            _paths.clear()
+        _paths[structure] = paths
     kept = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
     return [paths[i] for i in kept], [leaves[i] for i in kept]
 
 
 def _path(keys: Iterable[str]) -> Path:
     path = tuple(keys)
-    # a variable of nnx holds its array under this key
+    # an nnx variable holds its array under this key
     return path[:-1] if len(path) > 1 and path[-1] == "value" else path
 
 
@@ -57,24 +101,24 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (bool, int, float))
 
 
+def _without_collection(path: Path) -> Path:
+    return path[1:] if len(path) > 1 and path[0] == "params" else path
+
+
 def parameter_name(path: Path) -> str:
-    """The name of a parameter: its path without the collection that all of them are in.
+    """Return the name of a parameter: its path without the ``params`` collection of Flax.
 
     >>> parameter_name(("params", "Dense_0", "kernel"))
     'Dense_0.kernel'
     """
-    return ".".join(_bare(path))
-
-
-def _bare(path: Path) -> Path:
-    return path[1:] if len(path) > 1 and path[0] == "params" else path
+    return ".".join(_without_collection(path))
 
 
 def state_name(path: Path, parameters: set[Path]) -> tuple[str, str]:
-    """The parameter that a leaf of an optimizer's state belongs to, and which figure it is.
+    """Return the parameter that a leaf of an optimizer's state belongs to, and its entry.
 
-    Whatever a chain of optax looks like, the state of a parameter lies under the path of that
-    parameter. What belongs to none (a step counter) goes under ``optimizer`` and its place.
+    However optax transformations are chained, the state of a parameter is stored under the path
+    of that parameter. Other leaves, such as step counters, go under ``optimizer`` and their path.
 
     >>> state_name(("0", "mu", "params", "Dense_0", "kernel"), {("Dense_0", "kernel")})
     ('Dense_0.kernel', 'mu')
@@ -86,29 +130,6 @@ def state_name(path: Path, parameters: set[Path]) -> tuple[str, str]:
             above = path[:start]
             if above and above[-1] == "params":
                 above = above[:-1]
-            return ".".join(path[start:]), _figure(above)
+            words = [word for word in above if not word.isdigit()]
+            return ".".join(path[start:]), words[-1] if words else "state"
     return ".".join(("optimizer", *path[:-1])), path[-1] if path else "state"
-
-
-def _figure(above: Path) -> str:
-    """The last word that is no number: ``mu`` of ``0.mu``."""
-    words = [word for word in above if not word.isdigit()]
-    return words[-1] if words else "state"
-
-
-def bare_paths(paths: Iterable[Path]) -> set[Path]:
-    """The paths of parameters as `state_name` looks for them."""
-    return {_bare(path) for path in paths}
-
-
-def pack_all(arrays: list[Any]) -> jax.Array:
-    """The statistics of all arrays, one after the other."""
-    packed: jax.Array = _pack_all(arrays)
-    return packed
-
-
-def _pack_each(arrays: list[Any]) -> jax.Array:
-    return jnp.concatenate([pack(jnp.asarray(x)) for x in arrays])
-
-
-_pack_all = jax.jit(_pack_each)

@@ -1,0 +1,117 @@
+"""Names and outputs of nnx modules, and Equinox, which has no modules to observe."""
+
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from tensortap.frameworks.jax.intercept import Intercept
+from tensortap.frameworks.jax.trees import observe_trees
+from tensortap.record import Kind
+from tests.frameworks.jax.programs import (
+    ACT,
+    assert_agrees,
+    assert_same,
+    batch,
+    both_kinds,
+    everything,
+    key,
+    summaries_of,
+)
+
+
+class Layer(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return jnp.tanh(self.linear(x))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([Layer(rngs), Layer(rngs)]) if hasattr(nnx, "List") else [
+            Layer(rngs), Layer(rngs)]  # fmt: skip
+        self.head = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+NEW_NNX = "model" in inspect.signature(nnx.Optimizer.update).parameters
+NNX = {"Net", "head", "layers.0", "layers.0.linear", "layers.1", "layers.1.linear"}
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+def test_nnx_functional_style(jitted):
+    graph, params = nnx.split(Net(nnx.Rngs(0)))
+    x = batch()
+
+    def update(params, x):
+        grads = jax.grad(lambda p: jnp.mean(nnx.merge(graph, p)(x) ** 2))(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), grads
+
+    fn = jax.jit(update) if jitted else update
+    results, seen = Intercept()(fn, params, x)
+    assert_same(results, fn(params, x))
+    summaries = summaries_of(seen)
+    assert set(summaries) == both_kinds(*NNX)
+    assert_agrees(summaries[ACT, "Net", "", 0], nnx.merge(graph, params)(x))
+    assert Net.__call__.__name__ == "__call__"
+    assert not hasattr(Net.__call__, "__wrapped__")
+
+
+def test_nnx_jit_and_its_optimizer():
+    x = batch()
+
+    @nnx.jit
+    def update(model, optimizer, x):
+        grads = nnx.grad(lambda m: jnp.mean(m(x) ** 2))(model)
+        # before Flax 0.11 the optimizer held the model
+        optimizer.update(*((model, grads) if NEW_NNX else (grads,)))
+        return grads
+
+    def start():
+        model = Net(nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+
+    model, optimizer = start()
+    ours, our_optimizer = start()
+    intercept = Intercept()
+    for _ in range(3):
+        grads = update(model, optimizer, x)
+        our_grads, seen = intercept(update, ours, our_optimizer, x)
+        assert set(map(key, seen)) == both_kinds(*NNX)
+    assert intercept.unseen == {}
+    assert_same(nnx.state(model), nnx.state(ours))
+    assert_same(grads, our_grads)
+    trees = observe_trees(
+        everything, nnx.state(ours, nnx.Param), nnx.state(our_optimizer), our_grads
+    )
+    weights = {o.name for o in trees if o.kind is Kind.WEIGHT}
+    assert "layers.0.linear.kernel" in weights
+    assert weights == {o.name for o in trees if o.kind is Kind.WEIGHT_GRADIENT}
+    mu = {o.name for o in trees if o.kind is Kind.OPTIMISER_STATE and o.part == "mu"}
+    assert mu == weights
+
+
+def test_equinox_runs_unobserved():
+    model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+    x = batch()
+
+    @eqx.filter_jit
+    def update(model, x):
+        return eqx.filter_grad(lambda m: jnp.mean(jax.vmap(m)(x) ** 2))(model)
+
+    intercept = Intercept()
+    results, seen = intercept(update, model, x)
+    assert_same(eqx.filter(results, eqx.is_array), eqx.filter(update(model, x), eqx.is_array))
+    assert seen == []
+    names = {o.name for o in observe_trees(everything, model, None, results)}
+    assert names == {"layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"}

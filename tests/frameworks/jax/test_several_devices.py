@@ -1,0 +1,64 @@
+"""Arrays and functions that are spread over several devices, in a process that has four."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+CODE = """
+    import flax.linen as nn, jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    from tensortap.buffers import Pool
+    from tensortap.frameworks import rebuild, snapshot
+    from tensortap.frameworks.jax.adapter import Deferred
+    from tensortap.frameworks.jax.intercept import Intercept
+
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, columns, everywhere = (NamedSharding(mesh, s) for s in (P("x"), P(None, "x"), P()))
+
+    for sharding in (rows, columns, everywhere):
+        array = jax.device_put(jnp.arange(64.).reshape(8, 8), sharding)
+        node, nbytes = snapshot(array, Pool())
+        assert isinstance(node.data, Deferred) and nbytes == 256
+        jax.jit(lambda x: x * 0, donate_argnums=0)(array)
+        assert array.is_deleted()
+        np.testing.assert_array_equal(rebuild(node), np.arange(64.).reshape(8, 8))
+    other = jax.device_put(jnp.arange(3.), jax.devices()[2])
+    assert rebuild(snapshot(other, Pool())[0]).tolist() == [0, 1, 2]
+
+    model, x = nn.Dense(8), jnp.ones((8, 4))
+    params = model.init(jax.random.key(0), x)
+    loss = lambda params, x: jnp.tanh(model.apply(params, x)).sum()
+    inner = jax.jit(jax.grad(loss), in_shardings=(everywhere, rows), out_shardings=everywhere)
+
+    def update(params, x):
+        return jax.tree.map(lambda p, g: p - g, params, inner(params, x)), x * 2
+
+    for donate in ((), (0,)):
+        fn = jax.jit(update, in_shardings=(everywhere, rows), out_shardings=(everywhere, columns),
+                     donate_argnums=donate)
+        want = fn(jax.tree.map(jnp.copy, params), x)
+        intercept = Intercept()
+        for start in (params, jax.device_put(params, everywhere)):
+            results, seen = intercept(fn, jax.tree.map(jnp.copy, start), x)
+            for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(want), strict=True):
+                assert a.sharding == b.sharding, (a.sharding, b.sharding)
+                assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+            assert len(seen) == 2 and seen[0].resolve().count == 64, seen
+            assert not intercept.unseen, intercept.unseen
+"""
+
+
+@pytest.mark.slow
+def test_arrays_and_functions_over_several_devices():
+    flags = "--xla_force_host_platform_device_count=4"
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CODE)],
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
