@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +50,9 @@ def catch(
         except KeyError:
             counter = _first_call(name)
         if _tracers and type(value) in _tracers:
-            return _catch_in_jit(value, name, every, first, when, changed, server)
+            return _catch_in_jit(
+                value, name, when, every=every, first=first, changed=changed, server=server
+            )
         number = counter.tick()
         if counter.step != pipeline.clock.step:
             counter.begin(number, pipeline.clock.step)
@@ -90,10 +93,13 @@ def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
     return pipeline.fault(name, error, calls=1)
 
 
-def _catch_in_jit(value: Any, name: str, *options: Any) -> Ticket:
-    from tensortap.frameworks.jax.catch_in_jit import insert
+def _catch_in_jit(value: Any, name: str, when: Any, **options: Any) -> Ticket:
+    """Make the JAX function that is being traced capture the value whenever it runs."""
+    from tensortap.frameworks.jax.catch_in_jit import insert_callback, wait_for_callbacks
 
-    insert(value, name, *options)
+    insert_callback(value, functools.partial(catch, name=name, **options), when)
+    if wait_for_callbacks not in pipeline.settlers:
+        pipeline.settlers.append(wait_for_callbacks)
     return SKIPPED
 
 

@@ -48,6 +48,7 @@ NEW_NNX = "model" in inspect.signature(nnx.Optimizer.update).parameters
 NNX = {"Net", "head", "layers.0", "layers.0.linear", "layers.1", "layers.1.linear"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [True, False])
 def test_nnx_functional_style(jitted):
     graph, params = nnx.split(Net(nnx.Rngs(0)))
@@ -67,6 +68,7 @@ def test_nnx_functional_style(jitted):
     assert not hasattr(Net.__call__, "__wrapped__")
 
 
+@pytest.mark.slow
 def test_nnx_jit_and_its_optimizer():
     x = batch()
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import tensortap as tap
 from tensortap.frameworks.jax import device_stats, instrumented_jit
 from tensortap.frameworks.jax.intercept import NOT_JITTED, Intercept
 from tests.frameworks.jax.programs import (
@@ -514,3 +515,13 @@ def test_without_the_extension(monkeypatch):
     assert sorted(o.kind for o in seen) == [ACT, GRAD]
     _, seen = intercept(fn, x)
     assert_agrees(seen[0].resolve(), model.apply(params, x))
+
+
+def test_tracker_reports_functions_that_are_not_jitted():
+    params = {"w": jnp.ones(2)}
+    with tap.track(model_state=params, optimizer_state=False) as tracker:
+        tracker.intercept(scanned, batch((3, 4)))
+        tracker.step(params)
+    assert tracker.unseen == {"scanned": NOT_JITTED}
+    assert [a.name for a in tracker.alerts if a.rule == "unseen"] == ["scanned"]
+    assert sum(r.kind is ACT for r in tracker.records) == 3

@@ -106,10 +106,7 @@ def _snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
             "this array has been donated or deleted: catch it before the call that takes it"
         )
     dtype = value.dtype
-    if not isinstance(dtype, np.dtype):
-        raise CaptureError(
-            f"an array of {dtype} holds random keys, not numbers: catch jax.random.key_data(key)"
-        )
+    reject_random_keys(dtype)
     name, shape = name_of(dtype), value.shape
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
@@ -123,6 +120,14 @@ def _snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
             "jax.experimental.multihost_utils.process_allgather(array)"
         )
     return TensorData("jax", name, shape, Deferred(_copy(value), nbytes)), nbytes
+
+
+def reject_random_keys(dtype: Any) -> None:
+    """Raise CaptureError for the dtype of random keys."""
+    if not isinstance(dtype, np.dtype):
+        raise CaptureError(
+            f"an array of {dtype} holds random keys, not numbers: catch jax.random.key_data(key)"
+        )
 
 
 def _can_be_read(value: Any) -> bool:

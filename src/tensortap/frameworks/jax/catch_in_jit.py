@@ -1,25 +1,26 @@
-"""`catch` of a value that is only being traced: the compiled function delivers it when it runs.
+"""Capturing a value that JAX is tracing: the compiled function delivers it each time it runs.
 
-The function calls back with the whole value, in whatever it is transformed by: for each
-iteration of a `scan`, for each element under `vmap`, and again where `jax.checkpoint` computes
-it again. Whether anybody listens is asked then, not when it is traced.
+The function calls back with the whole value, under all transformations: for each iteration of a
+`scan`, for each element under `vmap`, and again where `jax.checkpoint` recomputes it.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from tensortap.pipeline.pipeline import pipeline
+from tensortap.frameworks.jax.adapter import reject_random_keys
+
+wait_for_callbacks = jax.effects_barrier
+"""Waits until running functions have delivered their values."""
 
 
 def tracers() -> Iterator[type]:
-    """The classes of traced values that there are now."""
+    """Yield the classes of traced values that exist now."""
     classes: list[type] = [Tracer]
     while classes:
         cls = classes.pop()
@@ -27,40 +28,9 @@ def tracers() -> Iterator[type]:
         classes += cls.__subclasses__()
 
 
-def insert(
-    value: Any,
-    name: str,
-    every: int,
-    first: int | None,
-    when: Any,
-    changed: bool,
-    server: str | None,
-) -> None:
-    """Have the function that is being traced catch this value whenever it runs."""
-    if not isinstance(value.dtype, np.dtype):
-        from tensortap.errors import CaptureError
-
-        raise CaptureError(
-            f"an array of {value.dtype} holds random keys, not numbers: catch "
-            "jax.random.key_data(key)"
-        )
-    deliver = functools.partial(
-        _deliver, name=name, every=every, first=first, when=when, changed=changed, server=server
-    )
-    jax.debug.callback(deliver, jax.lax.stop_gradient(value))
-    # what a step computed is to be caught in that step, although nobody waits for it otherwise
-    if jax.effects_barrier not in pipeline.settlers:
-        pipeline.settlers.append(jax.effects_barrier)
-
-
-def _deliver(value: Any, *, name: str, when: Any, **options: Any) -> None:
-    from tensortap.sources.catch import catch
-
-    if callable(when):
-        # NumPy: JAX must not compute in a callback, the thread that would do it waits for us
-        when = functools.partial(_of_numpy, when)
-    catch(value, name, when=when, **options)
-
-
-def _of_numpy(condition: Any, value: Any) -> Any:
-    return condition(np.asarray(value))
+def insert_callback(value: Any, capture: Callable[..., object], when: Any) -> None:
+    """Make the traced function call ``capture(value, when=when)`` whenever it runs."""
+    reject_random_keys(value.dtype)
+    # NumPy, because JAX must not compute in a callback: the thread for it waits for us
+    condition = (lambda value: when(np.asarray(value))) if callable(when) else when
+    jax.debug.callback(lambda value: capture(value, when=condition), jax.lax.stop_gradient(value))

@@ -83,14 +83,17 @@ class _Marking:
         leaves, tree = jax.tree_util.tree_flatten_with_path(output, is_leaf=_is_nnx_object)
         if not any(_is_array(leaf) for _, leaf in leaves):
             return output
-        options = {"module": type_name(cls), "activation": activation, "gradient": gradient}
-        marked = [
-            mark(leaf, name, part=".".join(map(key_name, path)), **options)
-            if _is_array(leaf)
-            else leaf
-            for path, leaf in leaves
-        ]
-        return jax.tree_util.tree_unflatten(tree, marked)
+        module = type_name(cls)
+
+        def marked(path: Any, leaf: Any) -> Any:
+            if not _is_array(leaf):
+                return leaf
+            part = ".".join(map(key_name, path))
+            return mark(
+                leaf, name, part=part, module=module, activation=activation, gradient=gradient
+            )
+
+        return jax.tree_util.tree_unflatten(tree, [marked(*each) for each in leaves])
 
     def is_calling(self, module: Any) -> bool:
         """Return whether `module` is the nnx module whose call is under way."""

@@ -38,7 +38,7 @@ def jit_options(fn: Any) -> dict[str, Any] | None:
 
     There is no public interface for this.
     """
-    info = getattr(fn, _OPTIONS, None)
+    info: Any = getattr(fn, _OPTIONS, None)
     try:
         return {
             "static_argnums": info.static_argnums,

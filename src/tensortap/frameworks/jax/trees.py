@@ -61,9 +61,7 @@ def observe_trees(
     return observations
 
 
-@jax.jit
-def _pack_all(arrays: list[Any]) -> jax.Array:
-    return jnp.concatenate([pack(jnp.asarray(x)) for x in arrays])
+_pack_all = jax.jit(lambda arrays: jnp.concatenate([pack(jnp.asarray(x)) for x in arrays]))
 
 
 _paths: dict[Any, list[Path]] = {}  # by tree structure
