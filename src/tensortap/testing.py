@@ -1,4 +1,4 @@
-"""What people import in their own tests.
+"""Assertions for your own tests.
 
 import tensortap as tap
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensortap.compare.report import Report
+from tensortap.compare.report import CompareReport
 
 __all__ = ["assert_runs_match"]
 
@@ -20,13 +20,13 @@ _ROWS = 15
 _WIDTH = 110
 
 
-def assert_runs_match(run: Any, reference: Any, **options: Any) -> Report:
-    """Fail, with the report as the message, unless a run agrees with another; returns the report.
+def assert_runs_match(run: Any, reference: Any, **options: Any) -> CompareReport:
+    """Raise AssertionError with the report as message unless two runs agree; return the report.
 
     Both are paths, `Run` objects or live sessions; the options are those of `tap.compare`:
     `atol`, `rtol`, `equal_nan`, `names`, `kinds`, `steps`, `ranks`, `mapping`, `rules`,
-    `allow_missing`, `trust`. Nothing in common is a failure, too: a test that compares nothing
-    would pass for ever.
+    `allow_missing`, `trust`. Runs with nothing in common fail, too: a test that compares nothing
+    would always pass.
     """
     from pathlib import Path
 
@@ -36,8 +36,8 @@ def assert_runs_match(run: Any, reference: Any, **options: Any) -> Report:
     __tracebackhide__ = True  # pytest shows the line of the test
     sides = [Path(side) if isinstance(side, str) else side for side in (run, reference)]
     report = compare(*sides, **options)
-    if not isinstance(report, Report):
-        raise TensortapError(f"these are no runs: {run} and {reference}")
+    if not isinstance(report, CompareReport):
+        raise TensortapError(f"assert_runs_match needs two runs, got {run} and {reference}")
     if not report:
         raise AssertionError(_message(report))
     if not report.compared:
@@ -45,7 +45,7 @@ def assert_runs_match(run: Any, reference: Any, **options: Any) -> Report:
     return report
 
 
-def _message(report: Report) -> str:
+def _message(report: CompareReport) -> str:
     import io
 
     from rich.console import Console

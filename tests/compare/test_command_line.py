@@ -157,7 +157,7 @@ def test_bad_files(runs, tmp_path):
     assert "no format has this suffix" in one_line(tmp_path / "x.what", good)
     for name in ("cut.npy", "cut.pt"):
         assert f"{name} cannot be read, it may be damaged" in one_line(tmp_path / name, good)
-    assert "a folder, and not that of a run" in one_line(tmp_path, tmp_path)
+    assert "a folder without run.json" in one_line(tmp_path, tmp_path)
     assert "can only be compared with a run" in one_line(runs[0], good)
     assert "does not exist" in one_line(runs[0], tmp_path / "nothing")
 
@@ -175,13 +175,13 @@ def test_bad_runs(runs, tmp_path):
 def test_bad_options(runs, tmp_path):
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nnames = "x"\npass = "max_abs <= 1 or size < 3"\n')
-    assert "line 3, column 25: 'size' is no figure" in one_line(*runs, "--rules", rules)
+    assert "line 3, column 25: 'size' is not a figure" in one_line(*runs, "--rules", rules)
     rules.write_text("[[rule]\n")
     assert "line 1, column" in one_line(*runs, "--rules", rules)
     assert "no such file" in one_line(*runs, "--rules", tmp_path / "none.toml")
     assert "pattern=replacement" in one_line(*runs, "--map", "nothing")
-    assert "cannot be used" in one_line(*runs, "--map", "(=x")
-    assert "cannot be used" in one_line(*runs, "--map", r"a(.*)=\2")
+    assert "is invalid" in one_line(*runs, "--map", "(=x")
+    assert "is invalid" in one_line(*runs, "--map", r"a(.*)=\2")
     assert "makes 'x' of both" in one_line(*runs, "--map", ".+=x")
     assert "not a regular expression" in one_line(*runs, "--names", "(")
     assert "steps must be like 10:20" in one_line(*runs, "--steps", "ten")

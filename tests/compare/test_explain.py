@@ -232,9 +232,9 @@ def test_not_all_zeros():
 def test_stale():
     before = RNG.standard_normal(X.shape).astype(np.float32)
     (found,) = explain(before, X, previous_b=before.copy())
-    assert (found.kind, str(found)) == ("stale", "a is what b was one step before")
+    assert (found.kind, str(found)) == ("stale", "a is what b was one step earlier")
     (found,) = explain(X, before, previous_a=before, previous_b=Y)
-    assert str(found) == "b is what a was one step before"
+    assert str(found) == "b is what a was one step earlier"
 
 
 def test_not_stale():

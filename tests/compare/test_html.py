@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.compare import html, pictures
-from tensortap.compare.report import Difference, Key, Missing, Report, Sizes
+from tensortap.compare.report import CompareReport, Difference, Key, Missing, Sizes
 from tensortap.compare.result import Comparison
 from tensortap.compare.runs import compare_runs
 
@@ -94,14 +94,14 @@ def test_nothing_in_a_name_is_markup(report):
 
 
 def test_nothing_is_fetched():
-    page = html.render(Report("a", "b", 0, 0, 0))
+    page = html.render(CompareReport("a", "b", 0, 0, 0))
     assert "default-src 'none'" in page
     assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttp|innerHTML", page)
 
 
 def test_half_a_surrogate_can_be_written(tmp_path):
     key = Key("\ud800x", "Value", 0, 0, 0)
-    report = Report("a", "b", 1, 0, 0, (Difference(key, Comparison(False, "\udfff")),))
+    report = CompareReport("a", "b", 1, 0, 0, (Difference(key, Comparison(False, "\udfff")),))
     path = report.write_html(tmp_path / "report.html")
     assert data_of(path.read_text(encoding="utf-8"))["names"] == ["?x"]
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
@@ -125,7 +125,7 @@ def test_a_large_report_stays_small_and_quick(tmp_path):
         for name in names[::8]
     ]
     missing = tuple(Missing(Key(f"m{i}", "Weight", i, 0, 0), "b") for i in range(500))
-    report = Report(
+    report = CompareReport(
         "a", "b", len(worst), 0, 0, (*differences, Difference(last, comparison)), missing,
         sizes=Sizes({place: (0, size) for place, size in worst.items()}),
     )  # fmt: skip
@@ -148,7 +148,7 @@ def test_the_first_that_was_not_expected_is_always_there():
     found = Comparison(False, "1 of 4 elements", count=4, mismatches=1, rel_l2=0.1)
     many = [Difference(Key("a", "Value", n, 0, 0), found, expected="so") for n in range(2500)]
     last = Difference(Key("b", "Value", 9999, 0, 0), found)
-    data = data_of(html.render(Report("a", "b", 2501, 0, 0, (*many, last))))
+    data = data_of(html.render(CompareReport("a", "b", 2501, 0, 0, (*many, last))))
     assert data["differences"][data["first"]]["name"] == "b"
 
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 import tensortap as tap
-from tensortap.compare.sides import Side
+from tensortap.compare.compared_run import ComparedRun
 from tests.runs.conftest import ROOT
 
 CODE = """
@@ -61,7 +61,7 @@ sys.stdin.read()
             again = tap.compare(view, other)
             assert again
             assert again.by_statistics > 10
-            side = Side(view)
+            side = ComparedRun(view)
             assert side.title == "the live session"
             assert np.array_equal(view.get("x", step=2), np.arange(5000.0) + 2)
     finally:

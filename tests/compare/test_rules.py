@@ -1,4 +1,4 @@
-"""Rules: the file, the grammar, and what they change."""
+"""ComparisonOptions: the file, the grammar, and what they change."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_condition_never_holds_where_one_side_is_not_finite():
 def test_mistakes_have_a_place(text, place):
     with pytest.raises(BadCondition) as error:
         condition(text)
-    assert error.value.place == place
+    assert error.value.position == place
 
 
 @pytest.mark.parametrize(

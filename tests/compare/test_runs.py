@@ -40,7 +40,7 @@ def test_the_first_is_the_first_in_the_order_of_execution(write):
     assert not report
     assert [(d.key.step, d.key.name) for d in report.differences] == [(1, "b"), (1, "c"), (2, "a")]
     assert report.first.key.name == "b"
-    assert "culprit: b: all that came before it agrees" in report.culprit
+    assert "culprit: b: everything before it agrees" in report.culprit
     assert "b is 1.5 times a" in str(report.first) or "times" in str(report.first)
     assert report.equal == 6
 
@@ -91,7 +91,7 @@ def test_mapping(write):
     new = write([(f"new.{n}.x", k, s, v, r) for n, k, s, v, r in training()])
     assert not compare_runs(old, new)
     assert compare_runs(old, new, mapping=[parse_mapping(r"old\.(.*)=new.\1.x")])
-    with pytest.raises(TensortapError, match=r"makes 'x' of both 'old\.a' and 'old\.b'"):
+    with pytest.raises(TensortapError, match=r"gives both 'old\.a' and 'old\.b' the name 'x'"):
         compare_runs(old, new, mapping=[(r"old\..*", "x")])
 
 

@@ -17,7 +17,7 @@ from tensortap.errors import NotFound, TensortapError
 from tensortap.select import parse_steps
 
 if TYPE_CHECKING:
-    from tensortap.compare.report import Report
+    from tensortap.compare.report import CompareReport
     from tensortap.compare.result import Comparison
 
 _RUNS = "Runs"  # heading of the options for runs
@@ -100,15 +100,15 @@ def compare(
     raise typer.Exit(0 if found else 1)
 
 
-def _print(found: Report | Comparison, a: str, b: str, rows: int, as_json: bool) -> None:
-    from tensortap.compare.report import Report
+def _print(found: CompareReport | Comparison, a: str, b: str, rows: int, as_json: bool) -> None:
+    from tensortap.compare.report import CompareReport
 
     if as_json:
         import json
 
         from tensortap.compare.json_report import comparison_as_json, report_as_json
 
-        runs = isinstance(found, Report)
+        runs = isinstance(found, CompareReport)
         result = report_as_json(found) if runs else comparison_as_json(found, a, b)  # type: ignore[arg-type]
         json.dump(result, sys.stdout, indent=1)
         print()
@@ -119,7 +119,7 @@ def _print(found: Report | Comparison, a: str, b: str, rows: int, as_json: bool)
 
     text = (
         report_text(found, rows)
-        if isinstance(found, Report)
+        if isinstance(found, CompareReport)
         else comparison_text(found, a, b, rows)
     )
     Console(highlight=False).print(text)

@@ -1,6 +1,6 @@
-"""Two values, two files, two runs: whether they agree, and where they do not.
+"""Compare two values, files or runs, and say where they differ.
 
-`tap.compare` is the verb; since the folder bears its name, the package can be called like it.
+The package shares its name with the verb `tap.compare`, so the package itself is callable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Comparison", "Explanation", "compare", "compare_values", "explain"]
 
 
 class _Callable(types.ModuleType):
-    # whoever imports a module of this package sets `tensortap.compare` to the package
+    # importing any module of this package sets `tensortap.compare` to the package
     def __call__(self, *args: Any, **options: Any) -> Any:
         return compare(*args, **options)
 

@@ -20,12 +20,12 @@ def compare(
     trust: bool = False,
     **options: Any,
 ) -> Any:
-    """Whether two values, files or runs agree: true or false, and says where they do not.
+    """Compare two values, files or runs; the result is true or false and says where they differ.
 
-    Close is ``|a - b| <= atol + rtol*|b|``. A path, or text that names a file (`.pt`, `.npy`,
-    `.pkl`, `.safetensors`, or one of a registered format), stands for what is in it; `trust` allows
-    pickles of classes of your own. Folders of runs, runs and live sessions are compared record by
-    record; the other `options` are for them.
+    Two numbers are close if ``|a - b| <= atol + rtol*|b|``. A path, or text that names a file
+    (`.pt`, `.npy`, `.pkl`, `.safetensors`, or a registered format), stands for its content; `trust`
+    allows pickles of your own classes. Runs, their folders and live sessions are compared record by
+    record; the remaining `options` are those of `compare_runs`.
 
     >>> import numpy as np
     >>> compare(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
@@ -36,12 +36,14 @@ def compare(
     if any(runs):
         if not all(runs):
             other = b if runs[0] else a
-            raise TensortapError(f"a run can only be compared with a run, not {_said(other)}")
-        from tensortap.compare.runs import compare_runs  # Arrow, which values do not need
+            raise TensortapError(
+                f"a run can only be compared with a run, got {_description(other)}"
+            )
+        from tensortap.compare.runs import compare_runs  # imports Arrow, which values do not need
 
         return compare_runs(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan, trust=trust, **options)
     if options:
-        raise TypeError(f"{', '.join(options)}: only for runs, and neither of these is one")
+        raise TypeError(f"{', '.join(options)}: for runs only, and neither is a run")
     x, y = content_of(a, trust=trust), content_of(b, trust=trust)
     if str(path_of(a)).endswith(".safetensors"):
         x = only_tensor(x, y)
@@ -50,8 +52,12 @@ def compare(
     return compare_values(x, y, atol=atol, rtol=rtol, equal_nan=equal_nan)
 
 
-def _said(value: Any) -> str:
+def _description(value: Any) -> str:
     path = path_of(value)
     if path is not None:
-        return f"{path}, which is none" if Path(path).exists() else f"{path}, which does not exist"
+        return (
+            f"{path}, which is not a run"
+            if Path(path).exists()
+            else f"{path}, which does not exist"
+        )
     return f"a {type(value).__name__}"

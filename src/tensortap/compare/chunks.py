@@ -1,7 +1,6 @@
-"""Two arrays, element by element, with NumPy alone, in chunks: what `elements` has no kernel for.
+"""Compare two arrays in chunks with NumPy, for what the C kernel does not cover.
 
-The counts and the maxima are those of the kernel, to the last bit; sums are added up in another
-order.
+Counts and maxima equal those of the kernel bit for bit; sums are added in another order.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _CHUNK = 1 << 16
 def compare_arrays(
     a: NDArray[Any], b: NDArray[Any], atol: float, rtol: float, equal_nan: bool, form: FloatFormat
 ) -> Figures:
-    """The figures of two arrays of numbers and of one shape."""
+    """Return the figures of two arrays of numbers with the same shape."""
     import numpy as np
 
-    tally = _Tally(atol, rtol, equal_nan, form)
+    tally = _ChunkTotals(atol, rtol, equal_nan, form)
     with np.errstate(all="ignore"):
         for start, x, y in _pairs(a, b):
             tally.add(start, x, y)
@@ -49,9 +48,9 @@ def _part(array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
 
 
 class _Numbers:
-    """A chunk as real numbers and, of complex ones, imaginary numbers; `rest` is what is missing.
+    """A chunk as real parts and, if complex, imaginary parts; `rest` is what float64 cannot hold.
 
-    Of longdouble all is longdouble.
+    For longdouble all of them are longdouble.
     """
 
     def __init__(self, chunk: NDArray[Any]) -> None:
@@ -70,7 +69,7 @@ class _Numbers:
             return
         self.real = _real(chunk)
         if is_whole(chunk.dtype) and chunk.dtype.itemsize == 8:
-            # whole numbers of at most 64 bits, which longdouble may not hold either
+            # integers up to 64 bits, which longdouble may not hold either
             top = self.real >= 2.0 ** (64 if chunk.dtype.kind == "u" else 63)
             back = np.where(top, 0.0, self.real).astype(chunk.dtype)
             rest = (chunk - back).view(np.int64).astype(np.float64)
@@ -85,14 +84,14 @@ def _real(chunk: NDArray[Any]) -> NDArray[Any]:
 
 
 def _less(x: NDArray[Any] | None, y: NDArray[Any] | None) -> Any:
-    """The difference of two of which one may be zero."""
+    """Return the difference of two arrays, either of which may be the number 0."""
     if x is None or y is None:
         return x if y is None else -y
     return x - y
 
 
 class _Sum:
-    """A sum of squares or products, times powers of two: they may be beyond float64."""
+    """A sum of squares or products, scaled by a power of two to stay within float64."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -110,7 +109,7 @@ class _Sum:
         self.unit = top
 
 
-class _Tally:
+class _ChunkTotals:
     def __init__(self, atol: float, rtol: float, equal_nan: bool, form: FloatFormat) -> None:
         self.atol, self.rtol, self.equal_nan, self.form = atol, rtol, equal_nan, form
         self.finite = self.mismatches = self.nonfinite = 0
@@ -156,7 +155,7 @@ class _Tally:
             total.add(product.sum(), at)
 
     def _sift(self, start: int, x: _Numbers, y: _Numbers) -> None:
-        """Judge the pairs of which one is not finite, and make both zero."""
+        """Judge the pairs in which one value is not finite, then set both to zero."""
         import numpy as np
 
         each = [n for n in (x.real, x.imag, y.real, y.imag) if n is not None]
@@ -198,7 +197,7 @@ class _Tally:
             return
         excess = np.where(d > 0, d - allowed, -np.inf)
         at = int(excess.argmax())
-        if not d[at] > 0:  # all of them are -inf: the first that differs
+        if not d[at] > 0:  # all of them are -inf: take the first that differs
             at = int(np.flatnonzero(d > 0)[0])
         if self.worst < 0 or float(excess[at]) > self.excess:
             self.excess, self.worst = float(excess[at]), start + at
@@ -213,8 +212,8 @@ class _Tally:
         if x.imag is not None or y.imag is not None:
             pairs.append((zero if x.imag is None else x.imag, zero if y.imag is None else y.imag))
         for p, q in pairs:
-            first, second = places(p, self.form), places(q, self.form)
-            # as unsigned numbers, the difference of any two is right
+            first, second = ordinals(p, self.form), ordinals(q, self.form)
+            # unsigned, so that no difference overflows
             apart = np.where(
                 first > second,
                 first.view(np.uint64) - second.view(np.uint64),
@@ -223,11 +222,11 @@ class _Tally:
             self.steps = max(self.steps, int(apart.max()))
 
     def figures(self, count: int) -> Figures:
-        """All together."""
+        """Return the figures of all chunks."""
         many = max(self.finite, 1)
         a, b = (math.sqrt(total.value) for total in (self.aa, self.bb))
         if a and b:
-            # units of squares are even
+            # exponents of squares are even
             unit = self.ab.unit - (self.aa.unit + self.bb.unit) // 2
             cosine = min(1.0, max(-1.0, math.ldexp(self.ab.value / a / b, unit)))
         else:
@@ -257,7 +256,7 @@ def _magnitude(real: Any, imag: Any) -> Any:
 
 
 def _unit(sizes: NDArray[Any]) -> int:
-    """The power of two that these are divided by before they are squared."""
+    """Return the exponent of two to divide by before squaring."""
     largest = sizes.max()
     if not largest or not math.isfinite(largest):
         return 0
@@ -266,11 +265,11 @@ def _unit(sizes: NDArray[Any]) -> int:
     return int(np.frexp(largest)[1])
 
 
-def places(x: NDArray[np.float64], form: FloatFormat) -> NDArray[np.int64]:
-    """Numbers by their place among those of a format, rounded to the nearest.
+def ordinals(x: NDArray[np.float64], form: FloatFormat) -> NDArray[np.int64]:
+    """Return each number's ordinal among the numbers of a format, rounded to the nearest.
 
     >>> import numpy as np
-    >>> places(np.array([1.0, 1.0078125, -0.0]), FloatFormat(8, -126, 3.39e38)).tolist()
+    >>> ordinals(np.array([1.0, 1.0078125, -0.0]), FloatFormat(8, -126, 3.39e38)).tolist()
     [16256, 16257, 0]
     """
     import numpy as np
@@ -287,7 +286,7 @@ def places(x: NDArray[np.float64], form: FloatFormat) -> NDArray[np.int64]:
         small = np.rint(np.minimum(np.abs(x) * scale, 2.0**53)).astype(np.int64)
         size = np.where(np.abs(x) < 2.0**form.least_exponent, small, normal)
         if x.size != 1 or form.largest != x[0]:
-            last = int(places(np.array([form.largest]), form)[0])
+            last = int(ordinals(np.array([form.largest]), form)[0])
             size = np.minimum(size, last + 1)
     found: NDArray[np.int64] = np.where(bits < 0, -size, size)
     return found

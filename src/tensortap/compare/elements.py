@@ -1,7 +1,7 @@
-"""Two arrays, element by element: by the C kernel where it was built, else by NumPy.
+"""Compare two arrays element by element: with the C kernel if it was built, else with NumPy.
 
-What is close: ``|a - b| <= atol + rtol*|b|`` in float64, of the exact difference of the numbers.
-Between integers (and bools) nothing is close but what is equal.
+Two numbers are close if ``|a - b| <= atol + rtol*|b|`` in float64, on their exact difference.
+Integers and bools must be equal.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ try:
     from tensortap.compare import _kernel  # type: ignore[attr-defined]
 
     kernel = _kernel
-except ImportError:  # no compiler when it was installed
+except ImportError:  # installed without a C compiler
     kernel = None
 
 AUTO = 0
-"""As many threads as the process may use, eight at most, and only where they are worth it."""
+"""Use up to eight threads where the array is large enough to gain."""
 
 
 NO_FORMAT = FloatFormat(0, 0, 0.0)
 
 
 class Figures(NamedTuple):
-    """What is found of two arrays; indices are flat, -1 for none."""
+    """The figures of two arrays; indices are flat, -1 for none."""
 
     pairs: int
     finite: int
@@ -46,14 +46,14 @@ class Figures(NamedTuple):
     max_rel: float
     mean_rel: float
     excess: float
-    """The largest ``|a - b| - rtol*|b|`` of pairs that differ."""
+    """Largest ``|a - b| - rtol*|b|`` among pairs that differ."""
     factor: float
-    """The largest ``(|a - b| - atol) / |b|``, or 0."""
+    """Largest ``(|a - b| - atol) / |b|``, or 0."""
     cosine: float
     rel_l2: float
     ulps: int
     identical: int
-    """Whether it was all the same bytes."""
+    """Whether all bytes are the same."""
 
 
 def compare_arrays(
@@ -65,7 +65,7 @@ def compare_arrays(
     equal_nan: bool,
     threads: int = AUTO,
 ) -> Figures:
-    """The figures of two arrays of numbers and of one shape.
+    """Return the figures of two arrays of numbers with the same shape.
 
     >>> import numpy as np
     >>> x = np.array([1.0, 2.0, 4.0])
@@ -90,14 +90,14 @@ def compare_arrays(
 
 @functools.cache
 def is_whole(dtype: np.dtype[Any]) -> bool:
-    """Whether these are integers or bools."""
+    """Return whether a dtype holds integers or bools."""
     row = DTYPES.get(dtype.name)
     return row is not None and row.is_integer
 
 
 @functools.cache
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether these are numbers at all."""
+    """Return whether a dtype holds numbers."""
     import numpy as np
 
     if dtype.kind in "biufc" or parts(dtype) is not None:
@@ -107,22 +107,22 @@ def is_number(dtype: np.dtype[Any]) -> bool:
 
 @functools.cache
 def format_of(dtype: np.dtype[Any]) -> FloatFormat:
-    """The floating-point format of a dtype, or of the parts of its complex numbers."""
+    """Return the floating-point format of a dtype, or of its complex parts."""
     return float_format((parts(dtype) or dtype).name) or NO_FORMAT
 
 
 @functools.cache
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> FloatFormat:
-    """The format of two that has fewer digits, or else the smaller range; that of the float."""
+    """Return the coarser of two formats: fewer digits, or else the smaller range."""
     if any((parts(each) or each).itemsize > 8 for each in (a, b)):
-        return NO_FORMAT  # longdouble has no format that float64 could be a ruler for
+        return NO_FORMAT  # float64 cannot measure units of longdouble
     known = [form for form in (format_of(a), format_of(b)) if form.digits]
     return min(known, key=lambda form: (form.digits, -form.least_exponent), default=NO_FORMAT)
 
 
 @functools.cache
 def _code_of(dtype: np.dtype[Any]) -> int | None:
-    """What the kernel calls a dtype; None if it can't, or if there is no kernel."""
+    """Return the kernel's code of a dtype; None if unsupported or without kernel."""
     if kernel is None or not dtype.isnative or dtype.fields is not None or not is_number(dtype):
         return None
     known = getattr(kernel, dtype.name.upper(), None)
@@ -137,5 +137,5 @@ def _code_of(dtype: np.dtype[Any]) -> int | None:
 
 
 def nudged(value: float) -> float:
-    """A little more: what was rounded when a tolerance was found must not be missing from it."""
+    """Return a slightly larger value, so that rounding does not make a tolerance too small."""
     return math.nextafter(math.nextafter(value * (1 + 2**-51), math.inf), math.inf)

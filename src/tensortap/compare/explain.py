@@ -1,9 +1,9 @@
-"""Why two arrays differ: cheap hypotheses, named only when they hold.
+"""Explain why two arrays differ, by cheap hypotheses that are named only if they hold.
 
-A hypothesis must agree on every element, leave next to nothing of the difference, and be borne out
-by more than chance would give: how often two elements of the data agree with each other at random
-says how much an agreement is worth. Constant arrays, and tiny ones, bear out nothing. What does not
-hold on a few thousand elements is not looked at further.
+A hypothesis must hold for every element, remove almost all of the difference, and be supported by
+more evidence than chance would give. How often two elements of the data agree at random says how
+much evidence one agreement is. Constant and tiny arrays give no evidence. A hypothesis that fails
+on a sample of a few thousand elements is not tested further.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _SAMPLE = 4096
 _CHUNK = 1 << 16
-_BITS = 24.0  # evidence: by chance it would be one in 16 million
-_REST = 0.02  # what a hypothesis may leave of the difference
+_BITS = 24.0  # bits of evidence: chance would give it once in 16 million
+_REST = 0.02  # share of the difference that a hypothesis may leave
 _ROUNDED = (
     "float32", "float16", "bfloat16", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz",
     "float8_e5m2", "float8_e5m2fnuz",
@@ -42,7 +42,7 @@ class Explanation:
     kind: str
     """``zero``, ``sign``, ``factor``, ``transposed``, ``shifted``, ``rounded`` or ``stale``."""
     text: str
-    """In words: ``a is b with its axes in the order (1, 0)``."""
+    """The hypothesis in words: ``a is b with its axes in the order (1, 0)``."""
     details: dict[str, Any] = field(default_factory=dict)
     """Its numbers: ``factor``; ``axes``; ``axis`` and ``by``; ``dtypes``; ``side``."""
 
@@ -51,7 +51,7 @@ class Explanation:
 
 
 class _Closeness(NamedTuple):
-    """What a hypothesis may be off by, relative and absolute."""
+    """How far a hypothesis may be off, relative and absolute."""
 
     rtol: float
     atol: float
@@ -66,7 +66,7 @@ def explain(
     previous_a: Any = None,
     previous_b: Any = None,
 ) -> tuple[Explanation, ...]:
-    """Simple reasons why two tensors differ: all of those that hold, or none.
+    """Return all simple reasons that explain why two tensors differ.
 
     `previous_a` and `previous_b` are the values of the same name one step before.
 
@@ -80,7 +80,7 @@ def explain(
     x, y = array_of(a), array_of(b)
     if x is None or y is None or not _fit(x) or not _fit(y):
         return ()
-    # of their own digits: in bfloat16, a factor of three is none to the last bit
+    # relative to their own precision: a factor of three rounds in bfloat16
     digits = coarser(x.dtype, y.dtype).digits or 53
     close = _Closeness(max(rtol, 2.0 ** (1 - digits)), 0.0)
     with np.errstate(all="ignore"):
@@ -106,7 +106,7 @@ def _fit(array: Array) -> bool:
 
 
 def _sample(shape: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
-    """Indices of some elements, or of all of few."""
+    """Return the indices of a sample of elements, or of all if they are few."""
     import numpy as np
 
     size = math.prod(shape)
@@ -124,7 +124,7 @@ def _close(x: NDArray[np.float64], y: NDArray[np.float64], close: _Closeness) ->
 
 
 def _bits(values: NDArray[np.float64], close: _Closeness) -> float:
-    """What it is worth that two elements agree: the more alike they are, the less."""
+    """Return the bits of evidence in one agreement; fewer the more alike the elements are."""
     import numpy as np
 
     rng = np.random.default_rng(1)
@@ -136,16 +136,16 @@ def _bits(values: NDArray[np.float64], close: _Closeness) -> float:
     return -math.log2((alike + 1) / (one.size + 1))
 
 
-def _borne_out(
+def _is_supported(
     one: NDArray[np.float64],
     other: NDArray[np.float64],
     plain: NDArray[np.float64],
     close: _Closeness,
     free: int = 0,
 ) -> bool:
-    """Whether `one` agrees with `other` beyond chance, where it does not with `plain`.
+    """Return whether `one` agrees with `other` beyond chance where it does not with `plain`.
 
-    `free` is how many elements the hypothesis was made from.
+    `free` is the number of elements from which the hypothesis was derived.
     """
     import numpy as np
 
@@ -160,12 +160,12 @@ def _leaves_little(one: Any, other: Any, plain: Any) -> bool:
 
     good = np.isfinite(one) & np.isfinite(other) & np.isfinite(plain)
     rest, whole = np.abs(one - other)[good].sum(), np.abs(one - plain)[good].sum()
-    # where what differs is not finite, there is nothing to add up
+    # differences that are not finite have no sum
     return bool(rest <= _REST * whole)
 
 
 def _holds(x: Array, y: Array, close: _Closeness) -> bool:
-    """Whether all elements agree."""
+    """Return whether all elements agree."""
     rtol = 0.0 if is_whole(x.dtype) and is_whole(y.dtype) else close.rtol
     found = compare_arrays(x, y, atol=close.atol, rtol=rtol, equal_nan=True)
     return found.mismatches == 0
@@ -209,7 +209,7 @@ def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
     factor = _simple(float(np.median(ratios)), close) if ratios.size else 0.0
     if factor in (0.0, 1.0):
         return
-    if not _borne_out(one, factor * other, other, close, free=1):
+    if not _is_supported(one, factor * other, other, close, free=1):
         return
     for p, q in _chunks(x, y):
         if not _close(float64(p), factor * float64(q), close).all():
@@ -221,7 +221,7 @@ def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
 
 
 def _simple(factor: float, close: _Closeness) -> float:
-    """The whole number, or one over it, that a factor is meant to be; else the factor."""
+    """Return the integer, or its inverse, that a factor is close to; else the factor."""
     over = 1 / factor if factor else 0.0
     if not math.isfinite(factor) or not math.isfinite(over):
         return 0.0
@@ -253,7 +253,7 @@ def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
     seen = set()
     for axes in itertools.permutations(range(x.ndim)):
         turned = y.transpose(axes)
-        # axes of one element may be anywhere: that is the same array
+        # moving axes of length 1 gives the same array
         order = tuple(axis for axis in axes if y.shape[axis] > 1)
         if turned.shape != x.shape or order in seen:
             continue
@@ -261,9 +261,9 @@ def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
         if order == tuple(sorted(order)):
             continue
         other = float64(turned[at])
-        # in the same order of memory: what one had who forgot to turn it
+        # same memory order: somebody reshaped instead of transposing
         plain = float64(y[np.unravel_index(np.ravel_multi_index(at, x.shape), y.shape)])
-        if _borne_out(one, other, plain, close) and _holds(x, turned, close):
+        if _is_supported(one, other, plain, close) and _holds(x, turned, close):
             yield Explanation(
                 "transposed", f"a is b with its axes in the order {axes}", {"axes": axes}
             )
@@ -279,12 +279,12 @@ def _shifted(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
             after, before = (*(slice(None),) * axis, to), (*(slice(None),) * axis, start)
             one, other, plain = x[after], y[before], y[after]
             at = _sample(one.shape)
-            if not _borne_out(float64(one[at]), float64(other[at]), float64(plain[at]), close):
+            if not _is_supported(float64(one[at]), float64(other[at]), float64(plain[at]), close):
                 continue
             if _holds(one, other, close):
                 way = "back" if by < 0 else "on"
                 yield Explanation(
-                    "shifted", f"a is b moved {way} by one along axis {axis}",
+                    "shifted", f"a is b shifted {way} by one along axis {axis}",
                     {"axis": axis, "by": by},
                 )  # fmt: skip
 
@@ -305,7 +305,7 @@ def _rounded(x: Array, y: Array) -> Iterator[Explanation]:
 
 
 def _is_rounded(one: Array, other: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether `one` is `other` in a coarser dtype, to the last bit, and could well be otherwise."""
+    """Return whether `one` is exactly `other` rounded to a coarser dtype, beyond chance."""
     import numpy as np
 
     digits = format_of(dtype).digits
@@ -323,7 +323,7 @@ def _is_rounded(one: Array, other: Array, dtype: np.dtype[Any]) -> bool:
             telling += int(np.count_nonzero(changed))
             if len(kinds) < 64:
                 kinds.update(np.unique(value[changed])[:64].tolist())
-    # each could have been any of 2**spare numbers, or at least the next one up or down
+    # each could have been any of 2**spare numbers, or at least a neighbor
     return len(kinds) >= 4 and min(telling, 4 * len(kinds)) * max(spare, 1.5) >= _BITS
 
 
@@ -332,8 +332,8 @@ def _stale(side: str, x: Array, y: Array, before: Any, close: _Closeness) -> Ite
     if old is None or old.shape != x.shape or not _fit(old):
         return
     at = _sample(x.shape)
-    if _borne_out(float64(x[at]), float64(old[at]), float64(y[at]), close) and _holds(
+    if _is_supported(float64(x[at]), float64(old[at]), float64(y[at]), close) and _holds(
         x, old, close
     ):
         other = "b" if side == "a" else "a"
-        yield Explanation("stale", f"{side} is what {other} was one step before", {"side": side})
+        yield Explanation("stale", f"{side} is what {other} was one step earlier", {"side": side})

@@ -1,4 +1,4 @@
-"""What a name means: a file, the folder of a run, or just text."""
+"""Tell files, folders of runs and plain text apart."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from tensortap.runs.object_files import load_file, suffixes
 
 
 def path_of(value: Any) -> Path | None:
-    """The file or folder that is meant; None of anything else.
+    """Return the file or folder that a value names; None for anything else.
 
-    A `Path` always is one. Text is one if something of that name exists; if it ends like the
-    files that can be read; or if it has a slash and no space in it: a name that was mistyped is
-    then an error, not a comparison of two texts.
+    A `Path` always names one. Text does if the file exists, if it has a readable suffix, or if it
+    has a slash and no space: a mistyped path should be an error, not a comparison of two texts.
 
     >>> path_of("weights.npy"), path_of("runs/a"), path_of("a cat")
     (PosixPath('weights.npy'), PosixPath('runs/a'), None)
@@ -31,12 +30,12 @@ def path_of(value: Any) -> Path | None:
         return Path(value)
     try:
         return Path(value) if os.path.exists(value) else None
-    except OSError:  # longer than a name can be
+    except OSError:  # too long for a file name
         return None
 
 
 def is_run(value: Any) -> bool:
-    """Whether this is the folder of a run, a `Run`, a live session or a reader of one."""
+    """Return whether a value is a run, its folder, a live session or a reader."""
     if is_url(value):
         return True
     path = path_of(value)
@@ -49,19 +48,19 @@ def is_run(value: Any) -> bool:
 
 
 def content_of(value: Any, *, trust: bool = False) -> Any:
-    """What is in a file, its tensors mapped; anything that is no file is what it is."""
+    """Return the content of a file, with its tensors mapped; other values as they are."""
     path = path_of(value)
     if path is None:
         return value
     if path.is_dir():
-        raise TensortapError(f"{path} is a folder, and not that of a run: it has no {RUN_FILE}")
+        raise TensortapError(f"{path} is a folder without {RUN_FILE}, so it is not a run")
     if not path.exists():
         raise NotFound(f"no such file: {path}")
     return load_file(path, trust=trust, mapped=True)
 
 
 def only_tensor(value: Any, other: Any) -> Any:
-    """The tensor of a file that has no other, where it meets something that is no dict."""
+    """Return the only tensor of a file if it is compared with something other than a dict."""
     if isinstance(value, dict) and len(value) == 1 and not isinstance(other, dict):
         return next(iter(value.values()))
     return value

@@ -1,7 +1,7 @@
-"""A report as one HTML file that needs nothing else, no network and no server.
+"""Write a comparison report as one self-contained HTML file.
 
-What differs most must fit, and the file stays small: of a large report the timeline gets coarser,
-and the details are those of the first differences. What is left out is said on the page.
+The size of the file is bounded: a large report gets a coarser timeline, and details only of the
+first differences. The page says what is left out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensortap.compare.compared_run import Disagreement
 from tensortap.compare.json_report import as_json, figures_of
 from tensortap.compare.pictures import pictures_of
 from tensortap.compare.provenance import rows_of
-from tensortap.compare.report import Difference, Report, gaps
-from tensortap.compare.sides import Disagreement
+from tensortap.compare.report import CompareReport, Difference, gaps
 from tensortap.compare.text import lacks
 from tensortap.errors import TensortapError
 from tensortap.viz.html_file import html_file, shortened, static_text, write_html_file
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PICTURES = 80
-_SECONDS = 60.0  # that pictures may take
+_SECONDS = 60.0  # bytes of all pictures
 _DETAILS = 2000
 _CELLS = 1_000_000
 _ROWS = 3000
-_TEXT = 400  # characters of anything that was written by others
+_TEXT = 400  # longest text from a run, in characters
 
-# what a cell of the timeline says: the larger, the worse, so that of several the worst is shown
+# states of a timeline cell, the larger the worse: a cell of several steps shows the worst
 NONE, SAME, CLOSE, ONLY_B, ONLY_A, EXPECTED, DIFFERS = 0, 1, 2, 104, 105, 106, 110
 _LEVELS = 100
-_DECADES = -8, 1  # of relative differences, from the first level to the last but one
+_DECADES = -8, 1  # relative differences at which the levels begin
 
 
 def write_html(
-    report: Report,
+    report: CompareReport,
     path: str | Path,
     *,
     pictures: int = PICTURES,
     progress: Callable[[int, int], object] | None = None,
 ) -> Path:
-    """Write a report; `pictures` is of how many differences the tensors are drawn."""
+    """Write a report; `pictures` is the number of differences whose tensors are drawn."""
     return write_html_file(path, render(report, pictures=pictures, progress=progress))
 
 
 def render(
-    report: Report,
+    report: CompareReport,
     *,
     pictures: int = PICTURES,
     progress: Callable[[int, int], object] | None = None,
@@ -66,13 +66,13 @@ def render(
 
 
 def _data(
-    report: Report, pictures: int, progress: Callable[[int, int], object] | None
+    report: CompareReport, pictures: int, progress: Callable[[int, int], object] | None
 ) -> dict[str, Any]:
     timeline = _timeline(report)
     first = report.first
     shown = report.differences[:_DETAILS]
     if first is not None and not any(each is first for each in shown):
-        shown = *shown[:-1], first  # all before it were expected
+        shown = *shown[:-1], first  # all earlier ones were expected
     numbers = {each: number for number, each in enumerate(timeline.rows)}
     missing = gaps(report.missing)
     return {
@@ -143,19 +143,19 @@ def _short(text: str) -> str:
 
 
 class Timeline(NamedTuple):
-    """Names and kinds, in the order of execution, by steps."""
+    """Names and kinds in the order of execution, by steps."""
 
     rows: list[tuple[str, str]]
     steps: list[int]
     """The first step of each column."""
     bucket: int
-    """How many steps that occur share a column."""
+    """Number of recorded steps per column."""
     cells: NDArray[np.uint8]
     left_out: int
-    """How many rows there was no room for; all of them agree, unless all rows differ."""
+    """Number of rows left out; they agree, unless all rows differ."""
 
 
-def _timeline(report: Report) -> Timeline:
+def _timeline(report: CompareReport) -> Timeline:
     import numpy as np
 
     severe: dict[tuple[str, str, int], int] = {}
@@ -191,7 +191,7 @@ def _timeline(report: Report) -> Timeline:
 def _most_telling(
     rows: list[tuple[str, str]], severe: dict[tuple[str, str, int], int]
 ) -> list[tuple[str, str]]:
-    """As many as there is room for, those that differ before those that agree, in their order."""
+    """Return the rows that fit: differing ones first, in their order."""
     if len(rows) <= _ROWS:
         return rows
     worst = dict.fromkeys(rows, 0)
@@ -203,13 +203,13 @@ def _most_telling(
 
 def _size(difference: Difference) -> float:
     found = difference.comparison
-    if found.nonfinite or not found.count:  # another shape, text, a container
+    if found.nonfinite or not found.count:  # different shapes, text, a container
         return math.inf
     return found.rel_l2 if found.rel_l2 is not None else found.max_rel
 
 
 def _level(size: float) -> int:
-    """A relative difference as a colour, by its logarithm; the last level has no measure."""
+    """Return the color level of a relative difference; the last level is for no measure."""
     low, high = _DECADES
     if not size < math.inf:
         return _LEVELS
@@ -223,12 +223,12 @@ def _level(size: float) -> int:
 
 
 def _pictures(
-    report: Report,
+    report: CompareReport,
     shown: tuple[Difference, ...],
     most: int,
     progress: Callable[[int, int], object] | None,
 ) -> dict[int, Any]:
-    """Number of a difference → its pictures: the first of each name, then the next ones."""
+    """Return pictures by index of the difference: first one per name, then the others."""
     found: dict[int, Any] = {}
     if report.look is None:
         return found

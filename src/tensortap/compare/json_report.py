@@ -1,6 +1,6 @@
-"""What a comparison found, as JSON; docs/compare.md is what programs may rely on.
+"""The result of a comparison as JSON; docs/compare.md is the specification.
 
-Numbers that JSON has not are text: ``"NaN"``, ``"Infinity"``, ``"-Infinity"``.
+Numbers that JSON lacks are text: ``"NaN"``, ``"Infinity"``, ``"-Infinity"``.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import dataclasses
 import math
 from typing import Any
 
-from tensortap.compare.report import Difference, Key, Missing, Report
+from tensortap.compare.report import CompareReport, Difference, Key, Missing
 from tensortap.compare.result import Comparison
 
 FORMAT = 1
 
 
-def report_as_json(report: Report) -> dict[str, Any]:
-    """Two runs."""
+def report_as_json(report: CompareReport) -> dict[str, Any]:
+    """Return the report on two runs as JSON."""
     return {
         "format": FORMAT,
         "of": "runs",
@@ -37,13 +37,13 @@ def report_as_json(report: Report) -> dict[str, Any]:
 
 
 def comparison_as_json(found: Comparison, a: str, b: str) -> dict[str, Any]:
-    """Two files."""
+    """Return the comparison of two files as JSON."""
     head = {"format": FORMAT, "of": "files", "agree": bool(found), "a": a, "b": b}
     return {**head, "comparison": figures_of(found)}
 
 
 def figures_of(found: Comparison) -> dict[str, Any]:
-    """All figures of a comparison, under the names that they have in Python.
+    """Return all figures of a comparison under their Python names.
 
     >>> figures_of(Comparison(False, count=2, mismatches=1, max_rel=float("inf")))["max_rel"]
     'Infinity'
@@ -56,12 +56,12 @@ def figures_of(found: Comparison) -> dict[str, Any]:
 
 
 def pair_of(pair: Any) -> dict[str, Any]:
-    """What differs around two runs, by side."""
+    """Return a pair of environments by run."""
     return {"a": as_json(pair[0]), "b": as_json(pair[1])}
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON has it; what it has no word for becomes text."""
+    """Return a value as JSON; what JSON lacks becomes text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -76,7 +76,7 @@ def as_json(value: Any) -> Any:
 
 
 def key_of(key: Key) -> dict[str, Any]:
-    """Which record."""
+    """Return the key of a record as JSON."""
     return dataclasses.asdict(key)
 
 

@@ -1,4 +1,4 @@
-"""Which records of two runs belong together, and which of them are plainly the same."""
+"""Match the records of two runs, and find those that are equal without reading values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tensortap.compare.compared_run import RecordPart
 from tensortap.compare.report import Captures, Key
-from tensortap.compare.sides import Part
 from tensortap.errors import TensortapError
 from tensortap.record import Kind
 from tensortap.runs.arrow import scalar
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """What of two runs is compared."""
+    """Which records of two runs are compared."""
 
     names: str | None = None
     kinds: tuple[str, ...] = ()
-    steps: tuple[int | None, int | None] | None = None  # the first and the last, both included
+    steps: tuple[int | None, int | None] | None = None  # first and last, both included
     ranks: tuple[int, ...] = ()
-    renames: tuple[tuple[str, str], ...] = ()  # (pattern, replacement): names of A → of B
+    renames: tuple[
+        tuple[str, str], ...
+    ] = ()  # (pattern, replacement) from names of A to names of B
 
 
 class Pairs(NamedTuple):
-    """Rows of the two tables: matching ones side by side, and those that only one run has."""
+    """Rows of two tables: matching ones side by side, and those of one run only."""
 
     a: Integers
     b: Integers
@@ -64,11 +66,11 @@ class ChosenRecords(NamedTuple):
         codes = table.name[rows], table.kind[rows]
         return Captures(self.names, table.kinds, *codes, table.step[rows], table.seq[rows])
 
-    def parts(self, rows: Integers) -> list[Part]:
+    def parts(self, rows: Integers) -> list[RecordPart]:
         """Return the records of some rows, and the cells that hold their values."""
         cells = self.table.take(rows, [*HEAD_COLUMNS, "value", "payloads"])
         values = (cells.column(name).to_pylist() for name in ("value", "payloads"))
-        return list(map(Part, records_of(cells.select(HEAD_COLUMNS)), *values))
+        return list(map(RecordPart, records_of(cells.select(HEAD_COLUMNS)), *values))
 
     def rows_at(self, name: str, kind: str, step: int, call: int) -> Integers:
         """Return the rows of all ranks with a name, a kind, a step and a call."""
@@ -93,19 +95,19 @@ class ChosenRecords(NamedTuple):
 
 
 def parse_mapping(text: str) -> tuple[str, str]:
-    r"""``old\.(.*)=new.\1`` as a pattern and its replacement.
+    r"""Return the pattern and the replacement of ``old\.(.*)=new.\1``.
 
     >>> parse_mapping(r"h\.(\d+)=blocks.\1")
     ('h\\.(\\d+)', 'blocks.\\1')
     """
     pattern, found, replacement = text.partition("=")
     if not found or not pattern:
-        raise TensortapError(f"a mapping is 'pattern=replacement', not {text!r}")
+        raise TensortapError(f"mapping must look like 'pattern=replacement', got {text!r}")
     try:
         re.compile(pattern)
         re.sub(pattern, replacement, "")
     except (re.error, IndexError) as error:
-        raise TensortapError(f"the mapping {text!r} cannot be used: {error}") from None
+        raise TensortapError(f"mapping {text!r} is invalid: {error}") from None
     return pattern, replacement
 
 
@@ -117,14 +119,16 @@ def choose(table: Table, choice: Choice, *, rename: bool) -> ChosenRecords:
         _check_renames(table.names, names)
     if choice.kinds:
         chosen = [kind in choice.kinds for kind in table.kinds]
-    else:  # alerts are about the training, not part of it
+    else:  # alerts are about training, not part of it
         chosen = [kind != Kind.ALERT.value for kind in table.kinds]
     keep = np.array(chosen, np.bool_)[table.kind]
     if choice.names is not None:
         try:
             pattern = re.compile(choice.names)
         except re.error as error:
-            raise TensortapError(f"not a regular expression: {choice.names!r} ({error})") from None
+            raise TensortapError(
+                f"names is not a regular expression: {choice.names!r} ({error})"
+            ) from None
         keep &= np.array([bool(pattern.search(name)) for name in names], np.bool_)[table.name]
     if choice.ranks:
         keep &= np.isin(table.rank, choice.ranks)
@@ -147,7 +151,7 @@ def _check_renames(before: list[str], after: list[str]) -> None:
     for old, new in zip(before, after, strict=True):
         other = seen.setdefault(new, old)
         if other != old:
-            raise TensortapError(f"the mapping makes {new!r} of both {other!r} and {old!r}")
+            raise TensortapError(f"the mapping gives both {other!r} and {old!r} the name {new!r}")
 
 
 def pair(a: ChosenRecords, b: ChosenRecords) -> Pairs:

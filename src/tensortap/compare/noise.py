@@ -1,4 +1,4 @@
-"""The noise floor: how far two runs of the same code are apart, and whether a third is further."""
+"""The noise floor: how much two runs of the same code differ."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 from tensortap.compare.result import Comparison
 
 if TYPE_CHECKING:
-    from tensortap.compare.runs import Item, Outcome
+    from tensortap.compare.runs import Outcome, RecordPair
 
 MARGIN = 2.0
-"""So many times the noise is still noise: two runs show only some of it."""
+"""Factor above the measured noise that still counts as noise: two runs show only part of it."""
 
 
 class Noise:
-    """The largest differences of each name and kind, up to each step.
+    """The largest differences per name and kind, up to each step.
 
-    Noise grows as training goes on: a step is judged by what was seen until then.
+    Noise grows during training, so a step is judged by the noise until then.
     """
 
-    def __init__(self, found: Iterable[tuple[Item, Outcome]], margin: float = MARGIN) -> None:
+    def __init__(self, found: Iterable[tuple[RecordPair, Outcome]], margin: float = MARGIN) -> None:
         self._margin = margin
         self._floors: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
         for item, outcome in found:
@@ -31,7 +31,7 @@ class Noise:
             held.append((item.key.step, max(size, comparison.max_abs), max(share, rel)))
 
     def covers(self, key: Any, comparison: Comparison) -> bool:
-        """Whether a difference is no larger than what two runs of the same code show."""
+        """Return whether a difference is no larger than the noise."""
         if comparison.nonfinite or not comparison.count:
             return False
         floor = None

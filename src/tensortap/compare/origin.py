@@ -1,4 +1,4 @@
-"""Which module a difference comes from."""
+"""Find the module that a difference comes from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _OF_PARAMETERS = {Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_
 
 
 def culprit_of(differences: list[Difference], plan: Any) -> str:
-    """What can be said about the origin of the first difference; empty if nothing can.
+    """Return a sentence on the origin of the first difference; empty if there is none.
 
     Records are in the order of execution: if the first that differs is the output of a module,
-    everything that it was computed from had agreed.
+    everything that it was computed from agrees.
     """
     first = next((d for d in differences if not d.expected), None)
     if first is None:
@@ -28,10 +28,10 @@ def culprit_of(differences: list[Difference], plan: Any) -> str:
             and item.key.kind == key.kind
         ]
         seen = plan.equal or before
-        inside = f"{key.name}: all that came before it agrees, its output does not"
-        return f"culprit: {inside}" if seen else f"{key.name} is the first output that was recorded"
+        inside = f"{key.name}: everything before it agrees, its output does not"
+        return f"culprit: {inside}" if seen else f"{key.name} is the first recorded output"
     if key.kind == Kind.GRADIENT.value:
-        return f"culprit: the backward pass behind {key.name}; all outputs agreed until then"
+        return f"culprit: the backward pass behind {key.name}; all outputs agree until then"
     if key.kind in _OF_PARAMETERS:
         return f"culprit: {key.name} ({key.kind}) differs before any output does"
     return ""

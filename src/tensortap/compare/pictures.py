@@ -1,4 +1,4 @@
-"""Two tensors and their difference as small pictures, extremes kept."""
+"""Reduce two tensors and their difference to small pictures that keep the extremes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SIDE = 64
-_AT_ONCE = 1 << 22  # elements that are looked at in one go
+_AT_ONCE = 1 << 22  # elements per chunk
 _NOT_FINITE = -128
 
 
 def pictures_of(a: Any, b: Any) -> dict[str, Any] | None:
-    """What a page draws: cells from -127 to 127 of `scale`, -128 where something is not finite.
+    """Return what a page draws: cells from -127 to 127 of `scale`, -128 for not finite.
 
-    None of what is no tensor. Each cell is the value of its block that is farthest from zero.
+    Each cell is the value of its block that is farthest from zero. None if not a tensor.
     """
     one, other = array_of(a), array_of(b)
     if one is None or other is None or not all(is_number(x.dtype) and x.size for x in (one, other)):
@@ -41,9 +41,9 @@ def pictures_of(a: Any, b: Any) -> dict[str, Any] | None:
 
 
 def shrink(a: NDArray[Any], b: NDArray[Any] | None = None) -> NDArray[np.float64]:
-    """A tensor, or ``a - b``, of at most 64×64 blocks: of each the value farthest from zero.
+    """Reduce a tensor, or ``a - b``, to 64×64 blocks with the value farthest from zero.
 
-    NaN where a block holds anything that is not finite, and not the same in both.
+    NaN marks blocks with values that are not finite and not the same in both.
 
     >>> import numpy as np
     >>> shrink(np.array([[1, -5], [2, 3]], np.int8))
@@ -67,7 +67,7 @@ def shrink(a: NDArray[Any], b: NDArray[Any] | None = None) -> NDArray[np.float64
 
 
 def flattened(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Two axes for any number of them, as near to a square as may be.
+    """Return two axes for any number of axes, as close to a square as possible.
 
     >>> flattened((8, 16, 32, 64)), flattened((5,)), flattened(())
     ((128, 2048), (1, 5), (1, 1))
@@ -119,7 +119,7 @@ def _encoded(cells: NDArray[np.float64], scale: float) -> dict[str, Any]:
     finite = np.isfinite(cells)
     share = np.where(finite, cells, 0.0) / (scale or 1.0)
     codes = np.rint(share * 127).astype(np.int8)
-    # what is not zero is not drawn as zero, however small it is
+    # draw no nonzero value as zero, however small
     small = finite & (codes == 0) & (share != 0)
     codes[small] = np.sign(share[small]).astype(np.int8)
     codes[~finite] = _NOT_FINITE

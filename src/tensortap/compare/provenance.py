@@ -1,4 +1,4 @@
-"""What differed around two runs: packages, environment, code, command."""
+"""Compare the environments of two runs: packages, variables, code, command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# another value in every shell, login or job, and never the reason
+# differ in every shell, login or job, and are never the reason
 _IGNORED = (
     "PWD", "OLDPWD", "SHLVL", "TENSORTAP_", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID",
     "MASTER_PORT", "SSH_", "XDG_SESSION_ID", "TMUX", "WINDOWID", "TERM_SESSION_ID",
@@ -14,7 +14,7 @@ _IGNORED = (
 
 
 def provenance_diff(a: Path | None, b: Path | None) -> dict[str, Any]:
-    """What to know before looking at numbers: only what differs, each as a pair.
+    """Return what differs around two runs, each as a pair.
 
     >>> provenance_diff(None, None)
     {}
@@ -41,7 +41,7 @@ def provenance_diff(a: Path | None, b: Path | None) -> dict[str, Any]:
 
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What differs, a line each: what, on one side, on the other.
+    """Return one row per difference: what, its value in the first run, in the second.
 
     >>> rows_of({"commit": ("1f3a", "9b0c"), "packages": ({"torch": "2.1"}, {"torch": None})})
     [('commit', '1f3a', '9b0c'), ('package torch', '2.1', '-')]
@@ -97,7 +97,7 @@ def _relevant(variables: Any) -> dict[str, Any]:
 
 
 def _changed(a: dict[str, Any], b: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both without what they have in common."""
+    """Return both without their common entries."""
     names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
     return {n: a.get(n) for n in names}, {n: b.get(n) for n in names}
 

@@ -1,4 +1,4 @@
-"""What the comparison of two runs found."""
+"""The result of comparing two runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from tensortap.compare.located_values import Look
+    from tensortap.compare.value_reader import ValueReader
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which record: what both sides have in common. Rank -1: put together from shards."""
+    """Identifies a record in both runs. Rank -1 means assembled from shards."""
 
     name: str
     kind: str
@@ -36,14 +36,14 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A record that the two runs do not agree on."""
+    """A record that differs between two runs."""
 
     key: Key
     comparison: Comparison
-    by: str = "value"  # or "statistics", where that is all there is of one side
+    by: str = "value"  # or "statistics" if one run has nothing else
     explanations: tuple[str, ...] = ()
-    expected: str = ""  # why a rule says that this was to be expected
-    rule: str = ""  # what it was judged by, if not the tolerance
+    expected: str = ""  # why a rule expects this difference
+    rule: str = ""  # the rule that judged it, if not the tolerance
 
     def __str__(self) -> str:
         text = f"{self.key}  {self.comparison.line}"
@@ -54,36 +54,36 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A record that only one run has; `dropped`: the other had no room for it."""
+    """A record that only one run has; `dropped` says that the other run dropped it."""
 
     key: Key
-    side: str  # "a" or "b": who has it
+    side: str  # "a" or "b": the run that has it
     dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """All that one side lacks of a name."""
+    """All records of a name that only one run has."""
 
-    side: str  # "a" or "b": who has it
+    side: str  # "a" or "b": the run that has it
     name: str
     kind: str
     count: int
     first: int
     last: int
     ranks: tuple[int, ...]
-    dropped: int  # so many of them the other side had no room for
+    dropped: int  # how many of them the other run dropped
 
     @property
     def steps(self) -> str:
-        """In which steps, in words."""
+        """Return the steps in words."""
         return (
             f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
         )
 
 
 def gaps(missing: Iterable[Missing]) -> list[Gap]:
-    """What only one side has, name by name.
+    """Group records that only one run has by name.
 
     >>> keys = [Key("head", "Weight", step, 0, 0) for step in (3, 4)]
     >>> [(gap.name, gap.count, gap.steps) for gap in gaps(Missing(key, "a") for key in keys)]
@@ -106,7 +106,7 @@ def gaps(missing: Iterable[Missing]) -> list[Gap]:
 
 
 class Captures(NamedTuple):
-    """When records were captured, as columns; names and kinds as codes of texts."""
+    """When records were captured, as columns; names and kinds as codes."""
 
     names: list[str]
     kinds: list[str]
@@ -118,15 +118,15 @@ class Captures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large differences are, of every name and step; put in order when that is asked for."""
+    """How large the differences of every name and step are, sorted on demand."""
 
     found: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
-    """(name, kind, step) → where in the order of capture, and how large."""
+    """(name, kind, step) → order of capture, and size."""
     equal: Captures | None = None
-    """The records that are the same on both sides."""
+    """The records that are the same in both runs."""
 
     def in_order(self) -> dict[tuple[str, str, int], float]:
-        """What a timeline is drawn from."""
+        """Return sizes in the order of execution, as a timeline draws them."""
         rows: list[tuple[int, int, tuple[str, str, int], float]] = [
             (place[2], seq, place, size) for place, (seq, size) in self.found.items()
         ]
@@ -142,13 +142,13 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Whether two runs agree; true or false by itself."""
+class CompareReport:
+    """Whether two runs agree; true if they do."""
 
     a: str
     b: str
     compared: int
-    equal: int  # the same bytes
+    equal: int  # equal bytes
     by_statistics: int
     differences: tuple[Difference, ...] = ()  # in the order of execution
     missing: tuple[Missing, ...] = ()
@@ -157,8 +157,8 @@ class Report:
     provenance: dict[str, Any] = field(default_factory=dict)
     culprit: str = ""
     sizes: Sizes = field(default_factory=Sizes, repr=False, compare=False)
-    look: Look | None = field(default=None, repr=False, compare=False)
-    """Where the values are that differ; they are read when they are asked for."""
+    look: ValueReader | None = field(default=None, repr=False, compare=False)
+    """Reads the differing values on demand."""
 
     def __bool__(self) -> bool:
         if any(not difference.expected for difference in self.differences):
@@ -167,28 +167,28 @@ class Report:
 
     @property
     def worst(self) -> dict[tuple[str, str, int], float]:
-        """(name, kind, step) → the largest relative difference, in the order of execution."""
+        """Return the largest relative difference by (name, kind, step), in order of execution."""
         return self.sizes.in_order()
 
     @property
     def first(self) -> Difference | None:
-        """The first difference that was not expected, in the order of execution."""
+        """Return the first unexpected difference in the order of execution."""
         return next((d for d in self.differences if not d.expected), None)
 
     def values(self, difference: Difference) -> tuple[Any, Any]:
-        """Both values of a difference, read from the runs now: ``report.values(report.first)``."""
+        """Read both values of a difference from the runs: ``report.values(report.first)``."""
         if self.look is None:
-            raise TensortapError("this report does not know where the values are")
+            raise TensortapError("this report cannot read the values: it was not made from runs")
         return self.look.values(difference.key)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON has it; docs/compare.md says what is where."""
+        """Return the report as JSON; docs/compare.md is the specification."""
         from tensortap.compare.json_report import report_as_json
 
         return report_as_json(self)
 
     def write_html(self, path: str | Path, *, pictures: int = 80) -> Path:
-        """Write one HTML file that opens anywhere, with pictures of so many of the differences."""
+        """Write one self-contained HTML file with pictures of the first differences."""
         from tensortap.compare.html import write_html
 
         return write_html(self, path, pictures=pictures)
@@ -212,17 +212,17 @@ class Report:
         sides = [(word, self._only(side)) for side, word in (("a", "first"), ("b", "second"))]
         lines += [f"only in the {word}: {names}" for word, names in sides if names]
         if all(names for _, names in sides):
-            lines.append("mapping=['pattern=replacement'] spells names of the first as the second")
+            lines.append("mapping=['pattern=replacement'] renames names of the first run")
         return "\n".join(lines)
 
     def _only(self, side: str) -> str:
-        """A few of the names that only one side has records of."""
+        """Return a few of the names that only one run has."""
         names = list(dict.fromkeys(m.key.name for m in self.missing if m.side == side))
         return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
     @property
     def counts(self) -> str:
-        """How many records came to what, in words."""
+        """Return the counts of records in words."""
         said = [f"{self.compared:,} records compared"]
         for number, text in (
             (self.by_statistics, "by their statistics only"),

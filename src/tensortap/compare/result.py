@@ -1,4 +1,4 @@
-"""What a comparison found."""
+"""The result of comparing two values."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """Whether two values agree, and by how much they do not; true or false by itself.
+    """Whether two values agree, and by how much they differ; true if they agree.
 
-    Of containers, the figures are over all their tensors and numbers, `parts` are what differs
-    in them, and `path` says where a part lies. Figures are over the pairs of finite numbers;
-    `nonfinite` counts the pairs where one is not finite and the other is not the same.
+    For containers, the figures cover all tensors and numbers inside, `parts` are the differing
+    ones, and `path` locates a part. Figures cover the pairs of finite numbers; `nonfinite` counts
+    the pairs in which one is not finite and the other is different.
     """
 
     equal: bool
     reason: str = ""
-    """Why not, in words."""
+    """Why they differ, in words."""
     path: str = ""
-    """Where in the containers: ``["layers"][3].weight``."""
+    """Path within the containers: ``["layers"][3].weight``."""
     notes: tuple[str, ...] = ()
-    """What differs and is no difference: dtypes, a list against a tuple."""
+    """Differences that do not count: dtypes, a list against a tuple."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     dtypes: tuple[str, str] | None = None
 
     count: int = 0
-    """Pairs of numbers."""
+    """Number of pairs."""
     finite: int = 0
     mismatches: int = 0
-    """Pairs that are not close, those of `nonfinite` among them."""
+    """Pairs that are not close, including `nonfinite`."""
     nonfinite: int = 0
     max_abs: float = 0.0
     mean_abs: float = 0.0
@@ -37,38 +37,38 @@ class Comparison:
     """The largest ``|a - b| / |b|``; inf where only b is zero."""
     mean_rel: float = 0.0
     rel_l2: float | None = None
-    """``norm(a - b) / norm(b)``; None of containers."""
+    """``norm(a - b) / norm(b)``; None for containers."""
     cosine: float | None = None
-    """Of the angle between the two; 0 if only one is all zeros, None of containers."""
+    """Cosine similarity; 0 if only one is all zeros, None for containers."""
     ulps: int | None = None
-    """The most numbers of the coarser dtype that lie between two; None of integers."""
+    """Largest distance in units of the coarser dtype's last place; None for integers."""
     worst: tuple[int, ...] | None = None
-    """The index of the pair that exceeds the tolerance most, or comes nearest to it."""
+    """Index of the pair that exceeds the tolerance most, or comes closest to it."""
     values: tuple[Any, Any] | None = None
-    """Both values there."""
+    """Both values at that index."""
     passing_atol: float | None = None
-    """The smallest atol that would have passed with this rtol; None: none would."""
+    """Smallest atol that would pass with this rtol; None if none would."""
     passing_rtol: float | None = None
-    """The smallest rtol that would have passed with this atol; None: none would."""
+    """Smallest rtol that would pass with this atol; None if none would."""
 
     leaves: int = 1
-    """How many values without parts were compared."""
+    """Number of leaves compared."""
     differing: int = 0
-    """How many of these differ."""
+    """Number of leaves that differ."""
     parts: tuple[Comparison, ...] = ()
-    """What differs in a container, in its order; the first thousand."""
+    """The first thousand differing parts of a container, in order."""
 
     def __bool__(self) -> bool:
         return self.equal
 
     @property
     def share(self) -> float:
-        """The part of the pairs that are not close."""
+        """Return the share of pairs that are not close."""
         return self.mismatches / self.count if self.count else 0.0
 
     def __repr__(self) -> str:
         head = "equal" if self.equal and not self.max_abs else "close" if self.equal else "differ"
-        text = f"<{head}{self._about()}>"
+        text = f"<{head}{self._summary()}>"
         if not self.parts:
             return text
         shown = [f"  {part.path}: {part.line}" for part in self.parts[:10]]
@@ -77,30 +77,30 @@ class Comparison:
 
     @property
     def line(self) -> str:
-        """Why they differ, or how close they are, in a line."""
-        return self._about().removeprefix(": ") or "equal"
+        """Return why they differ, or how close they are, in one line."""
+        return self._summary().removeprefix(": ") or "equal"
 
-    def _about(self) -> str:
-        said = [self.reason] if self.reason else []
+    def _summary(self) -> str:
+        words = [self.reason] if self.reason else []
         if self.max_abs or self.mismatches:
-            said += self._figures()
-        said += self.notes
-        return ": " + ", ".join(said) if said else ""
+            words += self._figures()
+        words += self.notes
+        return ": " + ", ".join(words) if words else ""
 
     def _figures(self) -> list[str]:
-        said = [f"max|Δ|={self.max_abs:.3g}"]
+        words = [f"max|Δ|={self.max_abs:.3g}"]
         if self.max_rel:
-            said.append(f"rel={self.max_rel:.3g}")
+            words.append(f"rel={self.max_rel:.3g}")
         if self.ulps is not None:
-            said.append(f"{self.ulps} ulp" if self.ulps < 10**6 else f"{self.ulps:.3g} ulp")
+            words.append(f"{self.ulps} ulp" if self.ulps < 10**6 else f"{self.ulps:.3g} ulp")
         if self.cosine is not None and self.count > 1:
-            said.append(f"cosine={self.cosine:.6g}")
+            words.append(f"cosine={self.cosine:.6g}")
         if self.worst is not None and self.values is not None:
             where = "" if self.worst == () else f" at {list(self.worst)}"
-            said.append(f"worst{where}: {_show(self.values[0])} and {_show(self.values[1])}")
+            words.append(f"worst{where}: {_show(self.values[0])} and {_show(self.values[1])}")
         if not self.equal and not self.parts:
-            said.append(self._passing())
-        return said
+            words.append(self._passing())
+        return words
 
     def _passing(self) -> str:
         would = [

@@ -1,8 +1,8 @@
-"""Rules in a TOML file: how close which records have to be.
+"""ComparisonOptions in a TOML file: tolerances per name and kind.
 
     [[rule]]
     names = "blocks.*attn"                          # a regular expression
-    kinds = ["Activation", "Gradient"]              # all, if it is not said
+    kinds = ["Activation", "Gradient"]              # default: all
     pass = "rel_l2 <= 1e-3 or max_abs <= 1e-6"      # instead of the tolerance
 
     [[rule]]
@@ -15,17 +15,17 @@
 
     [[rule]]
     names = "head"
-    expected = "the head is initialised differently"
+    expected = "the head is initialized differently"
 
-The first rule that a record fits counts. Nothing is evaluated: a condition is comparisons of
+The first rule that matches a record applies. Nothing is evaluated as code: a condition compares
 figures with numbers, joined by ``and``, ``or`` and parentheses.
 """
 
 from __future__ import annotations
 
-import importlib
 import operator
 import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,22 +54,22 @@ _TOKEN = re.compile(
 
 
 class BadCondition(ValueError):
-    """A condition that cannot be understood; `place` is where in it."""
+    """A condition that cannot be parsed; `position` is where."""
 
-    def __init__(self, message: str, place: int) -> None:
+    def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
-        self.place = place
+        self.position = position
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``rel_l2 <= 1e-3 or max_abs <= 1e-6``, understood."""
+    """A parsed condition such as ``rel_l2 <= 1e-3 or max_abs <= 1e-6``."""
 
     text: str
     _holds: Callable[[Comparison], bool]
 
     def holds(self, comparison: Comparison) -> bool:
-        """Whether it does; never where a value is not finite on one side only, or shapes differ."""
+        """Return whether it holds; never for shapes or non-finite values that differ."""
         if comparison.nonfinite or not comparison.count:
             return False
         return self._holds(comparison)
@@ -79,7 +79,7 @@ class Condition:
 
 
 def condition(text: str) -> Condition:
-    """Understand a condition.
+    """Parse a condition.
 
     >>> close = Comparison(False, count=3, max_abs=1e-7)
     >>> condition("rel_l2 <= 1e-3 or max_abs <= 1e-6").holds(close)
@@ -88,7 +88,7 @@ def condition(text: str) -> Condition:
     reader = _Reader(text)
     found = reader.either()
     if reader.kind:
-        raise BadCondition(f"{reader.token!r} does not fit here", reader.place)
+        raise BadCondition(f"unexpected {reader.token!r}", reader.position)
     return Condition(text, found)
 
 
@@ -100,13 +100,13 @@ class _Reader:
 
     def next(self) -> None:
         rest = self._text[self._at :]
-        self.place = self._at + len(rest) - len(rest.lstrip())
+        self.position = self._at + len(rest) - len(rest.lstrip())
         if not rest.strip():
             self.kind, self.token = "", ""
             return
         found = _TOKEN.match(rest)
         if found is None:
-            raise BadCondition(f"{rest.strip()[:10]!r} is nothing that a condition has", self.place)
+            raise BadCondition(f"{rest.strip()[:10]!r} is not part of a condition", self.position)
         self.kind = str(found.lastgroup)
         self.token = found[self.kind]
         self._at += found.end()
@@ -130,24 +130,24 @@ class _Reader:
             self.next()
             found = self.either()
             if self.token != ")":
-                raise BadCondition("a parenthesis is not closed", self.place)
+                raise BadCondition("missing closing parenthesis", self.position)
             self.next()
             return found
         figure = FIGURES.get(self.token) if self.kind == "word" else None
         if figure is None:
             known = ", ".join(FIGURES)
             raise BadCondition(
-                f"{self.token or 'the end'!r} is no figure; there are {known}", self.place
+                f"{self.token or 'the end'!r} is not a figure; figures are {known}", self.position
             )
         self.next()
         sign = _SIGNS.get(self.token)
         if sign is None:
             raise BadCondition(
-                f"one of {' '.join(_SIGNS)} is wanted, not {self.token!r}", self.place
+                f"one of {' '.join(_SIGNS)} expected, got {self.token!r}", self.position
             )
         self.next()
         if self.kind != "number":
-            raise BadCondition(f"a number is wanted, not {self.token!r}", self.place)
+            raise BadCondition(f"a number expected, got {self.token!r}", self.position)
         limit = float(self.token)
         self.next()
 
@@ -160,7 +160,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How records are judged whose names and kinds it fits."""
+    """How to judge records with matching name and kind."""
 
     names: re.Pattern[str]
     kinds: frozenset[str] = frozenset()
@@ -171,27 +171,27 @@ class Rule:
     expected: str = ""
 
     def fits(self, name: str, kind: str) -> bool:
-        """Whether it is about such records."""
+        """Return whether the rule applies to records of this name and kind."""
         return (not self.kinds or kind in self.kinds) and self.names.search(name) is not None
 
 
-class Book:
-    """All rules; the first that fits counts."""
+class RuleSet:
+    """All rules; the first that matches applies."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.rules = rules
         self._known: dict[tuple[str, str], Rule | None] = {}
 
     def find(self, name: str, kind: str) -> Rule | None:
-        """The rule for records of this name and kind."""
+        """Return the rule for records of this name and kind."""
         key = name, kind
         if key not in self._known:
             self._known[key] = next((r for r in self.rules if r.fits(name, kind)), None)
         return self._known[key]
 
 
-def load_rules(path: str | Path) -> Book:
-    """The rules of a file; what is wrong in it is said with line and column."""
+def load_rules(path: str | Path) -> RuleSet:
+    """Read rules from a file; errors name line and column."""
     path = Path(path)
     try:
         text = path.read_text()
@@ -200,20 +200,20 @@ def load_rules(path: str | Path) -> Book:
     return parse_rules(text, str(path))
 
 
-def parse_rules(text: str, where: str = "rules") -> Book:
-    """The rules that a text tells."""
-    toml = _toml()
+def parse_rules(text: str, where: str = "rules") -> RuleSet:
+    """Parse the rules in a text."""
+    toml = tomllib
     try:
         content = toml.loads(text)
     except toml.TOMLDecodeError as error:
         raise TensortapError(f"{where}: {error}") from None
     unknown = set(content) - {"rule"}
     if unknown:
-        raise _wrong(text, where, min(unknown), "a file of rules has [[rule]] only")
+        raise _wrong(text, where, min(unknown), "a file of rules may contain only [[rule]] tables")
     found = content.get("rule", [])
     if not isinstance(found, list):
-        raise _wrong(text, where, "rule", "each rule begins with [[rule]]")
-    return Book([_rule(each, number, text, where) for number, each in enumerate(found)])
+        raise _wrong(text, where, "rule", "each rule must begin with [[rule]]")
+    return RuleSet([_rule(each, number, text, where) for number, each in enumerate(found)])
 
 
 def _rule(said: dict[str, Any], number: int, text: str, where: str) -> Rule:
@@ -221,26 +221,28 @@ def _rule(said: dict[str, Any], number: int, text: str, where: str) -> Rule:
     for key in said:
         if key not in known:
             options = ", ".join(sorted(known))
-            raise _wrong(text, where, key, f"a rule has no {key!r}; there are {options}", number)
+            raise _wrong(text, where, key, f"unknown option {key!r}; options are {options}", number)
     try:
         names = re.compile(said.get("names", ""))
     except (re.error, TypeError) as error:
-        raise _wrong(text, where, "names", f"no regular expression: {error}", number) from None
+        raise _wrong(text, where, "names", f"not a regular expression: {error}", number) from None
     kinds = said.get("kinds", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     for kind in kinds:
         if kind not in {k.value for k in Kind}:
             options = ", ".join(k.value for k in Kind)
-            raise _wrong(text, where, "kinds", f"no kind is called {kind!r}: {options}", number)
+            raise _wrong(
+                text, where, "kinds", f"unknown kind {kind!r}; kinds are {options}", number
+            )
     for key in ("atol", "rtol"):
         if key in said and not (isinstance(said[key], (int, float)) and said[key] >= 0):
-            raise _wrong(text, where, key, "a tolerance is a number from 0 on", number)
+            raise _wrong(text, where, key, "a tolerance must be a number of at least 0", number)
     passes = None
     if "pass" in said:
         try:
             passes = condition(str(said["pass"]))
         except BadCondition as error:
-            shift = error.place + 1  # after the quote
+            shift = error.position + 1  # after the quote
             raise _wrong(text, where, "pass", str(error), number, shift) from None
     return Rule(
         names, frozenset(kinds), said.get("atol"), said.get("rtol"), passes,
@@ -251,7 +253,7 @@ def _rule(said: dict[str, Any], number: int, text: str, where: str) -> Rule:
 def _wrong(
     text: str, where: str, key: str, message: str, number: int = 0, shift: int | None = None
 ) -> TensortapError:
-    """An error with line and column: of the key, or of a place in its value."""
+    """Return an error with line and column of the key, or of a position in its value."""
     rule = -1
     for line_number, line in enumerate(text.splitlines(), 1):
         rule += line.strip().startswith("[[rule]]")
@@ -262,10 +264,3 @@ def _wrong(
                 column = found.end() + 1 + shift
             return TensortapError(f"{where}, line {line_number}, column {column}: {message}")
     return TensortapError(f"{where}: {message}")
-
-
-def _toml() -> Any:
-    try:
-        return importlib.import_module("tomllib")
-    except ModuleNotFoundError:  # Python 3.10
-        return importlib.import_module("tomli")

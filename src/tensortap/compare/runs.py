@@ -1,4 +1,4 @@
-"""Two whole runs: where, when and on which rank they first do not agree."""
+"""Compare two whole runs: where, when and on which rank they first differ."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.compare.located_values import Look
+from tensortap.compare.compared_run import ComparedRun, Disagreement, RecordPart, whole
 from tensortap.compare.matching import Choice, ChosenRecords, choose, pair, parse_mapping, same
 from tensortap.compare.noise import Noise
-from tensortap.compare.report import Difference, Key, Missing, Report, Sizes
+from tensortap.compare.report import CompareReport, Difference, Key, Missing, Sizes
 from tensortap.compare.result import Comparison
-from tensortap.compare.rules import Book, load_rules
-from tensortap.compare.sides import Disagreement, Part, Side, whole
+from tensortap.compare.rules import RuleSet, load_rules
 from tensortap.compare.statistics import compare_statistics
 from tensortap.compare.tensors import check_tolerance
+from tensortap.compare.value_reader import ValueReader
 from tensortap.compare.values import compare_values
 from tensortap.errors import TensortapError
 from tensortap.runs.pickles import UntrustedFile
 
-_CHUNK = 64  # pairs that a task takes
-_AHEAD = 4  # tasks that wait, for each worker
+_CHUNK = 64  # pairs per task
+_AHEAD = 4  # waiting tasks per worker
 Progress = Callable[[int, int], object]
 
 
 class Tolerance(NamedTuple):
-    """How close is close enough, of one pair."""
+    """The tolerance of one pair."""
 
     atol: float = 1e-8
     rtol: float = 1e-5
     equal_nan: bool = True
 
 
-class Item(NamedTuple):
-    """Two records that belong together."""
+class RecordPair(NamedTuple):
+    """Two matching records."""
 
     key: Key
     seq: int
-    a: list[Part]
-    b: list[Part]
+    a: list[RecordPart]
+    b: list[RecordPart]
     tolerance: Tolerance
 
 
 class Outcome(NamedTuple):
-    """What the comparison of an item came to."""
+    """The result of comparing one pair of records."""
 
     comparison: Comparison
     by: str = "value"
@@ -67,19 +67,19 @@ def compare_runs(
     ranks: Iterable[int] = (),
     mapping: Iterable[str | tuple[str, str]] = (),
     allow_missing: bool = False,
-    rules: Book | str | Path | None = None,
+    rules: RuleSet | str | Path | None = None,
     noise: tuple[Any, Any] | None = None,
     executor: concurrent.futures.Executor | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> CompareReport:
     """Compare two runs, record by record, in the order of execution.
 
-    `noise` are two runs of the code of `a`: what is no further apart than these is no difference.
+    `noise` are two runs of the code of `a`: a difference no larger than theirs does not count.
     """
     check_tolerance(atol, rtol)
     if isinstance(rules, (str, Path)):
         rules = load_rules(rules)
-    sides = Side(a, trust=trust), Side(b, trust=trust)
+    sides = ComparedRun(a, trust=trust), ComparedRun(b, trust=trust)
     renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
     floor = None
@@ -108,12 +108,12 @@ def compare_runs(
     from tensortap.compare.origin import culprit_of
     from tensortap.compare.provenance import provenance_diff
 
-    return Report(
+    return CompareReport(
         sides[0].title, sides[1].title, plan.compared, plan.equal, by_statistics,
         tuple(_explained(differences, sides, plan)), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
         culprit_of(differences, plan), Sizes(worst, plan.calm),
-        Look(sides, {d.key: plan.parts(d.key) for d in differences}),
+        ValueReader(sides, {d.key: plan.parts(d.key) for d in differences}),
     )  # fmt: skip
 
 
@@ -124,8 +124,8 @@ def _noise(
     trust: bool,
     executor: concurrent.futures.Executor | None,
 ) -> Noise:
-    """How far two runs of the same code are apart."""
-    sides = Side(runs[0], trust=trust), Side(runs[1], trust=trust)
+    """Return the differences between two runs of the same code."""
+    sides = ComparedRun(runs[0], trust=trust), ComparedRun(runs[1], trust=trust)
     records = (
         choose(sides[0].table(), choice, rename=True),
         choose(sides[1].table(), choice, rename=True),
@@ -135,7 +135,7 @@ def _noise(
 
 
 def _judged(
-    item: Item, outcome: Outcome, rules: Book | None, noise: Noise | None
+    item: RecordPair, outcome: Outcome, rules: RuleSet | None, noise: Noise | None
 ) -> Difference | None:
     rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
     if rule is None or rule.condition is None:
@@ -150,9 +150,9 @@ def _judged(
 
 
 def _explained(
-    differences: list[Difference], sides: tuple[Side, Side], plan: _Plan
+    differences: list[Difference], sides: tuple[ComparedRun, ComparedRun], plan: _Plan
 ) -> Iterator[Difference]:
-    """The first difference, with the simple reasons that hold for it."""
+    """Return the differences with explanations added to the first one."""
     import dataclasses
 
     from tensortap.compare.explain import explain
@@ -185,19 +185,19 @@ def _explained(
 
 
 class _Plan:
-    """The pairs of two runs, and what can be said without a look at values."""
+    """The pairs of two runs, and what is known about them without reading values."""
 
     def __init__(
         self,
         records: tuple[ChosenRecords, ChosenRecords],
         tolerance: Tolerance,
-        rules: Book | None,
+        rules: RuleSet | None,
     ) -> None:
         self._records = records
         self._tolerance = tolerance
         self._rules = rules
         self.ignored = 0
-        self.items: list[Item] = []
+        self.items: list[RecordPair] = []
         self._seqs: dict[Key, int] = {}
         self._lone: list[tuple[Key, str]] = []
         shards = [each.shards() for each in records]
@@ -242,7 +242,7 @@ class _Plan:
             a, b = self._records
             self._add(key, int(a.table.seq[rows_a[0]]), a.parts(rows_a), b.parts(rows_b))
 
-    def _add(self, key: Key, seq: int, a: list[Part], b: list[Part]) -> None:
+    def _add(self, key: Key, seq: int, a: list[RecordPart], b: list[RecordPart]) -> None:
         rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
         if rule is not None and rule.ignore:
             self.ignored += 1
@@ -254,7 +254,7 @@ class _Plan:
                 rtol=tolerance.rtol if rule.rtol is None else rule.rtol,
             )
         self._seqs[key] = seq
-        self.items.append(Item(key, seq, a, b, tolerance))
+        self.items.append(RecordPair(key, seq, a, b, tolerance))
 
     def _lose(self, key: Key, side: str) -> None:
         rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
@@ -264,21 +264,21 @@ class _Plan:
         self._lone.append((key, side))
 
     def order(self, difference: Difference) -> tuple[int, int, int]:
-        """Where in the execution of the first run a difference lies."""
+        """Return the position of a difference in the execution of the first run."""
         key = difference.key
         return key.step, self._seqs[key], key.rank
 
-    def item(self, key: Key) -> Item:
-        """The pair of a key."""
+    def item(self, key: Key) -> RecordPair:
+        """Return the pair of records of a key."""
         return self._by_key[key]
 
-    def parts(self, key: Key) -> tuple[list[Part], list[Part]]:
-        """What the two values of a key are made of."""
+    def parts(self, key: Key) -> tuple[list[RecordPart], list[RecordPart]]:
+        """Return the records that hold the two values of a key."""
         item = self._by_key[key]
         return item.a, item.b
 
-    def before(self, key: Key) -> tuple[list[Part] | None, list[Part] | None]:
-        """The same tensor one step before, on both sides, where they have it."""
+    def before(self, key: Key) -> tuple[list[RecordPart] | None, list[RecordPart] | None]:
+        """Return the same tensor one step earlier, from both runs, if they have it."""
         found = []
         for records in self._records:
             rows = records.rows_at(key.name, key.kind, key.step - 1, key.call)
@@ -287,8 +287,8 @@ class _Plan:
             found.append(records.parts(rows) or None)
         return found[0], found[1]
 
-    def missing(self, sides: tuple[Side, Side]) -> Iterator[Missing]:
-        """What only one side has; and whether the other had dropped it."""
+    def missing(self, sides: tuple[ComparedRun, ComparedRun]) -> Iterator[Missing]:
+        """Return the records that only one run has, and whether the other dropped them."""
         if not self._lone:
             return
         dropped = [
@@ -304,12 +304,12 @@ class _Plan:
 
 
 def _run(
-    sides: tuple[Side, Side],
-    items: list[Item],
+    sides: tuple[ComparedRun, ComparedRun],
+    items: list[RecordPair],
     executor: concurrent.futures.Executor | None,
     progress: Progress | None,
 ) -> list[Outcome]:
-    """The outcomes of all items, in their order; few tasks wait at a time."""
+    """Yield the outcomes of all pairs in order, with a bounded number of waiting tasks."""
     chunks = [items[i : i + _CHUNK] for i in range(0, len(items), _CHUNK)]
     found: list[list[Outcome]] = []
     own = None
@@ -334,12 +334,12 @@ def _run(
     return [outcome for outcomes in found for outcome in outcomes]
 
 
-def compare_chunk(sides: tuple[Side, Side], items: list[Item]) -> list[Outcome]:
-    """Compare some pairs, here or in another process."""
+def compare_chunk(sides: tuple[ComparedRun, ComparedRun], items: list[RecordPair]) -> list[Outcome]:
+    """Compare some pairs, in this or another process."""
     return [_compare(sides, item) for item in items]
 
 
-def _compare(sides: tuple[Side, Side], item: Item) -> Outcome:
+def _compare(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> Outcome:
     tolerance = item.tolerance
     held = [all(part.has_value for part in parts) for parts in (item.a, item.b)]
     if not all(held):
@@ -348,12 +348,12 @@ def _compare(sides: tuple[Side, Side], item: Item) -> Outcome:
         a, b = whole(sides[0], item.a), whole(sides[1], item.b)
     except Disagreement as error:
         return Outcome(Comparison(False, str(error), differing=1))
-    except UntrustedFile as error:  # one object that is not read is no reason to compare nothing
+    except UntrustedFile as error:  # one unreadable object must not end the comparison
         if _same_bytes(sides, item):
-            return Outcome(Comparison(True, notes=("not read: the files are the same bytes",)))
+            return Outcome(Comparison(True, notes=("not read: the files have equal bytes",)))
         return Outcome(Comparison(False, str(error), differing=1))
     if a is None and b is None and item.a[0].record.stats is not None:
-        # of a live session it is only known now that there is no value
+        # a live session reveals only now that it has no value
         return Outcome(compare_statistics(sides, item.a, item.b, tolerance), "statistics")
     found = compare_values(
         a, b, atol=tolerance.atol, rtol=tolerance.rtol, equal_nan=tolerance.equal_nan, threads=1
@@ -361,8 +361,8 @@ def _compare(sides: tuple[Side, Side], item: Item) -> Outcome:
     return Outcome(found)
 
 
-def _same_bytes(sides: tuple[Side, Side], item: Item) -> bool:
-    """Whether a pair of objects lies in files of the same bytes."""
+def _same_bytes(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> bool:
+    """Return whether a pair of dumped objects has files with equal bytes."""
     if len(item.a) != 1 or len(item.b) != 1:
         return False
     files = [side.file(parts[0]) for side, parts in zip(sides, (item.a, item.b), strict=True)]

@@ -1,12 +1,12 @@
-"""Two records of which at least one has statistics only."""
+"""Compare two records of which at least one has only statistics."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from tensortap.compare.compared_run import ComparedRun, RecordPart
 from tensortap.compare.result import Comparison
-from tensortap.compare.sides import Part, Side
 from tensortap.frameworks.view import as_numpy
 from tensortap.record import Summary, TensorData
 from tensortap.stats import merge, summarize_array
@@ -19,15 +19,18 @@ _FIGURES = ("min", "max", "mean", "std", "mean_abs", "max_abs", "min_abs", "rm2"
 
 
 def compare_statistics(
-    sides: tuple[Side, Side], a: list[Part], b: list[Part], tolerance: Tolerance
+    sides: tuple[ComparedRun, ComparedRun],
+    a: list[RecordPart],
+    b: list[RecordPart],
+    tolerance: Tolerance,
 ) -> Comparison:
-    """Whether the statistics agree: counts exactly, figures within the tolerance.
+    """Compare statistics: counts exactly, figures within the tolerance.
 
-    The mean, which may be nothing against the values it is the mean of, is measured by theirs.
+    The tolerance of the mean is relative to the values, because the mean may be near zero.
     """
     found = [_summary(side, parts) for side, parts in zip(sides, (a, b), strict=True)]
     if found[0] is None or found[1] is None:
-        return Comparison(False, "nothing to compare: no value and no statistics", differing=1)
+        return Comparison(False, "nothing to compare: neither value nor statistics", differing=1)
     one, other = found[0], found[1]
     worst_abs = worst_rel = 0.0
     differ = [
@@ -52,8 +55,8 @@ def compare_statistics(
     )  # fmt: skip
 
 
-def _summary(side: Side, parts: list[Part]) -> Summary | None:
-    """The statistics of a tensor, or of all its shards together."""
+def _summary(side: ComparedRun, parts: list[RecordPart]) -> Summary | None:
+    """Return the statistics of a tensor, merged over its shards."""
     found = []
     for part in parts:
         stats = part.record.stats

@@ -1,4 +1,4 @@
-"""Two arrays, by their elements."""
+"""Compare two arrays and describe the result."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Rules(NamedTuple):
-    """How close is close enough."""
+class ComparisonOptions(NamedTuple):
+    """The tolerance and how to treat NaN."""
 
     atol: float = 1e-8
     rtol: float = 1e-5
@@ -30,14 +30,16 @@ class Rules(NamedTuple):
 
 
 def check_tolerance(atol: float, rtol: float) -> None:
-    """Raise ValueError for what is no tolerance."""
+    """Raise ValueError for an invalid tolerance."""
     for name, tolerance in (("atol", atol), ("rtol", rtol)):
         if not 0 <= tolerance < math.inf:
-            raise ValueError(f"{name}={tolerance!r}: a tolerance is a number from 0 on")
+            raise ValueError(f"{name} must be a number of at least 0, got {tolerance!r}")
 
 
-def compare_tensors(a: NDArray[Any], b: NDArray[Any], rules: Rules, path: str = "") -> Comparison:
-    """Two arrays, by their elements."""
+def compare_tensors(
+    a: NDArray[Any], b: NDArray[Any], rules: ComparisonOptions, path: str = ""
+) -> Comparison:
+    """Compare two arrays element by element."""
     dtypes = str(a.dtype), str(b.dtype)
     shapes = a.shape, b.shape
     notes = (f"{dtypes[0]} and {dtypes[1]}",) if dtypes[0] != dtypes[1] else ()
@@ -61,7 +63,7 @@ def compare_tensors(a: NDArray[Any], b: NDArray[Any], rules: Rules, path: str = 
 
 
 def _memory_order(a: NDArray[Any], b: NDArray[Any]) -> list[int]:
-    """The axes from the one with the longest strides to that with the shortest."""
+    """Return the axes by decreasing stride."""
     if a.flags.c_contiguous and b.flags.c_contiguous:
         return list(range(a.ndim))
     reach = [(-abs(s), -abs(t)) for s, t in zip(a.strides, b.strides, strict=True)]
@@ -74,7 +76,7 @@ def _comparison(
     found: Figures,
     axes: list[int],
     exact: bool,
-    rules: Rules,
+    rules: ComparisonOptions,
     known: dict[str, Any],
 ) -> Comparison:
     at = found.first_nonfinite if found.first_nonfinite >= 0 else found.worst
@@ -120,7 +122,7 @@ def _comparison(
 
 
 def _index(at: int, shape: tuple[int, ...], axes: list[int]) -> tuple[int, ...]:
-    """The index of an element by its place in the order of `axes`."""
+    """Return the index of an element from its flat position in the order of `axes`."""
     index = [0] * len(shape)
     for axis in reversed(axes):
         at, index[axis] = divmod(at, shape[axis])
@@ -128,7 +130,7 @@ def _index(at: int, shape: tuple[int, ...], axes: list[int]) -> tuple[int, ...]:
 
 
 def _item(array: NDArray[Any], index: tuple[int, ...]) -> Any:
-    """An element as a number of Python's, where that holds it."""
+    """Return an element as a Python number if it fits."""
     item = array[index]
     if is_whole(array.dtype):
         return bool(item) if array.dtype.kind == "b" else int(item)
@@ -137,15 +139,15 @@ def _item(array: NDArray[Any], index: tuple[int, ...]) -> Any:
     if is_number(array.dtype) and array.dtype.fields is None and array.dtype.itemsize <= 8:
         try:
             return float(item)
-        except TypeError:  # complex numbers of 16 bits
+        except TypeError:  # complex32
             return complex(item)
     return item.item() if array.dtype.kind in "US" else item
 
 
 def _other_elements(
-    a: NDArray[Any], b: NDArray[Any], rules: Rules, known: dict[str, Any]
+    a: NDArray[Any], b: NDArray[Any], rules: ComparisonOptions, known: dict[str, Any]
 ) -> Comparison:
-    """Arrays of text or dates."""
+    """Compare arrays of text or dates."""
     import numpy as np
 
     unequal = 0
@@ -161,8 +163,8 @@ def _other_elements(
             if first is None and part.any():
                 first = start + int(np.flatnonzero(part)[0])
             unequal += int(np.count_nonzero(part))
-    except TypeError:  # text against dates, numbers against text
-        return Comparison(False, "nothing to compare with each other", differing=1, **known)
+    except TypeError:  # such as text and dates
+        return Comparison(False, "the dtypes cannot be compared", differing=1, **known)
     worst = values = None
     if first is not None:
         worst = tuple(int(i) for i in np.unravel_index(first, a.shape))

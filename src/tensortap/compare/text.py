@@ -1,4 +1,4 @@
-"""What a comparison found, as people see it in a terminal or a notebook."""
+"""Render comparisons for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tensortap.compare.provenance import rows_of
-from tensortap.compare.report import Difference, Gap, Report, gaps
+from tensortap.compare.report import CompareReport, Difference, Gap, gaps
 from tensortap.compare.result import Comparison
 from tensortap.viz.fitted_table import FittedTable
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _ROWS = 30
-_WIDE = 110  # columns of a terminal that has room for all figures and the reason
-_LONGEST = 400  # characters of a name, a variable or a package that are shown
+_WIDE = 110  # terminal width with room for all figures and the reason
+_LONGEST = 400  # longest name, variable or package shown
 
 
-def report_text(report: Report, most: int = _ROWS) -> Group:
-    """A report: the verdict, what differed around the runs, where they first differ, and what."""
+def report_text(report: CompareReport, most: int = _ROWS) -> Group:
+    """Render a report: the verdict, the environments, the first difference, and all others."""
     from rich.console import Group
     from rich.text import Text
 
@@ -37,7 +37,7 @@ def report_text(report: Report, most: int = _ROWS) -> Group:
 
 
 def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Group:
-    """The comparison of two files or values, and what differs in them if they have parts."""
+    """Render the comparison of two files or values, with their differing parts."""
     from rich.console import Group
     from rich.text import Text
 
@@ -51,8 +51,8 @@ def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Gro
     return Group(*verdict, Text(), table, *_more(found.differing - min(most, len(found.parts))))
 
 
-def as_html(report: Report) -> str:
-    """The same for a notebook."""
+def as_html(report: CompareReport) -> str:
+    """Render a report for a notebook."""
     from rich.console import Console
 
     console = Console(record=True, file=io.StringIO(), width=120)
@@ -70,7 +70,7 @@ def _headline(agree: bool, a: str, b: str) -> Text:
     return Text.assemble(verdict, "   ", (_plain(a), "bold"), " and ", (_plain(b), "bold"))
 
 
-def _provenance(report: Report, most: int = 12) -> RenderableType | None:
+def _provenance(report: CompareReport, most: int = 12) -> RenderableType | None:
     from rich.console import Group
     from rich.text import Text
 
@@ -83,7 +83,7 @@ def _provenance(report: Report, most: int = 12) -> RenderableType | None:
     return Group(table, *_more(len(rows) - most))
 
 
-def _first(report: Report) -> RenderableType | None:
+def _first(report: CompareReport) -> RenderableType | None:
     from rich.table import Table
     from rich.text import Text
 
@@ -104,7 +104,7 @@ def _first(report: Report) -> RenderableType | None:
     return grid
 
 
-def _differences(report: Report, most: int) -> RenderableType | None:
+def _differences(report: CompareReport, most: int) -> RenderableType | None:
     from rich.console import Group
 
     if not report.differences:
@@ -115,7 +115,7 @@ def _differences(report: Report, most: int) -> RenderableType | None:
 
 
 def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
-    """In a narrow terminal a line each, with less figures and the beginning of the reason."""
+    """Render differences; a narrow terminal gets one line each with fewer figures."""
     from rich.text import Text
 
     ranked = any(each.key.rank for each in shown)
@@ -144,7 +144,7 @@ def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
 
 
 def _figures(found: Comparison) -> Iterator[str]:
-    """max|Δ|, relative, cosine, and the share that differs."""
+    """Return max|Δ|, relative difference, cosine, and the share that differs."""
     measured = bool(found.max_abs or found.max_rel)
     relative = found.rel_l2 if found.rel_l2 is not None else found.max_rel
     yield f"{found.max_abs:.3g}" if measured else ""
@@ -154,17 +154,17 @@ def _figures(found: Comparison) -> Iterator[str]:
 
 
 def _why(found: Comparison, expected: str = "") -> str:
-    """What the figures do not tell."""
+    """Return what the figures do not say."""
     said = [found.reason] if found.nonfinite or not found.mismatches else []
     said += [*found.notes, *([f"expected: {expected}"] if expected else [])]
     return _plain(", ".join(filter(None, said)))
 
 
-def _missing(report: Report, most: int) -> RenderableType:
+def _missing(report: CompareReport, most: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    title = "missing, which was allowed" if report.allow_missing else "missing"
+    title = "missing, which is allowed" if report.allow_missing else "missing"
     table = _table(title, "kind", "records", "steps", "rank", "")
     found = gaps(report.missing)
     for gap in found[:most]:
@@ -176,10 +176,10 @@ def _missing(report: Report, most: int) -> RenderableType:
 
 
 def lacks(gap: Gap) -> str:
-    """Who has it, and why the other has not."""
+    """Return which run has the records, and why the other lacks them."""
     text = f"only in the {'first' if gap.side == 'a' else 'second'}"
     if gap.dropped:
-        text += f"; the other found no room for {gap.dropped:,}"
+        text += f"; the other dropped {gap.dropped:,}"
     return text
 
 
@@ -211,6 +211,6 @@ def _more(count: int) -> list[RenderableType]:
 
 
 def _plain(text: str) -> str:
-    """Text from a stranger, fit for a terminal."""
+    """Return text from a run without control characters."""
     shown = "".join(c if c.isprintable() else "�" for c in text[:_LONGEST])
     return shown if len(text) <= _LONGEST else f"{shown}…"

@@ -1,17 +1,15 @@
-"""Two values of any kind: tensors, numbers, text, and containers of them.
+"""Compare two values of any kind: tensors, numbers, text, and containers of them.
 
-What is compared how:
-
-- Tensors of any framework, and numbers, by ``|a - b| <= atol + rtol*|b|``. NaN equals NaN (unless
-  ``equal_nan=False``) and an infinity equals itself. Dtypes that differ are noted; shapes that
-  differ are a difference.
-- Integers and bools with each other: exactly, whatever the tolerance. An integer with a float: by
-  the tolerance, of their exact difference.
-- Text, bytes, None: exactly. A number with text: they differ.
-- Dicts by their keys, lists and tuples (which of the two is only noted) by position, sets by their
-  members, namedtuples and dataclasses by their fields.
-- Objects of a type that was registered with a comparison of its own (`tap.register_format`): by it.
-- All other objects: by ``==`` if their class has one, else by their attributes.
+- Tensors of any framework, and numbers: ``|a - b| <= atol + rtol*|b|``. NaN equals NaN (unless
+  ``equal_nan=False``), and an infinity equals itself. Different dtypes are noted; different
+  shapes are a difference.
+- Integers and bools with each other: exactly, whatever the tolerance. An integer with a float:
+  by the tolerance, on their exact difference.
+- Text, bytes, None: exactly. A number and text differ.
+- Dicts by key, lists and tuples by position (list or tuple is only noted), sets by member,
+  namedtuples and dataclasses by field.
+- Types registered with a comparison (`tap.register_format`): by that comparison.
+- All other objects: by ``==`` if their class defines it, else by their attributes.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.compare.elements import AUTO, is_number, nudged
 from tensortap.compare.result import Comparison
-from tensortap.compare.tensors import Rules, check_tolerance, compare_tensors
+from tensortap.compare.tensors import ComparisonOptions, check_tolerance, compare_tensors
 from tensortap.errors import TensortapError
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.scalars import safe_repr
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PARTS = 1000
-"""So many differing parts of a container are kept; all are counted."""
+"""Largest number of differing parts that are kept; all are counted."""
 
 
 def compare_values(
@@ -53,7 +51,7 @@ def compare_values(
     equal_nan: bool = True,
     threads: int = AUTO,
 ) -> Comparison:
-    """Whether two values agree, and where and by how much they do not.
+    """Compare two values; the result says where and by how much they differ.
 
     >>> import numpy as np
     >>> bool(compare_values([1.0, "a"], [1.0 + 1e-9, "a"]))
@@ -64,34 +62,35 @@ def compare_values(
       worst at [2]: 1 and 2, atol=1 or rtol=0.5 would pass
     """
     check_tolerance(atol, rtol)
-    rules = Rules(float(atol), float(rtol), bool(equal_nan), threads)
+    rules = ComparisonOptions(float(atol), float(rtol), bool(equal_nan), threads)
     return _Walk(rules).compare(a, b, "")
 
 
 class _Walk:
-    """Two trees, side by side."""
+    """Walk two trees side by side."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: ComparisonOptions) -> None:
         self.rules = rules
-        self.open: set[tuple[int, int]] = set()  # pairs that are being compared, for cycles
+        self.open: set[tuple[int, int]] = set()  # pairs under comparison, to detect cycles
 
     def compare(self, a: Any, b: Any, path: str) -> Comparison:
         a, b = _plain(a), _plain(b)
         own = own_comparison(a, b)
         if own is not None:
-            return _verdict(bool(own(a, b)), "by the comparison registered for them", path)
+            return _verdict(
+                bool(own(a, b)), "differ by the comparison registered for their type", path
+            )
         if _is_scalar(a) and _is_scalar(b):
             return self._numbers(a, b, path)
         arrays = self._arrays(a, b)
         if arrays is not None:
             return self._elements(*arrays, path)
         pair = id(a), id(b)
-        if pair in self.open:  # a cycle, and so far both go round it alike
+        if pair in self.open:  # a cycle, the same in both so far
             return Comparison(True, path=path, leaves=0)
         if len(self.open) >= DEPTH:
             raise TensortapError(
-                f"containers lie deeper than {DEPTH} in one another at {path[:200]}: "
-                "compare their parts"
+                f"containers are nested deeper than {DEPTH} at {path[:200]}; compare their parts"
             )
         self.open.add(pair)
         try:
@@ -100,7 +99,7 @@ class _Walk:
             self.open.discard(pair)
 
     def _arrays(self, a: Any, b: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Both as arrays, if one is a tensor and the other can be."""
+        """Return both as arrays if one is a tensor and the other can become an array."""
         if isinstance(a, _NO_TENSOR) and isinstance(b, _NO_TENSOR):
             return None
         import numpy as np
@@ -118,7 +117,7 @@ class _Walk:
         return (first, other) if first is not None else (other, second)  # type: ignore[return-value]
 
     def _elements(self, a: NDArray[Any], b: NDArray[Any], path: str) -> Comparison:
-        """Two arrays; those of objects or of records like the lists and dicts that they are."""
+        """Compare two arrays; arrays of objects or records as lists and dicts."""
         if a.shape == b.shape and not (is_number(a.dtype) and is_number(b.dtype)):
             if a.dtype.kind == "O" or b.dtype.kind == "O":
                 return _Walk(self.rules).compare(a.tolist(), b.tolist(), path)
@@ -132,7 +131,7 @@ class _Walk:
 
         try:
             return compare_tensors(_number(a), _number(b), self.rules, path)
-        except OverflowError:  # more than 64 bits
+        except OverflowError:  # integers beyond 64 bits
             pass
         if any(isinstance(x, (float, complex)) and not np.isfinite(x) for x in (a, b)):
             return Comparison(
@@ -178,7 +177,7 @@ class _Walk:
                 return self._fields(*attributes, path, ())
         try:
             equal = bool(a is b or a == b)
-        except Exception as error:  # somebody else's code
+        except Exception as error:  # user code
             reason = f"a {_name(a)} and a {_name(b)}, whose == raised {type(error).__name__}"
             return _verdict(False, reason, path)
         return _verdict(equal, f"{safe_repr(a, 60)} and {safe_repr(b, 60)}", path)
@@ -233,14 +232,14 @@ _NO_TENSOR = (str, bytes, bytearray, dict, list, tuple, set, frozenset, type(Non
 
 
 def gather(children: Iterable[Comparison], path: str, notes: tuple[str, ...] = ()) -> Comparison:
-    """The comparison of a container, from those of what is in it."""
+    """Combine the comparisons of a container's parts."""
     leaves = differing = count = finite = mismatches = nonfinite = 0
     max_abs = max_rel = sum_abs = sum_rel = 0.0
     ulps: int | None = None
     atol: float | None = 0.0
     rtol: float | None = 0.0
     parts: list[Comparison] = []
-    said: dict[str, None] = dict.fromkeys(notes)
+    all_notes: dict[str, None] = dict.fromkeys(notes)
     for child in children:
         leaves += child.leaves
         differing += child.differing
@@ -259,12 +258,12 @@ def gather(children: Iterable[Comparison], path: str, notes: tuple[str, ...] = (
         if not child:
             parts += child.parts or (child,)
             del parts[PARTS:]
-        said.update(dict.fromkeys(child.notes))
+        all_notes.update(dict.fromkeys(child.notes))
     return Comparison(
         not differing,
         f"{differing:,} of {leaves:,} values" if differing else "",
         path,
-        tuple(said)[:10],
+        tuple(all_notes)[:10],
         count=count,
         finite=finite,
         mismatches=mismatches,
@@ -293,7 +292,7 @@ def _verdict(equal: bool, reason: str, path: str) -> Comparison:
 
 
 def _plain(value: Any) -> Any:
-    """The nodes that records are made of, as what they stand for; of containers one level."""
+    """Turn one level of record nodes into the Python objects they stand for."""
     if isinstance(value, Items):
         if value.kind in ("set", "frozenset"):
             return {rebuild(item) for item in value.items}
@@ -314,7 +313,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _number(value: Any) -> NDArray[Any]:
-    """A number as an array without dimensions; OverflowError if it has more than 64 bits."""
+    """Return a number as a 0-d array; raise OverflowError beyond 64 bits."""
     import numpy as np
 
     if isinstance(value, int) and not isinstance(value, bool):
@@ -324,7 +323,7 @@ def _number(value: Any) -> NDArray[Any]:
 
 
 def _as_array(value: Any) -> NDArray[Any] | None:
-    """A number, or a list of numbers, as an array; None of anything else."""
+    """Return a number or a list of numbers as an array; None for anything else."""
     import numpy as np
 
     if _is_scalar(value):
@@ -344,15 +343,15 @@ def _as_array(value: Any) -> NDArray[Any] | None:
 
 
 def _holds_tensors(value: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether a list has tensors in it: these are compared one by one, with their own dtypes."""
+    """Return whether a list holds tensors, which are compared one by one with their own dtypes."""
     return any(
         _holds_tensors(each) if isinstance(each, (list, tuple)) else _is_tensor(each)
         for each in value
     )
 
 
-def _beyond(a: Any, b: Any, rules: Rules, path: str) -> Comparison:
-    """Numbers of which one is an integer beyond 64 bits."""
+def _beyond(a: Any, b: Any, rules: ComparisonOptions, path: str) -> Comparison:
+    """Compare numbers of which one is an integer beyond 64 bits."""
     if isinstance(a, complex) or isinstance(b, complex):
         equal = a == b
         reason = "numbers" if not equal else ""
@@ -423,25 +422,25 @@ def _short(value: Any) -> str:
 def _sets(a: Any, b: Any, path: str) -> Comparison:
     if a == b:
         return Comparison(True, path=path)
-    said = []
+    words = []
     for side, only in (("a", a - b), ("b", b - a)):
         if only:
             some = ", ".join(sorted(safe_repr(member, 30) for member in only)[:3])
             more = f" and {len(only) - 3:,} more" if len(only) > 3 else ""
-            said.append(f"only {side} has {some}{more}")
-    return _verdict(False, ", ".join(said), path)
+            words.append(f"only {side} has {some}{more}")
+    return _verdict(False, ", ".join(words), path)
 
 
 def _opaque(a: Any, b: Any, path: str) -> Comparison:
-    """Objects of which only type and repr were kept."""
+    """Compare objects of which only type and repr were recorded."""
     if isinstance(a, Opaque) and isinstance(b, Opaque):
         found = _verdict(a == b, f"{a.repr[:60]} and {b.repr[:60]}", path)
-        return dataclasses.replace(found, notes=("only their reprs were kept",))
+        return dataclasses.replace(found, notes=("only their reprs were recorded",))
     return _verdict(False, f"{_short(a)} and {_short(b)}", path)
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """The fields of a namedtuple, a dataclass or the node that stands for one."""
+    """Return the fields of a namedtuple, a dataclass, or the node of one; None for others."""
     if isinstance(value, Fields):
         return dict(zip(value.names, value.values, strict=False))
     names = getattr(type(value), "_fields", None)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from tensortap.compare.api import compare
 from tensortap.compare.html import render
-from tensortap.compare.report import Report
+from tensortap.compare.report import CompareReport
 from tensortap.errors import TensortapError
 from tensortap.select import parse_steps
 from tensortap.web.entries import Shown, ShownRun
@@ -42,7 +42,7 @@ def start(asked: Asked) -> dict[str, Any]:
     }
     sources = _source(a), _source(b)
 
-    def work(progress: Progress) -> tuple[Report, str]:
+    def work(progress: Progress) -> tuple[CompareReport, str]:
         report = compare(*sources, progress=progress, **options)
         progress(0, 0)
         return report, render(report, pictures=_PICTURES, progress=progress)
@@ -62,7 +62,7 @@ def status(asked: Asked) -> dict[str, Any]:
     job = asked.place.jobs.get(asked.text("job"))
     found: dict[str, Any] = {"job": job.id, **job.state}
     if job.state["state"] == "done":
-        report: Report = job.result[0]
+        report: CompareReport = job.result[0]
         first = report.first
         found |= {
             "agree": bool(report),

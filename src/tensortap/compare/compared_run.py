@@ -1,4 +1,4 @@
-"""One of the two runs that are compared: where its values come from."""
+"""One of two compared runs, and how to read its values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tensortap.table.sources import RecordSource
 from tensortap.table.table import Table, table_of
 
 
-class Part(NamedTuple):
-    """A record of one side: a whole value, or a shard of one. Small, and fit to be sent."""
+class RecordPart(NamedTuple):
+    """A record without its value: a whole tensor or one shard. Small enough to send to workers."""
 
     record: Record  # without its value
     data: bytes | None = None
@@ -25,17 +25,17 @@ class Part(NamedTuple):
 
     @property
     def has_value(self) -> bool:
-        """Whether there is more than statistics."""
+        """Return whether the record has a value, not only statistics."""
         return "file" in self.record.tags or self.data != b"\xc0" or self.record.stats is None
 
 
-class Side:
-    """A run or a live session, as something to compare."""
+class ComparedRun:
+    """A run or a live session that is compared."""
 
     def __init__(self, source: Any, *, trust: bool = False) -> None:
         self.trust = trust
         self.path: Path | None = None
-        self._held: dict[tuple[int, int, int, int], Record] = {}  # of a live session
+        self._held: dict[tuple[int, int, int, int], Record] = {}  # for a live session
         if isinstance(source, (str, Path)):
             self.reader: Any = RunReader(source)
         else:
@@ -46,11 +46,13 @@ class Side:
 
     def __reduce__(self) -> Any:
         if self.path is None:
-            raise TypeError("a live session is compared in this process: use threads")
+            raise TypeError(
+                "a live session can only be compared in this process; leave executor out"
+            )
         return _opened, (self.title, self.trust)
 
     def table(self) -> Table:
-        """The columns of all records."""
+        """Return the table of all records."""
         if isinstance(self.reader, RunReader):
             return table_of(self.reader)
         held = [record for name in self.reader.names() for record in self.reader.records(name)]
@@ -58,13 +60,13 @@ class Side:
         unread = iter(held)
         return Table(lambda: RecordSource(lambda: unread, values=False))
 
-    def file(self, part: Part) -> Path | None:
-        """The file that the record's object lies in, if it does."""
+    def file(self, part: RecordPart) -> Path | None:
+        """Return the file of a dumped object, if the record has one."""
         name = part.record.tags.get("file")
         return None if name is None or self.path is None else self.reader.file(name)
 
-    def value(self, part: Part) -> Any:
-        """What the record holds, as a neutral tree or an object."""
+    def value(self, part: RecordPart) -> Any:
+        """Return the value of a record, as nodes or as an object."""
         file = self.file(part)
         if file is not None:
             return load_file(file, trust=self.trust)
@@ -85,17 +87,17 @@ def _with(record: Record, value: Any) -> Record:
 
 
 @functools.lru_cache(8)
-def _opened(path: str, trust: bool) -> Side:
-    # in a worker process: once, however many tasks come
-    return Side(path, trust=trust)
+def _opened(path: str, trust: bool) -> ComparedRun:
+    # once per worker process, for all its tasks
+    return ComparedRun(path, trust=trust)
 
 
 class Disagreement(ValueError):
-    """Replicas of one tensor that are not the same, or shards that do not make a whole."""
+    """Replicas of a tensor differ, or shards do not form a whole."""
 
 
-def whole(side: Side, parts: list[Part]) -> Any:
-    """The value of one record, or that of a tensor put together from its shards."""
+def whole(side: ComparedRun, parts: list[RecordPart]) -> Any:
+    """Return the value of one record, or a tensor assembled from its shards."""
     if len(parts) == 1 and parts[0].record.shard is None:
         return side.value(parts[0])
     if all(part.record.shard is None for part in parts):
@@ -108,7 +110,7 @@ def whole(side: Side, parts: list[Part]) -> Any:
     return _assembled(side, parts)
 
 
-def _array(side: Side, part: Part) -> Any:
+def _array(side: ComparedRun, part: RecordPart) -> Any:
     import numpy as np
 
     value = side.value(part)
@@ -117,7 +119,7 @@ def _array(side: Side, part: Part) -> Any:
     return np.asarray(rebuild(value))
 
 
-def _assembled(side: Side, parts: list[Part]) -> Any:
+def _assembled(side: ComparedRun, parts: list[RecordPart]) -> Any:
     import numpy as np
 
     shape = parts[0].record.shard.global_shape  # type: ignore[union-attr]
@@ -127,7 +129,9 @@ def _assembled(side: Side, parts: list[Part]) -> Any:
     for part in sorted(parts, key=lambda p: p.record.rank):
         shard = part.record.shard
         if shard is None or shard.global_shape != shape:
-            raise Disagreement(f"rank {part.record.rank} says nothing, or another shape, of shards")
+            raise Disagreement(
+                f"rank {part.record.rank} has no shard information, or another global shape"
+            )
         array = _array(side, part)
         if total is None:
             total = np.zeros(shape, array.dtype)
@@ -136,9 +140,7 @@ def _assembled(side: Side, parts: list[Part]) -> Any:
             for start, size in zip(shard.offsets, array.shape, strict=True)
         )
         if total[at].shape != array.shape:
-            raise Disagreement(
-                f"the shard of rank {part.record.rank} lies outside of {list(shape)}"
-            )
+            raise Disagreement(f"the shard of rank {part.record.rank} lies outside {list(shape)}")
         before = filled[at]
         if before.any() and total[at][before].tobytes() != array[before].tobytes():
             other = int(owner[at][before].flat[0])

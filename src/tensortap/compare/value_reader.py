@@ -1,32 +1,32 @@
-"""Both values of what differs, when somebody wants to see them."""
+"""Read both values of a difference on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping as Places
 from typing import Any, NamedTuple
 
+from tensortap.compare.compared_run import ComparedRun, RecordPart, whole
 from tensortap.compare.report import Key
-from tensortap.compare.sides import Part, Side, whole
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.record import Blob, Fields, Items, Mapping, Number, TensorData
 
 
-class Look(NamedTuple):
-    """Where values are: nothing is held of them, they are read at every call.
+class ValueReader(NamedTuple):
+    """Reads the two values of a record at every call and keeps nothing.
 
-    Shards that do not make a whole raise `Disagreement`, as they did when they were compared.
+    Shards that do not form a whole raise `Disagreement`.
     """
 
-    sides: tuple[Side, Side]
-    places: Places[Key, tuple[list[Part], list[Part]]]
+    sides: tuple[ComparedRun, ComparedRun]
+    places: Places[Key, tuple[list[RecordPart], list[RecordPart]]]
 
     def __call__(self, key: Key) -> tuple[Any, Any]:
-        """As they are read: neutral trees, arrays over mapped bytes, or objects."""
+        """Return both values as they are stored: nodes, arrays over mapped bytes, or objects."""
         a, b = self.places[key]
         return whole(self.sides[0], a), whole(self.sides[1], b)
 
     def values(self, key: Key) -> tuple[Any, Any]:
-        """As what they were when they were captured."""
+        """Return both values as the objects that were captured."""
         a, b = self(key)
         return _own(a), _own(b)
 
