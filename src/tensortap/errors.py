@@ -1,47 +1,47 @@
-"""Everything that tensortap raises.
+"""All errors that tensortap raises.
 
     TensortapError
-    ├── CaptureError      a value that cannot be caught (sparse, quantized, deleted, traced)
+    ├── CaptureError      a value cannot be captured (sparse, quantized, deleted, traced)
     ├── NotFound          no such name, step, rank or live session
-    ├── WireError         a message that is not what it claims to be
-    ├── Refused           the other side said no: wrong key, other protocol version
-    ├── SchemaError       a frame that is no LogFrame
-    ├── StopTraining      an alert that was told to stop the training
-    └── MissingExtra      a library that an extra of tensortap brings
+    ├── WireError         a malformed message
+    ├── Refused           the other side rejected the connection: wrong key, other protocol
+    ├── SchemaError       a frame is not a LogFrame
+    ├── StopTraining      an alert stopped the training
+    └── MissingExtra      an optional library is not installed
 
-Inside a training loop none of them is raised: they are counted and logged once, unless
-``TENSORTAP_STRICT=1``. `StopTraining` is the exception: it is raised where it was asked for.
+Inside a training loop errors are counted and logged once; ``TENSORTAP_STRICT=1`` raises them.
+`StopTraining` is always raised, because the user asked for it.
 """
 
 from __future__ import annotations
 
 
 class TensortapError(Exception):
-    """The base of all errors that tensortap raises."""
+    """Base class of all errors that tensortap raises."""
 
 
 class CaptureError(TensortapError):
-    """A value that cannot be caught, with what to catch instead."""
+    """A value that cannot be captured; the message says what to capture instead."""
 
 
 class NotFound(TensortapError, LookupError):
-    """Nothing is held under what was asked for."""
+    """No such name, step, rank, run or live session."""
 
 
 class WireError(TensortapError):
-    """A message that is not what it claims to be."""
+    """A malformed message."""
 
 
 class Refused(TensortapError):
-    """The other side of a connection said no, and why."""
+    """The other side rejected the connection; the message says why."""
 
 
 class SchemaError(TensortapError, ValueError):
-    """A frame that has not the columns of a LogFrame, and which it lacks."""
+    """A frame without the columns of a LogFrame; the message names what is missing."""
 
 
 class StopTraining(TensortapError):
-    """An alert came, and alerts were told to stop the training; `alert` is the one."""
+    """Raised by an alert that was told to stop the training; `alert` is the alert."""
 
     def __init__(self, message: str, alert: object = None) -> None:
         super().__init__(message)
@@ -49,4 +49,4 @@ class StopTraining(TensortapError):
 
 
 class MissingExtra(TensortapError, ImportError):
-    """A library is missing that an extra of tensortap brings."""
+    """An optional library is not installed; the message names the extra to install."""

@@ -1,4 +1,4 @@
-"""How much memory there is, and sizes as people write them: ``"50%"``, ``"8GB"``."""
+"""Memory of the machine, and sizes as people write them: ``"50%"``, ``"8GB"``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(%)|([KMGT]?)i?B?)\s*", re.IGNORECA
 
 
 def _cgroup_limit() -> int | None:
-    """The memory limit of the container this process runs in, if there is one."""
+    """Return the memory limit of the container, if there is one."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(path).strip()
         if text.isdigit():
@@ -20,7 +20,7 @@ def _cgroup_limit() -> int | None:
 
 
 def _read(path: str) -> str:
-    # not pathlib: importing it would cost more than all of this module
+    # not pathlib: importing it takes longer than this whole module
     try:
         with open(path) as file:
             return file.read()
@@ -29,7 +29,7 @@ def _read(path: str) -> str:
 
 
 def _cgroup_used() -> int:
-    """What the container holds and could not give up at once."""
+    """Return the memory that the container uses and cannot free at once."""
     for folder, current in (
         ("/sys/fs/cgroup", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.usage_in_bytes"),
@@ -45,23 +45,23 @@ def _cgroup_used() -> int:
 
 @functools.cache
 def total_memory() -> int:
-    """Bytes of memory that this process may hope for: the machine's, or the container's."""
+    """Return the bytes of memory of the machine, or of the container if that has fewer."""
     pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _cgroup_limit()
     return pages if limit is None else min(pages, limit)
 
 
 def available_memory() -> int:
-    """Bytes that could be taken now without pushing anything else out."""
+    """Return how many bytes can be allocated now without swapping."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", _read("/proc/meminfo"), re.M)
     free = int(found[1]) * 1024 if found else total_memory()
     limit = _cgroup_limit()
-    # the machine may have plenty where the container has not
+    # the container may have less than the machine
     return free if limit is None else max(0, min(free, limit - _cgroup_used()))
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of ``"50%"`` (of the memory), ``"8GB"``, ``"512 MiB"`` or a plain number.
+    """Return the bytes of ``"50%"`` (of the memory), ``"8GB"``, ``"512 MiB"`` or a number.
 
     >>> parse_size("512 MiB")
     536870912
@@ -71,19 +71,19 @@ def parse_size(text: str | int) -> int:
     else:
         match = _SIZE.fullmatch(text)
         if match is None:
-            raise ValueError(f"not a size: {text!r}; write it like '8GB', '512MB' or '50%'")
+            raise ValueError(f"size must look like '8GB', '512MB' or '50%', got {text!r}")
         number, percent, unit = match.groups()
         if percent:
             size = int(total_memory() * float(number) / 100)
         else:
             size = int(float(number) * _UNITS[unit.upper()])
     if size <= 0:
-        raise ValueError(f"not a size: {text!r}; it must be more than nothing")
+        raise ValueError(f"size must be more than 0, got {text!r}")
     return size
 
 
 def format_size(size: float) -> str:
-    """A size as people read it.
+    """Return a size as people read it.
 
     >>> format_size(1536)
     '1.5 KiB'

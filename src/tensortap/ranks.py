@@ -1,4 +1,4 @@
-"""Which rank this process is, and of how many: asked, never assumed, and nothing imported."""
+"""The rank of this process and the world size, without importing any framework."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _modules = sys.modules
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """From torch.distributed or JAX if one of them is initialised, else from the launcher."""
+    """Return rank and world size from torch.distributed, JAX or the launcher."""
     if "torch.distributed" in _modules:
         distributed = _modules["torch.distributed"]
         try:
             if distributed.is_initialized():
                 return distributed.get_rank(), distributed.get_world_size()
         except AttributeError:
-            pass  # a build of torch without its distributed part, or one being imported
+            pass  # torch was built without it, or is being imported
     if "jax.distributed" in _modules:
         jax = _modules["jax"]
         try:
             if jax.distributed.is_initialized():
                 return jax.process_index(), jax.process_count()
         except AttributeError:
-            pass  # an older JAX cannot be asked without starting its backends
+            pass  # an older JAX, which would start its backends to answer
     return _launched or launcher()
 
 
@@ -37,7 +37,7 @@ _launched: tuple[int, int] | None = None
 
 
 def launcher() -> tuple[int, int]:
-    """What the launcher has put into the environment; looked up once, it does not change."""
+    """Read rank and world size from the environment, and remember them."""
     global _launched
     _launched = _read_environment()
     return _launched

@@ -1,8 +1,8 @@
 """The record: what flows from a source to every sink, reader and view.
 
-A record is frozen and knows nothing of any framework. Its value is a tree of neutral nodes:
-plain Python scalars, `TensorData` leaves, and containers. The same structs are the wire's
-and the run's, so nothing is converted on the way.
+A record is frozen and does not depend on any framework. Its value is a tree of plain Python
+scalars, `TensorData` leaves and containers. Memory, wire and run use the same structs, so that
+nothing is converted on the way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Kind(enum.StrEnum):
-    """What a record is about."""
+    """What a record describes."""
 
     VALUE = "Value"
     ACTIVATION = "Activation"
@@ -26,15 +26,15 @@ class Kind(enum.StrEnum):
     METRIC = "Metric"
     ALERT = "Alert"
 
-    __hash__ = str.__hash__  # an enum's own is a Python call, and a kind is part of many keys
+    __hash__ = str.__hash__  # faster than that of an enum, which is a Python call
 
 
 class TensorData(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="t"):
-    """One tensor, free of any framework: where it came from, what it is, and its bytes.
+    """One tensor, independent of its framework.
 
-    `data` is what holds the bytes, C-contiguous: `bytes` when they are few, else a
-    `tensortap.buffers.Block`. `framework` is ``numpy``, ``numpy.generic`` (a NumPy scalar),
-    ``torch`` or ``jax``.
+    `framework` is where it came from: ``numpy``, ``numpy.generic`` (a NumPy scalar), ``torch``,
+    ``jax`` or ``mlx``. `data` holds the bytes, C-contiguous: `bytes` if they are few, else a
+    `tensortap.buffers.Block`.
     """
 
     framework: str
@@ -44,20 +44,20 @@ class TensorData(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_fie
 
 
 class Items(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="i"):
-    """A list, tuple, set or frozenset (`kind` says which)."""
+    """A list, tuple, set or frozenset, as `kind` says."""
 
     kind: str
     items: tuple[Value, ...]
 
 
 class Mapping(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="m"):
-    """A dict, in its order."""
+    """A dict, in its order of insertion."""
 
     items: tuple[tuple[Value, Value], ...]
 
 
 class Fields(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="f"):
-    """A namedtuple or a dataclass: `type` is ``module:qualname`` of its class."""
+    """A namedtuple or a dataclass; `type` is ``module:qualname`` of its class."""
 
     kind: str
     type: str
@@ -70,7 +70,7 @@ class Fields(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="
 
 
 class Number(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="n"):
-    """A number that MessagePack has not: a complex, or an int beyond 64 bits (as text)."""
+    """A number that MessagePack cannot hold: a complex, or an int beyond 64 bits (as text)."""
 
     kind: str
     parts: tuple[float, ...] = ()
@@ -85,7 +85,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="no
 
 
 class Opaque(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="node", tag="o"):
-    """Any other Python object: only its type and repr are kept."""
+    """Any other Python object, of which only type and repr are kept."""
 
     type: str
     repr: str
@@ -105,10 +105,10 @@ class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Statistics of a tensor, over its finite values; the others are counted.
+    """Statistics over the finite values of a tensor, and counts of the others.
 
-    Bin `n` of the exponents counts values with ``2**n <= |x| < 2**(n+1)``; `bins` is dense
-    and starts at `first_bin`.
+    Exponent bin `n` counts values with ``2**n <= |x| < 2**(n+1)``. `bins` is dense and starts at
+    `first_bin`.
     """
 
     count: int
@@ -131,20 +131,20 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def exponents(self) -> dict[int, int]:
-        """Bin → count, the empty bins left out."""
+        """Counts by exponent bin, without empty bins."""
         return {self.first_bin + i: n for i, n in enumerate(self.bins) if n}
 
     @property
     def finite(self) -> int:
-        """How many values the figures are over."""
+        """How many values are finite."""
         return self.count - self.nans - self.posinfs - self.neginfs
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One captured value, with everything known about it.
+    """One observation of one value.
 
-    `step` is the training step, `call` which call of that name within the step, `seq` the
-    order of capture within the rank: what came first is told by (step, seq, rank).
+    `step` is the training step, `call` which call of that name within the step, and `seq` the
+    order of capture within the rank. Records are ordered by (step, seq, rank).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Walk nested values: the one traversal of the tree of nodes that a record holds.
+"""Walk nested values: the one traversal of the tree that a record holds.
 
     parts(value)             the direct parts of a container, each with its place in it
     children(value)          the direct children of a container, keys of dicts included

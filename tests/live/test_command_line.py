@@ -92,7 +92,7 @@ def test_top_without_a_session(command):
 
 def test_misuse(command):
     assert command("serve", "--memory", "lots").returncode == 2
-    assert "not a size: 'lots'" in command("serve", "--memory", "lots").stderr
+    assert "size must look like '8GB', '512MB' or '50%', got 'lots'" in command("serve", "--memory", "lots").stderr
     beyond = command("serve", "--port", "68411")  # not 2875, which is what is left of it in 16 bits
     assert beyond.returncode == 2
     assert "got 68411" in beyond.stderr

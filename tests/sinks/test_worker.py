@@ -127,11 +127,11 @@ def test_a_lambda_can_be_forked(start, notes):
 
 
 def test_no_fork_after_cuda(monkeypatch):
-    monkeypatch.setattr(launch, "cuda_is_initialised", lambda: True)
-    with pytest.raises(tap.TensortapError, match=r"after CUDA was initialised.*'spawn'"):
+    monkeypatch.setattr(launch, "cuda_is_initialized", lambda: True)
+    with pytest.raises(tap.TensortapError, match=r"after CUDA was initialized.*'spawn'"):
         tap.watch(on_record=print, start_method="fork")
     monkeypatch.undo()
-    assert not launch.cuda_is_initialised()
+    assert not launch.cuda_is_initialized()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How a worker process is started: as a fresh interpreter, a copy, or by a server of copies."""
+"""Start worker processes: as a fresh interpreter, by forking, or with a fork server."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tensortap.wire.worker import Orders
 
 START_METHODS = ("spawn", "fork", "forkserver")
 _ROOT = str(Path(__file__).parents[2])
-# in place of the working folder, in which anything may go by the name of a module of ours
+# sys.path[0] replaces the working folder, where any file may shadow a module of ours
 _START = "import sys; sys.path[0] = {root!r}; from {module} import {name}; {name}({fd})"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entries:
-    """Where a worker begins, by how it is started; `functions_for` is for a forked one."""
+class EntryPoints:
+    """Where a worker begins, by start method; `functions_for` prepares what a fork inherits."""
 
     spawned: Callable[[int], None]
     served: Callable[[Orders, socket.socket], None]
@@ -44,7 +44,7 @@ class Task:
     name: str
     recorder: Any
     on_close: Callable[[], object] | None
-    entries: Entries
+    entry_points: EntryPoints
     start_method: str = "spawn"
     timeout: float = 30.0
     each: int = 64
@@ -59,18 +59,18 @@ class Process(Protocol):
     pid: int
 
     def wait(self, timeout: float) -> int | None:
-        """The exit code; None when it runs on."""
+        """Wait for the process to end; return its exit code, or None if it still runs."""
         ...
 
     def kill(self) -> None: ...
 
     def let_go(self) -> None:
-        """The end of the program shall not wait for it."""
+        """Let the program end without waiting for the process."""
         ...
 
 
 def launch(task: Task, functions: bytes, key: bytes, line: socket.socket) -> Process:
-    """Start a worker that holds this end of a line."""
+    """Start a worker that talks to us over this socket."""
     main, is_module = _main_of(functions)
     orders = Orders(
         task.name, key, os.getpid(), task.timeout, task.budget, task.each, functions,
@@ -80,21 +80,23 @@ def launch(task: Task, functions: bytes, key: bytes, line: socket.socket) -> Pro
         return _LAUNCH[task.start_method](task, orders, line)
 
 
-def cuda_is_initialised() -> bool:
-    """Whether this process has begun to use CUDA, which a fork does not survive."""
+def cuda_is_initialized() -> bool:
+    """Return whether this process uses CUDA, whose state a fork does not survive."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return bool(cuda is not None and cuda.is_initialized())
 
 
 def check_start_method(start_method: str) -> None:
-    """Say what cannot work before anything is started."""
+    """Raise if a worker cannot be started by this method."""
     if start_method not in START_METHODS:
-        raise ValueError(f"start_method={start_method!r}: it is {', '.join(START_METHODS)}")
-    if start_method == "fork" and cuda_is_initialised():
+        raise ValueError(
+            f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}"
+        )
+    if start_method == "fork" and cuda_is_initialized():
         raise TensortapError(
-            "start_method='fork' after CUDA was initialised: the state of the driver cannot be "
-            "forked. Use 'spawn', or call tap.watch before anything touches the GPU"
+            "start_method='fork' does not work after CUDA was initialized: use 'spawn', or call "
+            "tap.watch before anything touches the GPU"
         )
 
 
@@ -106,22 +108,20 @@ def _folder() -> str:
 
 
 def pickled(task: Task) -> bytes:
-    """What a worker is to call, as it is sent there; says what cannot be."""
+    """Return the pickle of the functions that a worker calls; raise if they have none."""
     if task.start_method == "fork":
         return b""
     try:
-        found: bytes = pickle.dumps((task.recorder, task.on_close))
+        return pickle.dumps((task.recorder, task.on_close))
     except Exception as error:
         raise TensortapError(
-            f"{task.recorder!r:.80} cannot be sent to a worker ({error}): a lambda or a function "
-            "inside a function has no name there. Use a function of a module, or "
-            "start_method='fork'"
+            f"{task.recorder!r:.80} cannot be sent to a worker ({error}): the worker cannot import "
+            "a lambda or a nested function. Use a function of a module, or start_method='fork'"
         ) from error
-    return found
 
 
 def _main_of(functions: bytes) -> tuple[str, bool]:
-    """Where the main module lies, if what is pickled comes from there."""
+    """Return the path or name of the main module if a pickled function is defined there."""
     if b"__main__" not in functions:
         return "", False
     main = sys.modules["__main__"]
@@ -131,15 +131,15 @@ def _main_of(functions: bytes) -> tuple[str, bool]:
     path = getattr(main, "__file__", None)
     if path is None:
         raise TensortapError(
-            "what the worker is to call is defined in an interactive session, which it cannot "
-            "import: put it into a module, or use start_method='fork'"
+            "a worker cannot import functions that are defined in an interactive session: put "
+            "them into a module, or use start_method='fork'"
         )
     return os.path.abspath(path), False
 
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C must not reach a worker that has not yet said that it ignores it."""
+    """Block Ctrl-C until the worker ignores it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -148,10 +148,10 @@ def _no_interrupts() -> Iterator[None]:
 
 
 class _Spawned:
-    """A fresh interpreter, which knows only what it is told."""
+    """A fresh interpreter that gets its orders over standard input."""
 
     def __init__(self, task: Task, orders: Orders, line: socket.socket) -> None:
-        entry = task.entries.spawned
+        entry = task.entry_points.spawned
         fd = line.fileno()
         code = _START.format(root=_ROOT, module=entry.__module__, name=entry.__name__, fd=fd)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -159,16 +159,15 @@ class _Spawned:
             [sys.executable, *flags, "-c", code], stdin=subprocess.PIPE, pass_fds=[fd]
         )
         self.pid = self._process.pid
-        # not here: a pipe takes only so much before somebody reads from it
-        words = msgspec.msgpack.encode(orders)
-        tell = functools.partial(self._tell, words)
-        threading.Thread(target=tell, name="tensortap-orders", daemon=True).start()
+        # in a thread, because a write to a full pipe waits for the reader
+        send = functools.partial(self._send, msgspec.msgpack.encode(orders))
+        threading.Thread(target=send, name="tensortap-orders", daemon=True).start()
 
-    def _tell(self, words: bytes) -> None:
+    def _send(self, orders: bytes) -> None:
         stream = self._process.stdin
         assert stream is not None
-        with contextlib.suppress(BrokenPipeError), stream:  # it died: that is noticed elsewhere
-            stream.write(words)
+        with contextlib.suppress(BrokenPipeError), stream:  # its supervisor notices that it died
+            stream.write(orders)
 
     def wait(self, timeout: float) -> int | None:
         try:
@@ -180,7 +179,7 @@ class _Spawned:
         self._process.kill()
 
     def let_go(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing: the program does not wait for a subprocess."""
 
 
 class _Multiprocessing:
@@ -205,26 +204,26 @@ class _Multiprocessing:
     def let_go(self) -> None:
         import multiprocessing.process
 
-        # or the end of the program would wait for it
+        # multiprocessing joins its children at exit
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 
 def _fork(task: Task, orders: Orders, line: socket.socket) -> Process:
     check_start_method("fork")
-    functions = task.entries.functions_for(task.recorder, task.on_close)
-    return _Multiprocessing("fork", task.entries.forked, (orders, line, functions))
+    functions = task.entry_points.functions_for(task.recorder, task.on_close)
+    return _Multiprocessing("fork", task.entry_points.forked, (orders, line, functions))
 
 
 def _fork_server(task: Task, orders: Orders, line: socket.socket) -> Process:
-    # multiprocessing imports the main module itself, as it does for all that it starts
+    # multiprocessing imports the main module itself
     orders = msgspec.structs.replace(orders, main="")
     try:
-        return _Multiprocessing("forkserver", task.entries.served, (orders, line))
+        return _Multiprocessing("forkserver", task.entry_points.served, (orders, line))
     except (EOFError, ConnectionError, RuntimeError) as error:
         raise TensortapError(
-            f"the fork server of multiprocessing did not start a worker ({error!r}): it imports "
-            "the main module, so a script needs if __name__ == '__main__'. start_method='spawn' "
-            "does without"
+            f"the fork server of multiprocessing did not start a worker ({error!r}). It imports "
+            "the main module: guard the script with if __name__ == '__main__', or use "
+            "start_method='spawn'"
         ) from error
 
 

@@ -1,22 +1,24 @@
-"""Records into a run on disk.
+"""The sink that writes records into a run on disk.
 
-A row is written after its payload, and a payload file gets its name when it is complete: whoever
-opens the run, now or after a crash, sees a consistent prefix.
+A row is written after its payload, and a payload file is renamed to its final name when it is
+complete. A reader of the run, now or after a crash, sees a consistent prefix.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tensortap import frameworks as arrays
+from tensortap import frameworks
 from tensortap.buffers import view_of
 from tensortap.pipeline.ledger import Entry, Ledger
 from tensortap.pipeline.sink import Sink, Wake
@@ -25,21 +27,21 @@ from tensortap.record import Kind, Record, TensorData
 from tensortap.runs import layout, rows, tables
 from tensortap.runs.payloads import TensorFile
 from tensortap.runs.rows import Payload, Row
-from tensortap.values import tensors as tensors_in
+from tensortap.values import tensors
 
 log = logging.getLogger("tensortap")
 
-_FILE = 64 << 20  # a payload file is closed here
-_TAIL_ROWS = 64 << 10  # the open end is sealed here
-_TAIL_BYTES = 32 << 20
-_ROWS = 8192  # rows are written together
-_AGE = 0.25  # seconds after which what was written becomes visible
-_RETRY = 1.0  # seconds between two tries on a full disk
-_REMEMBERED = 256  # payloads of a name among which an equal one is looked for
+_FILE = 64 << 20  # bytes after which a payload file is closed
+_TAIL_ROWS = 64 << 10  # rows after which the tail is sealed
+_TAIL_BYTES = 32 << 20  # bytes after which the tail is sealed
+_ROWS = 8192  # rows that are written together
+_AGE = 0.25  # seconds until a record is visible to readers
+_RETRY = 1.0  # seconds between attempts to write to a full disk
+_DIGESTS = 256  # recent digests per name, for deduplication
 
 
 class StoreSink(Sink):
-    """The drain that writes one rank's part of a run."""
+    """Writes the part of one rank of a run."""
 
     pending = 0
 
@@ -50,7 +52,7 @@ class StoreSink(Sink):
         self.run = run
         self.rank = rank
         self.durable = durable
-        self.failing = ""  # why nothing can be written at the moment
+        self.failing = ""  # why nothing can be written, such as a full disk
         self._records = layout.records_folder(run, rank)
         self._tensors = layout.tensors_folder(run, rank)
         self._records.mkdir(parents=True, exist_ok=True)
@@ -58,23 +60,18 @@ class StoreSink(Sink):
         self._schema = rows.schema()
         tables.prepare_to_seal()
         self._file: TensorFile | None = None
-        self._files = self._count(self._tensors, "*.safetensors")
-        self._part = self._count(self._records, "*.parquet")
+        self._files = _next_number(self._tensors, "*.safetensors")
+        self._part = _next_number(self._records, "*.parquet")
         self._rows: list[Row] = []  # not yet in the tail
         self._entries: list[Entry] = []  # whose rows these are
         self._since = time.monotonic()
         self._retry_at = 0.0
         self._waiting: collections.deque[Entry] = collections.deque()
-        self._missing: collections.deque[Row] = collections.deque()
-        self._known: dict[str, collections.OrderedDict[bytes, Payload]] = {}
+        self._dropped: collections.deque[Row] = collections.deque()
+        self._stored: dict[str, collections.OrderedDict[bytes, Payload]] = {}
         self._tail = self._open_tail()
 
-    @staticmethod
-    def _count(folder: Path, pattern: str) -> int:
-        numbers = [int(path.name.partition(".")[0]) for path in folder.glob(pattern)]
-        return max(numbers, default=-1) + 1
-
-    # -- what the background queue asks --------------------------------------------------
+    # -- what the queue calls -------------------------------------------------------------
 
     def room(self) -> int:
         return 0 if self.failing else 1 << 62
@@ -85,22 +82,22 @@ class StoreSink(Sink):
         self._work()
 
     def wait(self, wake: Wake, timeout: float) -> None:
-        due = self._since + _AGE if self._rows or self._file or self._missing else None
-        now = time.monotonic()
-        if due is not None and not self.failing:
-            timeout = min(timeout, max(0.0, due - now))
+        due: float | None = None
         if self.failing:
-            timeout = min(timeout, max(0.0, self._retry_at - now))
+            due = self._retry_at
+        elif self._rows or self._file or self._dropped:
+            due = self._since + _AGE
+        if due is not None:
+            timeout = min(timeout, max(0.0, due - time.monotonic()))
         wake.wait(timeout)
-        now = time.monotonic()
-        if self.failing and now >= self._retry_at:
+        if due is not None and time.monotonic() >= due:
             self._work()
-        if not self.failing and due is not None and now >= due:
-            self._guarded(self._commit)
+            if not self._waiting:
+                self._try(self._commit)
 
     def hurry(self) -> None:
         if not self.failing:
-            self._guarded(self._commit)
+            self._try(self._commit)
 
     def give_up(self) -> list[Entry]:
         lost = [*self._entries, *self._waiting]
@@ -111,37 +108,37 @@ class StoreSink(Sink):
 
     def close(self) -> None:
         self._work()
-        self._guarded(self._commit)
-        self._guarded(self._seal)
+        self._try(self._commit)
+        self._try(self._seal)
         self._tail.close()
 
     def note_dropped(self, name: str, kind: Kind, step: int, rank: int) -> None:
-        """A record that found no room: the run says that it is missing. Called while training."""
-        gone = Record(name, kind, step, 0, -1, rank, 1, time.time_ns())
-        self._missing.append(rows.row_of(gone, None, [], missing=True))
+        """Write a row that says which value is missing in the run."""
+        record = Record(name, kind, step, 0, -1, rank, 1, time.time_ns())
+        self._dropped.append(rows.row_of(record, None, [], missing=True))
 
     # -- writing -------------------------------------------------------------------------
 
-    def _guarded(self, work: Any) -> bool:
-        """Do it; a disk that is full is said once, and tried again later."""
+    def _try(self, work: Callable[[], None]) -> bool:
+        """Do the work; return False if the disk is full, which is logged once and retried."""
         try:
             work()
         except OSError as error:
             self._retry_at = time.monotonic() + _RETRY
             if not self.failing:
                 self.failing = os.strerror(error.errno) if error.errno else str(error)
-                log.warning("tensortap: cannot write to %s: %s; trying on", self.run, error)
+                log.warning("tensortap: cannot write to %s: %s; retrying", self.run, error)
             return False
         if self.failing:
             self.failing = ""
-            log.warning("tensortap: writing to %s again", self.run)
+            log.warning("tensortap: writing to %s works again", self.run)
         return True
 
     def _work(self) -> None:
         while self._waiting:
-            if not self._guarded(self._take_one):
+            if not self._try(self._take_one):
                 return
-            if len(self._rows) >= _ROWS and not self._guarded(self._commit):
+            if len(self._rows) >= _ROWS and not self._try(self._commit):
                 return
 
     def _take_one(self) -> None:
@@ -156,31 +153,25 @@ class StoreSink(Sink):
         self._waiting.popleft()
 
     def _take_large(self, record: Record) -> None:
-        """A record with payloads of its own."""
-        blocks: list[Any] = []
-
-        def external(block: Any) -> int:
-            blocks.append(block)
-            return len(blocks) - 1
-
-        value = rows.encode_value(record.value, external)
-        tensors = [t for t in tensors_in(record.value) if type(t.data) is not bytes]
-        digests = [arrays.digest(tensor) for tensor in tensors]
+        """Write the payloads of a record, then its row."""
+        index = itertools.count()
+        value = rows.encode_value(record.value, lambda block: next(index))
+        large = [t for t in tensors(record.value) if type(t.data) is not bytes]
+        digests = [frameworks.digest(tensor) for tensor in large]
         payloads = [
             self._store(record, i, tensor, digest)
-            for i, (tensor, digest) in enumerate(zip(tensors, digests, strict=True))
+            for i, (tensor, digest) in enumerate(zip(large, digests, strict=True))
         ]
-        if record.digest is None and record.value is tensors[0]:
+        if record.digest is None and record.value is large[0]:
             record = msgspec.structs.replace(record, digest=digests[0])
         self._rows.append(rows.row_of(record, value, payloads))
 
     def _store(self, record: Record, index: int, tensor: TensorData, digest: bytes) -> Payload:
-        """Write a payload, unless an equal one of its name is there already."""
-        known = self._known.setdefault(record.name, collections.OrderedDict())
-        found = known.get(digest)
-        if found is not None:
-            known.move_to_end(digest)
-            return found
+        """Write a payload unless one with the same name and digest was written recently."""
+        stored = self._stored.setdefault(record.name, collections.OrderedDict())
+        if digest in stored:
+            stored.move_to_end(digest)
+            return stored[digest]
         key = f"{record.name}@{record.step}:{record.seq}" + (f".{index}" if index else "")
         if self._file is not None and (self._file.nbytes >= _FILE or not self._file.fits(key)):
             self._commit()
@@ -189,25 +180,19 @@ class StoreSink(Sink):
             self._file = TensorFile(self._tensors / name)
         file = self._file
         file.add(key, tensor.dtype, tensor.shape, view_of(tensor.data))
-        payload = known[digest] = Payload(f"{layout.rank_name(self.rank)}/{file.path.name}", key)
-        if len(known) > _REMEMBERED:
-            known.popitem(last=False)
+        payload = stored[digest] = Payload(f"{layout.rank_name(self.rank)}/{file.path.name}", key)
+        if len(stored) > _DIGESTS:
+            stored.popitem(last=False)
         return payload
 
-    def _close_file(self) -> None:
+    def _commit(self) -> None:
+        """Close the payload file and write the rows that refer to it."""
         if self._file is not None:
             self._file.close(durable=self.durable)
             self._file = None
             self._files += 1
-
-    def _commit(self) -> None:
-        """Close the payload file and write the rows that refer to it."""
-        self._close_file()
-        self._write_rows()
-
-    def _write_rows(self) -> None:
-        while self._missing:
-            self._rows.append(self._missing.popleft())
+        while self._dropped:
+            self._rows.append(self._dropped.popleft())
         self._since = time.monotonic()
         if not self._rows:
             return
@@ -226,7 +211,7 @@ class StoreSink(Sink):
         return Tail(self._records / layout.TAIL, columns.serialize())
 
     def _seal(self) -> None:
-        """Turn the open end into a Parquet file, which the next open end replaces."""
+        """Rewrite the tail as a Parquet file and start a new tail."""
         if not self._tail_rows:
             return
         path = self._records / layout.part_name(self._part)
@@ -237,7 +222,7 @@ class StoreSink(Sink):
 
 
 class Tail:
-    """The open end of a table: a stream of Arrow, to which batches are appended whole."""
+    """The open end of a table: an Arrow stream to which whole batches are appended."""
 
     def __init__(self, path: Path, schema: Any) -> None:
         draft = path.with_name(path.name + ".part")
@@ -247,7 +232,7 @@ class Tail:
         draft.rename(path)
 
     def append(self, message: Any, *, durable: bool = False) -> None:
-        """Append a message; when the disk is full, nothing of it stays."""
+        """Append a message; if the disk is full, remove what was written of it and raise."""
         view, position = memoryview(message).cast("B"), self.nbytes
         try:
             while view.nbytes:
@@ -263,5 +248,10 @@ class Tail:
         self.nbytes = position
 
     def close(self) -> None:
-        """No more is appended."""
+        """Close the file."""
         os.close(self._fd)
+
+
+def _next_number(folder: Path, pattern: str) -> int:
+    numbers = [int(path.name.partition(".")[0]) for path in folder.glob(pattern)]
+    return max(numbers, default=-1) + 1

@@ -21,7 +21,7 @@ from tensortap.pipeline.queue import Queue
 from tensortap.record import Kind, Record
 from tensortap.server import worker_start as begin
 from tensortap.settings import buffer_size, flag
-from tensortap.sinks.launch import Entries, Task, check_start_method, pickled
+from tensortap.sinks.launch import EntryPoints, Task, check_start_method, pickled
 from tensortap.sinks.worker import Worker
 from tensortap.sources.observer import Seen, TrackOptions
 from tensortap.sources.patterns import NamePattern
@@ -38,7 +38,7 @@ from tensortap.wire.worker import leave_main
 
 log = logging.getLogger("tensortap")
 
-_ENTRIES = Entries(begin.spawned, begin.served, begin.forked, begin.functions_for)
+_ENTRY_POINTS = EntryPoints(begin.spawned, begin.served, begin.forked, begin.functions_for)
 _EACH = 32  # records of one name that wait in a worker, at least; two seconds' worth if more
 _EACH_UNLIMITED = 1024
 
@@ -354,7 +354,7 @@ def watch(
             )
         tasks = [
             Task(
-                name if processes == 1 else f"{name} {number}", function, on_close, _ENTRIES,
+                name if processes == 1 else f"{name} {number}", function, on_close, _ENTRY_POINTS,
                 start_method, timeout, each, budget, restart, daemon,
             )
             for number in range(processes)
