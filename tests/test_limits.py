@@ -1,4 +1,4 @@
-"""Sizes as people write them, and how much memory there is."""
+"""Sizes as people write them, and the memory of the machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tensortap.limits import format_size, parse_size
         ("0.5K", 512),
     ],
 )
-def test_sizes(text, size):
+def test_parses_sizes(text, size):
     assert parse_size(text) == size
 
 
@@ -38,24 +38,24 @@ def test_sizes(text, size):
     "text",
     ["", "GB", "8 apples", "-8GB", "8GBs", "1e9", "1,000", "%", "1..5G", "8G8", "inf", "nan"],
 )
-def test_what_is_no_size(text):
-    with pytest.raises(ValueError, match="write it like '8GB', '512MB' or '50%'") as caught:
+def test_rejects_malformed_sizes(text):
+    with pytest.raises(ValueError, match="size must look like '8GB', '512MB' or '50%'") as caught:
         parse_size(text)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [0, -1, "0", "0%", "0.2", "0 GB"])
-def test_nothing_is_no_size(text):
-    with pytest.raises(ValueError, match="it must be more than nothing"):
+def test_rejects_zero(text):
+    with pytest.raises(ValueError, match="size must be more than 0"):
         parse_size(text)
 
 
-def test_percent_is_of_the_memory():
+def test_percent_is_relative_to_the_memory():
     assert parse_size("50%") == int(limits.total_memory() * 0.5)
     assert parse_size("12.5 %") == int(limits.total_memory() / 8)
 
 
-def test_the_memory_of_a_container_is_its_limit(monkeypatch):
+def test_total_memory_is_the_limit_of_the_container(monkeypatch):
     monkeypatch.setattr(limits, "_cgroup_limit", lambda: 1 << 30)
     assert limits.total_memory.__wrapped__() == 1 << 30
     monkeypatch.setattr(limits, "_cgroup_limit", lambda: 1 << 60)
@@ -64,13 +64,13 @@ def test_the_memory_of_a_container_is_its_limit(monkeypatch):
     assert limits.total_memory.__wrapped__() == everything < 1 << 60
 
 
-def test_some_memory_is_left():
+def test_available_memory_is_less_than_total_memory():
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     told = int(meminfo["MemAvailable"].split()[0]) * 1024
     assert 0 < limits.available_memory() <= told * 1.1
 
 
-def test_in_a_container_what_its_limit_leaves(monkeypatch):
+def test_available_memory_respects_the_limit_of_the_container(monkeypatch):
     files = {
         "/proc/meminfo": "MemTotal: 999 kB\nMemAvailable:   8388608 kB\n",
         "/sys/fs/cgroup/memory.max": f"{4 << 30}\n",
@@ -88,7 +88,7 @@ def test_in_a_container_what_its_limit_leaves(monkeypatch):
 
 
 @given(st.integers(1, 1 << 50))
-def test_a_size_as_people_read_it_is_near_the_truth(size):
+def test_formatted_size_is_accurate(size):
     text = format_size(size)
     assert len(text) <= 10
     assert parse_size(text) == pytest.approx(size, rel=0.06)

@@ -1,4 +1,4 @@
-"""Which rank this process is: real interpreters, because it is looked up once."""
+"""Rank and world size, in fresh interpreters, because they are looked up once."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def ask(code=ASK, **env):
         ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "1 2"),
     ],
 )
-def test_from_the_launcher(env, expected):
+def test_reads_the_variables_of_the_launcher(env, expected):
     assert ask(**env) == expected.split()
 
 
-def test_torch_distributed_knows_better_once_it_is_initialised(tmp_path):
+def test_prefers_initialized_torch_distributed(tmp_path):
     code = f"""
 import torch.distributed as dist
 from tensortap.ranks import rank_and_world_size as ask
@@ -57,10 +57,10 @@ print(*ask())
     assert ask(code, RANK="3", WORLD_SIZE="8") == "3 8 0 1 3 8".split()
 
 
-def test_jax_that_is_imported_and_not_initialised_says_nothing():
+def test_ignores_uninitialized_jax():
     assert ask("import jax; " + ASK, RANK="3", WORLD_SIZE="8") == ["3", "8"]
 
 
-def test_nothing_is_imported_to_find_out():
+def test_imports_no_framework():
     code = ASK + "; import sys; print([m for m in ('torch', 'jax', 'numpy') if m in sys.modules])"
     assert ask(code) == ["0", "1", "[]"]

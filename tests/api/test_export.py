@@ -1,4 +1,4 @@
-"""A run in another format."""
+"""Exports of a run."""
 
 import h5py
 import ml_dtypes
@@ -67,7 +67,7 @@ def test_hdf5(run, tmp_path):
     assert found["text"].values == ["a text"] * 3
 
 
-def test_hdf5_leaves_out_what_it_cannot_hold(tmp_path):
+def test_hdf5_skips_values_it_cannot_hold(tmp_path):
     path = tap.init(tmp_path / "runs")
     tap.catch(
         {"nul": "a\0", "text": "é", "big": 1 << 70, "complex": 1 + 2j, "not utf-8": "\ud800"}, "x"
@@ -81,7 +81,7 @@ def test_hdf5_leaves_out_what_it_cannot_hold(tmp_path):
     }
 
 
-def test_hdf5_of_a_name_that_changes_its_nature(tmp_path):
+def test_hdf5_of_a_name_with_several_shapes_and_types(tmp_path):
     path = tap.init(tmp_path / "runs")
     values = [torch.ones(2), torch.ones(3), torch.ones(2, 2), 1, torch.zeros(3), 2]
     for value in values:
@@ -94,7 +94,7 @@ def test_hdf5_of_a_name_that_changes_its_nature(tmp_path):
     assert found["x"].iterations == [0, 1, 4]
 
 
-def test_a_folder(run, tmp_path):
+def test_folder(run, tmp_path):
     assert run.export(tmp_path / "out") == COUNT + 1
     assert (np.load(tmp_path / "out/blocks%2F0@0.npy") == BIG.numpy()).all()
     assert torch.load(tmp_path / "out/dumped.pt").tolist() == [1.0, 1.0, 1.0]
@@ -109,7 +109,7 @@ def test_parquet(run, tmp_path):
     assert set(table["name"].to_pylist()) == set(run.names())
 
 
-def test_some_names(run, tmp_path):
+def test_selected_names(run, tmp_path):
     assert run.export(tmp_path / "out.npz", names="^half$") == 3
     assert run.export(tmp_path / "out.parquet", names="^half$") == 3
     with pytest.raises(TensortapError, match="regular expression"):
@@ -118,12 +118,13 @@ def test_some_names(run, tmp_path):
 
 def test_records_of_several_kinds_do_not_collide(tmp_path):
     from tensortap.pipeline.pipeline import pipeline
+    from tensortap.pipeline.queue import write_to
     from tensortap.record import Kind, Record
 
     path = tap.init(tmp_path / "runs")
     for number, kind in enumerate((Kind.ACTIVATION, Kind.GRADIENT)):
         record = Record("fc", kind, 0, 0, number, 0, 1, 0, value=float(number))
-        pipeline.put(record)
+        write_to(pipeline.queues, record, 0)
     tap.finish()
     assert tap.open(path).export(tmp_path / "out.npz") == 2
     with np.load(tmp_path / "out.npz") as found:
@@ -134,12 +135,12 @@ def test_records_of_several_kinds_do_not_collide(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["out.csv", "out.pkl"])
-def test_an_unknown_suffix(run, tmp_path, target):
+def test_unknown_suffix(run, tmp_path, target):
     with pytest.raises(TensortapError, match=r"there is \.h5"):
         run.export(tmp_path / target)
 
 
-def test_nothing_is_overwritten(run, tmp_path):
+def test_never_overwrites(run, tmp_path):
     (tmp_path / "out.npz").write_text("mine")
     with pytest.raises(TensortapError, match="there already"):
         run.export(tmp_path / "out.npz")
@@ -147,7 +148,7 @@ def test_nothing_is_overwritten(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out.npz", "out.h5", "out"])
-def test_a_step_that_was_done_again_is_there_twice(tmp_path, name):
+def test_repeated_steps_are_kept(tmp_path, name):
     path = tap.init(tmp_path / "runs")
     for value in (1.0, 2.0, 3.0):  # as after an interrupted cell
         tap.step(5)
@@ -171,7 +172,7 @@ def test_a_step_that_was_done_again_is_there_twice(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["out.npz", "out.h5"])
-def test_an_export_that_fails_leaves_nothing(tmp_path, name):
+def test_failed_export_leaves_no_file(tmp_path, name):
     path = tap.init(tmp_path / "runs")
     tap.catch(np.zeros(100_000), "x")
     tap.finish()
@@ -183,7 +184,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["out.npz", "out.h5"])
-def test_a_name_with_a_zero_byte(tmp_path, name):
+def test_name_with_a_zero_byte(tmp_path, name):
     path = tap.init(tmp_path / "runs")
     tap.catch(1.0, "nul\0")
     tap.finish()

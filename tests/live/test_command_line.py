@@ -91,8 +91,9 @@ def test_top_without_a_session(command):
 
 
 def test_misuse(command):
-    assert command("serve", "--memory", "lots").returncode == 2
-    assert "size must look like '8GB', '512MB' or '50%', got 'lots'" in command("serve", "--memory", "lots").stderr
+    lots = command("serve", "--memory", "lots")
+    assert lots.returncode == 2
+    assert "size must look like '8GB', '512MB' or '50%', got 'lots'" in lots.stderr
     beyond = command("serve", "--port", "68411")  # not 2875, which is what is left of it in 16 bits
     assert beyond.returncode == 2
     assert "got 68411" in beyond.stderr

@@ -1,4 +1,4 @@
-"""What `catch` returns."""
+"""Tickets: waiting for a record to arrive."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def entry(ticket):
     return (None, ticket, 0)
 
 
-def test_a_value_that_was_skipped_never_arrives():
+def test_a_skipped_value_never_arrives():
     assert SKIPPED.done
     assert SKIPPED.wait(0) is False
     assert SKIPPED.wait(None) is False
 
 
-def test_every_sink_has_to_have_it():
+def test_arrives_when_every_sink_has_the_record():
     ticket = Ticket(2)
     assert not ticket.done
     settle([entry(ticket)], True)
@@ -30,7 +30,7 @@ def test_every_sink_has_to_have_it():
     assert ticket.wait(0) is True
 
 
-def test_one_sink_that_lost_it_is_enough():
+def test_fails_if_one_sink_drops_the_record():
     for fates in ((True, False), (False, True), (False, False)):
         ticket = Ticket(2)
         for fate in fates:
@@ -39,13 +39,13 @@ def test_one_sink_that_lost_it_is_enough():
         assert ticket.wait(0) is False
 
 
-def test_waiting_ends_with_the_time():
+def test_wait_times_out():
     began = time.monotonic()
     assert Ticket(1).wait(0.05) is False
     assert 0.04 < time.monotonic() - began < 2
 
 
-def test_whoever_waits_hurries_the_sink():
+def test_wait_hurries_the_sink():
     hurried = []
     ticket = Ticket(1, lambda: hurried.append(1))
     ticket.wait(0.01)
@@ -55,7 +55,7 @@ def test_whoever_waits_hurries_the_sink():
     assert hurried == [1]
 
 
-def test_many_wait_and_all_are_woken():
+def test_wakes_all_waiting_threads():
     for _ in range(20):
         waited = [Ticket(1) for _ in range(8)]
         found = []

@@ -1,4 +1,4 @@
-"""The store keeps what the contract of all sinks promises, and its own promises."""
+"""The store sink: deduplication, visibility, full disks and ranks."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ class TestDurableContract(TestContract):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_durable_syncs_the_payload_before_its_row_and_both_before_a_flush(
-    tmp_path, monkeypatch, durable
-):
+def test_durable_syncs_payload_then_row_before_flush_returns(tmp_path, monkeypatch, durable):
     synced = []
     real = os.fsync
 
@@ -87,7 +85,7 @@ def large(seq: int, fill: float, name: str = "w", pool: Pool | None = None) -> R
     )
 
 
-def test_an_equal_payload_is_stored_once(tmp_path):
+def test_stores_equal_payloads_once(tmp_path):
     queue, pool = open_queue(tmp_path), Pool()
     for seq, fill in enumerate([1, 1, 2, 1, 2, 2]):
         put(queue, large(seq, fill, pool=pool))
@@ -108,7 +106,7 @@ def test_an_equal_payload_is_stored_once(tmp_path):
     assert table[0]["digest"] == digest(large(0, 1).value)
 
 
-def test_nothing_is_visible_before_it_is_complete(tmp_path):
+def test_files_are_complete_when_they_become_visible(tmp_path):
     queue, pool = open_queue(tmp_path), Pool()
     put(queue, large(0, 1, pool=pool)).wait(10)
     run = queue.sink.run
@@ -134,7 +132,7 @@ def small_disk():
     signal.signal(signal.SIGXFSZ, old)
 
 
-def test_a_full_disk_is_waited_out_and_nothing_is_lost(tmp_path, small_disk, monkeypatch, caplog):
+def test_retries_until_a_full_disk_has_room(tmp_path, small_disk, monkeypatch, caplog):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path), Pool()
     assert put(queue, large(0, 0.0, pool=pool)).wait(10)
@@ -152,9 +150,7 @@ def test_a_full_disk_is_waited_out_and_nothing_is_lost(tmp_path, small_disk, mon
     queue.close()
 
 
-def test_what_finds_no_room_is_missing_in_the_run_by_name_and_step(
-    tmp_path, small_disk, monkeypatch
-):
+def test_run_names_values_that_were_dropped_over_budget(tmp_path, small_disk, monkeypatch):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path, budget=200_000), Pool()
     assert put(queue, large(0, 0.0, pool=pool)).wait(10)
@@ -171,7 +167,7 @@ def test_what_finds_no_room_is_missing_in_the_run_by_name_and_step(
     assert queue.ledger.reasons()["over budget"] == 8 - kept
 
 
-def test_a_rank_writes_only_below_its_number(tmp_path):
+def test_each_rank_writes_into_its_own_folders(tmp_path):
     run = make_run(tmp_path, 2)
     for rank in (0, 1):
         queue = Queue(StoreSink(run, rank), budget=1 << 20, overflow="newest", name="t")

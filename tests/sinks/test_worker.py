@@ -1,4 +1,4 @@
-"""A worker process and the queue to it: real processes, and every way in which they can end."""
+"""Worker processes: how they start, fail, restart and end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_settings(monkeypatch):
 
 @pytest.fixture
 def start(tmp_path):
-    """A watcher without targets; what it is given by hand goes to its worker."""
+    """Start watchers without targets; tests hand values to their workers."""
     started = []
 
     def start(recorder, **options):
@@ -52,7 +52,7 @@ def trouble(tmp_path):
 
 
 class TestContract(SinkContract):
-    """What every sink promises; one that sees the records after they have been processed."""
+    """The contract of all sinks; `arrived` returns what the worker has processed."""
 
     @pytest.fixture
     def queue(self, start, notes):
@@ -68,7 +68,7 @@ class TestContract(SinkContract):
 
 
 class _Seen:
-    """A record as it was written down; equal to the one that was sent."""
+    """A record as the worker wrote it down; equal to the one that was sent."""
 
     def __init__(self, line):
         self.name, self.value = line["name"], line["value"]
@@ -77,11 +77,11 @@ class _Seen:
         return (self.name, self.value) == (other.name, other.value)
 
 
-# -- how it is started -----------------------------------------------------------------------
+# -- starting --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", launch.START_METHODS)
-def test_every_start_method(start, notes, method):
+def test_processes_records_with_every_start_method(start, notes, method):
     watcher = start(notes, start_method=method)
     watcher.catch(3.5, "loss")
     assert watcher.flush(60)
@@ -95,7 +95,7 @@ def test_every_start_method(start, notes, method):
     assert gone(seen["pid"])
 
 
-def test_plain_functions(start, tmp_path, monkeypatch):
+def test_accepts_plain_functions(start, tmp_path, monkeypatch):
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     watcher = start(note, on_close=note_the_end, start_method="spawn")
     watcher.catch(1.0, "x")
@@ -105,28 +105,28 @@ def test_plain_functions(start, tmp_path, monkeypatch):
     assert len(notes.closed) == 1
 
 
-def test_a_recorder_and_an_end_of_the_users_own_are_both_closed(start, notes):
+def test_closes_the_recorder_and_calls_on_close(start, notes):
     watcher = start(notes, on_close=lambda: notes.write(mine=True))
     watcher.close()
     assert len(notes.closed) == 1
     assert {"mine": True} in notes.all
 
 
-def test_a_lambda_cannot_be_spawned_and_it_says_what_can():
+def test_rejects_spawning_a_lambda_with_advice():
     with pytest.raises(tap.TensortapError, match="function of a module, or start_method='fork'"):
         tap.watch(on_record=lambda record: None)
     with pytest.raises(tap.errors.NotFound, match=r"call tap\.watch"):
         tap.watcher()
 
 
-def test_a_lambda_can_be_forked(start, notes):
+def test_forks_with_a_lambda(start, notes):
     watcher = start(lambda record: notes(record))
     watcher.catch(2.0, "x")
     assert watcher.flush(60)
     assert [r["value"] for r in notes.records] == [2.0]
 
 
-def test_no_fork_after_cuda(monkeypatch):
+def test_rejects_fork_after_cuda(monkeypatch):
     monkeypatch.setattr(launch, "cuda_is_initialized", lambda: True)
     with pytest.raises(tap.TensortapError, match=r"after CUDA was initialized.*'spawn'"):
         tap.watch(on_record=print, start_method="fork")
@@ -149,7 +149,7 @@ def test_no_fork_after_cuda(monkeypatch):
         ({"ranks": 1.5}, "several of them, or 'all'"),
     ],
 )
-def test_options_that_cannot_be_are_said(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         tap.watch(on_record=print, **options)
     with pytest.raises(TypeError, match="needs a recorder"):
@@ -163,7 +163,7 @@ def test_options_that_cannot_be_are_said(options, message):
 # -- the user's code gets into trouble -------------------------------------------------------
 
 
-def test_an_exception_is_reported_once_with_its_traceback_and_counted(start, trouble, caplog):
+def test_logs_an_exception_once_with_its_traceback(start, trouble, caplog):
     watcher = start(trouble)
     for _ in range(5):
         watcher.catch(1.0, "raises")
@@ -192,7 +192,7 @@ def test_an_exception_is_reported_once_with_its_traceback_and_counted(start, tro
         ("crashes", "signal 11", "Segmentation fault"),
     ],
 )
-def test_a_worker_that_dies_is_noticed_and_reported_once(start, trouble, caplog, name, how, words):
+def test_logs_once_that_a_worker_died(start, trouble, caplog, name, how, words):
     watcher = start(trouble)
     watcher.catch(1.0, name)
     wait_for(lambda: not watcher.alive)
@@ -210,7 +210,7 @@ def test_a_worker_that_dies_is_noticed_and_reported_once(start, trouble, caplog,
     assert gone(watcher.pids[0])
 
 
-def test_a_worker_that_dies_at_the_end_is_not_said_to_have_been_too_slow(start, trouble, caplog):
+def test_reports_a_worker_that_dies_while_closing_as_dead_not_slow(start, trouble, caplog):
     trouble.slow = 0.3
     watcher = start(trouble)
     watcher.catch(1.0, "fine")
@@ -221,7 +221,7 @@ def test_a_worker_that_dies_at_the_end_is_not_said_to_have_been_too_slow(start, 
     assert watcher.receipt.reasons["disconnected"] == 1
 
 
-def test_a_worker_is_started_again_if_asked_but_not_for_ever(start, trouble, caplog):
+def test_restarts_a_worker_a_few_times(start, trouble, caplog):
     watcher = start(trouble, restart=True)
     pids = {watcher.pids[0]}
     for number in range(workers.RESTARTS):
@@ -239,7 +239,7 @@ def test_a_worker_is_started_again_if_asked_but_not_for_ever(start, trouble, cap
     assert (receipt.captured, receipt.processed, receipt.dropped) == (3, 3, 4)
 
 
-def test_a_killed_worker_is_noticed(start, notes, caplog):
+def test_logs_that_a_worker_was_killed(start, notes, caplog):
     watcher = start(notes, start_method="spawn")
     watcher.catch(1.0, "x")
     assert watcher.flush(60)
@@ -249,7 +249,7 @@ def test_a_killed_worker_is_noticed(start, notes, caplog):
     assert "signal 9" in caplog.text
 
 
-def test_a_function_that_cannot_be_found_in_the_worker_is_said(start, caplog, tmp_path):
+def test_reports_a_function_that_the_worker_cannot_import(start, caplog, tmp_path):
     # pickled by name, and gone by the time the worker looks for it
     module = tmp_path / "only_here.py"
     module.write_text("def f(record): pass\n")
@@ -269,7 +269,7 @@ def test_a_function_that_cannot_be_found_in_the_worker_is_said(start, caplog, tm
 # -- slow workers ----------------------------------------------------------------------------
 
 
-def test_a_slow_worker_never_makes_training_wait_and_nothing_goes_uncounted(start, notes):
+def test_a_slow_worker_does_not_block_training_and_every_record_is_counted(start, notes):
     notes.slow = 0.002
     watcher = start(notes, rate=1e6, timeout=60)
     start_of = time.monotonic()
@@ -288,7 +288,7 @@ def test_a_slow_worker_never_makes_training_wait_and_nothing_goes_uncounted(star
     assert [r["value"] for r in notes.of("last")] == [7.0]
 
 
-def test_a_stopped_worker_costs_no_more_memory_than_the_budget(start, notes, monkeypatch):
+def test_a_stopped_worker_costs_at_most_the_budget(start, notes, monkeypatch):
     import numpy as np
 
     monkeypatch.setenv("TENSORTAP_BUFFER", "4MB")
@@ -312,7 +312,7 @@ def test_a_stopped_worker_costs_no_more_memory_than_the_budget(start, notes, mon
     assert notes.of("big")[-1]["value"] == 100_000 - 1 + 199
 
 
-def test_a_worker_that_hangs_at_the_end_closes_its_files_and_is_left(start, trouble, caplog):
+def test_a_worker_that_hangs_while_closing_still_closes_its_files(start, trouble, caplog):
     watcher = start(trouble, timeout=3.0)
     watcher.catch(1.0, "before")
     watcher.catch(1.0, "hangs")
@@ -327,7 +327,7 @@ def test_a_worker_that_hangs_at_the_end_closes_its_files_and_is_left(start, trou
     assert "did not process 2 records" in caplog.text
 
 
-def test_who_waits_long_is_told_what_for(start, notes, caplog, monkeypatch):
+def test_warns_when_closing_takes_long(start, notes, caplog, monkeypatch):
     monkeypatch.setattr(workers, "PATIENCE", 0.1)
     notes.slow = 0.2
     watcher = start(notes)
@@ -340,7 +340,7 @@ def test_who_waits_long_is_told_what_for(start, notes, caplog, monkeypatch):
     assert "records to process; waiting" in message
 
 
-def test_an_impatient_user_is_let_go_and_files_are_closed_all_the_same(start, notes, monkeypatch):
+def test_files_are_closed_when_the_user_interrupts_close(start, notes, monkeypatch):
     watcher = start(notes)
     watcher.catch(1.0, "x")
     (worker,) = watcher._workers
@@ -355,7 +355,7 @@ def test_an_impatient_user_is_let_go_and_files_are_closed_all_the_same(start, no
     wait_for(lambda: gone(watcher.pids[0]))
 
 
-def test_sigterm_is_no_reason_to_leave_files_open(start, notes):
+def test_closes_files_on_sigterm(start, notes):
     watcher = start(notes)
     watcher.catch(1.0, "x")
     assert watcher.flush(60)
@@ -364,7 +364,7 @@ def test_sigterm_is_no_reason_to_leave_files_open(start, notes):
     wait_for(lambda: not watcher.alive)
 
 
-def test_what_the_worker_says_is_in_the_log_of_the_training_process(start, caplog):
+def test_logs_errors_of_the_worker_in_the_training_process(start, caplog):
     watcher = start(functools.partial(divmod, 1))
     with caplog.at_level(logging.WARNING, "tensortap"):
         watcher.catch(1.0, "x")
@@ -374,7 +374,7 @@ def test_what_the_worker_says_is_in_the_log_of_the_training_process(start, caplo
     assert watcher.receipt.reasons["error"] == 1
 
 
-def test_kinds_of_one_name_have_queues_of_their_own():
+def test_inbox_distinguishes_kinds():
     from tensortap.server.inbox import Inbox
 
     inbox = Inbox(1 << 20, 2)
@@ -385,7 +385,7 @@ def test_kinds_of_one_name_have_queues_of_their_own():
     assert (inbox.replaced, inbox.written, inbox.nbytes, len(inbox)) == (3, 6, 0, 0)
 
 
-def test_over_the_bound_the_most_repeated_name_gives_way():
+def test_inbox_drops_the_most_repeated_name_first():
     from tensortap.server.inbox import Inbox
 
     inbox = Inbox(5000, 100)

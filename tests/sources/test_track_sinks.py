@@ -35,7 +35,7 @@ def train(steps=3, poison=None, **options):
 def test_the_run_has_what_the_tracker_has(open_run):
     tracker = train(tensors="^0$", alerts=True, poison=2)
     records = list(tracker.records)
-    assert tracker._observer._kept == []  # it is in the run, and nowhere else
+    assert tracker._observer._memory.records == []  # it is in the run, and nowhere else
     tap.flush()
     run = tap.open(open_run)
     assert sorted(r.seq for r in records) == [r.seq for r in records]
@@ -55,7 +55,7 @@ def test_memory_has_what_the_run_would_have(open_run):
     frame, metrics = in_run.logframe(), in_run.metrics()
     tap.finish()
     in_memory = train()
-    assert len(in_memory._observer._kept) == len(frame) + 6
+    assert len(in_memory._observer._memory.records) == len(frame) + 6
     pd.testing.assert_frame_equal(in_memory.logframe(), frame)
     pd.testing.assert_frame_equal(in_memory.metrics(), metrics)
 

@@ -109,7 +109,7 @@ class Collector:
                     return False
             if options.changed:
                 self._fingerprints[path] = mark
-            if pipeline.on or connections.connect():
+            if connections.connect():
                 try:
                     put(name, whole(value), iteration, order)
                 except Exception as error:  # the results keep the value anyway
