@@ -1,13 +1,13 @@
-/* Two arrays, element by element, in one pass.
+/* Compare two arrays element by element, in one pass.
  *
- * The pairs are cut into tasks and these into blocks, always in the same places. A block is made
- * float64 in the first-level cache, where the passes of passes.h go over it. Whole numbers that
- * float64 does not hold come with what it lacks. Pairs of which one is not finite are judged one
- * by one, and are two zeros from then on. Sums are added up task by task, in their order, and
- * maxima know no order: nothing depends on how many threads there were.
+ * Pairs are split into tasks and tasks into blocks, always at the same positions. A block is
+ * converted to float64 in the first-level cache, where the passes of passes.h run over it.
+ * Integers beyond float64 carry the remainder that float64 lacks. Pairs with a value that is not
+ * finite are judged one by one and count as zeros afterwards. Sums are added task by task in
+ * order, and maxima do not depend on order: the result is the same for any number of threads.
  *
- * Blocks of equal bytes need no arithmetic. Only if something differs elsewhere are their squares
- * needed, for the cosine; tasks of nothing but such blocks wait until that is known.
+ * Blocks of equal bytes need no arithmetic. Their squares are needed only for the cosine, and
+ * only if something differs elsewhere; tasks of such blocks wait until that is known.
  */
 #define _GNU_SOURCE /* sched_getaffinity: processor.h */
 #include "compare.h"
@@ -23,11 +23,11 @@
 #include "variants.h"
 
 #define TASK (32 * BLOCK)
-#define A_THREAD (8 * TASK) /* pairs that are worth a thread */
+#define A_THREAD (8 * TASK) /* pairs that justify a thread */
 #define INF32 0x7F800000u
 #define INF64 0x7FF0000000000000u
 
-/* Sums of what was multiplied with 2**-unit: squares of float64 are beyond float64. */
+/* Sums of products scaled by 2**-unit: squares of float64 overflow float64. */
 typedef struct {
     PairSums sums;
     int unit_d, unit_a, unit_b;
@@ -35,22 +35,22 @@ typedef struct {
 
 typedef struct {
     const Side *sides[2];
-    Array arrays[2]; /* as few dimensions as both allow */
+    Array arrays[2]; /* dimensions merged as far as both allow */
     size_t itemsizes[2];
     int contiguous[2];
     size_t count, tasks;
     int can_match; /* equal bytes are equal numbers */
     int singles;   /* both are float32 */
-    int all_finite; /* the table of the first has nothing else */
+    int all_finite; /* the value table of the first array holds only finite numbers */
     Rules rules;
     Ruler ruler;
     const Comparing *passes;
     void (*halves)(const uint16_t *, size_t, float *);
-    Scaled *parts;  /* of every task */
-    char *untouched; /* tasks of equal bytes, for later */
-    int differ;     /* whether any block did */
-    int later;      /* the second round: what waited */
-    size_t next;    /* the task that nobody has taken yet */
+    Scaled *parts;  /* one per task */
+    char *untouched; /* tasks of equal bytes, deferred */
+    int differ;     /* whether any block differs */
+    int later;      /* second round: the deferred tasks */
+    size_t next;    /* next task to take */
 } Comparison;
 
 typedef struct {
@@ -60,14 +60,14 @@ typedef struct {
     int64_t mismatches, nonfinite, not_both_finite;
     int64_t first_nonfinite, worst;
     uint64_t steps;
-    int has_rests[2]; /* whether float64 does not hold the values: it lacks these */
+    int has_rests[2]; /* whether the values carry remainders that float64 lacks */
     double values[2][BLOCK], rests[2][BLOCK], d[BLOCK];
     int64_t places[2][BLOCK];
     double gathered[2][BLOCK];
     float floats[BLOCK];
 } Desk;
 
-/* ---- elements of every kind as float64 ---- */
+/* ---- conversion to float64 ---- */
 
 #define EACH(type, body)                                                                          \
     do {                                                                                          \
@@ -151,7 +151,7 @@ static void rescale(Scaled *s, int unit_d, int unit_a, int unit_b)
 
 #define LARGER(x, y) ((x) > (y) ? (x) : (y))
 
-/* The unit for the sum of two: of zeros it does not matter. */
+/* Return the unit for the sum of two; that of a zero does not matter. */
 static int common(int x, int x_is_zero, int y, int y_is_zero)
 {
     if (x_is_zero || y_is_zero)
@@ -175,7 +175,7 @@ static void add_sums(Scaled *to, Scaled from)
     s->ab += from.sums.ab;
 }
 
-/* The power of two that numbers up to this one are divided by before they are squared. */
+/* Return the exponent of two to divide by before squaring numbers up to this one. */
 static int unit_below(double largest)
 {
     int exponent;
@@ -187,7 +187,7 @@ static int unit_below(double largest)
 
 /* ---- blocks ---- */
 
-/* Judge the pairs of which one is not finite, and make both zero. */
+/* Judge pairs with a value that is not finite, then set both to zero. */
 static void sift(Desk *w, size_t n, size_t at)
 {
     double *a = w->values[0], *b = w->values[1];
@@ -209,14 +209,14 @@ static void sift(Desk *w, size_t n, size_t at)
     }
 }
 
-/* |a - b|, where the passes don't know it: whole numbers have rests. */
+/* Return |a - b| including the remainders of integers, which the passes ignore. */
 static double apart(const Desk *w, size_t i)
 {
     double rest = (w->has_rests[0] ? w->rests[0][i] : 0.0) - (w->has_rests[1] ? w->rests[1][i] : 0.0);
     return fabs((w->values[0][i] - w->values[1][i]) + rest);
 }
 
-/* Find the maxima of a block that has some. */
+/* Find the maxima of a block that exceeds the current ones. */
 static void look_closer(Desk *w, size_t n, size_t at)
 {
     Limits *l = &w->limits;
@@ -235,7 +235,7 @@ static void look_closer(Desk *w, size_t n, size_t at)
     }
 }
 
-/* The sums of a block that the passes can't add up: with rests, or with squares beyond float64. */
+/* Add a block that the passes cannot: with remainders, or with squares beyond float64. */
 static Scaled add_slowly(Desk *w, size_t n, int64_t *mismatches)
 {
     const double *a = w->values[0], *b = w->values[1];
@@ -265,7 +265,7 @@ static Scaled add_slowly(Desk *w, size_t n, int64_t *mismatches)
     return found;
 }
 
-/* Whether the squares of numbers up to this one (as bits) are none too large, or too small. */
+/* Return whether squares of numbers up to this one (as bits) stay within float64. */
 static int is_ordinary(uint64_t largest)
 {
     int exponent = (int)(largest >> 52) - 1023;
@@ -313,7 +313,7 @@ static Scaled take_pairs(Desk *w, const char *const data[2], size_t n, size_t at
     }
     if (!w->has_rests[0] && !w->has_rests[1] && is_ordinary(large_a) && is_ordinary(large_b)) {
         Verdict verdict = p->pairs64(a, b, n, &w->limits, next[0], next[1], &found.sums);
-        /* small differences of large numbers may have squares that are too small */
+        /* squares of small differences of large numbers may underflow */
         if (found.sums.squares > 0x1p-900 || found.sums.abs == 0.0) {
             w->mismatches += verdict.mismatches;
             if (verdict.beyond)
@@ -325,7 +325,7 @@ static Scaled take_pairs(Desk *w, const char *const data[2], size_t n, size_t at
     return add_slowly(w, n, &w->mismatches);
 }
 
-/* Whether all elements are finite, by their bits; 0 where these do not tell it. */
+/* Return whether all elements are finite by their bits; 0 if the bits do not say. */
 static int surely_finite(const Comparison *job, const char *data, size_t n)
 {
     int16_t large = 0, end;
@@ -346,7 +346,7 @@ static int surely_finite(const Comparison *job, const char *data, size_t n)
     }
 }
 
-/* Both sides are these bytes: count what is not finite. */
+/* Count what is not finite in a block of equal bytes. */
 static void note_equals(Desk *w, const char *data, size_t n)
 {
     if (surely_finite(w->job, data, n))
@@ -356,7 +356,7 @@ static void note_equals(Desk *w, const char *data, size_t n)
         w->not_both_finite += !isfinite(w->values[0][i]);
 }
 
-/* The sums of a block where both sides are these bytes. */
+/* Add a block of equal bytes. */
 static Scaled take_equals(Desk *w, const char *data, size_t n)
 {
     const Comparison *job = w->job;
@@ -405,7 +405,7 @@ static void do_task(Desk *w, size_t task)
     Scaled total = {.unit_d = 0};
     size_t start = task * TASK, end = start + TASK < job->count ? start + TASK : job->count;
     int needed = job->later || __atomic_load_n(&job->differ, __ATOMIC_RELAXED);
-    size_t waiting = start; /* equal blocks from here on have not been added */
+    size_t waiting = start; /* equal blocks from here on are not added yet */
     for (size_t at = start; at < end; at += BLOCK) {
         size_t n = end - at < BLOCK ? end - at : BLOCK;
         const char *data[2] = {block(w, 0, at, n), NULL};
@@ -424,7 +424,7 @@ static void do_task(Desk *w, size_t task)
             needed = 1;
             for (; waiting < at; waiting += BLOCK)
                 add_sums(&total, take_equals(w, block(w, 0, waiting, BLOCK), BLOCK));
-            data[0] = block(w, 0, at, n); /* where it was gathered others were since */
+            data[0] = block(w, 0, at, n); /* the buffer was reused meanwhile */
         }
         add_sums(&total, equal ? take_equals(w, data[0], n) : take_pairs(w, data, n, at));
     }
@@ -449,12 +449,12 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* Run the job at as many desks as there are; at the first is this thread itself. */
+/* Run the job on all workers; the first one is this thread. */
 static void work_together(Desk **desks, int n)
 {
     sigset_t all, before;
     int started = 1;
-    /* signals are for the threads that know of them */
+    /* signals belong to threads that expect them */
     sigfillset(&all);
     if (n > 1) {
         pthread_sigmask(SIG_BLOCK, &all, &before);
@@ -477,9 +477,9 @@ static void prepare_desk(Desk *w, Comparison *job)
     w->steps = 0;
 }
 
-/* ---- the whole ---- */
+/* ---- entry point ---- */
 
-/* Dimensions that follow each other end to end in both arrays as one. */
+/* Merge dimensions that are contiguous in both arrays. */
 static void flatten(Array *a, Array *b)
 {
     int dims = 0;
@@ -543,7 +543,7 @@ static void prepare(Comparison *job, const Side *a, const Side *b, const Rules *
         const Array *array = &job->arrays[side];
         size_t size = itemsize_of(job->sides[side]->kind), alignment = size < 8 ? size : 8;
         job->itemsizes[side] = size;
-        /* what is not aligned is copied to where it is */
+        /* copy unaligned elements to aligned memory */
         job->contiguous[side] =
             (job->count == 1 || (array->ndim == 1 && array->strides[0] == (ptrdiff_t)size)) &&
             (uintptr_t)array->data % alignment == 0;

@@ -1,10 +1,10 @@
-/* Two arrays, element by element: what module.c shows to Python. Nothing here knows of it. */
+/* Compare two arrays: the interface of module.c. Nothing here depends on Python. */
 #ifndef TENSORTAP_COMPARE_H
 #define TENSORTAP_COMPARE_H
 
 #include "../../stats/kernel/summarize.h"
 
-/* One of the two: BYTES have a table of values. Contiguous or not, in C order of the indices. */
+/* One array, strided, in C order of the indices; BYTES has a table of values. */
 typedef struct {
     Array array;
     Kind kind;
@@ -21,19 +21,19 @@ typedef struct {
 } Rules;
 
 typedef struct {
-    int64_t count, finite; /* pairs, and those of two finite numbers */
-    int64_t mismatches;    /* pairs that are not close, and of these … */
-    int64_t nonfinite;     /* … those where one is not finite */
+    int64_t count, finite; /* pairs; pairs of finite numbers */
+    int64_t mismatches;    /* pairs that are not close */
+    int64_t nonfinite;     /* of these, pairs with a value that is not finite */
     int64_t first_nonfinite, worst; /* indices; -1 for none */
     double max_abs, mean_abs, max_rel, mean_rel;
-    double excess;         /* the largest |a - b| - rtol*|b| of pairs that differ; or -inf */
-    double factor;         /* the largest (|a - b| - atol) / |b|, or 0 */
+    double excess;         /* largest |a - b| - rtol*|b| of pairs that differ, or -inf */
+    double factor;         /* largest (|a - b| - atol) / |b|, or 0 */
     double cosine, rel_l2;
-    uint64_t steps;        /* of the format, between the two */
-    int identical;         /* all bytes were */
+    uint64_t steps;        /* largest distance in units of the format */
+    int identical;         /* all bytes are equal */
 } Difference;
 
-/* The outcome is DONE or NO_MEMORY. */
+/* Returns DONE or NO_MEMORY. */
 Outcome compare(const Side *a, const Side *b, const Rules *rules, int threads, Difference *found);
 
 #endif

@@ -1,14 +1,11 @@
-/* tensortap.compare._kernel: two arrays by their addresses, to a tuple of figures.
- *
- * `compare/elements.py` is the Python side. What it computes is in compare.c.
- */
+/* tensortap.compare._kernel: the Python interface of compare.c. `compare/elements.py` calls it. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "../../stats/kernel/python.h"
 #include "compare.h"
 
-/* From (address, code, strides) and the shape; -1 on error. */
+/* Parse (address, code, strides) and the shape; return -1 on error. */
 static int read_side(PyObject *given, PyObject *shape, Side *side)
 {
     PyObject *address, *strides;
@@ -50,7 +47,7 @@ static int read_side(PyObject *given, PyObject *shape, Side *side)
 /* compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple
  *
  * `a` and `b` are (address, code, strides in bytes), `format` is (digits, least exponent, largest
- * number). See Difference for what comes back, in that order. */
+ * number). Returns the fields of Difference in their order. */
 static PyObject *kernel_compare(PyObject *module, PyObject *args)
 {
     (void)module;

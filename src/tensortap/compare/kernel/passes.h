@@ -1,8 +1,8 @@
-/* The passes over one block of pairs that lies in the first-level cache.
+/* The passes over one block of pairs in the first-level cache.
  *
- * variants.c includes this file once for every kind of processor, as that of the statistics does:
- * PASS(name) gives each copy its own names. Loops without an order become vectors by themselves;
- * sums are eight side by side, added up in the same order whatever the width of a vector.
+ * variants.c includes this file once per instruction set, like that of the statistics: PASS(name)
+ * gives each copy its own names. The compiler vectorizes loops without order; sums run in eight
+ * lanes and are added in the same order for every vector width.
  */
 
 typedef double PASS(F64) __attribute__((vector_size(WIDTH)));
@@ -29,14 +29,14 @@ static void PASS(brains)(const uint16_t *restrict x, size_t n, double *restrict 
     PASS(widen)(high, n, out);
 }
 
-/* The most float32 that lie between two; `largest` is the largest magnitude, as bits. */
+/* Return the largest distance in float32 units; `largest` is the largest magnitude, as bits. */
 static uint32_t PASS(steps32)(const uint32_t *restrict a, const uint32_t *restrict b, size_t n,
                               uint32_t *restrict largest)
 {
     uint32_t most = 0, large = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t x = a[i] & INT32_MAX, y = b[i] & INT32_MAX;
-        int32_t p = (int32_t)a[i] < 0 ? -(int32_t)x : (int32_t)x; /* both zeros are in one place */
+        int32_t p = (int32_t)a[i] < 0 ? -(int32_t)x : (int32_t)x; /* both zeros have one position */
         int32_t q = (int32_t)b[i] < 0 ? -(int32_t)y : (int32_t)y;
         uint32_t apart = p > q ? (uint32_t)p - (uint32_t)q : (uint32_t)q - (uint32_t)p;
         most = apart > most ? apart : most;
@@ -68,7 +68,7 @@ static uint64_t PASS(largest64)(const double *restrict x, size_t n)
     return (uint64_t)large;
 }
 
-/* Eight sums to one. */
+/* Add eight lanes. */
 static double PASS(fold)(const F64 *sums)
 {
     double v[8];
@@ -96,7 +96,7 @@ static int64_t PASS(fold_counts)(const I64 *counts)
 
 #define SIZE(v) ((F64)((I64)(v) & INT64_MAX))
 
-/* Maxima are only looked for: new ones are rare, and found one by one where there are some. */
+/* Only detect new maxima here: they are rare, and found one by one afterwards. */
 #define ADD_PAIRS(LOAD, a, b)                                                                     \
     for (int k = 0; k < VECTORS; k++) {                                                           \
         F64 x, y;                                                                                 \
@@ -119,18 +119,18 @@ static int64_t PASS(fold_counts)(const I64 *counts)
 #define PAIRS(type, LOAD)                                                                         \
     double atol = l->atol, rtol = l->rtol, max_abs = l->max_abs, max_rel = l->max_rel;            \
     double excess = l->excess;                                                                    \
-    double factor = l->factor * (1 - 0x1p-50); /* division and product do not round alike */      \
+    double factor = l->factor * (1 - 0x1p-50); /* division and product round differently */       \
     F64 abs[VECTORS] = {{0}}, squares[VECTORS] = {{0}}, rel[VECTORS] = {{0}};                     \
     F64 aa[VECTORS] = {{0}}, bb[VECTORS] = {{0}}, ab[VECTORS] = {{0}};                            \
     I64 mismatches[VECTORS] = {{0}}, beyond[VECTORS] = {{0}};                                     \
     size_t i = 0;                                                                                 \
     for (; i + 8 <= n; i += 8) {                                                                  \
-        /* the block after this one: the memory works while we calculate */                       \
+        /* prefetch the next block */                                                              \
         __builtin_prefetch(next_a + i * sizeof(type));                                            \
         __builtin_prefetch(next_b + i * sizeof(type));                                            \
         ADD_PAIRS(LOAD, a + i, b + i)                                                             \
     }                                                                                             \
-    if (i < n) { /* what is missing is zeros */                                                   \
+    if (i < n) { /* pad with zeros */                                                             \
         type end_a[8] = {0}, end_b[8] = {0};                                                      \
         memcpy(end_a, a + i, (n - i) * sizeof *a);                                                \
         memcpy(end_b, b + i, (n - i) * sizeof *b);                                                \
@@ -154,7 +154,7 @@ static Verdict PASS(pairs64)(const double *restrict a, const double *restrict b,
     PAIRS(double, LOAD64);
 }
 
-/* The sum of the squares, in the same order. */
+/* Return the sum of squares, in the same order. */
 #define SQUARES(type, LOAD)                                                                       \
     F64 aa[VECTORS] = {{0}}, x;                                                                   \
     size_t i = 0;                                                                                 \
@@ -185,7 +185,7 @@ static double PASS(squares64)(const double *restrict a, size_t n, const char *ne
     SQUARES(double, LOAD64);
 }
 
-/* Numbers by their place among those of a format, rounded to the nearest: neighbours are one
+/* Compute the ordinals of numbers within a format, rounded to the nearest: neighbors are one
  * apart, both zeros are 0. */
 static void PASS(places)(const double *restrict x, size_t n, const Ruler *restrict ruler,
                          int64_t *restrict out)
@@ -198,7 +198,7 @@ static void PASS(places)(const double *restrict x, size_t n, const Ruler *restri
     for (size_t i = 0; i < n; i++) {
         int64_t size = bits[i] & INT64_MAX;
         int64_t normal = ((size + half + ((size >> shift) & odd)) >> shift) - base;
-        double whole = fabs(x[i]) * scale + 0x1p52; /* rounds to a whole number */
+        double whole = fabs(x[i]) * scale + 0x1p52; /* rounds to an integer */
         int64_t small;
         memcpy(&small, &whole, sizeof small);
         small -= (int64_t)1075 << 52;

@@ -1,4 +1,4 @@
-/* passes.h, compiled for every kind of processor. */
+/* Compile passes.h for every instruction set. */
 #include "variants.h"
 
 #include <math.h>
@@ -6,7 +6,7 @@
 
 #include "../../stats/kernel/targets.h"
 
-/* which of them is used, the statistics say: their variants.c is part of this module, too */
+/* the variants.c of the statistics, linked into this module, chooses the set */
 const char *used_variant(void);
 
 #define PASS(name) name##_baseline

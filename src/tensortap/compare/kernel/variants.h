@@ -1,11 +1,11 @@
-/* The passes over a block of pairs, and which code for them this processor runs. */
+/* The passes over a block of pairs, by instruction set. */
 #ifndef TENSORTAP_COMPARE_VARIANTS_H
 #define TENSORTAP_COMPARE_VARIANTS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define BLOCK 1024 /* pairs: all that is calculated of them fits into the first-level cache */
+#define BLOCK 1024 /* pairs: all intermediate results fit into the first-level cache */
 
 typedef struct {
     double atol, rtol, max_abs, max_rel, excess, factor; /* so far */
@@ -13,7 +13,7 @@ typedef struct {
 
 typedef struct {
     int64_t mismatches;
-    int64_t beyond; /* not 0 if one of the limits was exceeded */
+    int64_t beyond; /* nonzero if a limit was exceeded */
 } Verdict;
 
 typedef struct {
@@ -22,9 +22,9 @@ typedef struct {
 
 typedef struct {
     int digits;
-    int64_t base;         /* what the bits of a float64 are above its place in the format */
-    double least, scale;  /* the smallest normal number; what makes subnormals whole numbers */
-    int64_t end;          /* the place after the last finite number */
+    int64_t base;         /* offset from the bits of a float64 to its ordinal */
+    double least, scale;  /* smallest normal number; scale that makes subnormals integers */
+    int64_t end;          /* ordinal after the last finite number */
 } Ruler;
 
 typedef struct {
@@ -43,7 +43,7 @@ typedef struct {
     uint64_t (*apart)(const int64_t *, const int64_t *, size_t);
 } Comparing;
 
-/* For the variant that the statistics use. */
+/* Selects the variant that the statistics use. */
 const Comparing *used_comparing(void);
 
 #endif

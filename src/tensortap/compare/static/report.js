@@ -1,5 +1,5 @@
 "use strict";
-// Everything that was written by others goes into the page as text, never as markup.
+// Text from runs enters the page as text nodes, never as markup.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
@@ -27,7 +27,7 @@
     return found;
   }
 
-  // -- colours ------------------------------------------------------------------------------
+  // -- colors ------------------------------------------------------------------------------
   const mix = (stops, t) => {
     const at = Math.min(0.9999, Math.max(0, t)) * (stops.length - 1), i = Math.floor(at), f = at - i;
     return stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * f));
@@ -51,11 +51,11 @@
   }
   const sizeOf = (level) => 10 ** (data.decades[0] + (level / 99) * (data.decades[1] - data.decades[0]));
   function said(code) {
-    if (code >= DIFFERS) return code === DIFFERS + 100 ? "differs beyond measure" : `differs, relative ≈ ${sizeOf(code - DIFFERS).toExponential(0)}`;
+    if (code >= DIFFERS) return code === DIFFERS + 100 ? "differs, no relative measure" : `differs, relative ≈ ${sizeOf(code - DIFFERS).toExponential(0)}`;
     if (code === EXPECTED) return "differs, as expected";
     if (code === ONLY_A) return "only in the first";
     if (code === ONLY_B) return "only in the second";
-    if (code >= CLOSE) return code === CLOSE ? "agrees, not to the bit" : `agrees, relative ≈ ${sizeOf(code - CLOSE).toExponential(0)}`;
+    if (code >= CLOSE) return code === CLOSE ? "agrees, but not bit for bit" : `agrees, relative ≈ ${sizeOf(code - CLOSE).toExponential(0)}`;
     return code === SAME ? "the same" : "no record";
   }
 
@@ -70,7 +70,7 @@
   }
   for (const [label, value, className, always] of [
     ["records compared", counts.compared, "", true],
-    ["the same bytes", counts.same],
+    ["equal bytes", counts.same],
     ["differ", counts.differ, counts.differ > counts.expected ? "bad" : "", true],
     ["of them expected", counts.expected],
     ["only in A", counts.only_a, data.allow_missing ? "" : "warn"],
@@ -97,7 +97,7 @@
     const box = $("provenance"), table = box.querySelector("table");
     box.hidden = false;
     box.open = data.provenance.length <= 8;
-    box.querySelector("summary").textContent = `${count(data.provenance.length)} ${data.provenance.length === 1 ? "thing differs" : "things differ"} around the runs`;
+    box.querySelector("summary").textContent = `${count(data.provenance.length)} ${data.provenance.length === 1 ? "difference" : "differences"} in the environment`;
     const head = add(table, "tr");
     for (const text of ["", "A", "B"]) add(head, "th", text);
     for (const [what, a, b] of data.provenance) {
@@ -179,7 +179,7 @@
     }
     if (filter.rank === null) drawn = cells;
     else {
-      // the differences of this rank only; what others found is as if it agreed
+      // only the differences of this rank; other ranks show as agreeing
       drawn = cells.map((code) => (code >= EXPECTED ? CLOSE : code));
       for (const [at, list] of inCell) {
         for (const i of list) {
@@ -198,7 +198,7 @@
     fillList(true);
   }
 
-  // -- the timeline: only what is in view is drawn --------------------------------------------
+  // -- the timeline: draws only what is in view --------------------------------------------
   const view = $("view"), room = $("room"), canvas = $("cells"), pen = canvas.getContext("2d");
   let label = 200, cell = 10, chosen = null;
   function layout() {
@@ -320,14 +320,14 @@
     if (codes.has(EXPECTED)) one("as expected", css(ramp.expected));
     if (codes.has(ONLY_A)) one("only in A", css(ramp.a));
     if (codes.has(ONLY_B)) one("only in B", css(ramp.b));
-    if (data.left_out) add(box, "span", `${count(data.left_out)} more rows are not shown`);
+    if (data.left_out) add(box, "span", `${count(data.left_out)} more rows not shown`);
   }
 
   // -- details ------------------------------------------------------------------------------
   const LABELS = [
     ["max_abs", "max |Δ|"], ["mean_abs", "mean |Δ|"], ["max_rel", "max relative"], ["mean_rel", "mean relative"],
-    ["rel_l2", "‖Δ‖ / ‖b‖"], ["cosine", "cosine"], ["ulps", "ulps"], ["mismatches", "elements that differ"],
-    ["nonfinite", "not finite on one side"], ["count", "elements"], ["passing_atol", "atol that would pass"],
+    ["rel_l2", "‖Δ‖ / ‖b‖"], ["cosine", "cosine"], ["ulps", "ulps"], ["mismatches", "differing elements"],
+    ["nonfinite", "not finite in one run"], ["count", "elements"], ["passing_atol", "atol that would pass"],
     ["passing_rtol", "rtol that would pass"],
   ];
   let current = null;
@@ -351,7 +351,7 @@
     history.replaceState(null, "", `#d=${number}`);
     box.replaceChildren();
     const steer = add(box, "div", null, "steer"), at = shown.indexOf(number);
-    for (const [text, to, title] of [["←", shown[at - 1], "the one before"], ["→", shown[at + 1], "the next one"]]) {
+    for (const [text, to, title] of [["←", shown[at - 1], "previous difference"], ["→", shown[at + 1], "next difference"]]) {
       const button = add(steer, "button", text);
       button.type = "button"; button.title = title; button.disabled = to === undefined || at < 0;
       button.onclick = () => open(to);
@@ -467,7 +467,7 @@
     more.textContent = `${count(shown.length - listed)} more`;
     more.onclick = () => fillList(false);
     let note = box.querySelector("p");
-    if (rest > 0 && !note) add(box, "p", `This file has the details of the first ${count(data.differences.length)} differences; ${count(rest)} more are in the timeline and in --json.`, "dim");
+    if (rest > 0 && !note) add(box, "p", `This file has details of the first ${count(data.differences.length)} differences; the timeline and --json have ${count(rest)} more.`, "dim");
   }
   function header(head, names, numbers) {
     const row = add(head, "tr");
@@ -476,7 +476,7 @@
   if (data.missing.length) {
     const box = $("missing"), body = box.querySelector("tbody");
     box.hidden = false;
-    if (data.allow_missing) add(box, "p", "This was allowed.", "dim");
+    if (data.allow_missing) add(box, "p", "Missing records are allowed (--allow-missing).", "dim");
     header(box.querySelector("thead"), ["name", "kind", "records", "steps", "ranks", ""], 0);
     for (const [name, kind, records, steps, ranks, why] of data.missing) {
       const row = add(body, "tr");
@@ -486,14 +486,14 @@
     if (data.gaps > data.missing.length) add(box, "p", `… and ${count(data.gaps - data.missing.length)} more`, "dim");
   }
 
-  // -- begin --------------------------------------------------------------------------------
+  // -- start --------------------------------------------------------------------------------
   function fromHash() {
     const found = /^#d=(\d+)$/.exec(location.hash);
     if (found && Number(found[1]) !== current) open(Number(found[1]), true);
   }
   legend();
   apply();
-  if (counts.differ === 0) add($("detail"), "p", data.agree ? "Nothing differs. Point at a cell to see how close it is." : "No value differs, but something is missing.", "dim");
+  if (counts.differ === 0) add($("detail"), "p", data.agree ? "Nothing differs. Point at a cell to see how close it is." : "No value differs, but records are missing.", "dim");
   fromHash();
   if (current === null && data.first !== null) open(data.first, true);
   addEventListener("hashchange", fromHash);
