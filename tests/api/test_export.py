@@ -136,13 +136,13 @@ def test_records_of_several_kinds_do_not_collide(tmp_path):
 
 @pytest.mark.parametrize("target", ["out.csv", "out.pkl"])
 def test_unknown_suffix(run, tmp_path, target):
-    with pytest.raises(TensortapError, match=r"there is \.h5"):
+    with pytest.raises(TensortapError, match=r"target must be \.h5"):
         run.export(tmp_path / target)
 
 
 def test_never_overwrites(run, tmp_path):
     (tmp_path / "out.npz").write_text("mine")
-    with pytest.raises(TensortapError, match="there already"):
+    with pytest.raises(TensortapError, match="exists"):
         run.export(tmp_path / "out.npz")
     assert (tmp_path / "out.npz").read_text() == "mine"
 

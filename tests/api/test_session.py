@@ -67,7 +67,7 @@ def test_ingest_all(server, capsys):
     assert {space["both"], space["both_1"], space["both_2"]} == {1, 2, 3}
     assert "print" not in space
     said = capsys.readouterr().out
-    assert "kept as they were: weights, print (overwrite=True replaces them)" in said
+    assert "not replaced: weights, print (overwrite=True replaces them)" in said
     assert space["found"]["loss"] == "loss"
     exec("found = tap.ingest_all(overwrite=True)", space)
     assert space["weights"].tolist() == [[1, 2], [3, 4]]
@@ -111,7 +111,7 @@ def test_get(server):
     assert tap.get_all("loss") == [1.5, 1.25, 1.0]
     assert {r: v.tolist() for r, v in tap.get("grads", rank="all").items()} == {0: [1], 1: [2]}
     assert tap.get("both", kind=Kind.GRADIENT) == 2
-    with pytest.raises(NotFound, match="a rank is a number or 'all', not 'first'"):
+    with pytest.raises(NotFound, match="rank must be a number or 'all', got 'first'"):
         tap.get("loss", rank="first")
 
 
@@ -125,7 +125,7 @@ def test_verbs_without_a_session(monkeypatch):
 
 def test_summary_and_describe_and_help(server, capsys):
     tap.summary()
-    assert 'nothing caught yet: put tap.catch(value, "name")' in capsys.readouterr().out
+    assert 'nothing caught yet: add tap.catch(value, "name")' in capsys.readouterr().out
     server.history.write(RECORDS)
     tap.summary()
     seen = capsys.readouterr().out
@@ -136,7 +136,7 @@ def test_summary_and_describe_and_help(server, capsys):
     assert "weights" in seen
     assert "[2, 2] f32 x∈[1" in seen
     tap.describe("loss", 1)
-    assert "3 held, steps 10 to 40" in capsys.readouterr().out
+    assert "3 records, steps 10 to 40" in capsys.readouterr().out
     tap.help()
     assert "tap.ingest_all()" in capsys.readouterr().out
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tensortap.api import tables
 from tensortap.server.questions import ClientRow, NameRow, Overview
+from tensortap.text.records import plain
 from tests.readers.contract import record
 
 
@@ -26,7 +27,7 @@ def client(**fields) -> ClientRow:
 
 def row(name="loss", line="0.5", **fields) -> NameRow:
     head = msgspec.structs.replace(record(1, name, None), time_ns=time.time_ns())
-    return NameRow(**{"head": head, "held": 3, "evicted": 0, "line": line, **fields})
+    return NameRow(**{"head": head, "records": 3, "evicted": 0, "line": line, **fields})
 
 
 def overview(**fields) -> Overview:
@@ -47,21 +48,21 @@ def printed(view: Overview, width=200) -> str:
 def test_summary():
     text = printed(overview())
     for words in ("tensortap on 127.0.0.1:2875", "1 program, 1 connected", "10 records, 2.0 KiB",
-                  "1.0 KiB held of at most 4.0 KiB", "train.py on gpu7: sending over TCP",
+                  "1.0 KiB of at most 4.0 KiB", "train.py on gpu7: connected over TCP",
                   "loss", "0.5", "now"):  # fmt: skip
         assert words in text
-    assert "refused" not in text
+    assert "rejected" not in text
 
 
 def test_shows_dropped_and_evicted_records():
     reasons = {"over budget": 1234, "disconnected": 6}
-    gone = client(connected=False, dropped=1240, reasons=reasons, rank=1, world_size=4)
-    text = printed(overview(clients=(gone,), evicted=42, rejected={"wrong key": 3, "error": 1}))
-    assert "train.py on gpu7 rank 1 of 4: gone, 10 records" in text
+    away = client(connected=False, dropped=1240, reasons=reasons, rank=1, world_size=4)
+    text = printed(overview(clients=(away,), evicted=42, rejected={"wrong key": 3, "error": 1}))
+    assert "train.py on gpu7 rank 1 of 4: disconnected, 10 records" in text
     assert "dropped 1,240 (1,234 over budget, 6 disconnected)" in text
-    assert "42 older captures made room" in text
-    assert "3 wrong key, 1 error" in text
-    assert "3 (+9 gone)" in printed(overview(names=(row(evicted=9),)))
+    assert "42 older records evicted" in text
+    assert "wrong key: 3, error: 1" in text
+    assert "3 (+9 evicted)" in printed(overview(names=(row(evicted=9),)))
 
 
 def test_trends_rates_and_alerts():
@@ -69,21 +70,21 @@ def test_trends_rates_and_alerts():
     trend = (1.0, 0.5, float("nan"), 0.0)
     text = printed(overview(names=(row(trend=trend, rate=20.0), row("b")), alerts=(alert,)))
     assert "█▅!▁" in text
-    assert "a second" in text
+    assert "per second" in text
     assert "fc step 1 3 NaN of 12, the first of the step" in " ".join(text.split())
     plain = printed(overview())
-    for word in ("trend", "a second", "alerts"):
+    for word in ("trend", "per second", "alerts"):
         assert word not in plain
 
 
 def test_narrow_terminal_shows_values_and_evicted_counts():
     rows = row(trend=(0.0,) * 15 + (1.0,), rate=20.0), row("b", evicted=9)
     text = printed(overview(names=rows), width=80)
-    assert "a second" not in text
+    assert "per second" not in text
     assert "▁▁▁▁▁▁▁█" in text
     assert "▁▁▁▁▁▁▁▁█" not in text
-    assert "(+9 gone)" in " ".join(text.split())
-    assert "held  " not in printed(overview(names=rows[:1]), width=80).split("name", 1)[1]
+    assert "(+9 evicted)" in " ".join(text.split())
+    assert "records  " not in printed(overview(names=rows[:1]), width=80).split("name", 1)[1]
 
 
 def test_truncates_many_clients_and_names():
@@ -114,13 +115,13 @@ def test_sanitizes_hostile_names():
 
 @given(st.text(max_size=50))
 def test_plain_text_is_printable(text):
-    assert tables.plain(text).isprintable()
+    assert plain(text).isprintable()
     if text.isprintable():
-        assert tables.plain(text) == text
+        assert plain(text) == text
 
 
 def test_truncates_long_text():
-    assert len(tables.plain("x" * 1_000_000)) == 501
+    assert len(plain("x" * 1_000_000)) == 501
 
 
 @pytest.mark.parametrize(
@@ -136,8 +137,8 @@ def test_rates(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(tables.time, "monotonic", lambda: now[0])
     rates = tables.Rates()
-    rates.look(0, 0)
+    rates.update(overview(written=0, written_nbytes=0))
     assert str(rates) == "0 records/s, 0 B/s"
     now[0] += 2
-    rates.look(5000, 4 << 20)
+    rates.update(overview(written=5000, written_nbytes=4 << 20))
     assert str(rates) == "2,500 records/s, 2.0 MiB/s"

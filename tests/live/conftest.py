@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tensortap.api import session as live
-from tensortap.api.open import View
+from tensortap.api.open import RemoteSession
 from tensortap.server import answers
 from tensortap.server.questions import ClientRow
 from tensortap.server.server import Server
@@ -224,7 +224,7 @@ def row(target: Server | Serving, pid: int | None = None) -> ClientRow:
     if isinstance(target, Server):
         clients = answers.overview(target).clients
     else:
-        with View(target.address) as view:
+        with RemoteSession(target.address) as view:
             clients = view.overview().clients
     found = [client for client in clients if pid in (None, client.pid)]
     assert len(found) == 1, clients

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 from tests.live.talking import TALKS, Talker, segments
 
 

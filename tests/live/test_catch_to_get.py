@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 
 
 def test_a_value_arrives_as_it_was_at_the_call(server, run):

@@ -65,7 +65,7 @@ def test_serve_and_top(served, command, run):
     assert "3 records" in once.stdout
     seen = json.loads(command("top", "--json", TENSORTAP_SERVER=address).stdout)
     assert seen["written"] == 3
-    assert [row["held"] for row in seen["names"]] == [3]
+    assert [row["records"] for row in seen["names"]] == [3]
     assert seen["clients"][0]["records"] == 3
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)

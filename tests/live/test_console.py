@@ -71,7 +71,7 @@ def test_summary_and_describe(session, capsys):
     shown = capsys.readouterr().out
     assert "['a']" in shown
     tap.describe("loss")
-    assert "5 held" in capsys.readouterr().out
+    assert "5 records" in capsys.readouterr().out
     tap.help()
     shown = capsys.readouterr().out
     assert "tap.ingest_all()" in shown
@@ -121,7 +121,7 @@ def test_another_process_sees_the_same(session, run):
     )
     out = program.end()
     assert f"tensortap on {session.address}" in out
-    assert "5 held" in out
+    assert "5 records" in out
     assert "no 'nothing'" in out
     # whoever looked has gone, and is no client that sends
     assert len([c for c in session.clients.values() if c.connected]) == 0

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tensortap.api import session as live
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 from tests.live.talking import TALKS, Talker, segments
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 from tests.live.talking import TALKS, Talker, segments
 
 PATHS = {"shared memory": "", "TCP": "1"}

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 
 PATHS = {"shared memory": "", "TCP": "1"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 from tensortap.server import answers
 
 # ten sinks, each with an id, a socket and a thread of its own, as ten programs have them

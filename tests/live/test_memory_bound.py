@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensortap.api import session as live
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 
 PATHS = {"shared memory": "", "TCP": "1"}
 
@@ -84,10 +84,10 @@ def test_eviction_is_shown(capsys, run, monkeypatch):
         shown = capsys.readouterr().out
         gone = server.history.evicted["x"]
         assert gone >= 17
-        assert f"{gone} older captures made room" in shown
-        assert f"(+{gone} gone)" in shown
+        assert f"{gone} older records evicted" in shown
+        assert f"(+{gone} evicted)" in shown
         live.describe("x")
-        assert f"{gone} made room" in capsys.readouterr().out
+        assert f"{gone} evicted" in capsys.readouterr().out
     finally:
         server.close()
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.api.open import View
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
+from tensortap.api.open import RemoteSession
 from tensortap.errors import NotFound
 
 CATCH = """
@@ -47,7 +47,7 @@ def check_two_histories(server):
     assert {r.world_size for r in server.history.records("loss")} == {2}
     held = {r.rank: n for n, r in server.history.latest()}
     assert held == {0: 3, 1: 3}
-    with View(str(server.address)) as view:
+    with RemoteSession(str(server.address)) as view:
         assert view.get("loss", rank=1) == [1, 2]
         assert view.get("loss", rank="all") == {0: [0, 2], 1: [1, 2]}
         assert sorted((c.rank, c.world_size) for c in view.overview().clients) == [(0, 2), (1, 2)]

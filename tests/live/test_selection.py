@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 
 
 def values(server, name):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tensortap.api.verbs import get as fetch
+from tensortap.api.lookup import get as fetch
 
 
 @pytest.mark.parametrize("path", ["", "1"])

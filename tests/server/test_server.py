@@ -643,8 +643,8 @@ def test_summary_shows_rejected_counts(server):
         with RawClient(server.address) as client:
             client.send(b"?", b"?")
             client.receive_a(wire.Refusal)
-    assert "refused" in shown(server)
-    assert "3 invalid message" in shown(server)
+    assert "rejected" in shown(server)
+    assert "invalid message: 3" in shown(server)
     with LiveReader(server.address) as reader:
         assert reader.overview().rejected == {"invalid message": 3}
 

@@ -1,1 +1,1 @@
-"""What people type in a REPL or a notebook to look at a live session."""
+"""The verbs that people type in a REPL or a notebook: serve, get, open, and what they return."""

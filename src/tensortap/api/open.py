@@ -1,4 +1,4 @@
-"""`tap.open`: a live session elsewhere, with the verbs of the one here."""
+"""`tap.open`: a run on disk, or a live session in another process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tensortap.api import tables, verbs
+from tensortap.api import lookup
 from tensortap.api.run import Run
 from tensortap.readers.live import open_live
 from tensortap.readers.mirror import is_url
@@ -14,32 +14,34 @@ from tensortap.record import Kind
 from tensortap.server.questions import Overview
 
 
-class View:
-    """What another live session holds, asked for as it is needed."""
+class RemoteSession:
+    """A live session in another process; a context manager, or `close` it."""
 
     def __init__(self, address: str | None, timeout: float = 5.0) -> None:
         self.reader = open_live(address, timeout)
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> RemoteSession:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<the live session at {self.reader.address}>"
+        return f"<live session at {self.reader.address}>"
 
     def names(self) -> list[str]:
-        """All names that are held."""
+        """Return all names in its history."""
         return self.reader.names()
 
     def overview(self) -> Overview:
-        """Clients, names with their latest capture, and all counts."""
+        """Return its clients, its names with their latest record, and all counts."""
         return self.reader.overview()
 
     def summary(self) -> None:
-        """Print who sends, every name with its latest capture, and the recent captures."""
+        """Print its clients, every name with its latest record, and the recent records."""
         from rich.console import Console
+
+        from tensortap.api import tables
 
         Console().print(tables.summary(self.overview()))
 
@@ -52,14 +54,14 @@ class View:
         rank: int | str | None = None,
         kind: Kind | str | None = None,
     ) -> Any:
-        """A captured value: the latest, or `index` before it, or that of a `step`."""
-        return verbs.get(self.reader, name, index, step=step, rank=rank, kind=kind)
+        """Return a captured value: the latest, the `index`-th before it, or that of a `step`."""
+        return lookup.get(self.reader, name, index, step=step, rank=rank, kind=kind)
 
     def get_all(
         self, name: str, *, rank: int | None = None, kind: Kind | str | None = None
     ) -> list[Any]:
-        """All values that are held under a name, oldest to newest."""
-        return verbs.get_all(self.reader, name, rank=rank, kind=kind)
+        """Return all values of a name, oldest to newest."""
+        return lookup.get_all(self.reader, name, rank=rank, kind=kind)
 
     def describe(
         self,
@@ -70,18 +72,21 @@ class View:
         rank: int | None = None,
         kind: Kind | str | None = None,
     ) -> None:
-        """Print what is held under a name, and the latest in a line a tensor."""
-        verbs.describe(self.reader, name, index, step=step, rank=rank, kind=kind)
+        """Print a record with one line per leaf of its value."""
+        lookup.describe(self.reader, name, index, step=step, rank=rank, kind=kind)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection; the session goes on."""
         self.reader.close()
 
 
 def open(where: str | Path | None = None, timeout: float = 5.0) -> Any:  # noqa: A001  the verb
-    """A run by its folder or URL, or the live session at ``host:port`` (None: of this machine)."""
+    """Return a run by its folder or URL, or the live session at ``host:port``.
+
+    Without an argument it is the session at ``TENSORTAP_SERVER``, or on this machine.
+    """
     if where is None or (isinstance(where, str) and not _is_path(where) and not is_url(where)):
-        return View(where, timeout)
+        return RemoteSession(where, timeout)
     return Run(where)
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tensortap import frameworks as arrays
-from tensortap.api import tables, verbs
+from tensortap import frameworks
+from tensortap.api import lookup
 from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks.snapshot import borrow
 from tensortap.pipeline.receipt import Receipt
-from tensortap.readers.reader import find, find_all, kept_value
+from tensortap.readers.reader import kept_value
 from tensortap.readers.run import RunReader
-from tensortap.record import Kind, Opaque, Record, Summary, TensorData
+from tensortap.record import Kind, Opaque, Record
+from tensortap.runs.layout import RUN_FILE
 from tensortap.runs.object_files import load_file
-from tensortap.runs.rows import number_of
 from tensortap.server.questions import NameRow
 from tensortap.table.logframe_schema import need_pandas
 from tensortap.text.records import record_line
@@ -41,16 +42,16 @@ class Run:
         return f"<run {self.path}: {sum(self.reader.counts().values()):,} records>"
 
     def refresh(self) -> Run:
-        """Take in what has been written since the last look."""
+        """Read what has been written since the last refresh."""
         self.reader.refresh()
         return self
 
     def names(self) -> list[str]:
-        """All names, in the order in which they first came."""
+        """Return all names, in the order of their first record."""
         return self.reader.names()
 
     def records(self, name: str | None = None) -> Iterator[Record]:
-        """The records of a name, or all, with their values, one at a time."""
+        """Yield the records of a name, or all records, with their values."""
         for _, records in self.reader.by_name([name] if name is not None else self.names()):
             for record in records:
                 yield self.reader.load(record)
@@ -65,19 +66,13 @@ class Run:
         kind: Kind | str | None = None,
         trust: bool = False,
     ) -> Any:
-        """A value: the latest, or `index` before it, or that of a `step`.
+        """Return a value: the latest, the `index`-th before it, or that of a `step`.
 
         ``rank="all"`` gives a dict of the values of all ranks. `trust` allows dumped objects
-        whose reading may run code.
+        that may run code when they are loaded.
         """
-        if rank == "all":
-            ranks = sorted({r.rank for r in find_all(self.reader, name, step=step, kind=kind)})
-            return {
-                r: self.get(name, index, step=step, rank=r, kind=kind, trust=trust) for r in ranks
-            }
-        chosen = verbs.rank_number(rank)
-        record = find(self.reader, name, index, step=step, rank=chosen, kind=kind)
-        return self._value(record, trust)
+        build = functools.partial(self._value, trust=trust)
+        return lookup.get(self.reader, name, index, step=step, rank=rank, kind=kind, build=build)
 
     def get_all(
         self,
@@ -87,16 +82,16 @@ class Run:
         kind: Kind | str | None = None,
         trust: bool = False,
     ) -> list[Any]:
-        """All values of a name, oldest to newest."""
-        found = find_all(self.reader, name, rank=rank, kind=kind)
-        return [self._value(record, trust) for record in found]
+        """Return all values of a name, oldest to newest."""
+        build = functools.partial(self._value, trust=trust)
+        return lookup.get_all(self.reader, name, rank=rank, kind=kind, build=build)
 
     def _value(self, head: Record, trust: bool) -> Any:
         record = self.reader.load(head)
         file = record.tags.get("file")
         if file is not None:
             return load_file(self.reader.file(file), trust=trust)
-        return arrays.rebuild(kept_value(record))
+        return frameworks.rebuild(kept_value(record))
 
     def describe(
         self,
@@ -107,13 +102,12 @@ class Run:
         rank: int | None = None,
         kind: Kind | str | None = None,
     ) -> None:
-        """Print what is held under a name, and the latest in a line a tensor."""
-        verbs.describe(
-            self.reader, name, index, step=step, rank=rank, kind=kind, load=self._with_file
-        )
+        """Print a record with one line per leaf of its value."""
+        load = self._load_with_file
+        lookup.describe(self.reader, name, index, step=step, rank=rank, kind=kind, load=load)
 
-    def _with_file(self, head: Record) -> Record:
-        """A record with its value, which may be in a file that was dumped."""
+    def _load_with_file(self, head: Record) -> Record:
+        """Return a record with its value, which may be in a dumped file."""
         record = self.reader.load(head)
         file = record.tags.get("file")
         if file is None:
@@ -125,62 +119,64 @@ class Run:
         return msgspec.structs.replace(record, value=value)
 
     def missing(self) -> list[tuple[str, int, int]]:
-        """(name, step, rank) of the values that found no room when they were captured."""
+        """Return (name, step, rank) of the values that were dropped over budget."""
         return self.reader.missing()
 
     def receipt(self, rank: int = 0) -> Receipt:
-        """What it has cost the training thread of a rank; known when the run has ended."""
-        found = self.reader.receipts()
-        if rank not in found:
-            held = f"there is that of {sorted(found)}" if found else "it is written at the end"
-            raise NotFound(f"no receipt of rank {rank} in {self.path}: {held}")
-        return found[rank]
+        """Return what capturing has cost the training thread of a rank; written at the end."""
+        receipts = self.reader.receipts()
+        if rank not in receipts:
+            ranks = ", ".join(map(str, sorted(receipts)))
+            why = f"there are receipts of ranks {ranks}" if ranks else "it is written at the end"
+            raise NotFound(f"no receipt of rank {rank} in {self.path}: {why}")
+        return receipts[rank]
 
     def summary(self) -> None:
-        """Print what ran, every name with its latest record, and what is missing."""
+        """Print when the run was written, every name with its latest record, and what it lacks."""
         from rich.console import Console
+
+        from tensortap.api import tables
 
         Console().print(tables.run_summary(self))
 
     def rows(self) -> list[NameRow]:
-        """Every name with its latest record in a line."""
+        """Return every name with its latest record as one line."""
         rows = []
-        for head, held in self.reader.latest():
-            file = self.reader.load(head)
-            line = file.tags.get("file") or record_line(file)
-            rows.append(NameRow(head, held, 0, line))
+        for head, count in self.reader.latest():
+            record = self.reader.load(head)
+            rows.append(NameRow(head, count, 0, record.tags.get("file") or record_line(record)))
         return rows
 
     def export(self, target: str | Path, *, names: str | None = None) -> int:
-        """Write it to ``.npz``, ``.h5``, ``.parquet`` or a folder; how many records it was."""
+        """Write the run to ``.npz``, ``.h5``, ``.parquet`` or a folder; return how many records."""
         from tensortap.api.export import export
 
         return export(self, target, names=names)
 
     def film(self, name: str, target: str | Path, **options: Any) -> int:
-        """Make a film of a name: ``.mp4``, ``.gif``, or a folder of frames; how many there are.
+        """Make a film of a name: ``.mp4``, ``.gif`` or a folder; return the number of frames.
 
-        `options` are ``mode``, ``size``, ``fps``, ``rank``, ``kind``, ``steps`` and the looks of a
-        `tap.Recorder`.
+        `options` are ``mode``, ``size``, ``fps``, ``rank``, ``kind``, ``steps`` and the style
+        options of a `tap.Recorder`.
         """
         from tensortap.films.film import film
 
         return film(self.reader, name, target, **options)
 
     def to_tensorboard(self, folder: str | Path, **options: Any) -> int:
-        """Write its statistics for TensorBoard; see `tap.integrations.tensorboard.export`."""
+        """Write the statistics for TensorBoard; see `tap.integrations.tensorboard.export`."""
         from tensortap.integrations.tensorboard import export
 
         return export(self, folder, **options)
 
     def to_wandb(self, folder: str | Path = ".", **options: Any) -> Path:
-        """Write its statistics for wandb; see `tap.integrations.wandb.export`."""
+        """Write the statistics for wandb; see `tap.integrations.wandb.export`."""
         from tensortap.integrations.wandb import export
 
         return export(self, folder, **options)
 
     def follow(self, timeout: float | None = None, interval: float = 0.1) -> Iterator[Record]:
-        """Records as they land, from the first on; ends with the run, or after `timeout` idle."""
+        """Yield records as they are written; end with the run, or after `timeout` idle seconds."""
         idle_since = time.monotonic()
         while True:
             ended = self.reader.info.ended is not None
@@ -195,33 +191,22 @@ class Run:
             self.reader.refresh()
 
     def stats(self, compute: bool = True) -> pd.DataFrame:
-        """A flat frame: name, kind, step, rank and every statistic, a row a record.
+        """Return a frame with name, kind, step, rank and all statistics, one row per record.
 
-        Where a record has no statistics, they are worked out from its tensor, if `compute`.
+        `compute` computes the statistics of tensors that were recorded without any.
         """
         need_pandas("run.stats()")
         from tensortap.table import frames
 
         return frames.stats_of(self.table(compute=compute))
 
-    def summarized(self, heads: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
-        """Records by name, rank and seq, with the statistics of their tensors, without those."""
-        wanted = list(heads)
-        names = dict.fromkeys(name for name, _, _ in wanted)
-        found = {(r.rank, r.seq): r for _, held in self.reader.by_name(names) for r in held}
-        for _, rank, seq in wanted:
-            head = found[rank, seq]
-            value = self.reader.load(head).value
-            number = number_of(value)
-            yield msgspec.structs.replace(head, stats=_summary(value), value=number)
-
     def logframe(
         self, exponents: tuple[int, int] | None = None, *, compute: bool = True
     ) -> pd.DataFrame:
-        """The frame that figures of numerics are drawn from; see `tap.validate_logframe`.
+        """Return the frame for figures of numerics; see `tap.validate_logframe`.
 
-        `exponents` are the first and the last bin that get a column of their own, None is all
-        that occur. Tensors without statistics get them, if `compute`.
+        `exponents` are the first and the last bin with a column; by default all that occur.
+        `compute` computes the statistics of tensors that were recorded without any.
         """
         need_pandas("run.logframe()")
         from tensortap.table import frames
@@ -237,10 +222,10 @@ class Run:
         step: int | str | None = None,
         compute: bool = True,
     ) -> pd.DataFrame:
-        """What each tensor would lose in a format (``"float8_e4m3fn"``), and the best scale.
+        """Return what each tensor would lose in a format (``"float8_e4m3fn"``), and its best scale.
 
-        Of the latest step of each tensor, of one `step`, or of ``"all"``; all ranks and calls
-        of a step together. `name` is a regular expression.
+        By default for the latest step of each tensor; `step` is another one, or ``"all"``. All
+        ranks and calls of a step count together. `name` is a regular expression.
         """
         need_pandas("run.formats()")
         from tensortap.table import frames
@@ -249,10 +234,10 @@ class Run:
         return frames.formats_of(table, dtype, name=name, kind=kind, step=step)
 
     def metrics(self, *names: str) -> pd.DataFrame:
-        """Training statistics: a row a step and rank, a column a metric.
+        """Return training metrics: one row per step and rank, one column per metric.
 
         Without names these are the metrics of ``tracker.step(loss=…)``; with names any records
-        that are single numbers, such as a loss that was caught.
+        that are single numbers, such as a caught loss.
         """
         need_pandas("run.metrics()")
         from tensortap.table import frames
@@ -260,7 +245,7 @@ class Run:
         return frames.metrics_of(self.reader, names)
 
     def alerts(self) -> list[Alert]:
-        """The alerts of the run, in the order in which they came."""
+        """Return the alerts of the run in order."""
         from tensortap.alerts import alert_of
 
         heads = [
@@ -272,23 +257,35 @@ class Run:
         return [alert_of(self.reader.load(head)) for head in heads]
 
     def table(self, *, compute: bool = False) -> Table:
-        """The columns of the run; tensors without statistics get them, if `compute`."""
-        from tensortap.table.frames import tensors_without_statistics
+        """Return the columns of the run; `compute` adds statistics that were not recorded."""
+        from tensortap.table.computed import complete_table
         from tensortap.table.table import table_of
 
-        table = table_of(self.reader)
-        if compute:
-            table.append(self.summarized(tensors_without_statistics(table)))
-        return table
+        return complete_table(self.reader) if compute else table_of(self.reader)
 
 
-def _summary(value: Any) -> Summary | None:
-    from tensortap.frameworks.view import as_numpy
-    from tensortap.stats import summarize_array
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return start, state, counts and size of each run in a folder, oldest first."""
+    if not folder.is_dir():
+        raise NotFound(f"no folder {folder}")
+    return [_listed(path) for path in sorted(folder.iterdir()) if (path / RUN_FILE).is_file()]
 
-    if not isinstance(value, TensorData):
-        return None
+
+def _listed(path: Path) -> dict[str, Any]:
+    row = {"run": path.name, "started": "", "state": "", "records": 0, "names": 0, "ranks": 0}
     try:
-        return summarize_array(as_numpy(value))
-    except TypeError:  # dates and strings have none
-        return None
+        reader = RunReader(path)
+        counts = reader.counts()
+    except TensortapError as error:
+        row["state"] = f"unreadable: {error}"
+    else:
+        ended = "ended" if reader.info.ended else "open"
+        row |= {
+            "started": reader.info.started,
+            "state": "truncated" if reader.truncated else ended,
+            "records": sum(counts.values()),
+            "names": len(counts),
+            "ranks": len(reader.ranks),
+        }
+    row["nbytes"] = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return row

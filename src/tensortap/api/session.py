@@ -1,7 +1,6 @@
-"""The verbs of a live session: serve, status, summary, get, get_all, describe, ingest_all, help.
+"""The live session of this process: serve, status, summary, get, get_all, describe, ingest_all.
 
-They work on the session of this process; `tap.open("host:port")` gives a reader of one that
-runs elsewhere.
+`tap.open("host:port")` gives the same verbs for a session in another process.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ import contextlib
 import errno
 import keyword
 import os
+import socket
 import sys
 import time
 import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from tensortap import frameworks as arrays
-from tensortap.api import tables, verbs
+from tensortap import frameworks
+from tensortap.api import lookup
 from tensortap.errors import NotFound, TensortapError, WireError
 from tensortap.history import History
 from tensortap.limits import format_size, parse_size
@@ -47,11 +47,10 @@ def start(
     memory: str | int = "50%",
     keep: Callable[[list[Record]], None] | None = None,
 ) -> Server:
-    """A new server; the key is made if this user had none. `keep` gets all that arrives, too."""
-    # a server is where people look on: the host may be written with its port
-    with_port = host.startswith("[") or host.count(":") == 1
-    address = parse_address(host) if with_port else None
-    if address is None:
+    """Start a server, and create the user's key if there is none; `keep` gets every record too."""
+    if host.startswith("[") or host.count(":") == 1:  # with a port
+        address = parse_address(host)
+    else:
         address = Address("127.0.0.1" if host == "localhost" else host, default_port())
     if port is not None:
         address = Address(address.host, parse_port(port))
@@ -61,95 +60,96 @@ def start(
     except TensortapError as error:
         if os.strerror(errno.EADDRINUSE) in str(error):
             raise TensortapError(
-                f"port {address.port} is in use, perhaps by another live session: look at that "
-                f"one with tap.open('{address}') or tensortap top, or serve on another port"
+                f"port {address.port} is in use, perhaps by another live session: open that one "
+                f"with tap.open('{address}') or tensortap top, or choose another port"
             ) from None
         raise
 
 
 def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
-    """Listen for training programs, in the background: ``tap.serve()``.
+    """Listen for training programs in the background: ``tap.serve()``.
 
-    `memory` bounds what is kept: the oldest of the most repeated names go first. With another
-    `host` than this machine the connection is encrypted, and what to set on the training side
-    is printed.
+    `memory` bounds the history: when it is full, the oldest records of the most frequent names are
+    evicted. Beyond loopback connections are encrypted, and the settings for the training side are
+    printed.
     """
     global _server
     if _server is not None and _server.alive:
         if port in (None, _server.address.port):
-            _say(f"already listening on {_server.address}")
+            _print(f"already listening on {_server.address}")
             return _server
         _server.close()
     _server = start(host, port, memory)
-    _say(greeting(_server))
+    _print(greeting(_server))
     return _server
 
 
 def greeting(server: Server) -> str:
-    """Where a server listens, and what the training side needs to find it."""
+    """Return where a server listens, and the settings for the training side."""
     address, bound = server.address, format_size(server.history.bound)
     lines = [f"listening on {address}, keeping at most {bound}"]
     if not address.loopback:
-        host = _own_name() if address.host in ("0.0.0.0", "::", "*") else address.host
-        lines.append("on the training side, set")
-        lines.append(f"  export TENSORTAP_SERVER={Address(host, address.port)}")
-        lines.append(f"  export TENSORTAP_KEY={keys.key_text(server.handshake.key)}")
-        lines.append("whoever has the key can send and look; the connection is encrypted")
+        anywhere = address.host in ("0.0.0.0", "::", "*")
+        host = socket.gethostname() if anywhere else address.host
+        lines += [
+            "on the training side, set",
+            f"  export TENSORTAP_SERVER={Address(host, address.port)}",
+            f"  export TENSORTAP_KEY={keys.key_text(server.handshake.key)}",
+            "everyone with this key can send and read values; the connection is encrypted",
+        ]
     return "\n".join(lines)
 
 
-def _own_name() -> str:
-    import socket
-
-    return socket.gethostname()
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(f"tensortap: {words}\n")
+def _print(message: str) -> None:
+    sys.stdout.write(f"tensortap: {message}\n")
     sys.stdout.flush()
 
 
 def current() -> Server:
-    """The session of this process."""
+    """Return the server of this process; raise NotFound if there is none."""
     if _server is None:
         raise NotFound(
             "no live session in this process: call tap.serve() first, "
-            "or look at another one with tap.open('host:port')"
+            "or open another one with tap.open('host:port')"
         )
     return _server
 
 
 def close() -> None:
-    """Stop listening; what was caught stays."""
+    """Stop listening; the history can still be read."""
     if _server is not None:
         _server.close()
 
 
 def status(seconds: float | None = None) -> None:
-    """Show what arrives, live, until Ctrl-C (or for `seconds`); the session goes on."""
+    """Show what arrives until Ctrl-C, or for `seconds`; the session goes on."""
     from rich.console import Group
     from rich.live import Live
     from rich.spinner import Spinner
+
+    from tensortap.api import tables
 
     server = current()
     rates = tables.Rates()
     spinner = Spinner("dots", "Ctrl-C returns to the prompt; the session goes on", style="green")
     end = None if seconds is None else time.monotonic() + seconds
 
-    def look() -> Group:
-        view = answers.overview(server)
-        rates.look(view.written, view.written_nbytes)
-        return Group(tables.header(view, rates), spinner)
+    def screen() -> Group:
+        overview = answers.overview(server)
+        rates.update(overview)
+        return Group(tables.header(overview, rates), spinner)
 
-    with contextlib.suppress(KeyboardInterrupt), Live(look(), refresh_per_second=8) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(screen(), refresh_per_second=8) as live:
         while end is None or time.monotonic() < end:
             time.sleep(0.25)
-            live.update(look())
+            live.update(screen())
 
 
 def summary() -> None:
-    """Print who sends, every name with its latest capture, and the recent captures."""
+    """Print the clients, every name with its latest record, and the recent records."""
     from rich.console import Console
+
+    from tensortap.api import tables
 
     Console().print(tables.summary(answers.overview(current())))
 
@@ -162,16 +162,16 @@ def get(
     rank: int | str | None = None,
     kind: Kind | str | None = None,
 ) -> Any:
-    """A captured value, yours to change: the latest, or `index` before it, or that of a `step`.
+    """Return a copy of a value: the latest, the `index`-th before it, or that of a `step`.
 
     ``rank="all"`` gives a dict of the values of all ranks.
     """
-    return verbs.get(current().history, name, index, step=step, rank=rank, kind=kind)
+    return lookup.get(current().history, name, index, step=step, rank=rank, kind=kind)
 
 
 def get_all(name: str, *, rank: int | None = None, kind: Kind | str | None = None) -> list[Any]:
-    """All values that are held under a name, oldest to newest."""
-    return verbs.get_all(current().history, name, rank=rank, kind=kind)
+    """Return all values of a name in the history, oldest to newest."""
+    return lookup.get_all(current().history, name, rank=rank, kind=kind)
 
 
 def describe(
@@ -182,51 +182,50 @@ def describe(
     rank: int | None = None,
     kind: Kind | str | None = None,
 ) -> None:
-    """Print what is held under a name, and the latest in a line a tensor."""
+    """Print a record with one line per leaf of its value."""
     history = current().history
-    gone = history.evicted.get(name, 0)
-    verbs.describe(history, name, index, step=step, rank=rank, kind=kind, evicted=gone)
+    evicted = history.evicted.get(name, 0)
+    lookup.describe(history, name, index, step=step, rank=rank, kind=kind, evicted=evicted)
 
 
 def ingest_all(overwrite: bool = False) -> dict[str, str]:
-    """Put the latest of every name into the caller's globals, under valid names.
+    """Put the latest value of every name into a global variable of the caller.
 
-    Variables that exist, and builtins, stay as they are unless `overwrite`. Returns which
-    name went into which variable.
+    Existing variables and builtins stay as they are unless `overwrite`. Returns the variable of
+    each name.
     """
-    target = sys._getframe(1).f_globals
-    taken: dict[str, str] = {}
+    caller = sys._getframe(1).f_globals
+    ingested: dict[str, str] = {}
     kept: list[str] = []
     for _, record in current().history.latest():
         if record.kind is Kind.ALERT:
-            continue  # about the value of that name, which is what is wanted
+            continue  # the value of that name is wanted, not an alert about it
         if record.value is None and record.stats is not None:
-            continue  # of a tracked tensor only statistics are there
+            continue  # only statistics were recorded
         name = record.name if not record.rank else f"{record.name}_rank{record.rank}"
-        variable = _free_name(identifier(name), taken)
-        exists = variable in target or hasattr(builtins, variable)
+        variable = _unique_name(identifier(name), ingested)
+        exists = variable in caller or hasattr(builtins, variable)
         if exists and not overwrite:
             kept.append(variable)
             continue
         try:
-            target[variable] = arrays.rebuild(value_of(record))
-        except WireError as error:  # of one client; the values of the others are good
-            _say(f"no {variable}: {error}")
+            caller[variable] = frameworks.rebuild(value_of(record))
+        except WireError as error:  # one malformed value must not hide the others
+            _print(f"no {variable}: {error}")
             continue
-        taken[variable] = record.name
+        ingested[variable] = record.name
     if kept:
-        _say(f"kept as they were: {', '.join(kept)} (overwrite=True replaces them)")
-    return {name: variable for variable, name in taken.items()}
+        _print(f"not replaced: {', '.join(kept)} (overwrite=True replaces them)")
+    return {name: variable for variable, name in ingested.items()}
 
 
 def identifier(name: str) -> str:
-    """A valid variable name for any name.
+    """Return a valid name of a variable for any name.
 
     >>> identifier("blocks.3.attn")
     'blocks_3_attn'
     """
-    # the form in which Python reads a variable's name
-    normal = unicodedata.normalize("NFKC", name)
+    normal = unicodedata.normalize("NFKC", name)  # as Python normalizes identifiers
     words = "".join(c if f"_{c}".isidentifier() else " " for c in normal).split()
     variable = "_".join(words).strip("_") or "value"
     if not variable[0].isidentifier():
@@ -234,38 +233,38 @@ def identifier(name: str) -> str:
     return f"{variable}_" if keyword.iskeyword(variable) else variable
 
 
-def _free_name(variable: str, taken: collections.abc.Container[str]) -> str:
-    free, count = variable, 0
-    while free in taken:
+def _unique_name(variable: str, taken: collections.abc.Container[str]) -> str:
+    unique, count = variable, 0
+    while unique in taken:
         count += 1
-        free = f"{variable}_{count}"
-    return free
+        unique = f"{variable}_{count}"
+    return unique
 
 
 def help() -> None:  # noqa: A001  the verb that people expect
-    """Print what can be done with a live session."""
+    """Print the verbs of a live session."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold dim")
     table.add_column("in this session", style="bold")
     table.add_column("")
-    for call, what in _HELP:
-        table.add_row(call, what)
+    for call, effect in _HELP:
+        table.add_row(call, effect)
     Console().print(table)
 
 
 _HELP = (
-    ("tap.serve()", "listen for training programs, in the background"),
-    ("tap.status()", "what arrives, live; Ctrl-C returns to the prompt"),
-    ("tap.summary()", "names with their latest capture, and the recent captures"),
-    ('tap.get("loss")', "the latest value, yours to change"),
-    ('tap.get("loss", 1)', "the one before the latest"),
-    ('tap.get("loss", step=40, rank=0)', "the one of that step and rank"),
-    ('tap.get_all("loss")', "all that are held, oldest to newest"),
+    ("tap.serve()", "listen for training programs in the background"),
+    ("tap.status()", "show what arrives; Ctrl-C returns to the prompt"),
+    ("tap.summary()", "print names with their latest record, and the recent records"),
+    ('tap.get("loss")', "a copy of the latest value"),
+    ('tap.get("loss", 1)', "the value before the latest"),
+    ('tap.get("loss", step=40, rank=0)', "the value of a step and rank"),
+    ('tap.get_all("loss")', "all values in the history, oldest to newest"),
     ('tap.describe("loss")', "shape, dtype, range, mean, deviation, NaN and Inf"),
-    ("tap.ingest_all()", "the latest of every name as variables of yours"),
+    ("tap.ingest_all()", "put the latest value of every name into a variable"),
     ("", ""),
     ('tap.catch(loss, "loss", every=10)', "in the training program: catch a value"),
-    ("tap.receipt()", "in the training program: what was caught, and what it cost"),
+    ("tap.receipt()", "in the training program: what was captured, and what it cost"),
 )

@@ -10,7 +10,7 @@ from tensortap.stats import summarize_array
 
 
 def summarize(value: Any) -> Summary:
-    """The statistics of an array, a tensor or a number: exact counts, figures over the finite.
+    """Return the statistics of an array, a tensor or a number.
 
     >>> summarize([1.0, -2.0]).max_abs
     2.0
@@ -20,6 +20,6 @@ def summarize(value: Any) -> Summary:
 
         return summarize_array(numpy.asarray(value))
     summary, pending = summary_of(value)
-    found = summary if pending is None else pending.resolve()
-    assert found is not None
-    return found
+    result = summary if pending is None else pending.resolve()
+    assert result is not None
+    return result

@@ -1,38 +1,33 @@
-"""A live session as people see it in a terminal or a notebook."""
+"""Tables of live sessions and runs, for terminals and notebooks."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from tensortap.limits import format_size
-from tensortap.record import Kind
+from tensortap.record import Kind, Record
 from tensortap.server.questions import ClientRow, NameRow, Overview
-from tensortap.text import tensors as text
+from tensortap.text.records import plain
+from tensortap.text.tensors import number, sparkline, styled
 from tensortap.viz.fitted_table import FittedTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
     from tensortap.api.run import Run
 
-
-_LONGEST = 500  # characters of anybody's text that a terminal is to show
-_WIDE = 100  # columns
-
-
-def plain(text: str) -> str:
-    """Text from a stranger, fit for a terminal: no control characters, no books."""
-    shown = "".join(c if c.isprintable() else "�" for c in text[:_LONGEST])
-    return shown if len(text) <= _LONGEST else f"{shown}…"
+_WIDE = 100  # columns of a terminal that has room for counts and rates
+_MOST_CLIENTS = 20
+_MOST_NAMES = 200
+_SHORT_TREND = 8
 
 
 def ago(time_ns: int) -> str:
-    """How long ago, in a few characters."""
+    """Return how long ago a time was, in a few characters."""
     seconds = max(0.0, time.time() - time_ns / 1e9)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -41,218 +36,182 @@ def ago(time_ns: int) -> str:
 
 
 class Rates:
-    """Records and bytes a second between two looks."""
+    """Records and bytes per second between two updates."""
 
     def __init__(self) -> None:
         self._before: tuple[float, int, int] | None = None
         self.records = self.nbytes = 0.0
 
-    def look(self, written: int, nbytes: int) -> None:
-        """Take the counts of now."""
-        now = time.monotonic()
+    def update(self, overview: Overview) -> None:
+        """Compute the rates since the last update."""
+        now, written, nbytes = time.monotonic(), overview.written, overview.written_nbytes
         if self._before is not None and now > self._before[0]:
-            passed = now - self._before[0]
-            self.records = (written - self._before[1]) / passed
-            self.nbytes = (nbytes - self._before[2]) / passed
+            seconds = now - self._before[0]
+            self.records = (written - self._before[1]) / seconds
+            self.nbytes = (nbytes - self._before[2]) / seconds
         self._before = (now, written, nbytes)
 
     def __str__(self) -> str:
         return f"{self.records:,.0f} records/s, {format_size(self.nbytes)}/s"
 
 
-def names_table(view: Overview) -> FittedTable:
-    """All names with their latest capture."""
-    return rows_table(view.names)
+def names_table(rows: Sequence[NameRow]) -> FittedTable:
+    """Return names with their latest record; a wide terminal also shows counts and rates."""
+    return FittedTable(lambda width: _names_table(rows, width >= _WIDE))
 
 
-def rows_table(rows: Sequence[NameRow], most: int = 200) -> FittedTable:
-    """Names with their latest record; a narrow terminal has no room for how many and how fast."""
-    return FittedTable(lambda width: _rows(rows, most, width >= _WIDE))
-
-
-def _rows(rows: Sequence[NameRow], most: int, wide: bool) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
+def _names_table(rows: Sequence[NameRow], wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
-    table.add_column("name", style="bold", overflow="fold")
-    ranked = any(row.head.world_size > 1 for row in rows)
     kinds = any(row.head.kind is not Kind.VALUE for row in rows)
+    ranks = any(row.head.world_size > 1 for row in rows)
+    trends = any(row.trend for row in rows)
+    rates = wide and any(row.rate for row in rows)
+    counts = wide or any(row.evicted for row in rows)  # evictions are always shown
+    table.add_column("name", style="bold", overflow="fold")
     if kinds:
         table.add_column("kind", no_wrap=True)
-    if ranked:
+    if ranks:
         table.add_column("rank", justify="right")
     table.add_column("step", justify="right", style="cyan")
-    trends = any(row.trend for row in rows)
     if trends:
-        table.add_column("trend", no_wrap=True, min_width=8)
-    rates = wide and any(row.rate for row in rows)
+        table.add_column("trend", no_wrap=True, min_width=_SHORT_TREND)
     if rates:
-        table.add_column("a second", justify="right", no_wrap=True)
-    held = wide or any(row.evicted for row in rows)  # what is gone is said in any case
-    if held:
-        table.add_column("held", justify="right")
+        table.add_column("per second", justify="right", no_wrap=True)
+    if counts:
+        table.add_column("records", justify="right")
     table.add_column("latest", overflow="fold")
     table.add_column("when", justify="right", style="dim", no_wrap=True)
-    for row in rows[:most]:
+    for row in rows[:_MOST_NAMES]:
         head = row.head
         cells: list[RenderableType] = [Text(plain(head.name))]
         if kinds:
             cells.append(_kind(head.kind))
-        if ranked:
+        if ranks:
             cells.append(str(head.rank))
         cells.append(str(head.step))
         if trends:
-            cells.append(_trend(row.trend if wide else row.trend[-8:]))
+            cells.append(_trend(row.trend if wide else row.trend[-_SHORT_TREND:]))
         if rates:
-            cells.append(text.number(row.rate) if row.rate else "")
-        if held:
-            cells.append(_held(row))
-        cells.extend((text.styled(plain(row.line)), ago(head.time_ns)))
+            cells.append(number(row.rate) if row.rate else "")
+        if counts:
+            evicted = f" (+{row.evicted} evicted)" if row.evicted else ""
+            cells.append(f"{row.records}{evicted}")
+        cells.extend((styled(plain(row.line)), ago(head.time_ns)))
         table.add_row(*cells)
-    if len(rows) > most:
-        table.add_row(Text(f"… and {len(rows) - most} more", style="dim"))
+    if len(rows) > _MOST_NAMES:
+        table.add_row(Text(f"… and {len(rows) - _MOST_NAMES} more", style="dim"))
     return table
 
 
 def _kind(kind: Kind) -> Text:
-    from rich.text import Text
-
     return Text(kind.value, style="bold red" if kind is Kind.ALERT else "dim")
 
 
 def _trend(numbers: Sequence[float]) -> Text:
-    from rich.text import Text
-
-    shown = Text(text.sparkline(numbers), style="blue")
-    shown.highlight_regex("!", style="bold red")
-    return shown
+    line = Text(sparkline(numbers), style="blue")
+    line.highlight_regex("!", style="bold red")
+    return line
 
 
-def _held(row: NameRow) -> str:
-    return f"{row.held} (+{row.evicted} gone)" if row.evicted else str(row.held)
+def _step(head: Record) -> str:
+    return f"step {head.step}" + (f" rank {head.rank}" if head.world_size > 1 else "")
 
 
-def recent_table(view: Overview) -> Table:
-    """The last captures in the order of their time."""
-    from rich.table import Table
-    from rich.text import Text
-
+def recent_table(overview: Overview) -> Table:
+    """Return the most recent records of all names, oldest to newest."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for column in ("time", "name", "step", "line"):
         table.add_column(column, style="dim" if column == "time" else "", overflow="fold")
-    for row in view.recent:
+    for row in overview.recent:
         head = row.head
-        moment = time.strftime("%H:%M:%S", time.localtime(head.time_ns / 1e9))
-        rank = f" rank {head.rank}" if head.world_size > 1 else ""
-        where = Text(f"step {head.step}{rank}", style="cyan")
+        clock = time.strftime("%H:%M:%S", time.localtime(head.time_ns / 1e9))
+        where = Text(_step(head), style="cyan")
         if head.kind is not Kind.VALUE:
             where = Text.assemble(where, " ", _kind(head.kind))
-        line = text.styled(plain(row.line))
-        table.add_row(moment, Text(plain(head.name), style="bold"), where, line)
+        name = Text(plain(head.name), style="bold")
+        table.add_row(clock, name, where, styled(plain(row.line)))
     return table
 
 
-def alerts_table(view: Overview) -> Table:
-    """The last alerts: since when, of what, and what is wrong with it."""
-    from rich.table import Table
-    from rich.text import Text
-
+def alerts_table(overview: Overview) -> Table:
+    """Return the most recent alerts: when, where, and what is wrong."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for column in ("when", "where", "message"):
         table.add_column(column, overflow="fold")
-    for row in view.alerts:
+    for row in overview.alerts:
         head = row.head
-        rank = f" rank {head.rank}" if head.world_size > 1 else ""
-        where = Text.assemble((plain(head.name), "bold"), (f"  step {head.step}{rank}", "cyan"))
         when = Text(ago(head.time_ns), style="dim")
+        where = Text.assemble((plain(head.name), "bold"), (f"  {_step(head)}", "cyan"))
         table.add_row(when, where, Text(plain(row.line), style="red"))
     return table
 
 
-def header(view: Overview, rates: Rates | None = None) -> Table:
-    """The session in a few lines: where, how much, who, and what is missing."""
-    from rich.table import Table
-    from rich.text import Text
-
+def header(overview: Overview, rates: Rates | None = None) -> Table:
+    """Return address, memory, clients, and what was dropped, evicted or rejected."""
     table = Table.grid(padding=(0, 2))
-    there = sum(client.connected for client in view.clients)
+    clients = overview.clients
+    connected = sum(client.connected for client in clients)
+    programs = f"{len(clients)} {'program' if len(clients) == 1 else 'programs'}"
+    received = f"{overview.written:,} records, {format_size(overview.written_nbytes)}"
     speed = f"   {rates}" if rates is not None else ""
     table.add_row(
-        Text(f"tensortap on {view.address}", style="bold"),
-        f"{_programs(len(view.clients))}, {there} connected   {view.written:,} records, "
-        f"{format_size(view.written_nbytes)}{speed}",
+        Text(f"tensortap on {overview.address}", style="bold"),
+        f"{programs}, {connected} connected   {received}{speed}",
     )
-    memory = f"{format_size(view.nbytes)} held of at most {format_size(view.bound)}"
-    if view.evicted:
-        memory += f"; {view.evicted:,} older captures made room"
+    memory = f"{format_size(overview.nbytes)} of at most {format_size(overview.bound)}"
+    if overview.evicted:
+        memory += f"; {overview.evicted:,} older records evicted"
     table.add_row(Text("memory", style="dim"), memory)
-    for client in view.clients[:20]:
-        table.add_row(Text(f"pid {client.pid}", style="dim"), _client(client))
-    if len(view.clients) > 20:
-        table.add_row("", f"… and {len(view.clients) - 20} more programs")
-    if view.rejected:
-        reasons = ", ".join(f"{count:,} {plain(why)}" for why, count in view.rejected.items())
-        table.add_row(Text("refused", style="red"), Text(reasons))
+    for client in clients[:_MOST_CLIENTS]:
+        table.add_row(Text(f"pid {client.pid}", style="dim"), _client_line(client))
+    if len(clients) > _MOST_CLIENTS:
+        table.add_row("", f"… and {len(clients) - _MOST_CLIENTS} more programs")
+    if overview.rejected:
+        counts = ", ".join(f"{plain(why)}: {n:,}" for why, n in overview.rejected.items())
+        table.add_row(Text("rejected", style="red"), Text(counts))
     return table
 
 
-def _programs(count: int) -> str:
-    return f"{count} program" if count == 1 else f"{count} programs"
-
-
-def _client(client: ClientRow) -> Text:
-    from rich.text import Text
-
-    state = "sending" if client.connected else "gone"
+def _client_line(client: ClientRow) -> Text:
+    state = f"connected over {client.path}" if client.connected else "disconnected"
     rank = f" rank {client.rank} of {client.world_size}" if client.world_size > 1 else ""
     line = Text(
-        f"{plain(client.program)} on {plain(client.host)}{rank}: {state}"
-        + (f" over {client.path}" if client.connected else "")
-        + f", {client.records:,} records, {format_size(client.nbytes)}"
+        f"{plain(client.program)} on {plain(client.host)}{rank}: {state}, "
+        f"{client.records:,} records, {format_size(client.nbytes)}"
     )
     if client.dropped:
-        reasons = ", ".join(
-            f"{count:,} {plain(why)}" for why, count in client.reasons.items() if count
-        )
+        reasons = ", ".join(f"{n:,} {plain(why)}" for why, n in client.reasons.items() if n)
         line.append(f"; dropped {client.dropped:,} ({reasons})", style="yellow")
     return line
 
 
-def summary(view: Overview, rates: Rates | None = None) -> Group:
-    """The whole session: who, names with their latest capture, recent captures."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [header(view, rates)]
-    if not view.names and not view.alerts:
-        hint = 'nothing caught yet: put tap.catch(value, "name") into the training program'
-        parts.extend((Text(), Text(hint, style="dim")))
-        return Group(*parts)
-    if view.alerts:
-        parts.extend((Text(), Text("alerts", style="bold red"), alerts_table(view)))
-    parts.extend((Text(), names_table(view)))
-    if view.recent:
-        parts.extend((Text(), Text("recent", style="bold dim"), recent_table(view)))
+def summary(overview: Overview, rates: Rates | None = None) -> Group:
+    """Return the whole session: clients, alerts, names with their latest record, recent records."""
+    parts: list[RenderableType] = [header(overview, rates)]
+    if not overview.names and not overview.alerts:
+        hint = 'nothing caught yet: add tap.catch(value, "name") to the training program'
+        return Group(*parts, Text(), Text(hint, style="dim"))
+    if overview.alerts:
+        parts += [Text(), Text("alerts", style="bold red"), alerts_table(overview)]
+    parts += [Text(), names_table(overview.names)]
+    if overview.recent:
+        parts += [Text(), Text("recent", style="bold dim"), recent_table(overview)]
     return Group(*parts)
 
 
 def run_summary(run: Run) -> Group:
-    """A run: when and what ran, names with their latest record, what is missing."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
+    """Return when a run was written, its names with their latest record, and what it lacks."""
     info, reader = run.reader.info, run.reader
     table = Table.grid(padding=(0, 2))
-    state = f"ended {info.ended}" if info.ended else "not ended: still running, or cut off"
+    state = f"ended {info.ended}" if info.ended else "not ended: still running, or killed"
     table.add_row(Text(f"run {run.path}", style="bold"), f"started {info.started}, {state}")
+    ranks = ", ".join(map(str, reader.ranks))
     count = sum(reader.counts().values())
-    table.add_row(Text("records", style="dim"), f"{count:,} of ranks {reader.ranks}")
+    table.add_row(Text("records", style="dim"), f"{count:,} of ranks {ranks}")
     for rank, nbytes in reader.truncated.items():
-        cut = f"rank {rank}: {nbytes:,} bytes at the end were cut off in mid-write"
-        table.add_row(Text("cut", style="yellow"), cut)
-    missing = len(run.missing())
-    if missing:
-        table.add_row(Text("missing", style="yellow"), f"{missing:,} found no room (run.missing())")
-    return Group(table, Text(), rows_table(run.rows()))
+        lost = f"rank {rank}: the last {nbytes:,} bytes were not written completely"
+        table.add_row(Text("truncated", style="yellow"), lost)
+    dropped = len(run.missing())
+    if dropped:
+        table.add_row(Text("dropped", style="yellow"), f"{dropped:,} over budget (run.missing())")
+    return Group(table, Text(), names_table(run.rows()))

@@ -120,7 +120,7 @@ def _part(whole: Overview) -> Overview:
 
 def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) -> None:
     """Print losses as they arrive."""
-    from tensortap.api import verbs
+    from tensortap.api import lookup
     from tensortap.text.tensors import number
 
     history = server.history
@@ -130,7 +130,7 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
         losses = history.records("loss")
         for record in losses[seen:]:
             if record.step % 10 == 0:
-                value = float(verbs.get(history, "loss", step=record.step))
+                value = float(lookup.get(history, "loss", step=record.step))
                 bar = "█" * int(min(value, 3.0) * 32)
                 console.print(f"step {record.step:4d}  loss {number(value):>7}  {bar}")
         seen = len(losses)
@@ -141,11 +141,11 @@ def _follow(console: Console, server: Server, trainer: subprocess.Popen[str]) ->
 
 def _use(console: Console, server: Server) -> None:
     """Get a tensor from the session and use it."""
-    from tensortap.api import verbs
+    from tensortap.api import lookup
 
     console.rule('tap.get("caught"): a weight of the other process, as it was there')
-    weight = verbs.get(server.history, "caught")
-    before = verbs.get(server.history, "caught", -1)
+    weight = lookup.get(server.history, "caught")
+    before = lookup.get(server.history, "caught", -1)
     moved = float(abs(weight - before).max())
     kind = f"{type(weight).__module__}.{type(weight).__name__}"
     console.print(f"a {kind} of shape {list(weight.shape)}; its largest change since the")

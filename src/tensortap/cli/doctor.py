@@ -88,11 +88,11 @@ def _hidden(name: str, value: str) -> str:
 
 
 def _ask(server: str | None) -> str:
-    from tensortap.api.open import View
+    from tensortap.api.open import RemoteSession
     from tensortap.errors import TensortapError
 
     try:
-        with View(server, 2.0) as view:
+        with RemoteSession(server, 2.0) as view:
             seen = view.overview()
             return f"yes: process {seen.pid} has {len(seen.names)} names, {seen.written} records"
     except TensortapError as error:

@@ -14,7 +14,7 @@ def ls(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the runs of a folder with time, state, records, names, ranks and size."""
-    from tensortap.api.run_list import list_runs
+    from tensortap.api.run import list_runs
 
     runs = list_runs(folder)
     if as_json:

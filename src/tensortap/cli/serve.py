@@ -22,7 +22,7 @@ def serve(
 
     saver = None
     if save is not None:
-        from tensortap.api.save import Saver
+        from tensortap.server.saver import Saver
 
         saver = Saver(save)
     server = live.start(host, port, memory, keep=saver)

@@ -10,7 +10,7 @@ import typer
 from tensortap.cli.terminal import message
 
 if TYPE_CHECKING:
-    from tensortap.api.open import View
+    from tensortap.api.open import RemoteSession
 
 
 def top(
@@ -21,19 +21,19 @@ def top(
 ) -> None:
     """Watch a live session; start one for the time being if none runs on this machine."""
     from tensortap.api import session as live
-    from tensortap.api.open import View
+    from tensortap.api.open import RemoteSession
     from tensortap.errors import NotFound
     from tensortap.wire.address import parse_address
 
     own = None
     try:
-        view = View(server, 3.0)
+        view = RemoteSession(server, 3.0)
     except NotFound:
         if once or as_json or server is not None or not parse_address(None).loopback:
             raise
         own = live.start("127.0.0.1", parse_address(None).port)
         message(f"no session was running; started one on {own.address}")
-        view = View(str(own.address), 3.0)
+        view = RemoteSession(str(own.address), 3.0)
     with view:
         if as_json:
             import json
@@ -50,7 +50,7 @@ def top(
         own.close()
 
 
-def _watch(view: View, interval: float) -> None:
+def _watch(view: RemoteSession, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -62,7 +62,7 @@ def _watch(view: View, interval: float) -> None:
         try:
             while True:
                 overview = view.overview()
-                rates.look(overview.written, overview.written_nbytes)
+                rates.update(overview)
                 screen.update(tables.summary(overview, rates), refresh=True)
                 time.sleep(interval)
         except KeyboardInterrupt:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.api.run import Run
 from tensortap.errors import TensortapError
+from tensortap.readers.run import RunReader
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
 from tensortap.table import frames
+from tensortap.table.computed import complete_table
 from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, table_of
 
@@ -71,7 +72,8 @@ def curve_points(
 def _points(
     source: Any, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
 ) -> Iterator[CurvePoint]:
-    table = source.table(compute=True) if isinstance(source, Run) else table_of(source)
+    reader = getattr(source, "reader", None)
+    table = complete_table(reader) if isinstance(reader, RunReader) else table_of(source)
     chosen = np.array([bool(wanted.search(name)) for name in table.names], np.bool_)
     order = np.lexsort((table.seq, table.step, table.rank))
     order = order[chosen[table.name[order]]]

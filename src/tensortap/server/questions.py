@@ -37,7 +37,7 @@ class NameRow(msgspec.Struct, frozen=True):
     """
 
     head: Record
-    held: int
+    records: int  # in the history
     evicted: int
     line: str
     trend: tuple[float, ...] = ()

@@ -16,6 +16,13 @@ from tensortap.values import leaves
 
 _SHOWN_PARTS = 4
 _SHOWN_LEAVES = 256
+_LONGEST_TEXT = 500
+
+
+def plain(text: str) -> str:
+    """Return text without control characters, truncated: names and values may be hostile."""
+    printable = "".join(c if c.isprintable() else "�" for c in text[:_LONGEST_TEXT])
+    return printable if len(text) <= _LONGEST_TEXT else f"{printable}…"
 
 
 def record_line(record: Record) -> str:

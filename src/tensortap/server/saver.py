@@ -1,4 +1,4 @@
-"""What a live session receives, kept as a run as well."""
+"""A run of everything that a server receives, for ``tensortap serve --save``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tensortap.record import Record
 from tensortap.runs.folders import end_run, make_run
 from tensortap.sinks.store import StoreSink
 
-_END = 60.0
+_CLOSE_TIMEOUT = 60.0
 
 
 class Saver:
-    """Writes records into a run, each into the part of its rank.
+    """Writes records into a run, with one queue per rank.
 
-    The numbers that order them are given anew: several programs may send under one rank.
+    Records get new sequence numbers, because several programs may send under one rank.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = make_run(folder, 1)
         self._queues: dict[int, Queue] = {}
-        self._number = 0
+        self._next_seq = 0
         self._world_size = 1
 
     def __call__(self, records: list[Record]) -> None:
@@ -38,12 +38,11 @@ class Saver:
             self._world_size = max(self._world_size, record.world_size)
             nbytes = payload_nbytes(record.value)
             if queue.admit(nbytes, record.name, record.kind, record.step, record.rank):
-                numbered = msgspec.structs.replace(record, seq=self._number)
-                write_to([queue], numbered, nbytes)
-            self._number += 1
+                write_to([queue], msgspec.structs.replace(record, seq=self._next_seq), nbytes)
+            self._next_seq += 1
 
     def close(self) -> None:
-        """Write what is under way, and say in the run that it has ended."""
+        """Write what is queued, and mark the run as ended."""
         for queue in self._queues.values():
-            queue.close(_END)
+            queue.close(_CLOSE_TIMEOUT)
         end_run(self.path, self._world_size)
