@@ -1,4 +1,4 @@
-"""Records to film, and films read back with PyAV."""
+"""Records to film, and films read back."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def record(x, name="x", step=0, kind=Kind.VALUE, rank=0, world_size=1, stats=Non
 
 
 def draw(x, **style):
-    """One frame, of red, green and blue."""
+    """Return one frame as RGB."""
     return Painter(Style(**style)).draw(record(x))[..., :3].copy()
 
 
 def near(frame, color, within=40):
-    """Where a frame has about this colour."""
+    """Return where a frame has about this color."""
     return np.abs(frame.astype(int) - np.array(color)).max(axis=-1) <= within
 
 
 def frames_of(path):
-    """The pictures of a film, and the seconds at which they are shown."""
+    """Return the pictures of a film, and their times in seconds."""
     with av.open(str(path)) as container:
         found = list(container.decode(video=0))
         return [f.to_ndarray(format="rgb24") for f in found], [float(f.time) for f in found]

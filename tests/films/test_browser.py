@@ -1,4 +1,4 @@
-"""A real browser plays the films, whole ones and interrupted ones."""
+"""A real browser plays complete and interrupted films."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ async (source) => {
 """
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory):
-    """Where a whole film and an interrupted one can be fetched."""
+    """Serve a complete film and an interrupted one; return the address."""
     folder = tmp_path_factory.mktemp("films")
     recorder = tap.Recorder(folder, size=(320, 240))
     for step in range(40):
@@ -50,7 +50,7 @@ def films(tmp_path_factory):
     shutil.copy(folder / "x-rank0.mp4", folder / "cut.mp4")
     recorder.close()
     (folder / "index.html").write_text("<!doctype html><body></body>")
-    handler = functools.partial(Quiet, directory=str(folder))
+    handler = functools.partial(QuietHandler, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -60,10 +60,11 @@ def films(tmp_path_factory):
     server.server_close()
 
 
-def test_a_browser_plays_films_to_their_end(films):
+@pytest.mark.slow
+def test_browser_plays_films_to_their_end(films):
     from playwright.sync_api import sync_playwright
 
-    assert CHROMIUM, "films are played in Chromium: install it"
+    assert CHROMIUM, "the tests of films need chromium: apt-get install chromium"
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
                  "--disable-component-update", "--disable-sync"]  # fmt: skip

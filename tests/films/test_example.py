@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.films.filming import frames_of
@@ -12,7 +13,8 @@ from tests.films.filming import frames_of
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_makes_two_films(tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_example_makes_two_films(tmp_path, monkeypatch, capsys):
     path = ROOT / "examples" / "film_training.py"
     spec = importlib.util.spec_from_file_location("film_training", path)
     example = importlib.util.module_from_spec(spec)
@@ -27,7 +29,7 @@ def test_the_example_makes_two_films(tmp_path, monkeypatch, capsys):
     assert [len(frames_of(film)[0]) for film in films] == [6, 6]
 
 
-def test_the_film_of_the_readme_is_small_and_moves():
+def test_film_of_the_readme_is_small_and_moves():
     path = ROOT / "docs" / "images" / "film.gif"
     assert path.stat().st_size < 1.5e6
     pictures, _ = frames_of(path)

@@ -1,4 +1,4 @@
-"""Tiles: filters and channels side by side."""
+"""Filters and channels as tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tiles(x, **style):
     return frame, picture._tiles, picture.note
 
 
-def test_every_filter_has_its_tile():
+def test_draws_one_tile_per_filter():
     x = np.zeros((6, 2, 3, 3), np.float32)
     x[4, 1, 0, 2] = 1.0
     frame, found, note = tiles(x)
@@ -34,7 +34,7 @@ def test_every_filter_has_its_tile():
     assert columns.min() > box.width * 2 / 3 - 1
 
 
-def test_tiles_do_not_overlap_and_stay_within_the_frame():
+def test_tiles_stay_apart_and_inside():
     for shape in (
         (64, 3, 5, 5),
         (7, 40, 30),
@@ -52,7 +52,7 @@ def test_tiles_do_not_overlap_and_stay_within_the_frame():
         assert taken.max() == 1
 
 
-def test_what_has_no_room_is_left_out_evenly_and_it_is_said():
+def test_notes_tiles_without_room():
     _, found, note = tiles(np.zeros((256, 256, 3, 3), np.float32))
     indices = [index for index, _ in found]
     assert note == f"{len(indices):,} of 65,536 tiles of 3x3"
@@ -60,7 +60,7 @@ def test_what_has_no_room_is_left_out_evenly_and_it_is_said():
     assert indices[-1] > 65_000
 
 
-def test_a_nan_in_a_large_tile_is_seen():
+def test_shows_a_nan_in_a_large_tile():
     x = np.zeros((4, 2000, 2000), np.float32)
     x[2, 1999, 0] = np.nan
     frame, found, _ = tiles(x)
@@ -68,7 +68,7 @@ def test_a_nan_in_a_large_tile_is_seen():
     assert near(frame[box.top : box.bottom, box.left : box.right], NAN_COLOR, 0).any()
 
 
-def test_shapes_and_arrangements():
+def test_arranges_tiles():
     assert tile_shape((5,)) is None
     assert tile_shape((3, 4, 5)) == (3, 4, 5)
     across, down = arrange(12, 3, 3, Box(0, 0, 600, 400))

@@ -1,4 +1,4 @@
-"""Histograms count every value."""
+"""Histograms of all values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensortap.films.content import FrameContent
 from tensortap.films.frames import Painter
 from tensortap.films.histogram import counts_of
-from tensortap.films.look import look_at
 from tensortap.films.style import Style
 from tensortap.viz.colors import THEMES
 from tests.films.filming import draw, near, record
@@ -18,26 +18,26 @@ ACCENT = THEMES["dark"].accent
 
 
 @given(st.lists(st.floats(-8, 8, width=16), max_size=60), st.integers(1, 16))
-def test_counts_are_those_of_numpy(values, bins):
-    # quarters: no value lies between two bins by rounding alone
+def test_counts_agree_with_numpy(values, bins):
+    # quarters: rounding moves no value into another bin
     x = np.round(np.array(values, np.float64) * 4) / 4
     assert counts_of(x, (-8.0, 8.0), bins).sum() == len(x)
     expected = np.histogram(x, 16, (-8, 8))[0]
     assert counts_of(x, (-8.0, 8.0), 16).tolist() == expected.tolist()
 
 
-def test_a_large_tensor_is_counted_to_the_last_element():
+def test_counts_every_element_of_a_large_tensor():
     x = np.random.default_rng(0).standard_normal(3_000_001).astype(np.float32)
     assert counts_of(x, (float(x.min()), float(x.max())), 50).sum() == x.size
 
 
 def heights(frame):
-    """How high the bars are, from left to right."""
+    """Return the heights of the bars, from left to right."""
     rows = near(frame, ACCENT, 5)[50:430]
     return rows.sum(axis=0)
 
 
-def test_the_bars_are_as_high_as_the_counts():
+def test_heights_of_bars_are_the_counts():
     x = np.repeat(np.arange(4), [10, 20, 40, 5])
     found = heights(draw(x, mode="histogram"))
     bars = [
@@ -46,18 +46,18 @@ def test_the_bars_are_as_high_as_the_counts():
     assert np.array(bars) / max(bars) == pytest.approx([0.25, 0.5, 1.0, 0.125], abs=0.02)
 
 
-def test_a_single_value_far_away_is_seen():
+def test_shows_a_single_outlier():
     x = np.zeros(100_000)
     x[5] = 100.0
     found = heights(draw(x, mode="histogram"))
     assert np.flatnonzero(found).max() - np.flatnonzero(found).min() > 500
 
 
-def test_exponents_keep_their_place_when_others_come():
-    """2^0 alone, then with 2^-9: the bar of the first moves right, and stays when that is gone."""
+def test_axis_of_exponents_only_grows():
+    """2^0 alone, then with 2^-9: the first bar moves right, and stays there without 2^-9."""
 
     def stats(x):
-        return record(None, stats=look_at(record(np.asarray(x))).summary)
+        return record(None, stats=FrameContent(record(np.asarray(x))).summary)
 
     painter = Painter(Style(size=(400, 300)))
     places = []
@@ -70,7 +70,7 @@ def test_exponents_keep_their_place_when_others_come():
     assert places[1].max() == places[2].max()
 
 
-def test_the_first_frame_stays_as_a_line():
+def test_first_frame_stays_as_a_line():
     rng = np.random.default_rng(0)
     painter = Painter(Style(range=(-6, 6)))
     moved = record(rng.standard_normal((3, 5, 500)) + 3)
@@ -83,18 +83,18 @@ def test_the_first_frame_stays_as_a_line():
     assert painter._pictures["histogram"].aside == "line: step 0"
 
 
-def test_the_line_of_the_first_frame_is_not_cut_off_and_does_not_dwarf_the_bars():
+def test_line_of_the_first_frame_leaves_room_for_the_bars():
     rng = np.random.default_rng(0)
     for narrow, within in ((0.8, True), (0.05, False)):
         painter = Painter(Style(range=(-6, 6), mode="histogram"))
         x = rng.standard_normal((3, 5, 500))
         painter.draw(record(x * narrow))
-        for _ in range(40):  # the axis follows
+        for _ in range(40):  # until the axis has followed
             frame = painter.draw(record(x))[..., :3]
         bars = near(frame, painter.style.colors.accent, 4)
         height = np.ptp(np.nonzero(bars.any(axis=1))[0])
         line = near(frame, painter.style.colors.dim, 4)[64:420, 80:620]
         assert line.any()
-        assert line[0].sum() < 20  # nothing runs along the upper edge
+        assert line[0].sum() < 20  # it does not run along the upper edge
         assert (height > 250) == within
         assert height > 190

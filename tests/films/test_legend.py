@@ -1,4 +1,4 @@
-"""What stands around a picture: readable, whatever is said, in a frame of any size."""
+"""The text around a picture is readable at any size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from tensortap import Kind
 from tensortap.films.canvas import Canvas, badge_width, text_width
+from tensortap.films.content import FrameContent
 from tensortap.films.frames import Painter
 from tensortap.films.legend import second_line
-from tensortap.films.look import look_at
 from tensortap.films.style import Style
 from tests.films.filming import record
 
@@ -30,7 +30,7 @@ TENSORS = {
 
 @pytest.fixture
 def written(monkeypatch):
-    """Every text that is drawn, and the box that it takes."""
+    """Record every text that is drawn, with its box."""
     found = []
     text, badge = Canvas.text, Canvas.badge
 
@@ -55,7 +55,7 @@ def written(monkeypatch):
 @pytest.mark.parametrize(
     "size", [(160, 120), (240, 180), (320, 240), (640, 480), (1920, 1080), (300, 900), (1000, 200)]
 )
-def test_nothing_overlaps_and_nothing_is_cut_off(written, mode, size):
+def test_texts_neither_overlap_nor_leave_the_frame(written, mode, size):
     width, height = size
     said = {"kind": Kind.GRADIENT, "rank": 3, "world_size": 8, "device": "cuda:3"}
     for name, message in (("w", "epoch 3"), (LONG, "warm up of the learning rate, second try")):
@@ -74,7 +74,7 @@ def test_nothing_overlaps_and_nothing_is_cut_off(written, mode, size):
             assert apart or one[4] <= other[2] or other[4] <= one[2], (one, other)
 
 
-def test_range_mean_and_counts_are_said_at_320_by_240(written):
+def test_shows_statistics_and_counts_at_320_by_240(written):
     Painter(Style(size=(320, 240))).draw(record(MATRIX))
     words = " ".join(box[0] for box in written)
     assert "mean" in words
@@ -84,9 +84,9 @@ def test_range_mean_and_counts_are_said_at_320_by_240(written):
 
 
 @pytest.mark.parametrize("room", [620, 400, 300])
-def test_the_shape_and_the_sampling_are_said_before_all_else(room):
+def test_shape_and_sampling_have_priority(room):
     said = {"rank": 3, "world_size": 8, "device": "cuda:3", "message": "warm up, second try" * 3}
-    look = look_at(record(np.zeros((5000, 64), np.float32), kind=Kind.GRADIENT, **said))
+    look = FrameContent(record(np.zeros((5000, 64), np.float32), kind=Kind.GRADIENT, **said))
     words, message = second_line(
         look, "4,000 of 5,000 rows", "1 row not finite · t-SNE", 12, room, 10
     )

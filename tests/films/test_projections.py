@@ -1,4 +1,4 @@
-"""Points that move instead of jumping."""
+"""Projections whose points move instead of jumping."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensortap.films.frames import Painter
-from tensortap.films.projections import _axes_exact, _axes_low_rank, point_shape
+from tensortap.films.projections import exact_axes, low_rank_axes, point_shape
 from tensortap.films.style import Style
 from tests.films.filming import record
 
@@ -29,7 +29,7 @@ def points(mode, *tensors, seed=0):
 
 
 @pytest.mark.parametrize(("mode", "exact"), [("pca", 1e-6), ("pca_lowrank", 0.01)])
-def test_the_first_axes_are_kept(mode, exact):
+def test_keeps_the_axes_of_the_first_frame(mode, exact):
     from sklearn.decomposition import PCA
 
     first, second = clouds(), clouds(shift=1.0)
@@ -43,22 +43,22 @@ def test_the_first_axes_are_kept(mode, exact):
     assert note == "axes of step 0"
 
 
-def test_the_axes_of_many_features_are_those_of_all():
+def test_low_rank_axes_agree_with_exact_ones():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((300, 200)) * 0.1
     x += rng.standard_normal((300, 2)) * [5, 3] @ rng.standard_normal((2, 200))
     x -= x.mean(axis=0)
-    exact, quick = _axes_exact(x, 0), _axes_low_rank(x, 0)
+    exact, quick = exact_axes(x), low_rank_axes(x, 0)
     assert np.abs((exact * quick).sum(axis=0)) == pytest.approx([1, 1], abs=1e-6)
 
 
-def test_other_features_need_other_axes_and_that_is_said():
+def test_notes_new_axes_for_other_features():
     found, note = points("pca", clouds(), clouds(features=7))
     assert np.isfinite(found[1]).all()
     assert note == "axes of step 1"
 
 
-def test_large_tensors_are_sampled_always_alike_and_it_is_said():
+def test_samples_large_tensors_deterministically():
     x = np.random.default_rng(0).standard_normal((9000, 5))
     (a, b), note = points("pca", x, x)
     assert a.shape == (4000, 2)
@@ -68,7 +68,7 @@ def test_large_tensors_are_sampled_always_alike_and_it_is_said():
     assert not (other[0] == a).all()
 
 
-def test_rows_that_are_not_finite_are_left_out_and_it_is_said():
+def test_notes_rows_that_are_not_finite():
     x = clouds()
     x[5, 3], x[7, 0] = np.nan, np.inf
     (found,), note = points("pca", x)
@@ -77,21 +77,21 @@ def test_rows_that_are_not_finite_are_left_out_and_it_is_said():
     assert "2 rows not finite" in note
 
 
-def test_points_of_t_sne_move_and_do_not_jump():
-    """Nearly the same tensor: a point ends far nearer to itself than to others."""
+def test_tsne_points_do_not_jump():
+    """For nearly the same tensor, a point ends much nearer to itself than to others."""
     first, second = clouds(), clouds() + 0.01 * np.random.default_rng(0).standard_normal((60, 12))
     (a, b), note = points("tsne", first, second)
     moved = np.linalg.norm(a - b, axis=1)
     assert np.median(moved) < 0.2 * np.ptp(a, axis=0).max()
     halves = np.linalg.norm(b[:30].mean(0) - b[30:].mean(0))
-    assert halves > b[:30].std()  # both clouds are still apart
+    assert halves > b[:30].std()  # both clouds stay apart
     assert note == "t-SNE"
     (again,), _ = points("tsne", first)
     assert (again == a).all()  # a fixed seed
 
 
-def test_the_colours_of_the_points_are_those_of_their_rows():
-    """The first row has the colour at the foot of the bar, the last that at its top."""
+def test_colors_of_points_are_those_of_their_rows():
+    """The first row has the color at the bottom of the bar, the last row that at its top."""
     painter = Painter(Style(mode="pca"))
     frame = painter.draw(record(clouds()))[..., :3]
     picture = painter._pictures["pca"]
@@ -102,7 +102,7 @@ def test_the_colours_of_the_points_are_those_of_their_rows():
     assert frame[85, 575].tolist() == pytest.approx(picture._colors[-1].tolist(), abs=12)
 
 
-def test_what_is_a_point():
+def test_shapes_of_points():
     assert point_shape((10, 20)) == (10, 20)
     assert point_shape((4, 10, 20)) == (40, 20)
     assert point_shape((8, 3, 5, 5)) == (8, 75)
@@ -111,6 +111,6 @@ def test_what_is_a_point():
     assert point_shape((0, 4)) is None
 
 
-def test_huge_numbers_are_projected_too():
+def test_projects_huge_numbers():
     (found,), _ = points("pca", clouds() * 1e300)
     assert np.isfinite(found).all()

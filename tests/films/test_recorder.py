@@ -1,8 +1,7 @@
-"""The recorder: a film a name, whole however the program ends."""
+"""The recorder: one film per name, complete however the program ends."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -31,13 +30,13 @@ def diagonal(k, side=16):
     return np.eye(side, k=k, dtype=np.float32)
 
 
-def test_a_moving_diagonal_is_found_where_it_should_be(tmp_path):
-    """Frame k shows ones k cells right of the diagonal."""
+def test_films_a_moving_diagonal(tmp_path):
+    """Frame k has ones k cells right of the diagonal."""
     recorder = tap.Recorder(tmp_path, range=(0, 1), colormap="aurora", size=(480, 360), fps=25)
     shifts = range(-6, 7)
     for step, k in enumerate(shifts):
         recorder(record(diagonal(k), "weights", step))
-    (film,) = recorder._films.values()
+    (film,) = recorder._open.values()
     box = film._painter._pictures["image"]._box
     recorder.close()
     assert names(tmp_path) == ["weights-rank0.mp4"]
@@ -54,7 +53,7 @@ def test_a_moving_diagonal_is_found_where_it_should_be(tmp_path):
         assert (near(middles, dark, 50) == (diagonal(k) == 0)).all()
 
 
-def test_a_nan_keeps_its_colour_in_a_film(tmp_path):
+def test_nan_keeps_its_color_in_a_film(tmp_path):
     x = np.random.default_rng(0).standard_normal((4096, 4096), np.float32)
     x[1000, 2000] = np.nan
     with tap.Recorder(tmp_path) as recorder:
@@ -64,7 +63,7 @@ def test_a_nan_keeps_its_colour_in_a_film(tmp_path):
     assert near(picture[440:], NAN_COLOR, 60).sum() > 100  # and its badge
 
 
-def test_two_films_at_once_and_steps_with_gaps(tmp_path):
+def test_films_two_names_and_steps_with_gaps(tmp_path):
     with tap.Recorder(tmp_path, **SMALL) as recorder:
         for step in (0, 1, 500, 9000):
             recorder(record(diagonal(0), "a", step))
@@ -72,16 +71,16 @@ def test_two_films_at_once_and_steps_with_gaps(tmp_path):
                 recorder(record(float(step), "loss", step, Kind.METRIC))
     assert names(tmp_path) == ["a-rank0.mp4", "loss-metric-rank0.mp4"]
     _, times = frames_of(tmp_path / "a-rank0.mp4")
-    assert times == pytest.approx([0, 0.05, 0.1, 0.15], abs=1e-3)  # a frame a record
+    assert times == pytest.approx([0, 0.05, 0.1, 0.15], abs=1e-3)  # one frame per record
     assert len(frames_of(tmp_path / "loss-metric-rank0.mp4")[0]) == 2
 
 
-def test_file_names_tell_kind_rank_and_device(tmp_path):
+def test_file_names_contain_kind_rank_and_device(tmp_path):
     with tap.Recorder(tmp_path, format="gif", **SMALL) as recorder:
         for rank, device in ((0, "cuda:0"), (1, "cuda:1"), (1, "")):
             for kind in (Kind.VALUE, Kind.WEIGHT_GRADIENT):
-                said = {"device": device} if device else {}
-                recorder(record(diagonal(0), "fc", 0, kind, rank, 2, **said))
+                tags = {"device": device} if device else {}
+                recorder(record(diagonal(0), "fc", 0, kind, rank, 2, **tags))
     assert names(tmp_path) == [
         "fc-rank0-cuda0.gif", "fc-rank1-cuda1.gif", "fc-rank1.gif",
         "fc-weight_gradient-rank0-cuda0.gif", "fc-weight_gradient-rank1-cuda1.gif",
@@ -89,7 +88,7 @@ def test_file_names_tell_kind_rank_and_device(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_new_file_after_so_many_frames_and_never_over_an_old_one(tmp_path):
+def test_starts_a_new_file_after_max_frames(tmp_path):
     for _ in range(2):
         with tap.Recorder(tmp_path, max_frames=3, **SMALL) as recorder:
             for step in range(7):
@@ -125,18 +124,18 @@ def test_hostile_names_stay_in_the_folder(tmp_path, name):
     assert names(tmp_path / "deep") == ["videos"]
 
 
-def test_two_names_never_share_a_file():
+def test_names_have_distinct_files():
     assert len({film_name(name, Kind.VALUE, 0, "") for name in ("a/b", "a_b", "a%2Fb", "a b")}) == 4
 
 
-def test_a_shape_that_changes_does_not_break_the_film(tmp_path):
+def test_films_tensors_of_changing_shape(tmp_path):
     with tap.Recorder(tmp_path, **SMALL) as recorder:
         for step, shape in enumerate([(4, 4), (9, 3), (7,), (2, 3, 4), (0, 2), (), (1, 5, 5)]):
             recorder(record(np.ones(shape), step=step))
     assert len(frames_of(tmp_path / "x-rank0.mp4")[0]) == 7
 
 
-def test_pickling_carries_the_settings_and_no_film(tmp_path):
+def test_pickle_contains_settings_only(tmp_path):
     recorder = tap.Recorder(tmp_path, mode="surface", fps=12, max_frames=5, **SMALL)
     recorder(record(diagonal(0)))
     copy = pickle.loads(pickle.dumps(recorder))
@@ -148,7 +147,7 @@ def test_pickling_carries_the_settings_and_no_film(tmp_path):
     assert names(tmp_path) == ["x-rank0-2.mp4", "x-rank0.mp4"]
 
 
-def test_making_one_loads_nothing_heavy_and_touches_nothing(tmp_path):
+def test_creating_a_recorder_is_cheap(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(ROOT / "src")!r})
 import tensortap as tap
@@ -160,20 +159,20 @@ print([name for name in ("av", "PIL", "sklearn", "torch", "pandas") if name in s
     assert names(tmp_path) == []
 
 
-def test_open_films_are_bounded_and_what_found_no_room_is_counted(tmp_path, caplog):
+def test_counts_frames_beyond_open_films(tmp_path, caplog):
     recorder = tap.Recorder(tmp_path, open_films=3, format="png", **SMALL)
     for step in range(5):
         for name in "abcde":
             recorder(record(diagonal(0), name, step))
     assert recorder.skipped == {"d": 5, "e": 5}
-    assert caplog.text.count("which is the limit") == 1  # not once for each of hundreds
-    assert "no film of 'd'" in caplog.text
+    assert caplog.text.count("which is the limit") == 1  # once, not for every name
+    assert "'d' is not filmed" in caplog.text
     recorder.close()
-    assert "2 names had no film, 'd' to 'e': open_films=3" in caplog.text
+    assert "2 names were not filmed, 'd' to 'e': open_films=3" in caplog.text
     assert names(tmp_path) == ["a-rank0", "b-rank0", "c-rank0"]
 
 
-def test_a_film_that_nobody_needs_makes_room(tmp_path):
+def test_idle_film_makes_room(tmp_path):
     with tap.Recorder(tmp_path, open_films=2, format="png", **SMALL) as recorder:
         recorder(record(diagonal(0), "once"))
         for step in range(10):
@@ -183,39 +182,39 @@ def test_a_film_that_nobody_needs_makes_room(tmp_path):
     assert names(tmp_path) == ["late-rank0", "often-rank0", "once-rank0"]
 
 
-def test_odd_sizes_are_made_even_and_it_is_said(tmp_path, caplog):
+def test_logs_that_sizes_are_made_even(tmp_path, caplog):
     with tap.Recorder(tmp_path, size=(321, 239)) as recorder:
         recorder(record(diagonal(0)))
-    assert "frames are 322x240, not 321x239" in caplog.text
+    assert "frames are 322x240 instead of 321x239" in caplog.text
     assert frames_of(tmp_path / "x-rank0.mp4")[0][0].shape == (240, 322, 3)
 
 
-def test_where_no_film_can_be_written(tmp_path):
+def test_reports_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FilmError, match=r"no films in .*file/videos: Not a directory"):
+    with pytest.raises(FilmError, match=r"cannot create the folder .*file/videos: Not a directory"):
         tap.Recorder(tmp_path / "file" / "videos", **SMALL)(record(diagonal(0)))
 
 
-def test_alerts_are_not_filmed(tmp_path):
+def test_ignores_alerts(tmp_path):
     with tap.Recorder(tmp_path / "videos", **SMALL) as recorder:
         recorder(record("exploding", kind=Kind.ALERT))
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"format": "avi"}, "mp4, gif, png"), ({"fps": 0}, "more than 0"),
-        ({"max_frames": 0}, "1 or more"), ({"open_films": 0}, "1 or more"),
-        ({"mode": "x"}, "mode='x'"), ({"range": (1, 0)}, "the smaller first"),
+        ({"max_frames": 0}, "at least 1"), ({"open_films": 0}, "at least 1"),
+        ({"mode": "x"}, "mode must be"), ({"range": (1, 0)}, "the smaller first"),
         ({"size": 640}, "width and height"), ({"size": (640.0, 480.0)}, "width and height"),
         ({"size": ("a", "b")}, "width and height"), ({"range": 5}, "a pair like"),
-        ({"range": ("a", 2)}, "a pair like"), ({"fps": "fast"}, "fps='fast'"),
-        ({"seed": "x"}, "seed='x'"), ({"max_frames": 2.5}, "a whole number"),
+        ({"range": ("a", 2)}, "a pair like"), ({"fps": "fast"}, "got 'fast'"),
+        ({"seed": "x"}, "seed must be"), ({"max_frames": 2.5}, "an integer"),
     ],
 )  # fmt: skip
-def test_what_is_not_known_is_said_when_it_is_made(wrong, said):
-    with pytest.raises(TensortapError, match=said):
+def test_rejects_wrong_options(wrong, message):
+    with pytest.raises(TensortapError, match=message):
         tap.Recorder(**wrong)
 
 
@@ -233,21 +232,23 @@ PROGRAM = f"""
 """
 
 
-@pytest.mark.parametrize(
-    ("end", "code"), [("break", 0), ("raise ValueError", 1), ("raise KeyboardInterrupt", -2),
-                      ("sys.exit(3)", 3)],
-)  # fmt: skip
-def test_films_are_whole_when_nobody_closed_the_recorder(tmp_path, end, code):
-    program = textwrap.dedent(PROGRAM).replace("END", end)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=100,
-        check=False, env=dict(os.environ),
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert len(frames_of(tmp_path / "videos" / "x-rank0.mp4")[0]) == 11
+def test_films_are_complete_without_closing(tmp_path):
+    ends = {"break": 0, "raise ValueError": 1, "raise KeyboardInterrupt": -2}
+    programs = []
+    for number, end in enumerate(ends):
+        (tmp_path / str(number)).mkdir()
+        code = textwrap.dedent(PROGRAM).replace("END", end)
+        programs.append(subprocess.Popen(
+            [sys.executable, "-c", code], cwd=tmp_path / str(number), stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        ))  # fmt: skip
+    for number, (program, code) in enumerate(zip(programs, ends.values(), strict=True)):
+        _, errors = program.communicate(timeout=100)
+        assert program.returncode == code, errors
+        assert len(frames_of(tmp_path / str(number) / "videos" / "x-rank0.mp4")[0]) == 11
 
 
-def test_a_forked_child_that_ends_does_not_finish_the_film(tmp_path):
+def test_forked_child_does_not_complete_the_film(tmp_path):
     program = """
         recorder(record(np.eye(8), "x", step + 1))
         child = os.fork()
@@ -268,7 +269,7 @@ def test_a_forked_child_that_ends_does_not_finish_the_film(tmp_path):
     assert len(frames_of(tmp_path / "videos" / "x-rank0.mp4")[0]) == 20
 
 
-def test_a_killed_recorder_leaves_a_film_that_plays(tmp_path):
+def test_killed_recorder_leaves_a_film_that_plays(tmp_path):
     program = textwrap.dedent(PROGRAM).replace("END", "pass")
     child = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE)
     try:

@@ -1,42 +1,42 @@
-"""The surface: what is in front hides what is behind it, and colours are where heights are."""
+"""Surfaces: points in front hide those behind, and every color is where its height is."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 
-from tensortap.films.shades import Shades
+from tensortap.films.color_scale import ColorScale
 from tensortap.films.style import Box, Style
-from tensortap.films.surface import _LIGHTS, View, drawn_over, lit_colors
+from tensortap.films.surface import _LIGHTS, SurfaceView, drawn_over, lit_colors
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, color_table, pixel_table
 from tests.films.filming import draw, near
 
 WALLS = (1, 2, 3), (4, 5, 6)
 
 
-def shades(**options):
-    made = Shades(Style(range=(0, 1), colormap="grey", **options))
-    made.see(None)
+def scale():
+    made = ColorScale(Style(range=(0, 1), colormap="grey"))
+    made.update(None)
     return made
 
 
 def seen(heights, room=(300, 240)):
-    """Which point of the grid, wall (-2, -1) or nothing (-3) each half pixel shows."""
-    view = View(*heights.shape, Box(0, 0, *room))
+    """Return which point of the grid, wall (-2, -1) or nothing (-3) each half pixel shows."""
+    view = SurfaceView(*heights.shape, Box(0, 0, *room))
     rows, columns = view._grid
     numbers = np.arange(rows * columns, dtype=np.uint32)
     view._heights = lambda *_: (
         heights,
         np.concatenate([numbers, [2**32 - 2, 2**32 - 1, 2**32 - 3]]),
     )
-    drawn = view.draw(heights, shades(), True, np.zeros(1, np.uint32))
+    drawn = view.draw(heights, scale(), True, np.zeros(1, np.uint32))
     return view, drawn.astype(np.int64).astype(np.int32)
 
 
 def marched(view, heights):
-    """The same, ray by ray: from the front, the first sample that reaches a pixel."""
-    import itertools
-
+    """Compute the same by tracing rays: the first sample from the front that reaches a pixel."""
     _rows, columns = heights.shape
     depth = view._reach.shape[0]
     ground, reach = np.full(view._reach.shape, np.nan), np.full(view._reach.shape, -1.0)
@@ -61,7 +61,7 @@ def marched(view, heights):
     return found[::-1]
 
 
-def test_every_pixel_shows_what_a_ray_meets_first():
+def test_every_pixel_agrees_with_ray_tracing():
     rng = np.random.default_rng(1)
     rough = rng.random((96, 96)).astype(np.float32)
     heights = (rough + np.roll(rough, 1, 0) + np.roll(rough, 1, 1)) / 3
@@ -72,7 +72,7 @@ def test_every_pixel_shows_what_a_ray_meets_first():
     assert {-3, -2, -1} < set(np.unique(drawn))
 
 
-def test_a_peak_is_drawn_where_it_stands():
+def test_draws_a_peak_at_its_position():
     heights = np.zeros((96, 96), np.float32)
     heights[30:33, 60:63] = 1
     view, drawn = seen(heights)
@@ -82,7 +82,7 @@ def test_a_peak_is_drawn_where_it_stands():
     assert abs(rows.min() / 2 - (y - view.area.top)) < 4
 
 
-def test_a_ridge_hides_what_is_behind_it():
+def test_ridge_hides_points_behind_it():
     heights = np.zeros((96, 96), np.float32)
     _, flat = seen(heights)
     heights[60] = 1  # row 60 stands before rows 0 to 59
@@ -93,14 +93,14 @@ def test_a_ridge_hides_what_is_behind_it():
     assert len(before - set(np.unique(ridge))) < len(before) / 20
 
 
-def test_half_pixels_are_averaged_over_what_is_there():
+def test_averages_half_pixels():
     under = np.array([[0xFF000000]], np.uint32)
     drawn = np.array([[0], [0xFF204060]], np.uint32)
     assert drawn_over(under, drawn).tolist() == [[0xFF102030]]
     assert drawn_over(under, np.zeros((2, 1), np.uint32)).tolist() == under.tolist()
 
 
-def test_what_is_not_finite_shines_and_can_be_seen():
+def test_shows_nan_and_inf():
     x = np.random.default_rng(0).random((256, 256)).astype(np.float32) * 0.3
     x[0, 0] = 1.0
     assert not near(draw(x, mode="surface")[60:430], NAN_COLOR, 30).any()
@@ -110,26 +110,26 @@ def test_what_is_not_finite_shines_and_can_be_seen():
         assert near(frame, color, 30).sum() > 10
 
 
-def test_light_does_not_change_what_is_not_finite():
+def test_light_does_not_change_nan():
     lit = lit_colors(pixel_table(color_table("grey")), WALLS)
     strange = lit[253 * _LIGHTS : 254 * _LIGHTS].view(np.uint8).reshape(-1, 4)
     assert (strange[:, :3] == NAN_COLOR).all()
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 300), (300, 2), (5, 7), (96, 257), (1000, 3)])
-def test_every_shape_has_a_surface(shape):
+def test_draws_every_shape(shape):
     x = np.random.default_rng(0).standard_normal(shape)
     frame = draw(x, mode="surface", size=(320, 240), colormap="ember")
     assert len(np.unique(frame[60:200, 40:240].reshape(-1, 3), axis=0)) > 60
 
 
-def test_the_same_tensor_gives_the_same_picture():
+def test_drawing_is_deterministic():
     x = np.random.default_rng(0).standard_normal((40, 50))
     assert (draw(x, mode="surface") == draw(x, mode="surface")).all()
 
 
-def test_noise_keeps_its_colours():
-    """A matrix of weights is all slopes: light must not make it black and white."""
+def test_noise_keeps_its_colors():
+    """A matrix of weights has steep slopes: light must not make it black and white."""
     x = np.random.default_rng(0).standard_normal((256, 256))
     frame = draw(x, mode="surface", colormap=["#ff0000", "#ff0000"], range=(-4, 4))
     red = frame[100:400, 40:480].astype(float)

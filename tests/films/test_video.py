@@ -1,4 +1,4 @@
-"""Films on disk, read back with PyAV."""
+"""Video files, read back with PyAV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE = (160, 120)
 
 
 def frame(i, size=SIZE):
-    """A bright column that moves with the number of the frame."""
+    """Return a frame with a bright column whose position is the number of the frame."""
     made = np.full((size[1], size[0], 4), 255, np.uint8)
     made[..., :3] = (10, 20, 60)
     made[:, 10 * i % size[0] : 10 * i % size[0] + 10, :3] = (250, 200, 40)
@@ -42,7 +42,7 @@ def column(picture):
 
 
 @pytest.mark.parametrize(("fps", "frames"), [(20, 7), (12.5, 3), (30000 / 1001, 31), (1, 2)])
-def test_an_mp4_is_h264_with_every_frame_at_its_time(tmp_path, fps, frames):
+def test_mp4_is_h264_with_every_frame_at_its_time(tmp_path, fps, frames):
     path = written(tmp_path / "a.mp4", "mp4", frames, fps)
     with av.open(str(path)) as film:
         stream = film.streams.video[0]
@@ -56,7 +56,7 @@ def test_an_mp4_is_h264_with_every_frame_at_its_time(tmp_path, fps, frames):
         assert column(each.to_ndarray(format="rgb24")) == pytest.approx(10 * i % 160 + 4.5, abs=1.5)
 
 
-def test_every_frame_is_on_disk_before_the_next_but_one(tmp_path):
+def test_frames_are_on_disk_after_the_next_one(tmp_path):
     writer = create(tmp_path / "a.mp4", "mp4", SIZE, 20)
     for i in range(9):
         writer.write(frame(i))
@@ -69,7 +69,7 @@ def test_every_frame_is_on_disk_before_the_next_but_one(tmp_path):
 
 
 def boxes(data):
-    """(where, length, kind) of the parts of an MP4."""
+    """Return offset, length and kind of the boxes of an MP4."""
     found, at = [], 0
     while at < len(data):
         length, kind = struct.unpack(">I4s", data[at : at + 8])
@@ -78,27 +78,27 @@ def boxes(data):
     return found
 
 
-def test_a_film_that_is_torn_plays_up_to_there(tmp_path):
-    """Cut within a frame: all frames before it are decoded, then it ends."""
+def test_damaged_film_plays_up_to_the_damage(tmp_path):
+    """All frames before the damage are decoded."""
     writer = create(tmp_path / "a.mp4", "mp4", SIZE, 20)
     for i in range(9):
         writer.write(frame(i))
     data = writer.path.read_bytes()
     writer.close()
     fragments = [box for box in boxes(data) if box[2] in (b"moof", b"mdat")]
-    assert len(fragments) == 16  # a frame each, but for the last
+    assert len(fragments) == 16  # one per frame, except the last
     for number, (at, length, _) in enumerate(fragments):
         for cut in (at, at + 8, at + length // 2):
             path = tmp_path / "cut.mp4"
             path.write_bytes(data[:cut])
             found = []
             with av.open(str(path)) as film, contextlib.suppress(av.error.FFmpegError):
-                found.extend(film.decode(video=0))  # what came before an error is kept
+                found.extend(film.decode(video=0))  # keeps what came before an error
             assert len(found) >= number // 2, (number, cut)
 
 
-def test_a_killed_program_leaves_a_film(tmp_path):
-    """kill -9 in the middle: all frames but the last are there, in order."""
+def test_killed_program_leaves_a_film(tmp_path):
+    """After kill -9, all frames but the last are in the file."""
     program = f"""
         import sys
         sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
@@ -131,7 +131,7 @@ def test_a_killed_program_leaves_a_film(tmp_path):
         )
 
 
-def test_a_gif_has_the_colours_of_its_palette(tmp_path):
+def test_gif_has_the_colors_of_its_palette(tmp_path):
     palette = np.array([[250, 200, 40], [10, 20, 60], [0, 255, 0]], np.uint8)
     path = written(tmp_path / "a.gif", "gif", palette=palette)
     with av.open(str(path)) as film:
@@ -149,7 +149,7 @@ def test_a_gif_has_the_colours_of_its_palette(tmp_path):
         assert image.info["loop"] == 0
 
 
-def test_png_frames(tmp_path):
+def test_writes_png_files(tmp_path):
     from PIL import Image
 
     written(tmp_path / "frames", "png", 3)
@@ -159,7 +159,7 @@ def test_png_frames(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["mp4", "gif", "png"])
-def test_nothing_is_ever_overwritten(tmp_path, form):
+def test_never_overwrites(tmp_path, form):
     path = tmp_path / "a"
     path.write_text("mine")
     with pytest.raises(FileExistsError):
@@ -168,14 +168,14 @@ def test_nothing_is_ever_overwritten(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", ["mp4", "gif", "png"])
-def test_where_nothing_can_be_written_it_says_so(tmp_path, form):
+def test_reports_paths_that_cannot_be_written(tmp_path, form):
     (tmp_path / "file").touch()
     with pytest.raises(FilmError, match=r"cannot .*file/a.*: Not a directory"):
         create(tmp_path / "file" / "a", form, SIZE, 20)
 
 
-def test_a_full_disk_ends_the_film_with_its_reason_and_leaves_what_plays(tmp_path):
-    """A limit on the size of files is to write() what a full disk is."""
+def test_full_disk_leaves_a_film_that_plays(tmp_path):
+    """For write(), a limit on the file size is like a full disk."""
     program = f"""
         import resource, sys
         sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
@@ -202,29 +202,27 @@ def test_a_full_disk_ends_the_film_with_its_reason_and_leaves_what_plays(tmp_pat
         text=True, timeout=100, check=False, env=dict(os.environ),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said, frames, again = done.stdout.splitlines()
-    assert (
-        f"the film a.mp4 ends after {frames} frames, it cannot be written: File too large" == said
-    )
+    message, frames, again = done.stdout.splitlines()
+    assert message == f"the film a.mp4 ends after {frames} frames: File too large"
     assert again == "the film a.mp4 has been closed"
     with av.open(str(tmp_path / "a.mp4")) as film:
         assert len(list(film.decode(video=0))) >= int(frames) - 2 > 2
 
 
-def test_closing_twice_and_films_without_frames(tmp_path):
+def test_closes_twice_and_without_frames(tmp_path):
     for form in ("mp4", "gif", "png"):
         writer = create(tmp_path / form, form, SIZE, 20)
         writer.close()
         writer.close()
 
 
-def test_the_sides_of_an_mp4_are_even():
+def test_mp4_has_even_sides():
     assert film_size((641, 479), "mp4") == (642, 480)
     assert film_size((640, 480), "mp4") == (640, 480)
     assert film_size((641, 479), "png") == (641, 479)
 
 
-def test_what_is_missing_is_named(tmp_path, monkeypatch):
+def test_names_the_extra_when_pyav_is_missing(tmp_path, monkeypatch):
     from tensortap.errors import MissingExtra
 
     monkeypatch.setitem(sys.modules, "av", None)

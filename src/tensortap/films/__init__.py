@@ -1,1 +1,1 @@
-"""Tensors drawn as frames, and frames made into films."""
+"""Tensors drawn as frames, and frames written as films."""

@@ -1,7 +1,7 @@
-"""A frame in memory, and what is drawn on it: text, boxes, lines, dots.
+"""A frame in memory, and drawing on it: text, boxes, lines, dots.
 
-Letters and digits are drawn by Pillow once and kept as masks, so that a number that changes with
-every frame costs a few small copies.
+Pillow draws each letter once. Letters are kept as pixels, so that a number that changes with every
+frame costs only a few small copies.
 """
 
 from __future__ import annotations
@@ -10,72 +10,63 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tensortap.errors import MissingExtra
 from tensortap.viz.colors import Rgb, packed
 
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ImportError:
+    raise MissingExtra("films need Pillow: pip install 'tensortap[video]'") from None
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-_ROUND = 4  # how much finer curves are drawn than they are shown
+    Mask = NDArray[np.uint8]
 
-
-def need_pillow() -> Any:
-    """Pillow, or what to install."""
-    try:
-        import PIL.Image
-    except ImportError:
-        raise MissingExtra("films need Pillow: pip install 'tensortap[video]'") from None
-    return PIL.Image
+_FINE = 4  # curves are drawn so many times larger, then reduced
+_DIGITS = "0123456789"
+_ALIGN = {"left": 0.0, "middle": 0.5, "right": 1.0}
 
 
 class Canvas:
-    """Pixels of red, green, blue and 255; `pixels` is the same memory, a number a pixel."""
+    """Pixels of red, green, blue and 255; `pixels` is the same memory, one number per pixel."""
 
     def __init__(self, width: int, height: int, color: Rgb) -> None:
-        import numpy as np
-
+        self.width, self.height = width, height
         self.background = color
         self.pixels = np.full((height, width), packed(color), np.uint32)
         self.bytes: NDArray[np.uint8] = self.pixels.view(np.uint8).reshape(height, width, 4)
 
-    @property
-    def width(self) -> int:
-        """In pixels."""
-        return int(self.pixels.shape[1])
-
-    @property
-    def height(self) -> int:
-        """In pixels."""
-        return int(self.pixels.shape[0])
-
-    def copy_from(self, other: Canvas) -> None:
-        """Become the same picture."""
-        self.pixels[:] = other.pixels
-
     def fill(self, left: int, top: int, right: int, bottom: int, color: Rgb) -> None:
-        """A box, its right and bottom edges not included."""
+        """Fill a box, without its right and bottom edge."""
         self.pixels[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = packed(color)
 
     def frame(self, left: int, top: int, right: int, bottom: int, color: Rgb) -> None:
-        """A thin line around a box."""
+        """Draw a thin line around a box."""
         for edge in (top - 1, bottom):
             self.fill(left - 1, edge, right + 1, edge + 1, color)
         for edge in (left - 1, right):
             self.fill(edge, top - 1, edge + 1, bottom + 1, color)
 
-    def stamp(self, mask: NDArray[np.uint8], left: int, top: int, color: Rgb) -> None:
-        """Paint through a mask of 0 to 255; what lies outside is cut off."""
-        import numpy as np
+    def _clipped(
+        self, shape: tuple[int, ...], left: int, top: int
+    ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+        """Return where in the frame, and in a picture at a position, the two overlap."""
+        bottom, right = min(top + shape[0], self.height), min(left + shape[1], self.width)
+        y, x = max(top, 0), max(left, 0)
+        inside = slice(y, max(y, bottom)), slice(x, max(x, right))
+        return inside, (
+            slice(y - top, max(y, bottom) - top),
+            slice(x - left, max(x, right) - left),
+        )
 
-        height, width = mask.shape
-        y0, x0 = max(top, 0), max(left, 0)
-        y1, x1 = min(top + height, self.height), min(left + width, self.width)
-        if y0 >= y1 or x0 >= x1:
-            return
-        part = mask[y0 - top : y1 - top, x0 - left : x1 - left, None]
-        under = self.bytes[y0:y1, x0:x1, :3]
-        share = part.astype(np.float32) * np.float32(1 / 255)
+    def stamp(self, mask: Mask, left: int, top: int, color: Rgb) -> None:
+        """Paint a color through a mask of 0 to 255."""
+        inside, part = self._clipped(mask.shape, left, top)
+        under = self.bytes[inside][..., :3]
+        share = mask[part][..., None].astype(np.float32) * np.float32(1 / 255)
         under[:] = under + (np.array(color, np.float32) - under) * share + np.float32(0.5)
 
     def text(
@@ -89,33 +80,27 @@ class Canvas:
         *,
         moving: bool = False,
     ) -> int:
-        """A line of text whose middle is at height `y`; how wide it is.
+        """Write a line of text whose middle is at height `y`; return its width.
 
-        `moving` is for what changes from frame to frame, on the bare background: digits of one
-        width, so that nothing wobbles, put together from single letters that are kept as pixels.
+        `moving` is for text that changes with every frame, on the plain background: all digits
+        have the same width, and letters are copied from kept pixels.
         """
-        if moving:
-            letters = _letters(text, size, color, self.background)
-            width = int(letters.shape[1])
-            self.paste(letters, _left(x, width, align), round(y - letters.shape[0] / 2))
-        else:
-            mask = _still(text, size)
+        if not moving:
+            mask = _still_mask(text, size)
             width = int(mask.shape[1])
-            self.stamp(mask, _left(x, width, align), round(y - mask.shape[0] / 2), color)
-        return width
-
-    def paste(self, pixels: NDArray[np.uint32], left: int, top: int) -> None:
-        """Put pixels over what is there; what lies outside is cut off."""
-        height, width = pixels.shape
-        y0, x0 = max(top, 0), max(left, 0)
-        y1, x1 = min(top + height, self.height), min(left + width, self.width)
-        if y0 < y1 and x0 < x1:
-            part = pixels[y0 - top : y1 - top, x0 - left : x1 - left]
-            self.pixels[y0:y1, x0:x1] = part
+            self.stamp(mask, round(x - _ALIGN[align] * width), round(y - mask.shape[0] / 2), color)
+            return width
+        pixels = [_letter_pixels(c, size, color, self.background) for c in text or " "]
+        line = np.concatenate(pixels, axis=1)
+        height, width = line.shape
+        at = round(x - _ALIGN[align] * width), round(y - height / 2)
+        inside, part = self._clipped(line.shape, *at)
+        self.pixels[inside] = line[part]
+        return int(width)
 
     def badge(self, x: float, y: float, text: str, size: int, color: Rgb) -> int:
-        """Text on a coloured pill, right edge at `x`; how wide it is."""
-        mask = _moving(text, size)
+        """Write text on a colored pill that ends at `x`; return its width."""
+        mask = np.concatenate([_letter_mask(letter, size) for letter in text or " "], axis=1)
         width, height = badge_width(text, size), round(size * 1.55)
         left, top = round(x) - width, round(y - height / 2)
         self.stamp(_pill(width, height), left, top, color)
@@ -124,32 +109,23 @@ class Canvas:
         self.stamp(mask, left + size // 2, round(y - mask.shape[0] / 2), ink)
         return width
 
-    def curve(
-        self, xs: Sequence[float], ys: Sequence[float], width: float, color: Rgb, opacity: float = 1
-    ) -> None:
-        """A smooth line through points."""
-        import numpy as np
-
+    def curve(self, xs: Sequence[float], ys: Sequence[float], width: float, color: Rgb) -> None:
+        """Draw a smooth line through points."""
         if len(xs) < 2:
             return
         left, top = int(min(xs) - width - 1), int(min(ys) - width - 1)
         across, down = int(max(xs) + width + 2) - left, int(max(ys) + width + 2) - top
-        image_module = need_pillow()
-        from PIL import ImageDraw
-
-        image = image_module.new("L", (across * _ROUND, down * _ROUND))
-        points = [((x - left) * _ROUND, (y - top) * _ROUND) for x, y in zip(xs, ys, strict=True)]
+        image = Image.new("L", (across * _FINE, down * _FINE))
+        points = [((x - left) * _FINE, (y - top) * _FINE) for x, y in zip(xs, ys, strict=True)]
         ImageDraw.Draw(image).line(
-            points, fill=round(255 * opacity), width=max(1, round(width * _ROUND)), joint="curve"
+            points, fill=255, width=max(1, round(width * _FINE)), joint="curve"
         )
-        self.stamp(np.asarray(image.reduce(_ROUND)), left, top, color)
+        self.stamp(np.asarray(image.reduce(_FINE)), left, top, color)
 
     def dots(
         self, xs: NDArray[Any], ys: NDArray[Any], radius: float, colors: NDArray[np.uint8]
     ) -> None:
-        """A disc at each point, later ones over earlier ones; what lies outside is left out."""
-        import numpy as np
-
+        """Draw a disc at each point that lies inside, later ones over earlier ones."""
         mask = _disc(radius)
         reach = mask.shape[0] // 2
         column, row = np.rint(xs).astype(np.int64), np.rint(ys).astype(np.int64)
@@ -165,91 +141,59 @@ class Canvas:
                     self.bytes[row + dy, column + dx, :3] = mixed.astype(np.uint8)
 
 
-def badge_width(text: str, size: int) -> int:
-    """How wide a badge is."""
-    return moving_width(text or " ", size) + size
-
-
-def _left(x: float, width: int, align: str) -> int:
-    return round(x - {"left": 0.0, "middle": width / 2, "right": width}[align])
-
-
 @functools.cache
 def _font(size: int) -> Any:
-    need_pillow()
-    from PIL import ImageFont
-
     return ImageFont.load_default(size)
 
 
-def _drawn(text: str, size: int) -> NDArray[np.uint8]:
-    """A text as a mask, of the same height whatever its letters are."""
-    import numpy as np
-    from PIL import Image, ImageDraw
-
-    font = _font(size)
-    width = max(1, round(font.getlength(text)))
-    image = Image.new("L", (width, round(size * 1.3)))
-    ImageDraw.Draw(image).text((0, size * 0.98), text, fill=255, font=font, anchor="ls")
+def _text_mask(text: str, size: int) -> Mask:
+    """Draw a text as a mask whose height does not depend on its letters."""
+    image = Image.new("L", (text_width(text, size), round(size * 1.3)))
+    ImageDraw.Draw(image).text((0, size * 0.98), text, fill=255, font=_font(size), anchor="ls")
     return np.asarray(image)
 
 
-_still = functools.lru_cache(maxsize=2048)(_drawn)
+_still_mask = functools.lru_cache(maxsize=2048)(_text_mask)
 
 
 @functools.cache
 def _digit_width(size: int) -> int:
-    return max(int(_drawn(digit, size).shape[1]) for digit in "0123456789")
+    return max(text_width(digit, size) for digit in _DIGITS)
 
 
 @functools.lru_cache(maxsize=2048)
-def _placed(letter: str, size: int) -> NDArray[np.uint8]:
-    """A letter as a mask; digits are all as wide as the widest."""
-    import numpy as np
-
-    mask = _drawn(letter, size)
-    missing = _digit_width(size) - mask.shape[1]
-    if letter not in "0123456789" or missing <= 0:
-        return mask
-    return np.pad(mask, ((0, 0), (missing // 2, missing - missing // 2)))
+def _letter_mask(letter: str, size: int) -> Mask:
+    """Draw a letter as a mask; all digits have the same width."""
+    mask = _text_mask(letter, size)
+    padding = max(0, _digit_width(size) - mask.shape[1]) if letter in _DIGITS else 0
+    return np.pad(mask, ((0, 0), (padding // 2, padding - padding // 2)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _colored(letter: str, size: int, color: Rgb, background: Rgb) -> NDArray[np.uint32]:
-    import numpy as np
-
-    share = _placed(letter, size)[..., None] / 255
+def _letter_pixels(letter: str, size: int, color: Rgb, background: Rgb) -> NDArray[np.uint32]:
+    share = _letter_mask(letter, size)[..., None] / 255
     mixed = np.array(background) + (np.array(color) - np.array(background)) * share
     return packed(np.rint(mixed).astype(np.uint8))
 
 
-def _letters(text: str, size: int, color: Rgb, background: Rgb) -> NDArray[np.uint32]:
-    import numpy as np
-
-    return np.concatenate(
-        [_colored(letter, size, color, background) for letter in text or " "], axis=1
-    )
-
-
-def _moving(text: str, size: int) -> NDArray[np.uint8]:
-    import numpy as np
-
-    return np.concatenate([_placed(letter, size) for letter in text or " "], axis=1)
-
-
-def moving_width(text: str, size: int) -> int:
-    """How wide a text would be that changes from frame to frame."""
-    return sum(int(_placed(letter, size).shape[1]) for letter in text)
-
-
 @functools.lru_cache(maxsize=2048)
 def text_width(text: str, size: int) -> int:
-    """How wide a text would be."""
+    """Return the width of a text in pixels."""
     return max(1, round(float(_font(size).getlength(text))))
 
 
+def moving_width(text: str, size: int) -> int:
+    """Return the width of a text that changes from frame to frame."""
+    return sum(int(_letter_mask(letter, size).shape[1]) for letter in text)
+
+
+def badge_width(text: str, size: int) -> int:
+    """Return the width of a badge."""
+    return moving_width(text or " ", size) + size
+
+
 def fitted(text: str, size: int, width: float) -> str:
-    """A text that is no wider: its middle is left out where it would be.
+    """Shorten a text in its middle, with an ellipsis, to fit a width.
 
     >>> fitted("model.layers.0.attention", 12, 500), fitted("", 12, 5)
     ('model.layers.0.attention', '')
@@ -273,24 +217,19 @@ def _without_middle(text: str, kept: int) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _pill(width: int, height: int) -> NDArray[np.uint8]:
-    import numpy as np
-    from PIL import Image, ImageDraw
-
-    image = Image.new("L", (width * _ROUND, height * _ROUND))
-    box = (0, 0, width * _ROUND - 1, height * _ROUND - 1)
-    ImageDraw.Draw(image).rounded_rectangle(box, radius=height * _ROUND // 2, fill=255)
-    return np.asarray(image.reduce(_ROUND))
+def _pill(width: int, height: int) -> Mask:
+    image = Image.new("L", (width * _FINE, height * _FINE))
+    box = (0, 0, width * _FINE - 1, height * _FINE - 1)
+    ImageDraw.Draw(image).rounded_rectangle(box, radius=height * _FINE // 2, fill=255)
+    return np.asarray(image.reduce(_FINE))
 
 
 @functools.lru_cache(maxsize=16)
-def _disc(radius: float) -> NDArray[np.uint8]:
-    import numpy as np
-
+def _disc(radius: float) -> Mask:
     reach = int(np.ceil(radius))
-    fine = (np.arange((2 * reach + 1) * _ROUND) + 0.5) / _ROUND - reach - 0.5
+    fine = (np.arange((2 * reach + 1) * _FINE) + 0.5) / _FINE - reach - 0.5
     inside = fine[:, None] ** 2 + fine[None, :] ** 2 <= radius**2
     side = 2 * reach + 1
-    share = inside.reshape(side, _ROUND, side, _ROUND).mean(axis=(1, 3))
-    mask: NDArray[np.uint8] = np.rint(share * 255).astype(np.uint8)
+    share = inside.reshape(side, _FINE, side, _FINE).mean(axis=(1, 3))
+    mask: Mask = np.rint(share * 255).astype(np.uint8)
     return mask

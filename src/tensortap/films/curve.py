@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from tensortap.films.canvas import Canvas
-from tensortap.films.legend import plot_axes, shares
-from tensortap.films.look import Look
-from tensortap.films.scales import Follower, ticks
-from tensortap.films.style import Box, Measures, Style
+from tensortap.films.content import FrameContent
+from tensortap.films.legend import draw_plot_axes
+from tensortap.films.scales import RangeFollower, as_shares, ticks
+from tensortap.films.style import FrameLayout, Style
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
 from tensortap.viz.reals import reals
 
-_MOST = 20_000  # points that are kept; then every other one is dropped
+_MAX_POINTS = 20_000  # beyond, every other point is dropped
 
 
 class CurvePicture:
@@ -20,85 +22,70 @@ class CurvePicture:
 
     note = aside = ""
 
-    def __init__(self, style: Style, at: Measures) -> None:
-        self._style, self._at = style, at
-        self._follower = Follower(style.range)
+    def __init__(self, style: Style, layout: FrameLayout) -> None:
+        self._layout = layout
+        self._follower = RangeFollower(style.range)
         self._points: list[tuple[int, float]] = []
         self._every, self._seen = 1, 0
-        self._latest: tuple[int, float] | None = None
+        self._latest = 0, 0.0
 
-    def see(self, look: Look) -> object:
-        """What the still part of the frame depends on."""
-        assert look.array is not None
-        self._latest = look.step, float(reals(look.array).reshape(-1)[0])
+    def prepare(self, content: FrameContent) -> object:
+        """Add a point; nothing is still, because both axes move."""
+        self._latest = content.record.step, float(reals(content.reshaped((1,)))[0])
         if self._seen % self._every == 0 or not math.isfinite(self._latest[1]):
             self._points.append(self._latest)
         self._seen += 1
-        if len(self._points) > _MOST:
+        if len(self._points) > _MAX_POINTS:
             self._every *= 2
-            self._points = [p for i, p in enumerate(self._points) if i % 2 == 0]
+            self._points = self._points[::2]
             self.note = f"every {self._every}th value"
         return None
 
-    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """Nothing: both axes move."""
+    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw nothing: both axes move."""
 
-    def draw(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """The curve so far, and its end as a dot."""
-        import numpy as np
-
-        assert self._latest is not None
-        at, colors = self._at, self._style.colors
-        beside, below = (round(at.small * 3.8), at.small + 9) if at.header else (0, 0)
-        plot = Box(box.left + beside, box.top, box.right - at.margin // 2, box.bottom - below)
+    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the curve so far, and its end as a dot."""
+        layout = self._layout
+        plot = layout.plot_box(layout.room.right - layout.margin // 2)
         points = [*self._points, self._latest]
-        finite = [(s, v) for s, v in points if math.isfinite(v)]
-        values = [v for _, v in finite]
+        values = [value for _, value in points if math.isfinite(value)]
         low, high = self._follower.next(
             min(values, default=math.nan), max(values, default=math.nan)
         )
         pad = (high - low) * 0.05
         low, high = low - pad, high + pad
-        first, last = float(min(s for s, _ in points)), float(max(s for s, _ in points))
+        first, last = min(step for step, _ in points), max(step for step, _ in points)
         last = max(last, first + 1)
-        across = ticks(first, last, max(2, plot.width // max(50, at.small * 7)))
-        whole = [(v, f"{int(v):,}") for v, _ in across if v == int(v)]
-        up = ticks(low, high, max(2, plot.height // (at.small * 4 + 12)))
-        plot_axes(
-            canvas, self._style, at, plot, across=shares((first, last), whole),
-            up=shares((low, high), up),
-        )  # fmt: skip
+        wide, tall = layout.most_ticks(plot)
+        whole = [(v, f"{int(v):,}") for v, _ in ticks(first, last, wide) if v == int(v)]
+        up = as_shares((low, high), ticks(low, high, tall))
+        draw_plot_axes(canvas, layout, plot, across=as_shares((first, last), whole), up=up)
 
-        def x_of(step: float) -> float:
-            return plot.left + (step - first) / (last - first) * (plot.width - 1)
+        def position(step: int, value: float) -> tuple[float, float]:
+            share = (min(max(value, low), high) - low) / (high - low)
+            x = plot.left + (step - first) / (last - first) * (plot.width - 1)
+            return x, plot.bottom - 1 - share * (plot.height - 1)
 
-        def y_of(value: float) -> float:
-            return (
-                plot.bottom
-                - 1
-                - (min(max(value, low), high) - low) / (high - low) * (plot.height - 1)
-            )
-
-        # a gap where the number was not finite, and a mark that says what it was
+        # a value that is not finite is a gap with a mark
         piece: list[tuple[float, float]] = []
         for step, value in points:
             if math.isfinite(value):
-                piece.append((x_of(step), y_of(value)))
+                piece.append(position(step, value))
                 continue
-            self._line(canvas, piece)
+            self._draw_line(canvas, piece)
             piece = []
-            mark = NAN_COLOR if math.isnan(value) else POSINF_COLOR if value > 0 else NEGINF_COLOR
-            place = round(x_of(step))
-            canvas.fill(place - 1, plot.top, place + 1, plot.bottom, mark)
-        self._line(canvas, piece)
+            color = NAN_COLOR if math.isnan(value) else POSINF_COLOR if value > 0 else NEGINF_COLOR
+            x = round(position(step, low)[0])
+            canvas.fill(x - 1, plot.top, x + 1, plot.bottom, color)
+        self._draw_line(canvas, piece)
         if math.isfinite(self._latest[1]):
-            x, y = x_of(self._latest[0]), y_of(self._latest[1])
-            canvas.dots(
-                np.array([x]), np.array([y]), max(3.0, at.small * 0.35),
-                np.array([colors.ink], np.uint8),
-            )  # fmt: skip
+            xs, ys = np.array([position(*self._latest)]).T
+            ink = np.array([layout.colors.ink], np.uint8)
+            canvas.dots(xs, ys, max(3.0, layout.small * 0.35), ink)
 
-    def _line(self, canvas: Canvas, piece: list[tuple[float, float]]) -> None:
-        color = self._style.colors.accent
-        width = max(1.5, self._at.small * 0.16)
-        canvas.curve([x for x, _ in piece], [y for _, y in piece], width, color)
+    def _draw_line(self, canvas: Canvas, piece: list[tuple[float, float]]) -> None:
+        width = max(1.5, self._layout.small * 0.16)
+        canvas.curve(
+            [x for x, _ in piece], [y for _, y in piece], width, self._layout.colors.accent
+        )

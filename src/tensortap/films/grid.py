@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 from tensortap.films.canvas import Canvas
-from tensortap.films.image import paint, shrunk
-from tensortap.films.legend import bar_ticks, bar_width, color_bar
-from tensortap.films.look import Look
-from tensortap.films.shades import Shades, indices
-from tensortap.films.style import Box, Measures, Style
+from tensortap.films.color_scale import ColorScale, color_indices
+from tensortap.films.content import FrameContent
+from tensortap.films.image import enlarged, paint_matrix, shrink_note
+from tensortap.films.legend import draw_bar_ticks, draw_color_bar
+from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.reals import reals
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_SMALLEST = 12  # pixels of a tile's longer side
+_SMALLEST = 12  # pixels along the longer side of a tile
 
 
 def tile_shape(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """How many tiles of how many rows and columns; None of what cannot be tiled.
+    """Return number, rows and columns of tiles; None for a shape that has none.
 
-    The rows of a matrix are tiles where their length is a square number: the weights of a
-    layer that looks at pictures.
+    A matrix has one tile per row if the length of a row is a square number, as the weights of a
+    layer that looks at images.
 
     >>> tile_shape((16, 3, 5, 5)), tile_shape((10, 784)), tile_shape((10, 7))
     ((48, 5, 5), (10, 28, 28), None)
@@ -36,111 +32,98 @@ def tile_shape(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
 
 
 def arrange(tiles: int, rows: int, columns: int, box: Box, row: int = 0) -> tuple[int, int]:
-    """How many tiles stand side by side and one above the other; `row` is a natural number of them.
+    """Return how many tiles go side by side and one above the other.
+
+    `row` is a natural number of tiles per row, such as the channels of a filter.
 
     >>> arrange(64, 5, 5, Box(0, 0, 500, 400))
     (8, 8)
     """
-    best, found = 0.0, (1, 1)
+    best, chosen = 0.0, (1, 1)
     for across in range(1, tiles + 1):
         down = math.ceil(tiles / across)
         side = min(box.width / (across * columns), box.height / (down * rows))
-        # whole rows of channels are worth a little room
-        worth = side * (1.25 if row and across % row == 0 else 1.0)
-        if worth > best:
-            best, found = worth, (across, down)
-    return found
+        score = side * (1.25 if row and across % row == 0 else 1.0)
+        if score > best:
+            best, chosen = score, (across, down)
+    return chosen
 
 
 class GridPicture:
-    """Tiles with one range of colours."""
+    """Tiles with a common color scale."""
 
     aside = ""
 
-    def __init__(self, style: Style, at: Measures) -> None:
-        self._style, self._at = style, at
-        self.shades = Shades(style)
+    def __init__(self, style: Style, layout: FrameLayout) -> None:
+        self._layout = layout
+        self.scale = ColorScale(style)
         self.note = ""
         self._tiles: list[tuple[int, Box]] = []
         self._shape: tuple[int, ...] = ()
+        self._grid = 0, 1, 1
         self._all = self._bar = Box(0, 0, 1, 1)
 
-    def see(self, look: Look) -> object:
-        """What the still part of the frame depends on."""
-        self.shades.see(look.summary)
-        if look.inner != self._shape:
-            self._shape = look.inner
-            self._place(look.inner)
-        return self.shades.symmetric
+    def prepare(self, content: FrameContent) -> object:
+        """Place the tiles; return what the still part depends on."""
+        self.scale.update(content.summary)
+        grid = tile_shape(content.inner)
+        assert grid is not None
+        if content.inner != self._shape:
+            self._shape, self._grid = content.inner, grid
+            self._place_tiles()
+        return self.scale.symmetric
 
-    def _room(self) -> Box:
-        room = self._at.room(self._style.size)
-        return room._replace(right=room.right - bar_width(self._at))
-
-    def _shown(self, count: int, rows: int, columns: int) -> int:
-        room = self._room()
-        longer = max(rows, columns)
-        wide = max(4, _SMALLEST * columns // longer) + 1
-        high = max(4, _SMALLEST * rows // longer) + 1
-        return min(count, max(1, room.width // wide) * max(1, room.height // high))
-
-    def _place(self, shape: tuple[int, ...]) -> None:
-        """Where the tiles are."""
-        found = tile_shape(shape)
-        assert found is not None
-        count, rows, columns = found
-        shown = self._shown(count, rows, columns)
-        room = self._room()
-        row = shape[1] if len(shape) == 4 and shown == count else 0
-        across, down = arrange(shown, rows, columns, room, row)
+    def _place_tiles(self) -> None:
+        layout, room = self._layout, self._layout.room
+        room = room._replace(right=room.right - layout.bar_width)
+        count, rows, columns = self._grid
+        wide, high = (
+            max(4, _SMALLEST * side // max(rows, columns)) + 1 for side in (columns, rows)
+        )
+        shown = min(count, max(1, room.width // wide) * max(1, room.height // high))
+        channels = self._shape[1] if len(self._shape) == 4 and shown == count else 0
+        across, down = arrange(shown, rows, columns, room, channels)
         side = min(room.width / (across * columns), room.height / (down * rows))
         gap = max(1, round(min(side * columns, side * rows) * 0.06))
         wide, high = max(1, int(side * columns) - gap), max(1, int(side * rows) - gap)
-        if wide >= columns and high >= rows:  # as many pixels for each cell
+        if wide >= columns and high >= rows:  # whole pixels per cell, if that costs little
             whole = max(1, min(wide // columns, high // rows))
             if whole * columns >= 0.8 * wide:
                 wide, high = whole * columns, whole * rows
-        left = room.left + (room.width - across * (wide + gap) + gap) // 2
-        top = room.top + (room.height - down * (high + gap) + gap) // 2
+        width, height = across * (wide + gap) - gap, down * (high + gap) - gap
+        left = room.left + (room.width - width) // 2
+        top = room.top + (room.height - height) // 2
+        self._all = Box(left, top, left + width, top + height)
         self._tiles = []
         for i in range(shown):
             x, y = left + i % across * (wide + gap), top + i // across * (high + gap)
-            # evenly chosen where not all have room
+            # an even choice, if not all have room
             self._tiles.append((i * count // shown, Box(x, y, x + wide, y + high)))
-        bottom, right = top + down * (high + gap) - gap, left + across * (wide + gap) - gap
-        self._all = Box(left, top, right, bottom)
         many = f"{shown:,} of {count:,}" if shown < count else f"{count:,}"
-        less = shrunk((rows, columns), (high, wide), "a pixel")
+        less = shrink_note((rows, columns), (high, wide), "pixel")
         self.note = " · ".join(filter(None, (f"{many} tiles of {rows}x{columns}", less)))
 
-    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """The colour bar."""
-        if self._at.header:
-            end = min(box.right, self._all.right + bar_width(self._at) + self._at.small)
-            bar = self._all._replace(right=end)
-            self._bar = color_bar(canvas, self._at, bar, self.shades.pixels)
+    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the color bar."""
+        layout = self._layout
+        if layout.header:
+            right = min(layout.room.right, self._all.right + layout.bar_width + layout.small)
+            beside = self._all._replace(right=right)
+            self._bar = draw_color_bar(canvas, layout, beside, self.scale.pixels)
 
-    def draw(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """The tiles of this frame."""
-        import numpy as np
-
-        found = tile_shape(look.inner)
-        assert found is not None
-        assert look.array is not None
-        tiles: NDArray[Any] = look.array.reshape(found)
-        summary = look.summary
-        finite = summary is not None and summary.finite == summary.count
-        shown = [index for index, _ in self._tiles]
+    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the tiles."""
+        tiles = content.reshaped(self._grid)
+        _, rows, columns = self._grid
         first = self._tiles[0][1]
-        if found[1] <= first.height and found[2] <= first.width:
-            # every cell has its pixels: the colours of all tiles at once
-            pixels = self.shades.pixels[indices(reals(tiles[shown]), self.shades.limits, finite)]
-            pixels = pixels.take(np.arange(first.height) * found[1] // first.height, axis=1)
-            pixels = pixels.take(np.arange(first.width) * found[2] // first.width, axis=2)
-            for (_, at), tile in zip(self._tiles, pixels, strict=True):
-                canvas.pixels[at.top : at.bottom, at.left : at.right] = tile
+        if rows <= first.height and columns <= first.width:
+            # every cell has pixels of its own: color all tiles at once
+            values = reals(tiles[[index for index, _ in self._tiles]])
+            indices = color_indices(values, self.scale.limits, content.is_finite)
+            pixels = enlarged(self.scale.pixels[indices], first.height, first.width)
+            for (_, box), tile in zip(self._tiles, pixels, strict=True):
+                canvas.pixels[box.top : box.bottom, box.left : box.right] = tile
         else:
-            for index, at in self._tiles:
-                paint(canvas, at, tiles[index], self.shades, finite)
-        if self._at.header:
-            bar_ticks(canvas, self._style, self._at, self._bar, self.shades.limits)
+            for index, box in self._tiles:
+                paint_matrix(canvas, box, tiles[index], self.scale, content.is_finite)
+        draw_bar_ticks(canvas, self._layout, self._bar, self.scale.limits)

@@ -1,90 +1,87 @@
-"""How the values of a tensor are spread, counted exactly; the first frame stays as a faint line."""
+"""How the values of a tensor are spread; the first frame stays as a thin line."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tensortap.films.canvas import Canvas
-from tensortap.films.legend import plot_axes, shares
-from tensortap.films.look import Look
-from tensortap.films.scales import Follower, Range, ticks
-from tensortap.films.shades import shares_of
-from tensortap.films.style import Box, Measures, Style
+from tensortap.films.color_scale import shares_of
+from tensortap.films.content import FrameContent
+from tensortap.films.legend import draw_plot_axes
+from tensortap.films.scales import Range, RangeFollower, Ticks, as_shares, ticks
+from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.record import Summary
 from tensortap.text.tensors import number
 from tensortap.viz.reals import reals
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _CHUNK = 1 << 20
-_LINE = 1.6  # times the highest bar that the line of the first frame may reach
+_LINE = 1.6  # the line of the first frame may be so many times as high as the highest bar
 
 
 def counts_of(array: NDArray[Any], limits: Range, bins: int) -> NDArray[np.int64]:
-    """How many finite values lie in each of `bins` equal parts of a range; all that lie in it.
+    """Count the finite values in each of `bins` equal parts of a range.
 
-    >>> import numpy as np
     >>> counts_of(np.array([0.0, 0.1, 0.9, 1.0, np.nan, 7.0]), (0.0, 1.0), 2).tolist()
     [2, 2]
     """
-    import numpy as np
-
     low, high = limits
-    found = np.zeros(bins, np.int64)
+    counts = np.zeros(bins, np.int64)
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):
         for start in range(0, flat.size, _CHUNK):
             values = reals(flat[start : start + _CHUNK])
             values = values[(values >= low) & (values <= high)]
             where = (shares_of(values, limits) * bins).astype(np.int64)
-            found += np.bincount(np.minimum(where, bins - 1), minlength=bins)
-    return found
+            counts += np.bincount(np.minimum(where, bins - 1), minlength=bins)
+    return counts
 
 
 class HistogramPicture:
-    """Bars of counts; of statistics without values, the exponents that were counted."""
+    """Bars of counts; for statistics without values, of exponents."""
 
-    def __init__(self, style: Style, at: Measures) -> None:
-        self._style, self._at = style, at
-        self._across, self._up = Follower(style.range), Follower("follow")
+    def __init__(self, style: Style, layout: FrameLayout) -> None:
+        self._layout = layout
+        self._across, self._up = RangeFollower(style.range), RangeFollower("follow")
         self._limits: Range = (0.0, 1.0)
-        self._first: tuple[Range, NDArray[Any], int] | None = None
+        self._first: tuple[Range, NDArray[Any], int] | None = None  # limits, density, step
         self._bins_seen: tuple[int, int] | None = None
         self.note = self.aside = ""
 
-    def see(self, look: Look) -> object:
-        """What the still part of the frame depends on."""
-        only_stats = look.array is None
-        self.note = "counts of exponents" if only_stats else ""
+    def prepare(self, content: FrameContent) -> object:
+        """Adapt the range; return what the still part depends on."""
+        only_statistics = content.array is None
+        self.note = "counts of exponents" if only_statistics else ""
         self.aside = "" if self._first is None else f"line: step {self._first[2]:,}"
-        summary = look.summary
-        if only_stats or summary is None:
-            return only_stats
-        self._limits = self._across.next(summary.min, summary.max)
-        return only_stats
+        if not only_statistics and content.summary is not None:
+            self._limits = self._across.next(content.summary.min, content.summary.max)
+        return only_statistics
 
-    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """Nothing: both axes move."""
+    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw nothing: both axes move."""
 
-    def draw(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """The bars of this frame."""
-        at = self._at
-        beside, below = (round(at.small * 3.4), at.small + 9) if at.header else (0, 0)
-        plot = Box(box.left + beside, box.top, box.right - at.margin // 2, box.bottom - below)
-        if look.array is not None:
-            bins = self._bins(look, plot)
-            counts = counts_of(look.array, self._limits, bins)
-            self._bars(canvas, plot, counts, shares(self._limits, self._ticks(plot)), look.step)
-        elif look.summary is not None:
-            self._bars(canvas, plot, *self._exponents(look.summary), look.step)
+    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the bars."""
+        layout = self._layout
+        plot = layout.plot_box(layout.room.right - layout.margin // 2)
+        if content.array is not None:
+            bins = self._choose_bins(content.array, plot)
+            counts = counts_of(content.array, self._limits, bins)
+            across = as_shares(
+                self._limits, ticks(*self._limits, layout.most_ticks(plot, across=6)[0])
+            )
+        else:
+            assert content.summary is not None
+            counts, across = self._exponents(content.summary)
+        self._draw_bars(canvas, plot, counts, across, content.record.step)
 
-    def _exponents(self, summary: Summary) -> tuple[NDArray[Any], list[tuple[float, str]]]:
-        """The counts of all exponents that have occurred so far, so that the axis stays."""
-        import numpy as np
-
+    def _exponents(self, summary: Summary) -> tuple[NDArray[Any], Ticks]:
+        """Return counts of all exponents that have occurred so far, so that the axis stays."""
         first, last = summary.first_bin, summary.first_bin + max(1, len(summary.bins))
         if self._bins_seen is not None:
             first, last = min(first, self._bins_seen[0]), max(last, self._bins_seen[1])
@@ -92,91 +89,72 @@ class HistogramPicture:
         self._limits = float(first), float(last)
         counts = np.zeros(last - first, np.int64)
         counts[summary.first_bin - first :][: len(summary.bins)] = summary.bins
-        step = max(1, math.ceil(len(counts) / 10))
+        every = math.ceil(len(counts) / 10)
         labels = [
             ((i + 0.5) / len(counts), f"2^{first + i}")
             for i in range(len(counts))
-            if (first + i) % step == 0
+            if (first + i) % every == 0
         ]
         return counts, labels
 
-    def _ticks(self, plot: Box) -> list[tuple[float, str]]:
-        return ticks(*self._limits, max(2, plot.width // max(40, self._at.small * 6)))
-
-    def _bins(self, look: Look, plot: Box) -> int:
-        """As fine as the values are many, in bars of whole pixels."""
-        assert look.array is not None
+    def _choose_bins(self, array: NDArray[Any], plot: Box) -> int:
+        """Return more bins for more values; the bars have whole pixels."""
         low, high = self._limits
-        wanted = 8 + 8 * math.log2(look.array.size + 1)
-        if look.array.dtype.kind in "biu" and high - low < wanted:
-            # a bar an integer: others would show a comb that is not there
+        wanted = 8 + 8 * math.log2(array.size + 1)
+        if array.dtype.kind in "biu" and high - low < wanted:
+            # one bar per integer: other bins would show gaps that are not in the values
             self._limits = (math.floor(low) - 0.5, math.ceil(high) + 0.5)
             return round(self._limits[1] - self._limits[0])
         return max(4, min(int(wanted), plot.width // 3, 120))
 
-    def _bars(
-        self,
-        canvas: Canvas,
-        plot: Box,
-        counts: NDArray[Any],
-        across: list[tuple[float, str]],
-        step: int,
+    def _draw_bars(
+        self, canvas: Canvas, plot: Box, counts: NDArray[Any], across: Ticks, step: int
     ) -> None:
-        import numpy as np
-
-        style, at = self._style, self._at
-        colors = style.colors
-        line = self._line(counts, step)
+        line = self._first_frame(counts, step)
         highest = float(counts.max(initial=0))
-        if line is not None:  # which is not cut off, unless it makes all else low
+        if line is not None:
             highest = max(highest, min(float(line.max(initial=0)), highest * _LINE))
         top = self._up.next(0.0, max(1.0, highest * 1.06))[1]
-        found = [
-            (v, number(v)) for v, _ in ticks(0.0, top, max(2, plot.height // (at.small * 4 + 12)))
-        ]
-        up = shares((0.0, top), [(v, words) for v, words in found if v == int(v)])
-        plot_axes(canvas, style, at, plot, across=across, up=up)
-        edges = np.rint(np.linspace(plot.left, plot.right, len(counts) + 1)).astype(int)
+        values = [v for v, _ in ticks(0.0, top, self._layout.most_ticks(plot)[1]) if v == int(v)]
+        up = as_shares((0.0, top), [(v, number(v)) for v in values])
+        draw_plot_axes(canvas, self._layout, plot, across=across, up=up)
+        edges = np.rint(np.linspace(plot.left, plot.right, len(counts) + 1)).astype(int).tolist()
         heights = np.rint(counts / top * (plot.height - 1)).astype(int)
-        heights[counts > 0] = np.maximum(heights[counts > 0], 1)  # what is there is seen
+        heights[counts > 0] = np.maximum(heights[counts > 0], 1)  # a single value is visible
         gap = 1 if plot.width / len(counts) >= 4 else 0
-        for left, right, height in zip(edges[:-1], edges[1:], heights, strict=True):
+        for left, right, height in zip(edges[:-1], edges[1:], heights.tolist(), strict=True):
             if height:
-                canvas.fill(
-                    int(left), plot.bottom - int(height), max(int(right) - gap, int(left) + 1),
-                    plot.bottom, colors.accent,
-                )  # fmt: skip
+                right = max(right - gap, left + 1)
+                accent = self._layout.colors.accent
+                canvas.fill(left, plot.bottom - height, right, plot.bottom, accent)
         if line is not None:
-            self._outline(canvas, plot, line / top * (plot.height - 1))
+            self._draw_outline(canvas, plot, line / top * (plot.height - 1))
 
-    def _line(self, counts: NDArray[Any], step: int) -> NDArray[Any] | None:
-        """How it was spread at first: as many as it would be in bins of now."""
+    def _first_frame(self, counts: NDArray[Any], step: int) -> NDArray[Any] | None:
+        """Return the counts of the first frame, scaled to the bins and the number of values now."""
         total = max(1, int(counts.sum()))
-        each = (self._limits[1] - self._limits[0]) / len(counts)
+        width = (self._limits[1] - self._limits[0]) / len(counts)
         if self._first is None:
             if counts.any():
-                self._first = self._limits, counts / (total * each), step
+                self._first = self._limits, counts / (total * width), step
             return None
-        found: NDArray[Any] = self._first[1] * each * total
-        return found
+        scaled: NDArray[Any] = self._first[1] * width * total
+        return scaled
 
-    def _outline(self, canvas: Canvas, plot: Box, heights: NDArray[Any]) -> None:
-        """The line, in steps; what is higher than the plot leaves it open."""
-        import numpy as np
-
+    def _draw_outline(self, canvas: Canvas, plot: Box, heights: NDArray[Any]) -> None:
+        """Draw the first frame as a stepped line, which leaves the plot where it is too high."""
         assert self._first is not None
-        low, high = self._first[0]
         start, end = self._limits
-        edges = np.linspace(low, high, len(heights) + 1)
+        edges = np.linspace(*self._first[0], len(heights) + 1)
         xs = plot.left + (edges - start) / (end - start) * plot.width
         if not np.isfinite(xs).all():
             return
         across = np.rint(xs.clip(plot.left, plot.right)).astype(int).tolist()
         ys = plot.bottom - heights.clip(0, plot.height + 1) - 1
-        down = np.rint(ys).astype(int).tolist()
-        ink = self._style.colors.dim
-        before = plot.bottom - 1
-        for left, right, y in zip(across[:-1], across[1:], down, strict=True):
+        ink, before = self._layout.colors.dim, plot.bottom - 1
+        for left, right, y in zip(
+            across[:-1], across[1:], np.rint(ys).astype(int).tolist(), strict=True
+        ):
             if left < right:
                 upper, lower = max(min(before, y), plot.top), max(before, y)
                 canvas.fill(left, upper, left + 1, lower + 1, ink)

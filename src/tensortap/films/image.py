@@ -1,45 +1,46 @@
-"""A matrix as an image: a cell a value, or a cell a block, of which the extreme is shown."""
+"""A matrix as an image: one cell per value, or per block of values."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tensortap.films.canvas import Canvas
-from tensortap.films.legend import bar_ticks, bar_width, cell_axes, color_bar
-from tensortap.films.look import Look
-from tensortap.films.shades import Shades, indices
-from tensortap.films.style import Box, Measures, Style
+from tensortap.films.color_scale import ColorScale, color_indices
+from tensortap.films.content import FrameContent
+from tensortap.films.legend import draw_bar_ticks, draw_cell_axes, draw_color_bar
+from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import NAN
 from tensortap.viz.reals import shrink
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-_SQUARE = 0.4  # of the room a picture has to fill, or its cells are stretched
-_EVEN = 0.86  # of its size that a picture may give up for cells of the same number of pixels
-_SEEN = 3  # pixels that something not finite takes at least, and two more in a shrunk picture
-_MOST_MARKS = 4096
+_SQUARE = 0.4  # cells are stretched if square ones would fill less of the room
+_WHOLE = 0.86  # a picture may shrink this much for cells of whole pixels
+_VISIBLE = 3  # smallest size of a NaN or Inf in pixels; in a shrunk picture two more
+_MAX_MARKS = 4096
 
 
 def fit(rows: int, columns: int, width: int, height: int) -> tuple[int, int]:
-    """Width and height of a picture of so many cells: square ones, unless that wastes the room.
+    """Return width and height of a picture: square cells, unless that wastes the room.
 
     >>> fit(256, 256, 520, 380), fit(10, 10, 520, 385), fit(4, 4000, 520, 380)
     ((380, 380), (380, 380), (520, 380))
     """
     side = min(width / columns, height / rows)
     if side * columns * side * rows < _SQUARE * width * height:
-        return _even(width, columns), _even(height, rows)
-    if side >= 1 and int(side) / side >= _EVEN:
+        return _whole_cells(width, columns), _whole_cells(height, rows)
+    if side >= 1 and int(side) / side >= _WHOLE:
         side = int(side)
     return max(1, round(side * columns)), max(1, round(side * rows))
 
 
-def _even(room: int, cells: int) -> int:
-    whole = room // cells * cells
-    return whole if whole >= _EVEN * room else room
+def _whole_cells(room: int, cells: int) -> int:
+    size = room // cells * cells
+    return size if size >= _WHOLE * room else room
 
 
 class ImagePicture:
@@ -47,99 +48,94 @@ class ImagePicture:
 
     aside = ""
 
-    def __init__(self, style: Style, at: Measures) -> None:
-        self._style, self._at = style, at
-        self.shades = Shades(style)
+    def __init__(self, style: Style, layout: FrameLayout) -> None:
+        self._layout = layout
+        self.scale = ColorScale(style)
         self.note = ""
         self._box = self._bar = Box(0, 0, 1, 1)
 
-    def see(self, look: Look) -> object:
-        """What the still part of the frame depends on."""
-        self.shades.see(look.summary)
-        self._place(self._at.room(self._style.size), look.inner)
-        self.note = shrunk(look.inner, (self._box.height, self._box.width), "a pixel")
-        return self.shades.symmetric
-
-    def _place(self, box: Box, shape: tuple[int, ...]) -> None:
-        """Where the cells are."""
-        at = self._at
-        rows, columns = shape
-        beside, below = 0, 0
-        if at.header:
-            beside, below = round(at.small * (0.7 * len(str(rows - 1)) + 0.9)), at.small + 8
-        room = Box(box.left + beside, box.top, box.right - bar_width(at), box.bottom - below)
+    def prepare(self, content: FrameContent) -> object:
+        """Place the cells; return what the still part depends on."""
+        self.scale.update(content.summary)
+        layout, room = self._layout, self._layout.room
+        rows, columns = content.inner
+        if layout.header:
+            left = room.left + round(layout.small * (0.7 * len(str(rows - 1)) + 0.9))
+            room = room._replace(left=left, bottom=room.bottom - layout.small - 8)
+        room = room._replace(right=room.right - layout.bar_width)
         width, height = fit(rows, columns, room.width, room.height)
         left = room.left + (room.width - width) // 2
         top = room.top + (room.height - height) // 2
         self._box = Box(left, top, left + width, top + height)
+        self.note = shrink_note(content.inner, (height, width), "pixel")
+        return self.scale.symmetric
 
-    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """Axes and the colour bar."""
-        at, cells = self._at, self._box
-        rows, columns = look.inner
-        if at.header:
-            canvas.frame(*cells, self._style.colors.line)
-            # beside the picture and as high as it
-            end = min(box.right, cells.right + bar_width(at) + at.small)
-            bar = Box(cells.left, cells.top, end, cells.bottom)
-            self._bar = color_bar(canvas, at, bar, self.shades.pixels)
-        cell_axes(canvas, self._style, at, cells, (rows, columns))
+    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw axes and the color bar."""
+        layout, cells = self._layout, self._box
+        if layout.header:
+            canvas.frame(*cells, layout.colors.line)
+            right = min(layout.room.right, cells.right + layout.bar_width + layout.small)
+            beside = cells._replace(right=right)
+            self._bar = draw_color_bar(canvas, layout, beside, self.scale.pixels)
+            draw_cell_axes(canvas, layout, cells, *content.inner)
 
-    def draw(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """The cells of this frame."""
-        matrix = look.matrix
-        assert matrix is not None
-        summary = look.summary
-        finite = summary is not None and summary.finite == summary.count
-        paint(canvas, self._box, matrix, self.shades, finite)
-        if self._at.header:
-            bar_ticks(canvas, self._style, self._at, self._bar, self.shades.limits)
+    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the cells."""
+        matrix = content.reshaped(content.inner)
+        paint_matrix(canvas, self._box, matrix, self.scale, content.is_finite)
+        draw_bar_ticks(canvas, self._layout, self._bar, self.scale.limits)
 
 
-def shrunk(shape: tuple[int, ...], cells: tuple[int, int], what: str) -> str:
-    """What is said where one cell has to stand for several values, the extreme of them.
+def shrink_note(shape: tuple[int, ...], cells: tuple[int, int], unit: str) -> str:
+    """Return a note if one cell stands for several values.
 
-    >>> shrunk((1000, 50), (300, 300), "a pixel"), shrunk((8, 8), (300, 300), "a pixel")
-    ('up to 4x1 values a pixel', '')
+    >>> shrink_note((1000, 50), (300, 300), "pixel"), shrink_note((8, 8), (300, 300), "pixel")
+    ('up to 4x1 values per pixel', '')
     """
-    block = [max(1, math.ceil(n / room)) for n, room in zip(shape, cells, strict=True)]
-    return f"up to {block[0]}x{block[1]} values {what}" if max(block) > 1 else ""
+    rows, columns = (math.ceil(n / room) for n, room in zip(shape, cells, strict=True))
+    return f"up to {rows}x{columns} values per {unit}" if max(rows, columns) > 1 else ""
 
 
-def paint(canvas: Canvas, box: Box, matrix: NDArray[Any], shades: Shades, finite: bool) -> None:
-    """A matrix into a box, from edge to edge."""
-    import numpy as np
-
-    cells = shrink(matrix, box.height, box.width, shades.middle)
-    found = indices(cells, shades.limits, finite)
-    rows, columns = found.shape
-    pixels = shades.pixels[found]
-    if rows != box.height:
-        pixels = pixels.take(np.arange(box.height) * rows // box.height, axis=0)
-    if columns != box.width:
-        pixels = pixels.take(np.arange(box.width) * columns // box.width, axis=1)
-    canvas.pixels[box.top : box.bottom, box.left : box.right] = pixels
-    if not finite and (box.height < _SEEN * rows or box.width < _SEEN * columns):
-        reach = _SEEN // 2 + (matrix.shape != cells.shape)
-        _mark(canvas, box, found, shades.pixels, reach)
+def paint_matrix(
+    canvas: Canvas, box: Box, matrix: NDArray[Any], scale: ColorScale, finite: bool
+) -> None:
+    """Draw a matrix into a box, from edge to edge."""
+    cells = shrink(matrix, box.height, box.width, scale.middle)
+    indices = color_indices(cells, scale.limits, finite)
+    rows, columns = indices.shape
+    canvas.pixels[box.top : box.bottom, box.left : box.right] = enlarged(
+        scale.pixels[indices], box.height, box.width
+    )
+    if not finite and (box.height < _VISIBLE * rows or box.width < _VISIBLE * columns):
+        reach = _VISIBLE // 2 + (matrix.shape != cells.shape)
+        _mark_nonfinite(canvas, box, indices, scale.pixels, reach)
 
 
-def _mark(
+def enlarged(pixels: NDArray[np.uint32], height: int, width: int) -> NDArray[np.uint32]:
+    """Repeat pixels along the last two axes up to a size."""
+    rows, columns = pixels.shape[-2:]
+    if rows != height:
+        pixels = pixels.take(np.arange(height) * rows // height, axis=-2)
+    if columns != width:
+        pixels = pixels.take(np.arange(width) * columns // width, axis=-1)
+    return pixels
+
+
+def _mark_nonfinite(
     canvas: Canvas,
     box: Box,
-    found: NDArray[np.uint8],
+    indices: NDArray[np.uint8],
     pixels: NDArray[np.uint32],
     reach: int,
 ) -> None:
-    """A cell of one pixel would vanish in the colours of a film, which are half as fine."""
-    import numpy as np
-
-    rows, columns = np.nonzero(found >= NAN)
-    if len(rows) > _MOST_MARKS:
+    """Enlarge cells that are not finite: video halves the resolution of colors."""
+    rows, columns = np.nonzero(indices >= NAN)
+    if len(rows) > _MAX_MARKS:
         return
-    colors = pixels[found[rows, columns]]
-    y = box.top + (2 * rows + 1) * box.height // (2 * found.shape[0])
-    x = box.left + (2 * columns + 1) * box.width // (2 * found.shape[1])
+    colors = pixels[indices[rows, columns]]
+    y = box.top + (2 * rows + 1) * box.height // (2 * indices.shape[0])
+    x = box.left + (2 * columns + 1) * box.width // (2 * indices.shape[1])
     for dy in range(-reach, reach + 1):
         for dx in range(-reach, reach + 1):
             down = np.clip(y + dy, box.top, box.bottom - 1)

@@ -1,117 +1,111 @@
-"""What stands around a picture: the heading, the figures below, axes and the colour bar."""
+"""What stands around a picture: the heading, the statistics below, axes and the color bar."""
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tensortap.films.canvas import Canvas, badge_width, fitted, moving_width, text_width
-from tensortap.films.look import Look
-from tensortap.films.scales import Range, ticks, whole_ticks
-from tensortap.films.style import Box, Measures, Style
+from tensortap.films.content import FrameContent
+from tensortap.films.scales import Range, Ticks, cell_ticks, ticks
+from tensortap.films.style import Box, FrameLayout
 from tensortap.record import Kind, Summary
 from tensortap.text.tensors import number
-from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS
+from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS, Rgb
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
+    Numbers = list[tuple[str, str]]  # labels and values
 
-def heading(
-    canvas: Canvas, style: Style, at: Measures, look: Look, note: str, aside: str = ""
+_LEVELS = 7
+_MESSAGE, _MESSAGE_AT_LEAST = 0.45, 0.2  # shares of the second line for a long message
+
+
+def draw_heading(
+    canvas: Canvas, layout: FrameLayout, content: FrameContent, note: str, aside: str = ""
 ) -> None:
-    """Name, kind, shape, dtype, rank and device, the note of the picture and the message."""
-    if not at.header:
+    """Write name, facts about the tensor, the note of the picture and the message."""
+    if not layout.header:
         return
-    colors = style.colors
-    room = canvas.width - 2 * at.margin
-    y = at.margin * 0.8 + at.title * 0.65
-    step_room = _step_width(at.title) + at.margin
-    canvas.text(at.margin, y, fitted(look.name, at.title, room - step_room), at.title, colors.ink)
-    y += at.title * 0.65 + at.text * 0.8
-    words, message = second_line(look, note, aside, at.text, room, at.margin)
+    colors, margin = layout.colors, layout.margin
+    room = canvas.width - 2 * margin
+    y = margin * 0.8 + layout.title * 0.65
+    name_room = room - text_width("step 0,000,000", layout.title) - margin
+    name = fitted(content.record.name, layout.title, name_room)
+    canvas.text(margin, y, name, layout.title, colors.ink)
+    y += layout.title * 0.65 + layout.text * 0.8
+    words, message = second_line(content, note, aside, layout.text, room, margin)
     if message:
-        canvas.text(canvas.width - at.margin, y, message, at.text, colors.accent, "right")
-    canvas.text(at.margin, y, words, at.text, colors.dim)
+        canvas.text(canvas.width - margin, y, message, layout.text, colors.accent, "right")
+    canvas.text(margin, y, words, layout.text, colors.dim)
 
 
 def second_line(
-    look: Look, note: str, aside: str, size: int, room: float, gap: float
+    content: FrameContent, note: str, aside: str, size: int, room: float, gap: float
 ) -> tuple[str, str]:
-    """What is known about the tensor, and the message; what matters least gives way first."""
-    message = fitted(look.message, size, room) if look.message else ""
-    asked = text_width(message, size) + gap if message else 0.0
+    """Return facts and message that fit; facts of less importance give way first."""
+    message = fitted(content.message, size, room) if content.message else ""
+    wanted = text_width(message, size) + gap if message else 0.0
     words = ""
     for level in range(_LEVELS):
-        words = " · ".join(facts(look, note, aside, level))
-        if text_width(words, size) + min(asked, room * _MESSAGE) <= room:
+        words = " · ".join(_facts(content, note, aside, level))
+        if text_width(words, size) + min(wanted, room * _MESSAGE) <= room:
             break
     else:
-        words = fitted(words, size, room - min(asked, room * _MESSAGE_AT_LEAST))
+        words = fitted(words, size, room - min(wanted, room * _MESSAGE_AT_LEAST))
     left = room - text_width(words, size) - gap
     return words, fitted(message, size, left) if message else ""
 
 
-_MESSAGE, _MESSAGE_AT_LEAST = 0.45, 0.2  # of a line is the message's, if it is so long
-_LEVELS = 7
-
-
-def facts(look: Look, note: str = "", aside: str = "", level: int = 0) -> list[str]:
-    """Kind, shape and dtype, rank and device, and the notes; fewer from level to level.
-
-    The shape and what is not shown as it is are said at every level.
-    """
-    words = []
+def _facts(content: FrameContent, note: str, aside: str, level: int) -> list[str]:
+    """Return facts about a tensor, fewer from level to level; shape and note always stay."""
+    record, shape = content.record, list(content.shape)
+    size = max(record.world_size, record.rank + 1)
+    words = [
+        record.kind.value.replace("_", " ").lower() if record.kind is not Kind.VALUE else "",
+        " ".join(filter(None, (f"{shape}" if shape else "", content.dtype))),
+        f"rank {record.rank} of {size}" if size > 1 else "",
+        content.device,
+    ]
+    if level >= 6 and shape:
+        words[1] = f"{shape}"
+    if level >= 4:
+        words[0] = ""
     asides = aside.split(" · ")[: 0 if level > 4 else -1 if level else None]
-    if look.kind is not Kind.VALUE and level < 4:
-        words.append(look.kind.value.replace("_", " ").lower())
-    shape = f"[{', '.join(map(str, look.shape))}]" if look.shape else ""
-    dtype = look.dtype if level < 6 or not shape else ""
-    words.append(" ".join(filter(None, (shape, dtype))))
-    if (look.world_size > 1 or look.rank) and level < 3:
-        words.append(f"rank {look.rank} of {max(look.world_size, look.rank + 1)}")
-    if level < 2:
-        words.append(look.device)
-    return [word for word in (*words, note, *asides) if word]
+    kept = words[: 4 if level < 2 else 3 if level < 3 else 2]
+    return [word for word in (*kept, note, *asides) if word]
 
 
-@functools.cache
-def _step_width(size: int) -> int:
-    return text_width("step 0,000,000", size)
-
-
-def figures(canvas: Canvas, style: Style, at: Measures, look: Look) -> None:
-    """The step, what the finite values are, and how many are not finite."""
-    if not at.header:
+def draw_statistics(canvas: Canvas, layout: FrameLayout, content: FrameContent) -> None:
+    """Write the step, statistics of the finite values, and counts of the others."""
+    if not layout.header:
         return
-    colors = style.colors
-    y = at.margin * 0.8 + at.title * 0.65
-    right = canvas.width - at.margin
-    width = canvas.text(right, y, f"{look.step:,}", at.title, colors.ink, "right", moving=True)
-    canvas.text(right - width - at.title * 0.35, y, "step", at.text, colors.dim, "right")
-    y = canvas.height - at.footer / 2 - at.margin * 0.1
-    if look.summary is None:
+    colors, size, right = layout.colors, layout.text, canvas.width - layout.margin
+    y = layout.margin * 0.8 + layout.title * 0.65
+    step = f"{content.record.step:,}"
+    width = canvas.text(right, y, step, layout.title, colors.ink, "right", moving=True)
+    canvas.text(right - width - layout.title * 0.35, y, "step", size, colors.dim, "right")
+    if content.summary is None:
         return
+    y = canvas.height - layout.footer / 2 - layout.margin * 0.1
     x = float(right)
-    for words, color in _badges(look.summary, at, right - at.margin):
-        x -= canvas.badge(x, y, words, at.text, color) + at.text * 0.5
-    left = float(at.margin)
-    shown, each = _arranged(_numbers(look.summary), at, x - left)
+    for words, color in _badges(content.summary, size, right - layout.margin):
+        x -= canvas.badge(x, y, words, size, color) + size * 0.5
+    left = float(layout.margin)
+    shown, column = _arranged(_statistics(content.summary), size, x - left)
     for label, value in shown:
-        begin = left
+        start = left
         if label:
-            left += canvas.text(left, y, label, at.text, colors.dim) + at.text * 0.45
+            left += canvas.text(left, y, label, size, colors.dim) + size * 0.45
         if value:
-            left += canvas.text(left, y, value, at.text, colors.ink, moving=True)
-        left = max(left + at.text * 0.8, begin + each)
+            left += canvas.text(left, y, value, size, colors.ink, moving=True)
+        left = max(left + size * 0.8, start + column)
 
 
-Figures = list[tuple[str, str]]
-
-
-def _numbers(summary: Summary) -> list[Figures]:
-    """What is said of the values, from much to little."""
+def _statistics(summary: Summary) -> list[Numbers]:
+    """Return statistics to show, from most to least detailed."""
     if not summary.count:
         return [[("empty", "")]]
     if not summary.finite:
@@ -124,39 +118,42 @@ def _numbers(summary: Summary) -> list[Figures]:
     return [[low, high, mean, std], [low, high, mean], [ends, mean], [ends], []]
 
 
-def _arranged(choices: list[Figures], at: Measures, room: float) -> tuple[Figures, float]:
-    """The first that has room, and how wide a column is: numbers shall not dance about."""
-    steady = text_width("-0.00000", at.text)
-    for number_of, shown in enumerate(choices):
+def _arranged(choices: list[Numbers], size: int, room: float) -> tuple[Numbers, float]:
+    """Return the first choice that fits, and the width of its columns.
+
+    Columns have a fixed width if possible, so that numbers do not move from frame to frame.
+    """
+    steady = text_width("-0.00000", size)
+    for place, shown in enumerate(choices):
         widths = [
-            (text_width(label, at.text) + at.text * 0.45 if label else 0.0)
-            + (max(moving_width(value, at.text), steady) if value else 0.0)
-            + at.text * 0.8
+            (text_width(label, size) + size * 0.45 if label else 0.0)
+            + (max(moving_width(value, size), steady) if value else 0.0)
+            + size * 0.8
             for label, value in shown
         ]
-        if number_of == 0 and max(at.text * 9.4, *widths, 0.0) * len(shown) <= room:
-            return shown, at.text * 9.4
+        if place == 0 and max(size * 9.4, *widths) * len(shown) <= room:
+            return shown, size * 9.4
         if sum(widths) <= room:
             return shown, 0.0
     return [], 0.0
 
 
-def _badges(summary: Summary, at: Measures, room: float) -> list[tuple[str, tuple[int, int, int]]]:
-    """How many are not finite; the counts are shortened where they have no room."""
+def _badges(summary: Summary, size: int, room: float) -> list[tuple[str, Rgb]]:
+    """Return counts of values that are not finite, shortened where there is no room."""
     counts = (
         ("-Inf", summary.neginfs, NEGINF_COLOR),
         ("+Inf", summary.posinfs, POSINF_COLOR),
         ("NaN", summary.nans, NAN_COLOR),
     )
-    said = [(f"{name} {n:,}", color) for name, n, color in counts if n]
-    if sum(badge_width(words, at.text) + at.text * 0.5 for words, _ in said) > room:
-        said = [(f"{name} {_short(n)}", color) for name, n, color in counts if n]
-    return said
+    badges = [(f"{name} {n:,}", color) for name, n, color in counts if n]
+    if sum(badge_width(words, size) + size * 0.5 for words, _ in badges) > room:
+        badges = [(f"{name} {_short_count(n)}", color) for name, n, color in counts if n]
+    return badges
 
 
-def _short(count: int) -> str:
+def _short_count(count: int) -> str:
     """
-    >>> _short(999), _short(1_234), _short(56_789_000)
+    >>> _short_count(999), _short_count(1_234), _short_count(56_789_000)
     ('999', '1k', '56M')
     """
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -165,99 +162,68 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def bar_width(at: Measures) -> int:
-    """What a colour bar takes, its numbers included."""
-    return round(at.small * 5.6) if at.header else 0
-
-
-def color_bar(canvas: Canvas, at: Measures, box: Box, pixels: NDArray[np.uint32]) -> Box:
-    """The bar along the right edge of a box, largest value on top; where it is."""
-    import numpy as np
-
-    width = round(at.small * 1.1)
-    left = box.right - bar_width(at) + round(at.small * 1.3)
-    bar = Box(left, box.top, left + width, box.bottom)
+def draw_color_bar(
+    canvas: Canvas, layout: FrameLayout, box: Box, pixels: NDArray[np.uint32]
+) -> Box:
+    """Draw a color bar along the right edge of a box, the largest value on top; return its box."""
+    left = box.right - layout.bar_width + round(layout.small * 1.3)
+    bar = Box(left, box.top, left + round(layout.small * 1.1), box.bottom)
     steps = np.linspace(STEPS - 1, 0, bar.height).round().astype(np.int64)
     canvas.pixels[bar.top : bar.bottom, bar.left : bar.right] = pixels[steps][:, None]
     return bar
 
 
-def bar_ticks(canvas: Canvas, style: Style, at: Measures, bar: Box, limits: Range) -> None:
-    """The numbers beside a colour bar."""
-    most = max(2, bar.height // (at.small * 3))
-    beside_bar(canvas, style, at, bar, limits, ticks(*limits, most))
-
-
-def beside_bar(
-    canvas: Canvas,
-    style: Style,
-    at: Measures,
-    bar: Box,
-    limits: Range,
-    found: list[tuple[float, str]],
+def draw_bar_ticks(
+    canvas: Canvas, layout: FrameLayout, bar: Box, limits: Range, labels: Ticks | None = None
 ) -> None:
-    """Words beside a colour bar, each at its value."""
-    colors = style.colors
-    low, high = limits
-    for value, words in found:
-        y = bar.bottom - 1 - (value - low) / (high - low) * (bar.height - 1)
-        canvas.fill(bar.right, round(y), bar.right + 3, round(y) + 1, colors.dim)
-        canvas.text(bar.right + 6, y, words, at.small, colors.dim, moving=True)
-
-
-def cell_axes(canvas: Canvas, style: Style, at: Measures, box: Box, shape: tuple[int, int]) -> None:
-    """Rows and columns, counted from 0, along the left and the lower edge of a box."""
-    if not at.header:
+    """Write labels beside a color bar, by default round numbers."""
+    if not layout.header:
         return
-    colors = style.colors
-    rows, columns = shape
-    for row in whole_ticks(rows, max(1, box.height // (at.small * 3))):
+    low, high = limits
+    if labels is None:
+        labels = ticks(low, high, max(2, bar.height // (layout.small * 3)))
+    for value, words in labels:
+        y = bar.bottom - 1 - (value - low) / (high - low) * (bar.height - 1)
+        canvas.fill(bar.right, round(y), bar.right + 3, round(y) + 1, layout.colors.dim)
+        canvas.text(bar.right + 6, y, words, layout.small, layout.colors.dim, moving=True)
+
+
+def draw_cell_axes(canvas: Canvas, layout: FrameLayout, box: Box, rows: int, columns: int) -> None:
+    """Write row and column numbers along the left and the lower edge of a box."""
+    dim, small = layout.colors.dim, layout.small
+    for row in cell_ticks(rows, max(1, box.height // (small * 3))):
         y = box.top + (row + 0.5) * box.height / rows
-        canvas.fill(box.left - 4, int(y), box.left - 1, int(y) + 1, colors.dim)
-        canvas.text(box.left - 7, y, str(row), at.small, colors.dim, "right")
-    for column in whole_ticks(columns, max(1, box.width // (at.small * 5))):
+        canvas.fill(box.left - 4, int(y), box.left - 1, int(y) + 1, dim)
+        canvas.text(box.left - 7, y, str(row), small, dim, "right")
+    for column in cell_ticks(columns, max(1, box.width // (small * 5))):
         x = box.left + (column + 0.5) * box.width / columns
-        canvas.fill(int(x), box.bottom + 1, int(x) + 1, box.bottom + 4, colors.dim)
-        canvas.text(
-            x, box.bottom + 5 + at.small * 0.65, str(column), at.small, colors.dim, "middle"
-        )
+        canvas.fill(int(x), box.bottom + 1, int(x) + 1, box.bottom + 4, dim)
+        canvas.text(x, box.bottom + 5 + small * 0.65, str(column), small, dim, "middle")
 
 
-def plot_axes(
-    canvas: Canvas,
-    style: Style,
-    at: Measures,
-    box: Box,
-    *,
-    across: list[tuple[float, str]],
-    up: list[tuple[float, str]],
-    moving: bool = True,
+def draw_plot_axes(
+    canvas: Canvas, layout: FrameLayout, box: Box, *, across: Ticks, up: Ticks
 ) -> None:
-    """A panel with thin lines: ticks are (share of the way, words)."""
-    colors = style.colors
+    """Draw a panel with thin lines; ticks are at shares of the axes."""
+    colors, small = layout.colors, layout.small
     canvas.fill(*box, colors.panel)
     for share, words in up:
         y = round(box.bottom - 1 - share * (box.height - 1))
         canvas.fill(box.left, y, box.right, y + 1, colors.line)
-        if at.header:
-            canvas.text(box.left - 6, y, words, at.small, colors.dim, "right", moving=moving)
+        if layout.header:
+            canvas.text(box.left - 6, y, words, small, colors.dim, "right", moving=True)
     for share, words in across:
         x = round(box.left + share * (box.width - 1))
         canvas.fill(x, box.bottom, x + 1, box.bottom + 3, colors.dim)
-        if at.header:
-            y = box.bottom + 5 + round(at.small * 0.65)
-            canvas.text(x, y, words, at.small, colors.dim, "middle", moving=moving)
+        if layout.header:
+            y = box.bottom + 5 + round(small * 0.65)
+            canvas.text(x, y, words, small, colors.dim, "middle", moving=True)
 
 
-def shares(limits: Range, found: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Ticks as shares of the way through a range."""
-    low, high = limits
-    return [((value - low) / (high - low), words) for value, words in found]
-
-
-def words_in_the_middle(canvas: Canvas, style: Style, at: Measures, box: Box, words: str) -> None:
-    """Where there is nothing to draw, why."""
-    if at.header:
+def draw_message(canvas: Canvas, layout: FrameLayout, words: str) -> None:
+    """Write why there is nothing to draw."""
+    if layout.header:
+        box = layout.room
         x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
-        text = fitted(words, at.title, box.width)
-        canvas.text(x, y, text, at.title, style.colors.dim, "middle")
+        text = fitted(words, layout.title, box.width)
+        canvas.text(x, y, text, layout.title, layout.colors.dim, "middle")

@@ -1,8 +1,8 @@
-"""The recorder: a film of every name that it is shown.
+"""The recorder: one film per name.
 
-A `Recorder` is settings until its first record: cheap, and it can be pickled, so that it can be
-made in one process and film in another. Open films are bounded; a film that has not been needed
-for long makes room for a new one.
+Until its first record a `Recorder` is only settings. It can be pickled, so that it can be created
+in one process and film in another. The number of open films is bounded; a film that has long been
+idle makes room for a new one.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensortap.errors import TensortapError
 from tensortap.films.style import Style, check_count
-from tensortap.films.video import FORMATS, FilmError, Writer, check_fps, create, film_size
+from tensortap.films.video import (
+    FilmError,
+    VideoWriter,
+    check_format,
+    check_fps,
+    create,
+    film_size,
+)
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import file_name
 
 log = logging.getLogger("tensortap")
 
-_IDLE = 4  # rounds of all open films that one may miss before it makes room
+_IDLE = 4  # a film that was skipped so many times by all open films makes room
 
 
 class Recorder:
-    """Films tensors, one film a name: call it with records, then `close` it.
+    """Films tensors, one film per name: call it with records, then `close` it.
 
     `mode` is ``auto`` (matrices as images, single numbers as curves, others as histograms),
     ``image``, ``surface``, ``histogram``, ``pca``, ``pca_lowrank``, ``tsne`` or ``grid``;
-    `range` is ``follow``, ``exact``, ``fixed`` or a pair. After `max_frames` a new file begins.
+    `range` is ``follow``, ``exact``, ``fixed`` or a pair. A new file starts after `max_frames`.
 
     >>> import tempfile, numpy
     >>> from tensortap import Kind, Record, TensorData
@@ -63,34 +69,29 @@ class Recorder:
         seed: int = 0,
         open_films: int = 64,
     ) -> None:
-        if format not in FORMATS:
-            raise TensortapError(f"format={format!r}: it is one of {', '.join(FORMATS)}")
+        self.format = check_format(format)
         self.fps = check_fps(fps)
-        for name, count in (("max_frames", max_frames), ("open_films", open_films)):
-            if count is not None:
-                check_count(name, count)
-        style = Style(
-            size=size, mode=mode, colormap=colormap, range=range, symmetric=symmetric,
-            theme=theme, legend_color=legend_color, seed=seed,
-        )  # fmt: skip
-        self.folder = Path(folder)
+        if max_frames is not None:
+            check_count("max_frames", max_frames)
+        check_count("open_films", open_films)
+        style = Style(size, mode, colormap, range, symmetric, theme, legend_color, seed)
         self.style = dataclasses.replace(style, size=film_size(style.size, format))
-        self.format = format
+        self.folder = Path(folder)
         self.max_frames, self.open_films = max_frames, open_films
         if self.style.size != tuple(size):
             log.warning(
-                "tensortap: the sides of an MP4 are even: frames are %dx%d, not %dx%d",
+                "tensortap: MP4 needs even sizes: frames are %dx%d instead of %dx%d",
                 *self.style.size, *size,
             )  # fmt: skip
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self.films: list[Path] = []  # every file that was begun, in order
-        self.skipped: dict[str, int] = {}  # name -> frames that found no room among open films
-        self._films: OrderedDict[object, Film] = OrderedDict()
+    def _reset(self) -> None:
+        self.films: list[Path] = []  # every file that was started, in order
+        self.skipped: dict[str, int] = {}  # name → frames dropped because of `open_films`
+        self._open: OrderedDict[object, Film] = OrderedDict()
         self._drawn = 0
-        # a program that ends without closing has whole films all the same
-        self._finalizer = weakref.finalize(self, _close_at_exit, self._films)
+        # films are completed even if the program ends without closing them
+        self._finalizer = weakref.finalize(self, _close_at_exit, self._open)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("folder", "style", "fps", "format", "max_frames", "open_films")
@@ -98,7 +99,7 @@ class Recorder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._reset()
 
     def __repr__(self) -> str:
         width, height = self.style.size
@@ -111,51 +112,51 @@ class Recorder:
         self.close()
 
     def __call__(self, record: Record) -> None:
-        """Draw one frame of the film of the record's name."""
+        """Add a frame to the film of the record's name."""
         if record.kind is Kind.ALERT:
             return
         device = record.tags.get("device", "")
         key = record.name, record.kind, record.rank, device
-        film = self._films.get(key)
+        film = self._open.get(key)
         if film is None:
-            if not self._has_room(record.name):
+            if not self._make_room(record.name):
                 return
             stem = film_name(record.name, record.kind, record.rank, device)
-            film = self._films[key] = Film(self, stem)
-        self._films.move_to_end(key)
+            film = self._open[key] = Film(self, stem)
+        self._open.move_to_end(key)
         self._drawn += 1
         film.last_drawn = self._drawn
         film.draw(record)
 
-    def _has_room(self, name: str) -> bool:
-        """Whether one more film may be open; the one idle for longest is closed if need be."""
-        if len(self._films) < self.open_films:
+    def _make_room(self, name: str) -> bool:
+        """Close the film that is idle for longest, if necessary; return whether there is room."""
+        if len(self._open) < self.open_films:
             return True
-        key, oldest = next(iter(self._films.items()))
+        key, oldest = next(iter(self._open.items()))
         if self._drawn - oldest.last_drawn >= _IDLE * self.open_films:
-            del self._films[key]
+            del self._open[key]
             oldest.close()
             return True
-        # closing one that is still needed would give files of one frame each
+        # closing a film that is still in use would give files of one frame each
         if not self.skipped:
             log.warning(
-                "tensortap: no film of %r: %d films are open, which is the limit; open_films=… "
-                "raises it, and each takes some megabytes. Others that find no room are said at "
-                "the end", name, self.open_films,
+                "tensortap: %r is not filmed, because %d films are open, which is the limit. Raise "
+                "it with open_films=…; a film takes some megabytes. Other names without a film are "
+                "logged at the end", name, self.open_films,
             )  # fmt: skip
         self.skipped[name] = self.skipped.get(name, 0) + 1
         return False
 
     def flush(self) -> None:
-        """Frames are on disk as they are drawn, but for the last of each film: nothing to do."""
+        """Do nothing: all frames but the last of each film are already on disk."""
 
     def close(self) -> None:
-        """Finish all files; further records begin new ones."""
-        errors = _close_all(self._films)
+        """Complete all files; further records start new ones."""
+        errors = _close_all(self._open)
         if len(self.skipped) > 1:
             first, last = next(iter(self.skipped)), next(reversed(self.skipped))
             log.warning(
-                "tensortap: %d names had no film, %r to %r: open_films=%d is the limit",
+                "tensortap: %d names were not filmed, %r to %r: open_films=%d is the limit",
                 len(self.skipped), first, last, self.open_films,
             )  # fmt: skip
         if errors:
@@ -163,23 +164,24 @@ class Recorder:
 
 
 def _close_all(films: OrderedDict[object, Film]) -> list[FilmError]:
+    """Close all films, and return the errors."""
     errors = []
     while films:
         _, film = films.popitem(last=False)
         try:
             film.close()
-        except FilmError as error:  # the others are still closed
+        except FilmError as error:
             errors.append(error)
     return errors
 
 
 def _close_at_exit(films: OrderedDict[object, Film]) -> None:
     for error in _close_all(films):
-        log.error("tensortap: %s", error)  # nobody is left who could catch it
+        log.error("tensortap: %s", error)
 
 
 class Film:
-    """The film of one name: its painter, and the file that is written at the moment."""
+    """The film of one name: its painter, and the file that is being written."""
 
     def __init__(self, recorder: Recorder, stem: str) -> None:
         from tensortap.films.frames import Painter
@@ -187,7 +189,7 @@ class Film:
         self._recorder = weakref.proxy(recorder)
         self._stem = stem
         self._painter = Painter(recorder.style)
-        self._writer: Writer | None = None
+        self._writer: VideoWriter | None = None
         self.last_drawn = 0
 
     def draw(self, record: Record) -> None:
@@ -201,38 +203,37 @@ class Film:
         try:
             self._writer.write(frame)
         except FilmError:
-            self._writer = None  # where there is room again, the next file begins
+            self._writer = None  # the next frame tries a new file
             raise
 
-    def _next_file(self) -> Writer:
+    def _next_file(self) -> VideoWriter:
         recorder = self._recorder
         folder: Path = recorder.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FilmError(f"no films in {folder}: {error.strerror}") from None
+            raise FilmError(f"cannot create the folder {folder}: {error.strerror}") from None
         suffix = "" if recorder.format == "png" else f".{recorder.format}"
         palette = self._painter.palette() if recorder.format == "gif" else None
         for number in itertools.count(1):
-            part = "" if number == 1 else f"-{number}"
-            path = folder / f"{self._stem}{part}{suffix}"
+            path = folder / f"{self._stem}{'' if number == 1 else f'-{number}'}{suffix}"
             try:
                 writer = create(path, recorder.format, recorder.style.size, recorder.fps, palette)
             except FileExistsError:
                 continue
             recorder.films.append(path)
             return writer
-        raise AssertionError("numbers do not end")
+        raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Finish the file."""
+        """Complete the file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
 
 
 def film_name(name: str, kind: Kind, rank: int, device: str) -> str:
-    """The file name of a film, without its suffix and its number.
+    """Return the file name of a film, without suffix and number.
 
     >>> film_name("fc1", Kind.GRADIENT, 1, "cuda:0"), film_name("../x", Kind.VALUE, 0, "")
     ('fc1-gradient-rank1-cuda0', '%2E.%2Fx-rank0')

@@ -1,4 +1,4 @@
-"""How the frames of a film look: everything that a user may choose, checked once."""
+"""What users can choose about the frames of a film, and where things go in a frame."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensortap.errors import TensortapError
-from tensortap.films.scales import Follower
+from tensortap.films.scales import RangeFollower
 from tensortap.viz.colors import THEMES, FilmTheme, color_table, mixed, parse_color
 
 MODES = ("auto", "image", "surface", "histogram", "pca", "pca_lowrank", "tsne", "grid")
@@ -16,7 +16,7 @@ _SMALLEST, _LARGEST = 32, 8192
 
 
 class Box(NamedTuple):
-    """Where something is drawn, in pixels; right and bottom not included."""
+    """A rectangle in pixels, without its right and bottom edge."""
 
     left: int
     top: int
@@ -25,23 +25,22 @@ class Box(NamedTuple):
 
     @property
     def width(self) -> int:
-        """In pixels."""
+        """Return the width in pixels."""
         return self.right - self.left
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """Return the height in pixels."""
         return self.bottom - self.top
 
 
 def check_count(name: str, count: Any, least: int = 1) -> None:
-    """An option that counts something is a whole number."""
+    """Raise unless an option is an integer of at least `least`."""
     if not isinstance(count, numbers.Integral) or int(count) < least:
-        raise TensortapError(f"{name}={count!r}: it is a whole number, {least} or more")
+        raise TensortapError(f"{name} must be an integer of at least {least}, got {count!r}")
 
 
-def _are(pair: Any, kind: type) -> bool:
-    """Whether something is two numbers."""
+def _is_pair(pair: Any, kind: type) -> bool:
     try:
         return len(pair) == 2 and all(isinstance(number, kind) for number in pair)
     except TypeError:
@@ -50,7 +49,11 @@ def _are(pair: Any, kind: type) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """Size, mode, colours and range of the frames; `symmetric` None is: if both signs occur."""
+    """Size, mode, colors and range of frames.
+
+    `symmetric` puts zero in the middle of the colors; None does so once both signs have occurred.
+    Everything is checked here, in the user's process, before a frame is drawn in another one.
+    """
 
     size: tuple[int, int] = (640, 480)
     mode: str = "auto"
@@ -63,22 +66,21 @@ class Style:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise TensortapError(f"mode={self.mode!r}: it is one of {', '.join(MODES)}")
+            raise TensortapError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
         if self.theme not in THEMES:
-            raise TensortapError(f"theme={self.theme!r}: it is {' or '.join(THEMES)}")
-        sides: Any = self.size
-        if (
-            not _are(sides, numbers.Integral)
-            or not _SMALLEST <= min(sides) <= max(sides) <= _LARGEST
+            raise TensortapError(f"theme must be {' or '.join(THEMES)}, got {self.theme!r}")
+        size: Any = self.size
+        if not _is_pair(size, numbers.Integral) or not (
+            _SMALLEST <= min(size) <= max(size) <= _LARGEST
         ):
             raise TensortapError(
-                f"size={self.size}: width and height, each from {_SMALLEST} to {_LARGEST} pixels"
+                f"size must be width and height, each from {_SMALLEST} to {_LARGEST} pixels; "
+                f"got {self.size!r}"
             )
         check_count("seed", self.seed, 0)
-        if not isinstance(self.range, str) and not _are(self.range, numbers.Real):
-            raise TensortapError(f"range={self.range!r}: a word, or a pair like (-1, 1)")
-        # said here, in the user's own process, and not when the first frame is drawn elsewhere
-        Follower(self.range)
+        if not isinstance(self.range, str) and not _is_pair(self.range, numbers.Real):
+            raise TensortapError(f"range must be a rule or a pair like (-1, 1), got {self.range!r}")
+        RangeFollower(self.range)
         if self.colormap != "auto":
             color_table(self.colormap)
         if self.legend_color is not None:
@@ -86,7 +88,7 @@ class Style:
 
     @property
     def colors(self) -> FilmTheme:
-        """The theme, in which the legend has the colour that was asked for."""
+        """Return the theme, with the chosen color of the text."""
         theme = THEMES[self.theme]
         if self.legend_color is None:
             return theme
@@ -94,9 +96,11 @@ class Style:
         return theme._replace(ink=ink, dim=mixed(ink, theme.background, 0.35))
 
 
-class Measures(NamedTuple):
-    """Sizes of letters and margins, in pixels, for a frame of some size."""
+class FrameLayout(NamedTuple):
+    """Sizes of text and margins of a frame in pixels, and its colors."""
 
+    size: tuple[int, int]
+    colors: FilmTheme
     margin: int
     title: int
     text: int
@@ -105,21 +109,42 @@ class Measures(NamedTuple):
     footer: int
 
     @classmethod
-    def of(cls, width: int, height: int) -> Measures:
-        """Readable at any size; a frame too small for letters has none.
+    def of(cls, style: Style) -> FrameLayout:
+        """Return a layout that is readable at the size; a tiny frame has no text.
 
-        >>> Measures.of(640, 480).title, Measures.of(64, 48).header
+        >>> FrameLayout.of(Style()).title, FrameLayout.of(Style(size=(64, 48))).header
         (18, 0)
         """
+        width, height = style.size
         if width < 160 or height < 120:
-            return cls(2, 0, 0, 0, 0, 0)
+            return cls(style.size, style.colors, 2, 0, 0, 0, 0, 0)
         unit = min(width / 640, height / 480)
         title, text = max(13, round(18 * unit)), max(11, round(12.5 * unit))
         small, margin = max(10, round(11.5 * unit)), max(8, round(16 * unit))
         header = round(margin * 0.8 + title * 1.3 + text * 1.45 + margin * 0.45)
-        return cls(margin, title, text, small, header, round(text * 1.7 + margin * 0.9))
+        footer = round(text * 1.7 + margin * 0.9)
+        return cls(style.size, style.colors, margin, title, text, small, header, footer)
 
-    def room(self, size: tuple[int, int]) -> Box:
-        """Where a picture is drawn: between the heading and the figures."""
-        width, height = size
+    @property
+    def room(self) -> Box:
+        """Return where the picture goes, between the heading and the statistics."""
+        width, height = self.size
         return Box(self.margin, self.header, width - self.margin, height - self.footer)
+
+    @property
+    def bar_width(self) -> int:
+        """Return the width of a color bar with its numbers."""
+        return round(self.small * 5.6) if self.header else 0
+
+    def plot_box(self, right: int) -> Box:
+        """Return where a plot goes, with room for its axes."""
+        room = self.room
+        if not self.header:
+            return room._replace(right=right)
+        left = room.left + round(self.small * 3.8)
+        return Box(left, room.top, right, room.bottom - self.small - 9)
+
+    def most_ticks(self, plot: Box, across: int = 7) -> tuple[int, int]:
+        """Return how many ticks have room across and up; `across` is letters per tick."""
+        wide = max(10 * across - 20, self.small * across)
+        return max(2, plot.width // wide), max(2, plot.height // (self.small * 4 + 12))

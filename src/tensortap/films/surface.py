@@ -1,9 +1,9 @@
-"""A matrix as a landscape, drawn by NumPy alone.
+"""A matrix as a landscape.
 
-The eye looks along one fixed direction, so that every column of the screen is a line over the
-matrix, from front to back. Along it the highest point so far hides what is lower behind it: a
-running maximum says how far up each sample reaches, and counting the samples below a pixel says
-which one is seen there. No triangles, no sorting, a few passes over small arrays.
+The direction of view is fixed, so that every column of the screen is a line over the matrix, from
+front to back. Along it the highest point so far hides lower ones behind it: a running maximum tells
+how far up each sample reaches, and the number of samples below a pixel tells which one it shows.
+No triangles and no sorting, only a few passes over small arrays.
 """
 
 from __future__ import annotations
@@ -12,28 +12,32 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from tensortap.films.canvas import Canvas, need_pillow, text_width
-from tensortap.films.image import shrunk
-from tensortap.films.legend import bar_ticks, bar_width, color_bar
-from tensortap.films.look import Look
-from tensortap.films.scales import whole_ticks
-from tensortap.films.shades import Shades, indices, shares_of
-from tensortap.films.style import Box, Measures, Style
+import numpy as np
+from PIL import Image, ImageDraw
+
+from tensortap.films.canvas import Canvas, text_width
+from tensortap.films.color_scale import ColorScale, color_indices, shares_of
+from tensortap.films.content import FrameContent
+from tensortap.films.image import shrink_note
+from tensortap.films.legend import draw_bar_ticks, draw_color_bar
+from tensortap.films.scales import cell_ticks
+from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import NAN, Rgb, mixed, packed
 from tensortap.viz.reals import shrink
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 _TURN = math.radians(30)
 _TILT = math.radians(34)
-_TALL = 0.40  # the height of the range on the screen, in sides of the ground
-_FINEST, _COARSEST = 256, 96  # points along a side: fewer are interpolated, more are shrunk
-_LIGHTS = 64  # levels of light: fewer show as rings on a smooth surface
-DARKEST, BRIGHTEST = 0.32, 1.16  # light on what is turned away and on what faces it
-_FINER = 2  # samples of a pixel, one above the other: smooth ridges
-_ROUGH = 0.9  # the slope, on average, from which on light is softened, more and more
+_TALL = 0.40  # height of the range on the screen, relative to a side of the ground
+_FINEST, _COARSEST = 256, 96  # points along a side: more are shrunk, fewer are interpolated
+_LIGHTS = 64  # levels of light: fewer would show as rings on a smooth surface
+DARKEST, BRIGHTEST = 0.32, 1.16  # light on slopes that face away and towards it
+_FINER = 2  # samples per pixel, one above the other, for smooth ridges
+_ROUGH = 0.9  # mean slope above which light is softened
 _LINES = 12  # lines along each side of the surface
 
 
@@ -42,76 +46,68 @@ class SurfacePicture:
 
     aside = ""
 
-    def __init__(self, style: Style, at: Measures) -> None:
-        self._style, self._at = style, at
-        self.shades = Shades(style)
+    def __init__(self, style: Style, layout: FrameLayout) -> None:
+        self._layout = layout
+        self.scale = ColorScale(style)
         self.note = ""
         self._bar = Box(0, 0, 1, 1)
-        self._view: View | None = None
+        self._view: SurfaceView | None = None
         self._lit: NDArray[np.uint32] | None = None
 
-    def see(self, look: Look) -> object:
-        """What the still part of the frame depends on."""
-        symmetric = self.shades.symmetric
-        self.shades.see(look.summary)
-        if self.shades.symmetric != symmetric:
+    def prepare(self, content: FrameContent) -> object:
+        """Adapt the colors; return what the still part depends on."""
+        symmetric = self.scale.symmetric
+        self.scale.update(content.summary)
+        if self.scale.symmetric != symmetric:
             self._lit = None
-        self.note = shrunk(look.inner, (_FINEST, _FINEST), "a point")
-        return self.shades.symmetric
+        self.note = shrink_note(content.inner, (_FINEST, _FINEST), "point")
+        return self.scale.symmetric
 
-    def still(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """The ground, the walls behind, and the colour bar."""
-        at, colors = self._at, self._style.colors
-        rows, columns = look.inner
-        left = right = below = 0
-        if at.header:  # what is written beside the corners
-            below = at.small * 2
-            left, right = at.small * 2, text_width(str(columns), at.small)
-        room = Box(box.left + left, box.top, box.right - right - bar_width(at), box.bottom - below)
-        self._view = View(rows, columns, room)
-        scenery(canvas, self._view, colors.panel, colors.line)
-        if at.header:
-            _labels(canvas, self._style, at, self._view)
+    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the ground, the walls behind, and the color bar."""
+        layout, box = self._layout, self._layout.room
+        rows, columns = content.inner
+        room = box._replace(right=box.right - layout.bar_width)
+        if layout.header:  # room for the numbers beside the corners
+            small = layout.small
+            right = room.right - text_width(str(columns), small)
+            room = Box(room.left + small * 2, room.top, right, room.bottom - small * 2)
+        self._view = SurfaceView(rows, columns, room)
+        draw_scenery(canvas, self._view, layout.colors.panel, layout.colors.line)
+        if layout.header:
+            _draw_labels(canvas, layout, self._view)
             high = round(room.height * 0.12)
             bar = Box(box.left, box.top + high, box.right, room.bottom - high // 2)
-            self._bar = color_bar(canvas, at, bar, self.shades.pixels)
+            self._bar = draw_color_bar(canvas, layout, bar, self.scale.pixels)
 
-    def draw(self, canvas: Canvas, box: Box, look: Look) -> None:
-        """The surface of this frame."""
-        matrix, view = look.matrix, self._view
-        assert matrix is not None
-        assert view is not None
+    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
+        """Draw the surface."""
+        assert self._view is not None
         if self._lit is None:
-            theme = self._style.colors
+            theme = self._layout.colors
             walls = mixed(theme.line, theme.background, 0.3), mixed(theme.line, theme.dim, 0.15)
-            self._lit = lit_colors(self.shades.pixels, walls)
-        summary = look.summary
-        finite = summary is not None and summary.finite == summary.count
-        cells = shrink(matrix, _FINEST, _FINEST, self.shades.middle)
-        drawn = view.draw(cells, self.shades, finite, self._lit)
-        area = view.area
+            self._lit = lit_colors(self.scale.pixels, walls)
+        matrix = content.reshaped(content.inner)
+        cells = shrink(matrix, _FINEST, _FINEST, self.scale.middle)
+        drawn = self._view.draw(cells, self.scale, content.is_finite, self._lit)
+        area = self._view.area
         under = canvas.pixels[area.top : area.bottom, area.left : area.right]
         under[:] = drawn_over(under, drawn)
-        if self._at.header:
-            bar_ticks(canvas, self._style, self._at, self._bar, self.shades.limits)
+        draw_bar_ticks(canvas, self._layout, self._bar, self.scale.limits)
 
 
 def lit_colors(pixels: NDArray[np.uint32], walls: tuple[Rgb, Rgb]) -> NDArray[np.uint32]:
-    """The colours of a map under each light, then both walls and nothing (0)."""
-    import numpy as np
-
+    """Return the colors of a map under each light, then those of both walls and of nothing (0)."""
     rgb = pixels.view(np.uint8).reshape(-1, 4)[:, :3].astype(np.float64)
     light = np.linspace(DARKEST, BRIGHTEST, _LIGHTS)[None, :, None]
     lit = (rgb[:, None, :] * light).clip(0, 255)
-    lit[NAN:] = rgb[NAN:, None, :]  # what is not finite shines by itself
+    lit[NAN:] = rgb[NAN:, None, :]  # light does not change NaN and Inf
     table = packed(np.rint(lit).astype(np.uint8)).reshape(-1)
     return np.concatenate([table, packed(np.array(walls)), np.zeros(1, np.uint32)])
 
 
 def drawn_over(under: NDArray[np.uint32], drawn: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Two half pixels, one above the other, over what is there: their average."""
-    import numpy as np
-
+    """Return pixels in which the average of two half pixels covers what is under them."""
     upper, lower = drawn[0::2], drawn[1::2]
     upper = np.where(upper, upper, under)
     lower = np.where(lower, lower, under)
@@ -123,12 +119,10 @@ def drawn_over(under: NDArray[np.uint32], drawn: NDArray[np.uint32]) -> NDArray[
     return half
 
 
-class View:
-    """A matrix of some shape seen in some room: everything that no value changes."""
+class SurfaceView:
+    """A matrix of some shape in some room: everything that does not depend on values."""
 
     def __init__(self, rows: int, columns: int, room: Box) -> None:
-        import numpy as np
-
         self.rows, self.columns = rows, columns
         across = abs(math.cos(_TURN)) + abs(math.sin(_TURN))
         tilt = math.sin(_TILT)
@@ -142,68 +136,60 @@ class View:
         self._grid = tuple(min(max(n, _COARSEST), _FINEST) for n in (rows, columns))
         depth = max(2, int(scale * across * tilt))
         x = (np.arange(width) + 0.5) / width * across - across / 2
-        # the first sample lies before the ground, wherever its corner is
+        # the first sample lies in front of the ground
         away = (np.arange(-1, depth) + 0.5) / depth * across - across / 2
-        # where on the ground each sample is, in shares of the side
+        # where on the ground each sample is, in shares of a side
         a = x[None, :] * math.cos(_TURN) + away[:, None] * math.sin(_TURN) + 0.5
         b = x[None, :] * math.sin(_TURN) - away[:, None] * math.cos(_TURN) + 0.5
         inside = (a >= 0) & (a <= 1) & (b >= 0) & (b <= 1)
-        self._corners(a, b, inside)
+        a, b = a.clip(0, 1), b.clip(0, 1)
+        self._find_corners(a, b, inside)
         ground = (away + across / 2) * scale * tilt * _FINER
         self._ground = np.broadcast_to(ground[:, None], inside.shape)[inside].astype(np.float32)
         self._reach = np.empty(inside.shape, np.float32)
         self._lanes = list(self._reach)
         front = inside.argmax(axis=0)
         self._front = np.rint(ground[front]).clip(0).astype(np.int32)
-        self._codes(a, b, inside, front)
+        self._choose_codes(a, b, inside, front)
         self._columns = np.arange(width, dtype=np.int32)
 
-    def _corners(self, a: NDArray[Any], b: NDArray[Any], inside: NDArray[Any]) -> None:
-        """The four points of the matrix around each sample, and how much each counts."""
-        import numpy as np
-
+    def _find_corners(self, a: Array, b: Array, inside: Array) -> None:
+        """Find the four points of the matrix around each sample, and their weights."""
         rows, columns = self._grid
-        y, x = b.clip(0, 1) * (rows - 1), a.clip(0, 1) * (columns - 1)
+        y, x = b * (rows - 1), a * (columns - 1)
         i = np.minimum(y.astype(np.int64), rows - 2)
         j = np.minimum(x.astype(np.int64), columns - 2)
         self._at = np.flatnonzero(inside)
-        keep = inside.ravel()
-        self._place = (i * columns + j).ravel()[keep].astype(np.intp)
-        self._right = (x - j).ravel()[keep].astype(np.float32)
-        self._down = (y - i).ravel()[keep].astype(np.float32)
+        self._place = (i * columns + j)[inside].astype(np.intp)
+        self._right = (x - j)[inside].astype(np.float32)
+        self._down = (y - i)[inside].astype(np.float32)
 
-    def _codes(
-        self, a: NDArray[Any], b: NDArray[Any], inside: NDArray[Any], front: NDArray[Any]
-    ) -> None:
-        """Whose colour each sample has: a point of the matrix, a wall, or nothing."""
-        import numpy as np
-
+    def _choose_codes(self, a: Array, b: Array, inside: Array, front: Array) -> None:
+        """Choose whose color each sample has: a point of the matrix, a wall, or nothing."""
         rows, columns = self._grid
         width = inside.shape[1]
-        y = np.rint(b.clip(0, 1) * (rows - 1)).astype(np.int32)
-        x = np.rint(a.clip(0, 1) * (columns - 1)).astype(np.int32)
+        y = np.rint(b * (rows - 1)).astype(np.int32)
+        x = np.rint(a * (columns - 1)).astype(np.int32)
         nothing = rows * columns + 2
         codes = np.where(inside, y * columns + x, nothing)
         touched = inside.any(axis=0)
         across = np.arange(width)
-        # the wall along the rows is left of the corner in front, that along the columns right
+        # the wall along the rows is left of the front corner, that along the columns right of it
         corner = (0.5 * (math.sin(_TURN) - math.cos(_TURN)) / self._across + 0.5) * width
         wall = np.where(across < corner, rows * columns, rows * columns + 1)
         codes[front[touched], across[touched]] = wall[touched]
-        # behind the last there is nothing
-        edge = np.full((1, width), nothing)
-        self._seen = np.ascontiguousarray(np.concatenate([codes, edge]).astype(np.intp))
-        lines_y = (np.arange(rows) % max(1, round((rows - 1) / _LINES))) == 0
-        lines_x = (np.arange(columns) % max(1, round((columns - 1) / _LINES))) == 0
+        behind = np.full((1, width), nothing)
+        self._seen = np.ascontiguousarray(np.concatenate([codes, behind]).astype(np.intp))
+        lines_y, lines_x = (
+            np.arange(n) % max(1, round((n - 1) / _LINES)) == 0 for n in (rows, columns)
+        )
         self._lines = (lines_y[:, None] | lines_x[None, :]) * np.float32(0.1 * _LIGHTS)
 
     def draw(
-        self, cells: NDArray[Any], shades: Shades, finite: bool, lit: NDArray[np.uint32]
+        self, cells: Array, scale: ColorScale, finite: bool, lit: NDArray[np.uint32]
     ) -> NDArray[np.uint32]:
-        """The surface, pixels twice as high as the area; 0 where there is none."""
-        import numpy as np
-
-        heights, colors = self._heights(cells, shades, finite, lit)
+        """Return the surface in half pixels, twice as high as the area; 0 where there is none."""
+        heights, colors = self._heights(cells, scale, finite, lit)
         columns = heights.shape[1]
         flat = heights.reshape(-1)
         # bilinear: between the two points above, between the two below, between both
@@ -222,7 +208,7 @@ class View:
         # row by row: three times as fast as one call that goes down column by column
         for before, row in itertools.pairwise(self._lanes):
             np.maximum(before, row, out=row)
-        # up to which row of pixels each sample and those before it reach
+        # up to which row of pixels each sample and those in front of it reach
         level = reach.astype(np.int32)
         np.maximum(level, self._front, out=level)
         width, top = self.area.width, self.area.height * _FINER
@@ -230,7 +216,7 @@ class View:
         level *= width
         level += self._columns
         below = np.bincount(level.reshape(-1), minlength=(top + 1) * width)
-        # how many samples end below a pixel: the next one is seen there
+        # how many samples end below a pixel: the next one is visible there
         sample = below[: top * width].reshape(top, width)
         sample *= width
         sample[0] += self._columns
@@ -238,46 +224,48 @@ class View:
         return colors.take(self._seen).reshape(-1).take(sample, mode="clip")[::-1]
 
     def _heights(
-        self, cells: NDArray[Any], shades: Shades, finite: bool, lit: NDArray[np.uint32]
-    ) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-        """Heights from 0 to 1 and colours, at every point of the grid."""
-        import numpy as np
-
+        self, cells: Array, scale: ColorScale, finite: bool, lit: NDArray[np.uint32]
+    ) -> tuple[Array, NDArray[np.uint32]]:
+        """Return heights from 0 to 1 and colors, at every point of the grid."""
         rows, columns = self._grid
         codes = None
         if not finite:
-            codes = indices(cells, shades.limits, finite=False)
-            # spikes: in a pit it could be hidden
-            cells = np.where(codes >= NAN, shades.limits[1], cells)
-        share = shares_of(cells, shades.limits).astype(np.float32, copy=False)
-        share = _stretched(_stretched(share, rows).T, columns).T
-        # light from the upper left: slopes towards it are bright
+            codes = color_indices(cells, scale.limits, finite=False)
+            # a spike, because a pit could be hidden
+            cells = np.where(codes >= NAN, scale.limits[1], cells)
+        share = shares_of(cells, scale.limits).astype(np.float32, copy=False)
+        share = _interpolated(_interpolated(share, rows).T, columns).T
+        light = self._light(share)
+        place = (share * np.float32(NAN - 1)).astype(np.int32)
+        if codes is not None:
+            y = np.rint(np.linspace(0, codes.shape[0] - 1, rows)).astype(np.int64)
+            x = np.rint(np.linspace(0, codes.shape[1] - 1, columns)).astype(np.int64)
+            bad = _widened(codes[y[:, None], x[None, :]])
+            place = np.where(bad >= NAN, bad, place).astype(np.int32)
+        place *= _LIGHTS
+        place += light.astype(np.int32)
+        return share, np.concatenate([lit.take(place.reshape(-1)), lit[-3:]])
+
+    def _light(self, share: Array) -> Array:
+        """Return the level of light at every point, from the upper left."""
+        rows, columns = self._grid
         slope = np.zeros_like(share)
         slope[:, 1:] += share[:, 1:] - share[:, :-1]
         slope *= columns / rows
         slope[1:] += share[1:] - share[:-1]
         slope *= rows * _TALL
-        # noise is all slopes: in full light it would be black and white and hide every colour
+        # noise has steep slopes: full light would make it black and white and hide its colors
         rough = math.sqrt(float(np.dot(slope.reshape(-1), slope.reshape(-1))) / slope.size)
         if rough > _ROUGH:
             slope *= (_ROUGH / rough) ** 1.25
-        light = slope / np.sqrt(1 + slope * slope)
+        light: Array = slope / np.sqrt(1 + slope * slope)
         light *= 0.5 * (_LIGHTS - 1) * 0.72
         light += 0.66 * (_LIGHTS - 1)
         light -= self._lines
-        np.clip(light, 0, _LIGHTS - 1, out=light)
-        place = (share * np.float32(NAN - 1)).astype(np.int32)
-        if codes is not None:
-            y = np.rint(np.linspace(0, codes.shape[0] - 1, rows)).astype(np.int64)
-            x = np.rint(np.linspace(0, codes.shape[1] - 1, columns)).astype(np.int64)
-            strange = _wider(codes[y[:, None], x[None, :]])
-            place = np.where(strange >= NAN, strange, place).astype(np.int32)
-        place *= _LIGHTS
-        place += light.astype(np.int32)
-        return share, np.concatenate([lit.take(place.reshape(-1)), lit[-3:]])
+        return np.clip(light, 0, _LIGHTS - 1, out=light)
 
     def on_screen(self, a: float, b: float, z: float) -> tuple[float, float]:
-        """The pixel of a point: columns and rows from 0 to 1, height from 0 to 1."""
+        """Return the pixel of a point: columns, rows and height from 0 to 1."""
         a, b = a - 0.5, b - 0.5
         x = a * math.cos(_TURN) + b * math.sin(_TURN) + self._across / 2
         away = a * math.sin(_TURN) - b * math.cos(_TURN) + self._across / 2
@@ -285,46 +273,37 @@ class View:
         return self.area.left + x * self._scale, self.area.bottom - up
 
 
-def _wider(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """What is not finite takes the points beside it as well: a single one would hardly be seen."""
-    import numpy as np
-
-    strange = np.where(codes >= NAN, codes, 0).astype(np.uint8)
+def _widened(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Extend NaN and Inf to neighboring points: a single point would hardly be visible."""
+    bad = np.where(codes >= NAN, codes, 0).astype(np.uint8)
     for axis in (0, 1):
-        near = np.swapaxes(strange.copy(), 0, axis)
-        wide = np.swapaxes(strange, 0, axis)
+        near = np.swapaxes(bad.copy(), 0, axis)
+        wide = np.swapaxes(bad, 0, axis)
         np.maximum(wide[1:], near[:-1], out=wide[1:])
         np.maximum(wide[:-1], near[1:], out=wide[:-1])
-    return strange
+    return bad
 
 
-def _stretched(values: NDArray[Any], points: int) -> NDArray[Any]:
-    """So many points along the first axis, between the values that there are, linearly."""
-    import numpy as np
-
+def _interpolated(values: Array, points: int) -> Array:
+    """Return so many points along the first axis, linearly between values."""
     cells = len(values)
     if cells == points:
         return values
     at = np.linspace(0, cells - 1, points)
     first = np.minimum(at.astype(np.int64), max(cells - 2, 0))
     rest = (at - first).astype(np.float32)[:, None]
-    found: NDArray[Any] = values[first]
-    found += (values[np.minimum(first + 1, cells - 1)] - found) * rest
-    return found
+    between: Array = values[first]
+    between += (values[np.minimum(first + 1, cells - 1)] - between) * rest
+    return between
 
 
-def scenery(canvas: Canvas, view: View, panel: Rgb, line: Rgb) -> None:
-    """The ground and the two walls behind the surface, with thin lines."""
-    import numpy as np
-
-    image_module = need_pillow()
-    from PIL import ImageDraw
-
+def draw_scenery(canvas: Canvas, view: SurfaceView, panel: Rgb, line: Rgb) -> None:
+    """Draw the ground and the two walls behind the surface, with thin lines."""
     fine = 3
     area = Box(view.area.left - 2, view.area.top - 2, view.area.right + 2, view.area.bottom + 2)
-    whole = image_module.new("L", (area.width * fine, area.height * fine))
-    lines = image_module.new("L", whole.size)
-    paint, draw = ImageDraw.Draw(whole), ImageDraw.Draw(lines)
+    areas = Image.new("L", (area.width * fine, area.height * fine))
+    lines = Image.new("L", areas.size)
+    paint, draw = ImageDraw.Draw(areas), ImageDraw.Draw(lines)
 
     def at(a: float, b: float, z: float) -> tuple[float, float]:
         x, y = view.on_screen(a, b, z)
@@ -340,31 +319,20 @@ def scenery(canvas: Canvas, view: View, panel: Rgb, line: Rgb) -> None:
         draw.line([at(part, 0, 0), at(part, 0, 1)], fill=150, width=fine)
         draw.line([at(1, part, 0), at(1, part, 1)], fill=150, width=fine)
         draw.line([at(0, 0, part), at(1, 0, part), at(1, 1, part)], fill=150, width=fine)
-    canvas.stamp(np.asarray(whole.reduce(fine)), area.left, area.top, panel)
+    canvas.stamp(np.asarray(areas.reduce(fine)), area.left, area.top, panel)
     canvas.stamp(np.asarray(lines.reduce(fine)), area.left, area.top, line)
 
 
-def _most_labels(view: View, size: int) -> tuple[int, int]:
-    """How many numbers have room along the rows and along the columns."""
-    corner, behind, beside = (
-        view.on_screen(0, 1, 0),
-        view.on_screen(0, 0, 0),
-        view.on_screen(1, 1, 0),
-    )
-    high = abs(corner[1] - behind[1]) / (size * 1.7)
-    wide = abs(beside[0] - corner[0]) / (text_width(str(view.columns), size) + size * 0.7)
-    return min(4, max(1, int(high))), min(6, max(1, int(wide)))
-
-
-def _labels(canvas: Canvas, style: Style, at: Measures, view: View) -> None:
-    """Rows along the edge in front on the left, columns along that on the right."""
-    colors = style.colors
-    rows, columns = _most_labels(view, at.small)
-    for row in whole_ticks(view.rows, rows):
+def _draw_labels(canvas: Canvas, layout: FrameLayout, view: SurfaceView) -> None:
+    """Write rows along the left front edge, and columns along the right one."""
+    size, dim = layout.small, layout.colors.dim
+    corner, behind, beside = (view.on_screen(*at, 0) for at in ((0, 1), (0, 0), (1, 1)))
+    rows = int(abs(corner[1] - behind[1]) / (size * 1.7))
+    widest = text_width(str(view.columns), size) + size * 0.7
+    columns = int(abs(beside[0] - corner[0]) / widest)
+    for row in cell_ticks(view.rows, min(4, max(1, rows))):
         x, y = view.on_screen(0, (row + 0.5) / view.rows, 0)
-        canvas.text(
-            x - at.small * 0.5, y + at.small * 0.75, str(row), at.small, colors.dim, "right"
-        )
-    for column in whole_ticks(view.columns, columns):
+        canvas.text(x - size * 0.5, y + size * 0.75, str(row), size, dim, "right")
+    for column in cell_ticks(view.columns, min(6, max(1, columns))):
         x, y = view.on_screen((column + 0.5) / view.columns, 1, 0)
-        canvas.text(x + at.small * 0.25, y + at.small * 0.85, str(column), at.small, colors.dim)
+        canvas.text(x + size * 0.25, y + size * 0.85, str(column), size, dim)

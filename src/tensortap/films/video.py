@@ -1,9 +1,8 @@
-"""Films on disk: H.264 in MP4, GIF, and single PNG frames, written frame by frame.
+"""Films on disk, written frame by frame: H.264 in MP4, GIF, or PNG files.
 
-A film that is being written is a fragmented MP4 in which every frame is a fragment: whatever
-happens to the program, what is on disk plays up to there. When it is closed it gets the index of
-a plain MP4, with which players know its length at once. The file is opened by us and never
-replaces another; PyAV only fills it.
+A film that is being written is a fragmented MP4 with one fragment per frame: if the program is
+killed, what is on disk still plays. When the film is closed it gets the index of a plain MP4, so
+that players know its length. A film never replaces an existing file.
 """
 
 from __future__ import annotations
@@ -16,41 +15,45 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from tensortap.errors import MissingExtra, TensortapError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-FORMATS = ("mp4", "gif", "png")
-_FASTEST = 240.0
-_KEY_SECONDS = 2.0  # between frames that can be jumped to
-_INDEX_AT_END = (61, 7)  # libavformat that turns fragments into a plain MP4 at the end
-# One thread a film: the processors belong to training, and to other films. Frames leave at once.
-_ENCODER = {"preset": "veryfast", "tune": "zerolatency", "crf": "20"}
+    Frame = NDArray[np.uint8]
+
+_FORMATS = ("mp4", "gif", "png")
+_MAX_FPS = 240.0
+_MAX_GIF_FPS = 50.0
+_KEY_SECONDS = 2.0  # between frames to which a player can jump
+_HYBRID = (61, 7)  # version of libavformat that can turn fragments into a plain MP4
+# frames are written at once; one thread, because the processors belong to training
+_X264 = {"preset": "veryfast", "tune": "zerolatency", "crf": "20"}
 
 
 class FilmError(TensortapError):
-    """A film that cannot be written, and why."""
+    """A film cannot be written."""
 
 
-class Writer(Protocol):
-    """Takes frames of red, green, blue and 255, and makes a film of them."""
+class VideoWriter(Protocol):
+    """Makes a film of RGBA frames."""
 
     path: Path
     frames: int
 
-    def write(self, frame: NDArray[np.uint8]) -> None:
+    def write(self, frame: Frame) -> None:
         """Add a frame."""
         ...
 
     def close(self) -> None:
-        """Finish the file; it is complete afterwards. Once more does nothing."""
+        """Complete the film; a second call does nothing."""
         ...
 
 
 def need_av() -> Any:
-    """PyAV, or what to install."""
+    """Return PyAV, or raise MissingExtra."""
     try:
         import av
     except ImportError:
@@ -58,21 +61,26 @@ def need_av() -> Any:
     return av
 
 
+def check_format(form: str) -> str:
+    """Return the format, or raise if it is unknown."""
+    if form not in _FORMATS:
+        raise TensortapError(f"format must be one of {', '.join(_FORMATS)}; got {form!r}")
+    return form
+
+
 def check_fps(fps: Any) -> float:
-    """Frames a second, or why that cannot be.
+    """Return frames per second, or raise if that is impossible.
 
     >>> check_fps(20)
     20.0
     """
-    if not isinstance(fps, numbers.Real) or not 0 < float(fps) <= _FASTEST:
-        raise TensortapError(
-            f"fps={fps!r}: frames a second, more than 0 and at most {_FASTEST:.0f}"
-        )
+    if not isinstance(fps, numbers.Real) or not 0 < float(fps) <= _MAX_FPS:
+        raise TensortapError(f"fps must be more than 0 and at most {_MAX_FPS:.0f}, got {fps!r}")
     return float(fps)
 
 
 def film_size(size: tuple[int, int], form: str) -> tuple[int, int]:
-    """The size of the frames of a film: H.264 in its common form has even sides only.
+    """Return the size of the frames of a film: H.264 needs even sides.
 
     >>> film_size((641, 479), "mp4"), film_size((641, 479), "gif")
     ((642, 480), (641, 479))
@@ -82,24 +90,85 @@ def film_size(size: tuple[int, int], form: str) -> tuple[int, int]:
 
 
 def create(
-    path: Path,
-    form: str,
-    size: tuple[int, int],
-    fps: float,
-    palette: NDArray[np.uint8] | None = None,
-) -> Writer:
-    """Begin a film; FileExistsError if something is there already."""
+    path: Path, form: str, size: tuple[int, int], fps: float, palette: Frame | None = None
+) -> VideoWriter:
+    """Start a film; raise FileExistsError if the file exists."""
     if form == "png":
-        return _Pictures(path)
-    return _Mp4(path, size, fps) if form == "mp4" else _Gif(path, size, fps, palette)
+        return PngFolder(path)
+    return EncodedFilm(path, Mp4Codec(size, fps) if form == "mp4" else GifCodec(size, fps, palette))
 
 
-class _File(io.RawIOBase):
-    """The file of a film, as PyAV needs it; what went wrong is kept, since PyAV only says that.
+class EncodedFilm:
+    """A film that PyAV writes into one file."""
 
-    It belongs to the process that opened it: a forked child that lets go of its copy of a film
-    must not finish the film of its parent. So the place to write at is kept here, not in the
-    descriptor, which both share.
+    def __init__(self, path: Path, codec: Mp4Codec | GifCodec) -> None:
+        self.path, self.frames = path, 0
+        self._codec = codec
+        self._file = FilmFile(path)
+        self._open = True
+        self._complete = 0  # bytes up to the end of the last complete frame
+        try:
+            self._container = need_av().open(
+                self._file, "w", format=codec.form, options=codec.options
+            )
+            self._stream = codec.add_stream(self._container)
+        except BaseException:
+            self._file.close()
+            path.unlink(missing_ok=True)
+            raise
+
+    def write(self, frame: Frame) -> None:
+        """Add a frame; all frames before it are on disk when this returns."""
+        if not self._open:
+            raise FilmError(f"the film {self.path} has been closed")
+        picture, duration = self._codec.picture(frame, self.frames)
+        try:
+            for packet in self._stream.encode(picture):
+                # an older PyAV has no setter: then players guess the duration of the last frame
+                with contextlib.suppress(AttributeError):
+                    packet.duration = duration
+                self._container.mux(packet)
+        except Exception as error:
+            self._abandon()
+            raise self._error(error) from error
+        self.frames += 1
+        self._complete = self._file.tell()
+
+    def close(self) -> None:
+        """Complete the file with its index."""
+        if not self._open:
+            return
+        if not self.frames:
+            self._abandon()
+            return
+        try:
+            self._container.mux(self._stream.encode(None))
+            self._container.close()
+        except Exception as error:
+            self._abandon()
+            raise self._error(error) from error
+        self._open = False
+        self._file.close()
+
+    def _error(self, error: Exception) -> FilmError:
+        reason = self._file.error or error
+        why = getattr(reason, "strerror", None) or str(reason)
+        return FilmError(f"the film {self.path} ends after {self.frames} frames: {why}")
+
+    def _abandon(self) -> None:
+        """Close the file after its last complete frame."""
+        self._open = False
+        with contextlib.suppress(Exception):  # the error has been raised already
+            self._container.close()
+        self._file.truncate(self._complete)
+        self._file.close()
+
+
+class FilmFile(io.RawIOBase):
+    """The file of a film, as PyAV needs it; it keeps the reason of an error, which PyAV drops.
+
+    It belongs to the process that opened it: a forked child that closes its copy must not complete
+    the film of its parent. The position is kept here, because both share the descriptor's.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,9 +201,9 @@ class _File(io.RawIOBase):
         self._at += len(data)
         return data
 
-    def seek(self, place: int, whence: int = 0) -> int:
+    def seek(self, offset: int, whence: int = 0) -> int:
         base = (0, self._at, os.fstat(self._fd).st_size if whence == 2 else 0)[whence]
-        self._at = base + place
+        self._at = base + offset
         return self._at
 
     def tell(self) -> int:
@@ -143,17 +212,13 @@ class _File(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def writable(self) -> bool:
-        return True
+    writable = seekable = readable
 
-    def seekable(self) -> bool:
-        return True
-
-    def cut(self, size: int) -> None:
-        """Leave only so many bytes."""
+    def truncate(self, size: int | None = None) -> int:
         if os.getpid() == self._owner:
-            with contextlib.suppress(OSError):  # then a torn frame ends it, which players skip
-                os.ftruncate(self._fd, size)
+            with contextlib.suppress(OSError):  # players skip a torn frame
+                os.ftruncate(self._fd, size or 0)
+        return size or 0
 
     def close(self) -> None:
         if not self.closed:
@@ -161,184 +226,101 @@ class _File(io.RawIOBase):
         super().close()
 
 
-class _Encoded:
-    """A container with one stream of video."""
+class Mp4Codec:
+    """H.264 as browsers play it."""
 
-    def __init__(self, path: Path, form: str, options: dict[str, str]) -> None:
-        av = need_av()
-        self.path = path
-        self.frames = 0
-        self._file = _File(path)
-        self._open = True
-        self._whole = 0  # bytes up to the end of the last frame that is complete
-        try:
-            self._container = av.open(self._file, "w", format=form, options=options)
-        except BaseException:
-            self._file.close()
-            raise
+    form = "mp4"
 
-    def _put(self, stream: Any, frame: Any) -> None:
-        if not self._open:
-            raise FilmError(f"the film {self.path} has been closed")
-        try:
-            self._mux(stream.encode(frame))
-        except Exception as error:
-            self._give_up()
-            raise self._said(error) from error
-        self.frames += 1
-        self._whole = self._file.tell()
-
-    _duration = 1
-
-    def _mux(self, packets: list[Any]) -> None:
-        for packet in packets:
-            # an older PyAV has no setter: then players guess how long the last frame is shown
-            with contextlib.suppress(AttributeError):
-                packet.duration = self._duration
-            self._container.mux(packet)
-
-    def _said(self, error: Exception) -> FilmError:
-        reason = self._file.error or error
-        why = getattr(reason, "strerror", None) or str(reason)
-        return FilmError(
-            f"the film {self.path} ends after {self.frames} frames, it cannot be written: {why}"
-        )
-
-    def _give_up(self) -> None:
-        """What is whole on disk stays: it plays up to there."""
-        self._open = False
-        with contextlib.suppress(Exception):  # it would say the same again
-            self._container.close()
-        self._file.cut(self._whole)
-        self._file.close()
-
-    def _finish(self, stream: Any) -> None:
-        if not self._open:
-            return
-        try:
-            self._mux(stream.encode(None))
-            self._container.close()
-        except Exception as error:
-            self._give_up()
-            raise self._said(error) from error
-        self._open = False
-        self._file.close()
-
-
-class _Mp4(_Encoded):
-    """H.264, as browsers play it."""
-
-    def __init__(self, path: Path, size: tuple[int, int], fps: float) -> None:
-        av = need_av()
+    def __init__(self, size: tuple[int, int], fps: float) -> None:
+        self._size, self._fps = size, fps
+        self._rate = fractions.Fraction(fps).limit_denominator(1001)
         flags = "frag_every_frame+empty_moov+default_base_moof"
-        if tuple(av.library_versions["libavformat"][:2]) >= _INDEX_AT_END:
+        if tuple(need_av().library_versions["libavformat"][:2]) >= _HYBRID:
             flags += "+hybrid_fragmented"
-        super().__init__(path, "mp4", {"movflags": flags})
-        rate = fractions.Fraction(fps).limit_denominator(1001)
+        self.options = {"movflags": flags}
+
+    def add_stream(self, container: Any) -> Any:
+        """Add an H.264 stream to a container."""
         try:
-            stream = self._container.add_stream("libx264", rate=rate)
+            stream = container.add_stream("libx264", rate=self._rate)
         except Exception as error:
-            self._give_up()
-            path.unlink(missing_ok=True)
             raise FilmError(
-                f"this PyAV has no H.264 encoder (libx264): format='gif' or 'png' ({error})"
+                f"this PyAV has no H.264 encoder (libx264); use format='gif' or 'png' ({error})"
             ) from error
-        stream.width, stream.height = size
+        stream.width, stream.height = self._size
         stream.pix_fmt = "yuv420p"
-        stream.options = {**_ENCODER, "g": str(max(1, round(fps * _KEY_SECONDS)))}
+        stream.options = {**_X264, "g": str(max(1, round(self._fps * _KEY_SECONDS)))}
         stream.codec_context.thread_count = 1
-        stream.time_base = stream.codec_context.time_base = 1 / rate
-        self._stream, self._time_base = stream, 1 / rate
+        stream.time_base = stream.codec_context.time_base = 1 / self._rate
+        return stream
 
-    def write(self, frame: NDArray[np.uint8]) -> None:
-        """Add a frame; those before it are on disk when this returns."""
-        import av
-
-        picture = av.VideoFrame.from_ndarray(frame, "rgba").reformat(format="yuv420p")
-        picture.pts, picture.time_base = self.frames, self._time_base
-        self._put(self._stream, picture)
-
-    def close(self) -> None:
-        """Finish the file with its index."""
-        self._finish(self._stream)
+    def picture(self, frame: Frame, number: int) -> tuple[Any, int]:
+        """Return a PyAV frame, and its duration in the time base."""
+        picture = need_av().VideoFrame.from_ndarray(frame, "rgba").reformat(format="yuv420p")
+        picture.pts, picture.time_base = number, 1 / self._rate
+        return picture, 1
 
 
-class _Gif(_Encoded):
-    """One palette for the whole film, so that nothing flickers."""
+class GifCodec:
+    """GIF with one palette for the whole film, so that nothing flickers."""
 
-    def __init__(
-        self, path: Path, size: tuple[int, int], fps: float, palette: NDArray[np.uint8] | None
-    ) -> None:
-        super().__init__(path, "gif", {"loop": "0"})
-        self._size, self._fps, self._hint = size, min(fps, 50.0), palette
-        self._stream: Any = None
+    form = "gif"
+    _base = fractions.Fraction(1, 100)
+
+    def __init__(self, size: tuple[int, int], fps: float, palette: Frame | None) -> None:
+        self.options = {"loop": "0"}
+        self._size, self._fps = size, min(fps, _MAX_GIF_FPS)
+        self._colors = palette  # that later frames may have
         self._palette: Any = None
 
-    def _begin(self, frame: NDArray[np.uint8]) -> None:
-        import numpy as np
-        from PIL import Image
-
-        stream = self._container.add_stream("gif", rate=fractions.Fraction(100))
+    def add_stream(self, container: Any) -> Any:
+        """Add a GIF stream to a container."""
+        stream = container.add_stream("gif", rate=1 / self._base)
         stream.width, stream.height = self._size
         stream.pix_fmt = "pal8"
-        stream.time_base = stream.codec_context.time_base = fractions.Fraction(1, 100)
-        self._stream = stream
-        # the first frame, and as much again of the colours that later ones may have
-        picture = np.ascontiguousarray(frame[..., :3])
-        if self._hint is not None:
-            wide = picture.shape[1]
-            rows = -(-picture.shape[0] // 2)
-            more = np.resize(np.repeat(self._hint, 4, axis=0), (rows, wide, 3))
-            picture = np.concatenate([picture, more])
-        # 255: one entry is left for what has not changed since the frame before
-        self._palette = Image.fromarray(picture).quantize(
-            255, method=Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE
-        )
+        stream.time_base = stream.codec_context.time_base = self._base
+        return stream
 
-    def write(self, frame: NDArray[np.uint8]) -> None:
-        """Add a frame."""
-        import av
-        import numpy as np
+    def picture(self, frame: Frame, number: int) -> tuple[Any, int]:
+        """Return a PyAV frame, and its duration in the time base."""
         from PIL import Image
 
-        if self._stream is None:
-            self._begin(frame)
-        image = Image.fromarray(np.ascontiguousarray(frame[..., :3]))
-        found = image.quantize(palette=self._palette, dither=Image.Dither.NONE)
+        rgb = np.ascontiguousarray(frame[..., :3])
+        if self._palette is None:
+            sample = rgb
+            if self._colors is not None:
+                shape = -(-len(rgb) // 2), rgb.shape[1], 3
+                more = np.resize(np.repeat(self._colors, 4, axis=0), shape)
+                sample = np.concatenate([rgb, more])
+            # 255: one entry is left for pixels that have not changed
+            self._palette = Image.fromarray(sample).quantize(
+                255, method=Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE
+            )
+        indices = Image.fromarray(rgb).quantize(palette=self._palette, dither=Image.Dither.NONE)
         colors = np.zeros((256, 4), np.uint8)
         listed = np.array(self._palette.getpalette(), np.uint8).reshape(-1, 3)[:255]
         colors[: len(listed), 1:] = listed
         colors[: len(listed), 0] = 255
-        picture = av.VideoFrame.from_ndarray((np.asarray(found), colors), "pal8")
-        picture.pts = round(self.frames * 100 / self._fps)
-        picture.time_base = fractions.Fraction(1, 100)
-        self._duration = round((self.frames + 1) * 100 / self._fps) - picture.pts
-        self._put(self._stream, picture)
-
-    def close(self) -> None:
-        """Finish the file."""
-        if self._stream is not None:
-            self._finish(self._stream)
-        elif self._open:
-            self._give_up()
+        picture = need_av().VideoFrame.from_ndarray((np.asarray(indices), colors), "pal8")
+        start, end = (round(n * 100 / self._fps) for n in (number, number + 1))
+        picture.pts, picture.time_base = start, self._base
+        return picture, end - start
 
 
-class _Pictures:
-    """A folder of PNG frames."""
+class PngFolder:
+    """A folder of PNG files."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.frames = 0
+        self.path, self.frames = path, 0
         try:
             path.mkdir()
         except FileExistsError:
             raise
         except OSError as error:
-            raise FilmError(f"cannot make the folder {path}: {error.strerror}") from None
+            raise FilmError(f"cannot create the folder {path}: {error.strerror}") from None
 
-    def write(self, frame: NDArray[np.uint8]) -> None:
-        """Add a frame as a file of its own."""
-        import numpy as np
+    def write(self, frame: Frame) -> None:
+        """Write a frame into a file of its own."""
         from PIL import Image
 
         target = self.path / f"{self.frames:06d}.png"
@@ -350,4 +332,4 @@ class _Pictures:
         self.frames += 1
 
     def close(self) -> None:
-        """Nothing is left to do: every frame is a whole file."""
+        """Do nothing: every file is complete."""
