@@ -56,7 +56,7 @@ class TestContract(SinkContract):
 
     @pytest.fixture
     def queue(self, start, notes):
-        self.worker = start(notes)._workers[0]
+        self.worker = start(notes)._workers.workers[0]
         return self.worker.queue
 
     def arrived(self, queue):
@@ -138,25 +138,25 @@ def test_rejects_fork_after_cuda(monkeypatch):
     ("options", "message"),
     [
         ({"start_method": "thread"}, "spawn, fork, forkserver"),
-        ({"rate": 0}, "rate=0"),
-        ({"timeout": 0}, "timeout=0"),
-        ({"processes": 0}, "processes=0"),
-        ({"what": "all"}, "outputs, gradients, both"),
-        ({"rate": "fast"}, "so many records a second"),
-        ({"processes": 1.5}, "a whole number"),
-        ({"name": 5}, "by a string"),
-        ({"transform": 5}, "a function of a tensor"),
-        ({"ranks": 1.5}, "several of them, or 'all'"),
+        ({"rate": 0}, "rate must be greater than 0, got 0"),
+        ({"timeout": 0}, "timeout must be greater than 0, got 0"),
+        ({"processes": 0}, "processes must be at least 1, got 0"),
+        ({"what": "all"}, "what must be 'outputs', 'gradients' or 'both'"),
+        ({"rate": "fast"}, "rate must be a number"),
+        ({"processes": 1.5}, "processes must be a whole number"),
+        ({"name": 5}, "name must be a string"),
+        ({"transform": 5}, "transform must be callable"),
+        ({"ranks": 1.5}, "ranks must be a rank, several ranks, or 'all'"),
     ],
 )
 def test_rejects_invalid_options(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         tap.watch(on_record=print, **options)
-    with pytest.raises(TypeError, match="needs a recorder"):
+    with pytest.raises(TypeError, match="pass either recorder or on_record"):
         tap.watch()
-    with pytest.raises(TypeError, match="cannot be called"):
+    with pytest.raises(TypeError, match="on_record must be callable"):
         tap.watch(None, "videos")
-    with pytest.raises(TypeError, match=r"give one that was made, Recorder\(\.\.\.\)"):
+    with pytest.raises(TypeError, match=r"got a class; pass Recorder\(\.\.\.\)"):
         tap.watch(None, tap.Recorder)
 
 
@@ -301,7 +301,7 @@ def test_a_stopped_worker_costs_at_most_the_budget(start, notes, monkeypatch):
         for i in range(200):
             array[0] = i
             watcher.catch(array, "big")
-        queue = watcher._workers[0].queue
+        queue = watcher._workers.workers[0].queue
         queued = queue.state.put - queue.state.got + queue.sink.pending
         assert queued <= 4e6 + array.nbytes + 1000  # one more when nothing else waits
         assert queue.ledger.reasons()["over budget"] > 150
@@ -343,7 +343,7 @@ def test_warns_when_closing_takes_long(start, notes, caplog, monkeypatch):
 def test_files_are_closed_when_the_user_interrupts_close(start, notes, monkeypatch):
     watcher = start(notes)
     watcher.catch(1.0, "x")
-    (worker,) = watcher._workers
+    (worker,) = watcher._workers.workers
 
     def interrupted(timeout=None):
         raise KeyboardInterrupt

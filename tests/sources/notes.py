@@ -1,4 +1,4 @@
-"""What the tests let workers do with records: write down what they were given."""
+"""Recorders for tests of workers: they write what they get to a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensortap as tap
 
 
 class Notes:
-    """A recorder that writes a line a record, and one at the end."""
+    """A recorder that writes one line per record, and one at the end."""
 
     def __init__(self, path, slow=0.0):
         self.path = Path(path)
@@ -51,7 +51,7 @@ class Notes:
 
     @property
     def closed(self):
-        """The workers that have closed their files."""
+        """The process ids of workers that have closed their files."""
         return [line["closed"] for line in self.all if "closed" in line]
 
     def of(self, name, kind=None):
@@ -63,7 +63,7 @@ class Notes:
 
 
 class Trouble(Notes):
-    """One that gets into trouble at records of some names."""
+    """A recorder that fails in various ways at records of some names."""
 
     def __call__(self, record):
         if record.name.startswith("raises"):
@@ -81,7 +81,7 @@ class Trouble(Notes):
 
 
 def note(record):
-    """A plain function; where it writes is said by the environment."""
+    """Write a record to the file that the environment names."""
     Notes(os.environ["NOTES"])(record)
 
 

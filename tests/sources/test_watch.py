@@ -1,4 +1,4 @@
-"""What is watched, under which names, how often; and that training does not notice."""
+"""Targets, names and rates of watchers, and that training is not affected."""
 
 import gc
 import os
@@ -26,7 +26,7 @@ def notes(tmp_path):
 
 @pytest.fixture
 def watch(notes):
-    """A watcher that takes everything; `seen` closes it and gives its notes."""
+    """Start watchers that capture everything; `seen` flushes one and returns its notes."""
     started = []
 
     def watch(targets=None, **options):
@@ -53,7 +53,7 @@ def small(inplace=False):
 
 
 @pytest.mark.usefixtures("no_errors")
-def test_a_model_is_all_its_modules(watch, notes):
+def test_model_includes_all_its_modules(watch, notes):
     model = small()
     watcher = watch(model)
     x = torch.randn(5, 3)
@@ -65,11 +65,11 @@ def test_a_model_is_all_its_modules(watch, notes):
     assert record["type"] == "torch.nn.Linear"
     assert (record["dtype"], record["shape"]) == ("float32", [5, 2])
     assert record["value"] == y.tolist()  # bit for bit
-    assert record["tags"]["device"] == "cpu"  # and no GPU was needed to name it
+    assert record["tags"]["device"] == "cpu"  # works without a GPU
 
 
 @pytest.mark.usefixtures("no_errors")
-def test_a_dict_names_what_is_in_it(watch, notes):
+def test_dict_names_its_targets(watch, notes):
     model = small()
     watcher = watch({"model": model, "fc": model[2]})
     y = model(torch.randn(5, 3))
@@ -78,7 +78,7 @@ def test_a_dict_names_what_is_in_it(watch, notes):
     assert found.of("fc")[0]["value"] == found.of("model.2")[0]["value"] == y.tolist()
 
 
-def test_a_list_a_module_and_patterns(watch, notes):
+def test_lists_modules_and_patterns(watch, notes):
     model = small()
     watcher = watch([model[0], model[2]])
     model(torch.randn(1, 3))
@@ -115,7 +115,7 @@ def test_outputs_gradients_or_both(watch, notes, inplace):
     ]  # fmt: skip
     for name, value in grads.items():
         assert found.of(name, "Gradient")[0]["value"] == value
-    # the value and its gradient are of one step
+    # a value and its gradient have the same step
     assert {r["step"] for r in found.records} == {0}
     watcher.close()
     notes.path.unlink()
@@ -125,7 +125,7 @@ def test_outputs_gradients_or_both(watch, notes, inplace):
 
 
 class Odd(nn.Module):
-    """Returns what the caller asks for."""
+    """Returns a value of the given structure."""
 
     def forward(self, x, what):
         if what == "none":
@@ -136,11 +136,11 @@ class Odd(nn.Module):
 
 
 @pytest.mark.usefixtures("no_errors")
-def test_whatever_a_module_returns_it_returns_the_same(watch, notes):
+def test_outputs_of_any_structure_are_unchanged(watch, notes):
     model = Odd()
     watcher = watch({"odd": model}, what="both")
     x = torch.ones(2, requires_grad=True)
-    assert model(x, "none") is None  # and is not replaced
+    assert model(x, "none") is None
     one, nothing, (two,) = model(x, "tuple")
     assert nothing is None
     named = model(x, "dict")
@@ -175,7 +175,7 @@ def test_parameters(watch, notes):
 
 
 @pytest.mark.usefixtures("no_errors")
-def test_tensors_are_their_gradients(watch, notes):
+def test_tensors_give_their_gradients(watch, notes):
     leaf = torch.ones(2, requires_grad=True)
     inner = leaf * 3
     watcher = watch({"leaf": leaf, "inner": inner})
@@ -194,13 +194,13 @@ def test_tensors_are_their_gradients(watch, notes):
     ]  # fmt: skip
 
 
-def test_what_cannot_be_watched_is_said_and_leaves_nothing(watch):
+def test_rejects_invalid_targets_and_leaves_no_hooks(watch):
     model = small()
     with pytest.raises(TypeError, match=r"watcher\.catch\(tensor, name\)"):
         watch({"m": model, "x": torch.ones(2)})
-    with pytest.raises(TypeError, match=r"ndarray cannot be watched.*watcher\.catch"):
+    with pytest.raises(TypeError, match=r"got ndarray; .*watcher\.catch"):
         watch(np.ones(2))
-    with pytest.raises(TypeError, match="named by strings"):
+    with pytest.raises(TypeError, match="names of targets must be non-empty strings"):
         watch({1: model})
     assert not any(m._forward_hooks for m in model.modules())
     with pytest.raises(tap.errors.NotFound):
@@ -208,7 +208,7 @@ def test_what_cannot_be_watched_is_said_and_leaves_nothing(watch):
 
 
 @pytest.mark.usefixtures("no_errors")
-def test_any_value_by_hand(watch, notes):
+def test_catch_takes_values_of_any_framework(watch, notes):
     import jax.numpy as jnp
 
     watcher = watch()
@@ -253,7 +253,7 @@ def test_message_mode_and_switches(watch, notes):
     tap.disable()
     model(torch.ones(1, 2))
     tap.enable()
-    watcher.message = None  # as good as ""
+    watcher.message = None  # the same as ""
     model.eval()
     model(torch.ones(1, 2))
     tags = [r["tags"] for r in seen(watcher, notes).records]
@@ -263,7 +263,7 @@ def test_message_mode_and_switches(watch, notes):
     assert watcher.enabled
 
 
-def test_a_watcher_that_is_off_starts_its_worker_when_it_is_needed(watch, notes):
+def test_disabled_watcher_starts_its_worker_when_enabled(watch, notes):
     model = nn.Linear(2, 2)
     watcher = watch({"fc": model}, enabled=False)
     model(torch.ones(1, 2))
@@ -278,7 +278,7 @@ def test_a_watcher_that_is_off_starts_its_worker_when_it_is_needed(watch, notes)
 # -- rate and transform ----------------------------------------------------------------------
 
 
-def test_the_rate_is_kept_of_each_name_before_anything_is_copied(watch, notes, monkeypatch):
+def test_rate_limits_each_name_before_anything_is_copied(watch, notes, monkeypatch):
     copied = []
     snapshot = watching.arrays.snapshot
     monkeypatch.setattr(
@@ -290,29 +290,31 @@ def test_the_rate_is_kept_of_each_name_before_anything_is_copied(watch, notes, m
         model(torch.randn(2, 3)).sum().backward()
         watcher.catch(1.0, "x")
     found = seen(watcher, notes)
-    assert len(found.records) == len(copied) == 9  # 4 modules, 2 kinds, one by hand
+    assert (
+        len(found.records) == len(copied) == 9
+    )  # 4 modules with 2 kinds each, and the caught value
     assert len({(r["name"], r["kind"]) for r in found.records}) == 9
 
 
-def test_about_as_many_as_asked_for(monkeypatch):
-    rate = watching.Rate(20.0)
+def test_rate_limit_is_accurate(monkeypatch):
+    rate = watching.RateLimit(20.0)
     now = [0]
     monkeypatch.setattr(watching.time, "monotonic_ns", lambda: now[0])
     taken = 0
-    for i in range(7000):  # steps of 3 ms: the pause of 50 ms is no multiple of them
+    for i in range(7000):  # steps of 3 ms, of which the pause of 50 ms is not a multiple
         now[0] = i * 3_000_000
         taken += rate.due("x")
     assert taken == pytest.approx(21 * 20, abs=3)
-    now[0] += 10**12  # after a long pause no burst makes up for it
+    now[0] += 10**12  # a long pause is not followed by a burst
     burst = 0
     for _ in range(100):
         now[0] += 1_000_000
         burst += rate.due("x")
     assert burst <= 4
-    assert all(watching.Rate(None).due("x") for _ in range(3))
+    assert all(watching.RateLimit(None).due("x") for _ in range(3))
 
 
-def test_transform_runs_here_without_a_graph_and_sends_less(watch, notes):
+def test_transform_runs_in_this_process_without_a_graph(watch, notes):
     model = nn.Linear(3, 2)
     graphs = []
 
@@ -328,9 +330,7 @@ def test_transform_runs_here_without_a_graph_and_sends_less(watch, notes):
     assert graphs == [(False, False)]
 
 
-def test_a_transform_that_raises_is_reported_once_and_training_goes_on(
-    watch, notes, caplog, errors
-):
+def test_transform_that_raises_is_reported_once(watch, notes, caplog, errors):
     model = small()
     watcher = watch({"m": model}, transform=lambda t: 1 / 0)
     for _ in range(3):
@@ -340,7 +340,7 @@ def test_a_transform_that_raises_is_reported_once_and_training_goes_on(
     assert seen(watcher, notes).records == []
 
 
-def test_a_transform_may_send_nothing_or_anything(watch, notes):
+def test_transform_may_return_none_or_any_value(watch, notes):
     model = nn.Linear(3, 2)
     watcher = watch({"fc": model}, transform=lambda t: None if t.shape[0] == 1 else t.shape[0])
     model(torch.randn(1, 3))
@@ -348,7 +348,7 @@ def test_a_transform_may_send_nothing_or_anything(watch, notes):
     assert [r["value"] for r in seen(watcher, notes).records] == [7]
 
 
-def test_a_transform_that_changes_the_tensor_is_said(watch, caplog, errors):
+def test_reports_a_transform_that_changes_the_tensor(watch, caplog, errors):
     model = nn.Linear(3, 2)
     watch({"fc": model}, transform=lambda t: t.zero_())
     with torch.no_grad():
@@ -360,7 +360,7 @@ def test_a_transform_that_changes_the_tensor_is_said(watch, caplog, errors):
 # -- several ---------------------------------------------------------------------------------
 
 
-def test_several_watchers_and_the_one_that_runs(watch, tmp_path, notes):
+def test_several_watchers(watch, tmp_path, notes):
     model = small()
     first = watch({"a": model[0]})
     assert tap.watcher() is first
@@ -373,13 +373,13 @@ def test_several_watchers_and_the_one_that_runs(watch, tmp_path, notes):
     model(torch.randn(1, 3))
     assert seen(first, notes).names == ["a"]
     assert seen(second, other_notes).names == ["b", "c"]
-    with pytest.raises(ValueError, match="'c' is watched already"):
+    with pytest.raises(ValueError, match="'c' is already being watched"):
         second.attach({"c": model[1]})
     second.detach("c")
-    with pytest.raises(tap.errors.NotFound, match="'c' is not watched; there is 'b'"):
+    with pytest.raises(tap.errors.NotFound, match="'c' is not being watched; watched are 'b'"):
         second.detach("c")
     assert not model[1]._forward_hooks
-    with pytest.raises(ValueError, match="'second' runs already"):
+    with pytest.raises(ValueError, match="'second' is already running"):
         watch(model, name="second")
     second.close()
     assert tap.watcher() is first
@@ -388,7 +388,7 @@ def test_several_watchers_and_the_one_that_runs(watch, tmp_path, notes):
 
 
 @pytest.mark.usefixtures("no_errors")
-def test_targets_that_are_attached_later_may_be_watched_in_another_way(watch, notes):
+def test_attached_targets_have_their_own_options(watch, notes):
     model = small()
     first = watch({"a": model[0]}, name="one")
     assert tap.watch(
@@ -405,16 +405,16 @@ def test_targets_that_are_attached_later_may_be_watched_in_another_way(watch, no
     assert found["c", "Gradient"]["shape"] != []
     assert {r["tags"]["message"] for r in found.values()} == {"epoch 3"}
     for wrong in ({"rate": 5}, {"keep": True}, {"ranks": "all"}, {"processes": 2}):
-        with pytest.raises(TypeError, match="'one' runs already, with its own"):
+        with pytest.raises(TypeError, match="'one' is already running"):
             tap.watch({"d": model[1]}, name="one", **wrong)
-    with pytest.raises(ValueError, match="outputs, gradients, both"):
+    with pytest.raises(ValueError, match="'gradients' or 'both', got 'all'"):
         first.attach({"d": model[1]}, what="all")
     first.enabled = False
     model(torch.randn(1, 3)).sum().backward()
     assert len(seen(first, notes).records) == 4
 
 
-def test_one_watcher_over_several_processes(watch, notes):
+def test_several_processes_share_the_names(watch, notes):
     watcher = watch(processes=2)
     for _ in range(3):
         for i in range(12):
@@ -424,9 +424,9 @@ def test_one_watcher_over_several_processes(watch, notes):
     by_name = {}
     for record in found.records:
         by_name.setdefault(record["name"], set()).add(record["pid"])
-    assert all(len(pids) == 1 for pids in by_name.values())  # a film has one worker
+    assert all(len(pids) == 1 for pids in by_name.values())  # one worker per name
     assert set.union(*by_name.values()) == set(watcher.pids)
-    # in turns, so that each has as many
+    # round robin
     first = [name for name, pids in by_name.items() if pids == {watcher.pids[0]}]
     assert sorted(first) == sorted(f"name{i}" for i in range(0, 12, 2))
     watcher.close()
@@ -437,29 +437,29 @@ def test_one_watcher_over_several_processes(watch, notes):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rank", "films"),
+    ("ranks", "rank", "watches"),
     [(0, "0", True), (0, "1", False), ("all", "1", True), ([1, 3], "1", True), ([1], "0", False)],
 )
-def test_one_rank_films_unless_others_are_asked_for(watch, notes, monkeypatch, ranks, rank, films):
+def test_selected_ranks_watch(watch, notes, monkeypatch, ranks, rank, watches):
     monkeypatch.setattr("tensortap.ranks._launched", (int(rank), 4))
     model = nn.Linear(2, 2)
     watcher = watch({"fc": model}, ranks=ranks)
     model(torch.ones(1, 2))
-    assert bool(watcher.pids) == films  # a rank that does not film has not even a process
-    assert [r["rank"] for r in seen(watcher, notes).records] == [int(rank)] * films
+    assert bool(watcher.pids) == watches  # otherwise there is not even a process
+    assert [r["rank"] for r in seen(watcher, notes).records] == [int(rank)] * watches
 
 
-def test_ranks_that_are_none():
-    with pytest.raises(TypeError, match="a rank, several of them, or 'all'"):
+def test_rejects_invalid_ranks():
+    with pytest.raises(TypeError, match="several ranks, or 'all', got 'first'"):
         tap.watch(on_record=print, ranks="first")
 
 
 @pytest.mark.usefixtures("no_errors")
-def test_replicas_of_data_parallel_are_one_film(watch, notes):
+def test_one_replica_of_data_parallel_is_watched(watch, notes):
     model = nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))
     watcher = watch({"m": model})
     inner = model.module
-    # what DataParallel makes for each device: the hooks come along
+    # as DataParallel makes them for each device, with the hooks
     for device in ("cpu", "meta"):
         replica = inner._replicate_for_data_parallel()
         linear = inner[0]._replicate_for_data_parallel()
@@ -476,7 +476,7 @@ def test_replicas_of_data_parallel_are_one_film(watch, notes):
 # -- with a run, and with a live session -----------------------------------------------------
 
 
-def test_kept_in_the_run_as_well(watch, notes, open_run):
+def test_keep_writes_records_to_the_run(watch, notes, open_run):
     model = small()
     loose, kept = watch({"loose": model[0]}), watch({"kept": model[2]}, keep=True, what="both")
     model(torch.randn(2, 3)).sum().backward()
@@ -487,11 +487,11 @@ def test_kept_in_the_run_as_well(watch, notes, open_run):
     found = [(r.name, r.kind) for r in run.records() if r.kind is not Kind.ALERT]
     assert found == [("kept", Kind.ACTIVATION), ("kept", Kind.GRADIENT)]
     assert run.get("kept", kind="Activation").tolist() == notes.of("kept", "Activation")[0]["value"]
-    model(torch.randn(2, 3))  # no run is open: the worker has it all the same
+    model(torch.randn(2, 3))  # without an open run, only the worker gets it
     assert len(seen(kept, notes).of("kept", "Activation")) == 2
 
 
-def test_a_worker_needs_no_key_of_the_user_and_makes_none(watch, notes):
+def test_worker_needs_no_key_file(watch, notes):
     from tensortap.wire import keys
 
     watcher = watch()
@@ -500,7 +500,7 @@ def test_a_worker_needs_no_key_of_the_user_and_makes_none(watch, notes):
     assert not keys.key_path().exists()
 
 
-def test_a_live_session_hears_nothing_of_it(watch, notes, monkeypatch):
+def test_live_session_gets_no_watched_records(watch, notes, monkeypatch):
     from tensortap.api import session as live
     from tensortap.pipeline.pipeline import Pipeline
     from tensortap.sinks.connections import Connections
@@ -521,7 +521,7 @@ def test_a_live_session_hears_nothing_of_it(watch, notes, monkeypatch):
         server.close()
 
 
-# -- nothing is disturbed --------------------------------------------------------------------
+# -- no side effects --------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -569,7 +569,7 @@ def test_training_is_bit_identical(watch, notes, autocast, options):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        train(autocast)  # warm: the first of a process may differ by itself
+        train(autocast)  # warm up: the first one of a process may differ
         plain, watched = train(autocast), train(autocast, watch, **options)
     finally:
         torch.set_num_threads(threads)
@@ -578,7 +578,7 @@ def test_training_is_bit_identical(watch, notes, autocast, options):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
     if "rate" not in options:
-        # each once a step: what a checkpoint computes again is no second frame
+        # once per step: recomputation in a checkpoint gives no second record
         assert [r["step"] for r in notes.of("net.block.1", "Activation")] == list(range(6))
         assert [r["step"] for r in notes.of("net.block.1", "Gradient")] == list(range(6))
         assert len(notes.records) == 6 * (2 * 10 + 2)
@@ -598,7 +598,7 @@ class Boom(Exception):
 
 
 @pytest.mark.parametrize("error", [None, Boom, KeyboardInterrupt, SystemExit])
-def test_no_hook_stays_whatever_was_raised(watch, notes, error):
+def test_hooks_are_removed_whatever_is_raised(watch, notes, error):
     model = small()
     raised = error("mine") if error else None
 
@@ -618,10 +618,10 @@ def test_no_hook_stays_whatever_was_raised(watch, notes, error):
         assert caught.value.__context__ is None
     assert hooks_of(model) == 0
     assert len(notes.closed) == 1
-    assert len(notes.records) == 5  # and what was sent had been processed
+    assert len(notes.records) == 5  # everything sent was processed
 
 
-def test_nothing_of_the_users_is_kept_alive(watch):
+def test_keeps_no_references(watch):
     model = small()
     leaf = torch.ones(2, requires_grad=True)
     watcher = watch({"m": model, "w": model[0].weight, "leaf": leaf}, what="both")
@@ -640,7 +640,7 @@ def test_nothing_of_the_users_is_kept_alive(watch):
     assert "closed" in repr(watcher)
 
 
-def test_hooks_do_not_pile_up_on_an_output_that_stays(watch, notes):
+def test_hooks_do_not_accumulate_on_a_reused_output(watch, notes):
     class Same(nn.Module):
         def __init__(self):
             super().__init__()
@@ -659,7 +659,7 @@ def test_hooks_do_not_pile_up_on_an_output_that_stays(watch, notes):
     assert not model.w._backward_hooks
 
 
-def test_training_goes_on_when_memory_cannot_be_had(watch, notes, monkeypatch, errors):
+def test_training_continues_when_out_of_memory(watch, notes, monkeypatch, errors):
     from tensortap.buffers import OutOfMemory
 
     def no_room(*_):
@@ -673,7 +673,7 @@ def test_training_goes_on_when_memory_cannot_be_had(watch, notes, monkeypatch, e
     assert seen(watcher, notes).records == []
 
 
-def test_strict_raises(watch, monkeypatch):
+def test_strict_mode_raises(watch, monkeypatch):
     monkeypatch.setattr(pipeline, "strict", True)
     model = nn.Linear(2, 2)
     watch({"fc": model}, transform=lambda t: 1 / 0)
@@ -681,7 +681,7 @@ def test_strict_raises(watch, monkeypatch):
         model(torch.ones(1, 2))
 
 
-def test_a_forked_child_watches_nothing(watch, notes):
+def test_forked_child_watches_nothing(watch, notes):
     model = nn.Linear(2, 2)
     watcher = watch({"fc": model})
     model(torch.ones(1, 2))
@@ -698,7 +698,7 @@ def test_a_forked_child_watches_nothing(watch, notes):
     assert len(seen(watcher, notes).records) == 2
 
 
-def test_many_threads_at_once(watch, notes):
+def test_threads(watch, notes):
     watcher = watch()
 
     def work(mark):
@@ -717,8 +717,8 @@ def test_many_threads_at_once(watch, notes):
     assert (receipt.captured, receipt.processed, receipt.waiting) == (200, 200, 0)
 
 
-def test_watching_costs_training_no_time_to_begin(watch, notes):
-    # a worker takes its time to start: what comes meanwhile waits in the queue
+def test_start_of_a_worker_does_not_block(watch, notes):
+    # while the worker starts, records wait in the queue
     start = time.monotonic()
     watcher = watch(start_method="spawn")
     watcher.catch(1.0, "early")
@@ -727,7 +727,7 @@ def test_watching_costs_training_no_time_to_begin(watch, notes):
     assert took < time.monotonic() - start
 
 
-def test_a_worker_that_cannot_be_started_later_is_tried_once(watch, monkeypatch, errors, caplog):
+def test_failed_start_is_not_repeated(watch, monkeypatch, errors, caplog):
     model = nn.Linear(2, 2)
     watcher = watch({"fc": model}, enabled=False)
     tries = []
@@ -736,27 +736,27 @@ def test_a_worker_that_cannot_be_started_later_is_tried_once(watch, monkeypatch,
         tries.append(args)
         raise OSError("no processes left")
 
-    monkeypatch.setattr("tensortap.sources.watch.Worker", no_process)
+    monkeypatch.setattr("tensortap.sources.watch_workers.Worker", no_process)
     watcher.enabled = True
     for _ in range(3):
-        model(torch.ones(1, 2))  # and training goes on
+        model(torch.ones(1, 2))  # training continues
     assert len(tries) == errors() == 1
     assert "no processes left" in caplog.text
 
 
-def test_disabled_by_the_environment_there_is_no_worker(watch):
+def test_disabled_capturing_starts_no_worker(watch):
     tap.disable()
     try:
         watcher = watch(nn.Linear(2, 2))
         assert watcher.pids == []
         with pytest.raises(tap.TensortapError, match="start_method='fork'"):
-            tap.watch(on_record=lambda record: None)  # a mistake is said all the same
+            tap.watch(on_record=lambda record: None)  # errors are raised nevertheless
     finally:
         tap.enable()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
-def test_a_compiled_model(watch, notes):
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # raised by torch
+def test_compiled_model(watch, notes):
     torch._dynamo.reset()
     model = small()
     watcher = watch({"m": model}, what="both")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -41,3 +41,16 @@ def check_callable(argument: str, value: Any) -> None:
     """
     if not callable(value):
         raise TypeError(f"{argument} must be callable, got {value!r:.80}")
+
+
+def check_positive(argument: str, value: Any) -> None:
+    """Raise unless the argument is a number greater than 0.
+
+    >>> check_positive("timeout", -1.0)
+    Traceback (most recent call last):
+    ValueError: timeout must be greater than 0, got -1.0
+    """
+    if not isinstance(value, Real):
+        raise TypeError(f"{argument} must be a number, got {value!r:.80}")
+    if not float(value) > 0:
+        raise ValueError(f"{argument} must be greater than 0, got {value}")

@@ -1,4 +1,4 @@
-"""What is watched becomes records on their way to workers: so many a second, and no more."""
+"""Observations of a watcher: rate-limited, transformed, copied and queued for its workers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.queue import Queue, write_to
 from tensortap.pipeline.selection import CallCounters
 from tensortap.record import Kind, Record, Summary
+from tensortap.sources import init as run
 from tensortap.sources.observer import Seen, TrackOptions
 from tensortap.sources.patterns import Patterns
 
@@ -27,11 +28,11 @@ Transform = Callable[[Any], Any]
 _now = time.perf_counter_ns
 
 
-class Rate:
-    """At most so many a second of each key; None is no limit.
+class RateLimit:
+    """At most so many per second of each key; None is no limit.
 
-    >>> rate = Rate(0.001)
-    >>> rate.due("fc"), rate.due("fc"), rate.due("conv")
+    >>> limit = RateLimit(0.001)
+    >>> limit.due("fc"), limit.due("fc"), limit.due("conv")
     (True, False, True)
     """
 
@@ -41,7 +42,7 @@ class Rate:
         self._lock = threading.Lock()
 
     def due(self, key: object) -> bool:
-        """Whether it is time for one; then the next has to wait."""
+        """Return whether the limit allows one now; if so, the next has to wait."""
         if not self._pause:
             return True
         now = time.monotonic_ns()
@@ -51,22 +52,22 @@ class Rate:
             planned = self._next.get(key, 0)
             if now < planned:
                 return False
-            # from when it was due, not from now, or steps that fall in between lower the rate
+            # counted from the planned time, or steps that fall in between would lower the rate
             self._next[key] = max(planned + self._pause, now + self._pause // 2)
         return True
 
 
 @dataclasses.dataclass
 class Switches:
-    """What is the same for everything that one watcher watches."""
+    """State that all targets of a watcher share."""
 
-    active: bool = True
+    active: bool = True  # until it is closed
     enabled: bool = True
     message: str = ""
 
 
 class Watching:
-    """Takes what hooks observe, and what is caught by hand, and hands it on."""
+    """Queues what hooks observe, and what is caught by hand, for the workers."""
 
     def __init__(
         self,
@@ -77,31 +78,26 @@ class Watching:
         ranks: Collection[int] | None,
         transform: Transform | None,
         keep: bool,
-        route: Callable[[str], Queue | None],
+        queue_of: Callable[[str], Queue | None],
     ) -> None:
         self._name = name
         self.settings = settings
         self.patterns = Patterns(settings.include, settings.exclude)
         self.switches = Switches()
         self.unseen: dict[str, str] = {}
-        self._rate = Rate(rate)
+        self._limit = RateLimit(rate)
         self._ranks = ranks
         self._transform = transform
         self._keep = keep
-        self._route = route
+        self._queue_of = queue_of
         self._counters = CallCounters()
 
-    def told(self, settings: TrackOptions, transform: Transform | None) -> Watching:
-        """The same for some targets that are watched in another way."""
-        found = copy.copy(self)
-        found.settings, found._transform = settings, transform
-        found.patterns = Patterns(settings.include, settings.exclude)
-        return found
-
-    @property
-    def transform(self) -> Transform | None:
-        """What is made of a value before it is copied."""
-        return self._transform
+    def with_options(self, settings: TrackOptions, transform: Transform | None) -> Watching:
+        """Return a copy with other options, for some targets; the rest is shared."""
+        other = copy.copy(self)
+        other.settings, other._transform = settings, transform or self._transform
+        other.patterns = Patterns(settings.include, settings.exclude)
+        return other
 
     @property
     def active(self) -> bool:
@@ -110,26 +106,26 @@ class Watching:
 
     @property
     def on(self) -> bool:
-        """Whether anything is wanted now."""
+        """Whether anything is captured now."""
         switches = self.switches
         return switches.active and switches.enabled
 
     @property
     def here(self) -> bool:
-        """Whether this rank is one of those that watch."""
+        """Whether this rank watches."""
         return self._ranks is None or ranks.rank_and_world_size()[0] in self._ranks
 
     @property
     def step_number(self) -> int:
-        """The training step that is under way."""
+        """The current training step."""
         return pipeline.clock.step or 0
 
     def due(self, name: str, kind: Kind) -> bool:
-        """Whether one of this name is wanted, and so soon after the last."""
-        return self._rate.due((name, kind)) and self.here
+        """Return whether the rate and the rank allow a record of this name now."""
+        return self._limit.due((name, kind)) and self.here
 
     def place(self, name: str, again: bool = False) -> tuple[int, int]:
-        """The step and the call of a name; `again`: of the last one, which is computed anew."""
+        """Count a call of a name; return its step and call. `again`: those of the last call."""
         counter = self._counters.of(name)
         if again:
             return counter.position(max(0, counter.calls - 1))
@@ -138,15 +134,15 @@ class Watching:
     def observe(
         self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
     ) -> Summary | None:
-        """A value that is wanted: copied, and on its way."""
+        """Copy a value and queue it."""
         if not self.on:
             return None
         start = _now()
-        self._take(seen, value, self.step_number if step is None else step)
+        self._capture(seen, value, self.step_number if step is None else step)
         pipeline.ledger.track(_now() - start)
         return None
 
-    def _take(self, seen: Seen, value: Any, step: int) -> None:
+    def _capture(self, seen: Seen, value: Any, step: int) -> None:
         tags = {**seen.tags, "device": str(getattr(value, "device", "cpu"))}
         if self.switches.message:
             tags["message"] = self.switches.message
@@ -166,50 +162,42 @@ class Watching:
                 admitted.append(queue)
         if not admitted:
             return
-        neutral, nbytes = arrays.snapshot(value, pipeline.pool)
+        snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
         record = Record(
             seen.name, seen.kind, step, seen.call, pipeline.next_seq(), rank, world_size,
-            time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, neutral, None,
+            time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, snapshot, None,
             tags,
         )  # fmt: skip
         for queue in admitted:  # each settles on its own: nobody waits for both
             write_to([queue], record, nbytes, captured=False)
 
     def _queues(self, name: str) -> list[Queue]:
-        found = []
-        queue = self._route(name)
-        if queue is not None:
-            found.append(queue)
-        if self._keep:
-            from tensortap.sources import init as run
-
-            opened = run.opened()
-            if opened is not None:
-                found.append(opened.queue)
-        return found
+        opened = run.opened() if self._keep else None
+        queues = (self._queue_of(name), opened.queue if opened is not None else None)
+        return [queue for queue in queues if queue is not None]
 
     def _transformed(self, name: str, value: Any) -> Any:
-        """What the user makes of a value, on its device and out of sight of the training."""
+        """Return the result of the user's transform, which runs on the device without a graph."""
         assert self._transform is not None
         before = getattr(value, "_version", None)
         try:
             with _no_grad():
-                found = self._transform(value)
+                result = self._transform(value)
         except Exception as error:
             reason = f"transform raised for {name!r}: {type(error).__name__}: {error}"
             pipeline.fault(f"transform of {self._name}", CaptureError(reason))
             return None
         if getattr(value, "_version", None) != before:
             pipeline.fault(f"in-place transform of {self._name}", CaptureError(
-                f"transform changed {name!r} in place, which changes the training: "
-                "let it return a new tensor"
+                f"transform changed {name!r} in place, which changes the training; "
+                "return a new tensor instead"
             ))  # fmt: skip
-        return found
+        return result
 
 
 def _no_grad() -> contextlib.AbstractContextManager[Any]:
-    torch = sys.modules.get("torch")
-    found: contextlib.AbstractContextManager[Any] = (
+    torch: Any = sys.modules.get("torch")
+    context: contextlib.AbstractContextManager[Any] = (
         torch.no_grad() if torch is not None else contextlib.nullcontext()
     )
-    return found
+    return context
