@@ -176,16 +176,16 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
 
 
 def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
-    from tensortap.hdf5.values import can_hold
-    from tensortap.hdf5.writer import Options, Writer
+    from tensortap.hdf5.values import can_store
+    from tensortap.hdf5.writer import HDF5Options, HDF5Writer
 
     count = 0
-    writer = Writer(path, "refuse", Options())
+    writer = HDF5Writer(path, "refuse", HDF5Options())
     try:
         for record in records:
             columns = {"iterations": record.step, "ranks": record.rank, "calls": record.call}
             found = _leaves(run, record, (*_NUMBERS, Number, str))
-            storable = [(place, leaf) for place, leaf in found if can_hold(leaf)]
+            storable = [(place, leaf) for place, leaf in found if can_store(leaf)]
             for place, leaf in storable:
                 writer.append(_title(record) + place, leaf, columns)
             count += bool(storable)

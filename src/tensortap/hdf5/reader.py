@@ -1,34 +1,32 @@
-"""The values of an HDF5 file that tensortap has written, as what they were."""
+"""The values of an HDF5 file that tensortap has written, with their original types."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
-from tensortap.hdf5.journal import WholeFile, read_mark
+from tensortap.hdf5.journal import JournaledFile, read_user_block
 from tensortap.hdf5.values import lists, value_of
-from tensortap.hdf5.writer import h5py_or_say, path_of
+from tensortap.hdf5.writer import import_h5py, path_of
 
 _TRIES = 20
-_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredValues:
     """The values of a path, with the iteration and the rank of each."""
 
     values: list[Any]
     iterations: list[Any]
     ranks: list[Any]
-    beside: dict[str, list[Any]]
+    beside: dict[str, list[Any]]  # further columns, such as the calls of an exported run
 
 
-def read_hdf5(path: str | os.PathLike[str], *names: str) -> dict[str, Stored]:
-    """The values of an HDF5 file, bit for bit, in their own dtypes; of some paths, or of all.
+def read_hdf5(path: str | os.PathLike[str], *names: str) -> dict[str, StoredValues]:
+    """Return the values of an HDF5 file, bit for bit; of some paths, or of all.
 
     A file that is being written, or whose writer was killed, is read as of its last flush.
 
@@ -40,55 +38,47 @@ def read_hdf5(path: str | os.PathLike[str], *names: str) -> dict[str, Stored]:
     >>> read_hdf5(saver.path)["forward.x"].values
     [array([1., 1.]), array([1., 1., 1.])]
     """
-    return consistently(path, lambda file: _read(file, names, os.fspath(path)))
-
-
-def consistently(path: str | os.PathLike[str], read: Callable[[Any], _Found]) -> _Found:
-    """What `read` finds in the file, as of one commit, whoever is writing it meanwhile."""
-    h5py = h5py_or_say()
+    h5py = import_h5py()
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise NotFound(f"no file {os.fspath(path)}") from None
+        raise NotFound(f"no such file: {os.fspath(path)}") from None
     try:
         for attempt in range(_TRIES):
-            before = read_mark(fd)
+            before = read_user_block(fd)
             if before is None:
                 raise TensortapError(f"{os.fspath(path)} was not written by tensortap")
             try:
-                with h5py.File(WholeFile(fd, writing=False), "r") as file:
-                    found = read(file)
+                with h5py.File(JournaledFile(fd, writing=False), "r") as file:
+                    found = _read(file, names, os.fspath(path))
             except (OSError, RuntimeError, KeyError):
-                after = read_mark(fd)
-                if after is not None and after.packed() == before.packed():
+                if read_user_block(fd) == before:
                     raise
             else:
-                after = read_mark(fd)
-                if after is not None and after.packed() == before.packed():
+                if read_user_block(fd) == before:
                     return found
-            time.sleep(0.001 * 2 ** min(attempt, 7))
+            time.sleep(0.001 * 2 ** min(attempt, 7))  # it was changed meanwhile
     finally:
         os.close(fd)
-    raise TensortapError(
-        f"{os.fspath(path)} changes faster than it can be read: copy it, then read"
-    )
+    raise TensortapError(f"{os.fspath(path)} changes faster than it can be read: read a copy of it")
 
 
-def _read(file: Any, names: tuple[str, ...], where: str) -> dict[str, Stored]:
+def _read(file: Any, names: tuple[str, ...], where: str) -> dict[str, StoredValues]:
     links = {path_of(link): link for link in file}
     for name in names:
         if name not in links:
-            raise NotFound(f"no {name!r} in {where}; there is {', '.join(sorted(links)) or 'none'}")
+            known = ", ".join(sorted(links)) or "nothing"
+            raise NotFound(f"no {name!r} in {where}; it contains {known}")
     return {path: _stored(file[links[path]]) for path in names or links}
 
 
-def _stored(group: Any) -> Stored:
+def _stored(group: Any) -> StoredValues:
     columns = {
         name: [lists(row) for row in group[name][...]]
         for name in str(group.attrs["tensortap_beside"]).split()
     }
-    beside = {k: v for k, v in columns.items() if k not in ("iterations", "ranks")}
-    return Stored(_values(group), columns["iterations"], columns["ranks"], beside)
+    iterations, ranks = columns.pop("iterations"), columns.pop("ranks")
+    return StoredValues(_values(group), iterations, ranks, columns)
 
 
 def _values(group: Any) -> list[Any]:
@@ -96,22 +86,16 @@ def _values(group: Any) -> list[Any]:
     kind = str(group.attrs["tensortap_kind"])
     if kind == "texts":
         return list(data.asstr()[...])
-    dtype, framework = data.attrs["tensortap_dtype"], data.attrs["tensortap_framework"]
     shapes = group["shapes"][...] if "shapes" in group else None
-    if kind == "ragged":
-        assert shapes is not None
+    if shapes is None:
+        rows = list(data[...])
+    elif kind == "ragged":
         offsets = group["offsets"][...]
-        found = [
-            data[offsets[i] : offsets[i + 1]].reshape([n for n in shape if n >= 0])
+        rows = [
+            data[offsets[i] : offsets[i + 1]].reshape([size for size in shape if size >= 0])
             for i, shape in enumerate(shapes)
         ]
-    elif shapes is None:
-        found = list(data[...])
     else:
-        found = [_cropped(data, i, shape) for i, shape in enumerate(shapes)]
-    return [value_of(array, dtype, framework) for array in found]
-
-
-def _cropped(data: Any, row: int, shape: Any) -> Any:
-    index = (row, *[slice(size) for size in shape])
-    return data[index]
+        rows = [data[(i, *map(slice, shape))] for i, shape in enumerate(shapes)]
+    dtype, framework = data.attrs["tensortap_dtype"], data.attrs["tensortap_framework"]
+    return [value_of(row, dtype, framework) for row in rows]

@@ -1,12 +1,12 @@
-"""Values of many iterations in one HDF5 file: a group a path, a row a value.
+"""Values of many iterations in one HDF5 file: one group per path, one row per value.
 
-    /forward.x/values        one row a value, growing
-    /forward.x/iterations    the iteration of every row (lists of them, for stacked values)
+    /forward.x/values        one row per value
+    /forward.x/iterations    the iteration of every row (a list of them for stacked values)
     /forward.x/ranks         the rank of every row, likewise
-    /forward.x/shapes        where sizes differ: the shape of every row
-    /forward.x/offsets       where values are ragged: row i is values[offsets[i]:offsets[i + 1]]
+    /forward.x/shapes        if sizes differ: the shape of every row
+    /forward.x/offsets       if values are ragged: row i is values[offsets[i]:offsets[i + 1]]
 
-A path is its group's name, but for ``/``, ``%`` and what HDF5 can't spell, which are
+A group is named after its path; ``/``, ``%`` and characters that HDF5 does not allow are
 percent-encoded as in a URL.
 """
 
@@ -17,20 +17,29 @@ import functools
 import itertools
 import os
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensortap.errors import MissingExtra, TensortapError
-from tensortap.hdf5.journal import USER_BLOCK, WholeFile, lock, read_mark
-from tensortap.hdf5.rows import NO_FILTERS, Filters, Mismatch, Padded, Ragged, Rows, Texts
-from tensortap.hdf5.values import Item, integers, item_of, leaves_of
+from tensortap.hdf5.journal import USER_BLOCK_SIZE, JournaledFile, lock, read_user_block
+from tensortap.hdf5.rows import (
+    NO_FILTERS,
+    Filters,
+    Mismatch,
+    PaddedValues,
+    RaggedValues,
+    RowDataset,
+    TextValues,
+)
+from tensortap.hdf5.values import StoredValue, integers, leaves_of, stored_value
 
 FORMAT = 1
 
 
-def h5py_or_say() -> Any:
+def import_h5py() -> Any:
+    """Return the module h5py; raise MissingExtra if it is not installed."""
     try:
         import h5py
     except ImportError:
@@ -40,17 +49,17 @@ def h5py_or_say() -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def link_name(path: str) -> str:
-    """The name of a path's group.
+    """Return the name of a path's group.
 
     >>> link_name("blocks.0.forward.q"), link_name("a/b"), path_of("a%2Fb")
     ('blocks.0.forward.q', 'a%2Fb', 'a/b')
     """
-    if path in ("", "."):  # HDF5 takes the one for nothing, the other for the group itself
+    if path in ("", "."):  # for HDF5 "" is no name, and "." is the group itself
         return "%2E" if path else "%"
-    return "".join(c if _plain(c) else _escaped(c) for c in path)
+    return "".join(c if _is_plain(c) else _escaped(c) for c in path)
 
 
-def _plain(c: str) -> bool:
+def _is_plain(c: str) -> bool:
     return c not in "/%\0" and not 0xD800 <= ord(c) < 0xE000
 
 
@@ -59,12 +68,12 @@ def _escaped(c: str) -> str:
 
 
 def path_of(link: str) -> str:
-    """The path whose group has that name."""
+    """Return the path of the group with this name."""
     return "" if link == "%" else urllib.parse.unquote(link, errors="surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class HDF5Options:
     """How values are stored."""
 
     filters: Filters = NO_FILTERS
@@ -74,116 +83,104 @@ class Options:
     ragged: bool = False
 
 
-class _Series:
-    """The group of a path: its values, and what is known of each beside them."""
+class _PathGroup:
+    """The group of a path: its values, and columns with the iteration and rank of each."""
 
-    def __init__(
-        self, group: Any, values: Padded | Ragged | Texts, beside: dict[str, Rows]
-    ) -> None:
-        self.values = values
-        self.dtype = str(group["values"].attrs["tensortap_dtype"])
-        self.beside = beside
-
-    @classmethod
-    def open(cls, group: Any) -> _Series:
-        kinds: dict[str, Callable[[Any], Padded | Ragged | Texts]] = {
-            "padded": Padded.open,
-            "ragged": Ragged.open,
-            "texts": lambda group: Texts(group["values"]),
-        }
-        values = kinds[str(group.attrs["tensortap_kind"])](group)
-        named = str(group.attrs["tensortap_beside"]).split()
-        return cls(group, values, {name: Rows(group[name]) for name in named})
+    def __init__(self, group: Any) -> None:
+        kinds = {each.kind: each for each in (PaddedValues, RaggedValues, TextValues)}
+        self._values: Any = kinds[str(group.attrs["tensortap_kind"])](group)
+        self._dtype = str(group["values"].attrs["tensortap_dtype"])
+        names = str(group.attrs["tensortap_beside"]).split()
+        self._columns = {name: RowDataset(group[name]) for name in names}
 
     @classmethod
     def create(
-        cls, parent: Any, link: str, item: Item, beside: Mapping[str, Any], options: Options
-    ) -> _Series:
+        cls,
+        parent: Any,
+        link: str,
+        value: StoredValue,
+        columns: Mapping[str, Any],
+        options: HDF5Options,
+    ) -> _PathGroup:
         group = parent.create_group(link)
-        values: Padded | Ragged | Texts
-        if item.array is None:
-            values = Texts.create(group, options.filters)
+        kind: Any
+        if isinstance(value.content, str):
+            kind = TextValues
+            kind.create(group, options.filters)
         else:
-            kind = Ragged if options.ragged else Padded
-            values = kind.create(group, item.array, options.filters)
-        columns = {
-            name: Rows.create(group, name, array.dtype, array.shape, fill=-1)
-            for name, array in beside.items()
-        }
-        group.attrs["tensortap_kind"] = values.kind
+            kind = RaggedValues if options.ragged else PaddedValues
+            kind.create(group, value.content, options.filters)
+        for name, array in columns.items():
+            RowDataset.create(group, name, array.dtype, array.shape, fill=-1)
+        group.attrs["tensortap_kind"] = kind.kind
         group.attrs["tensortap_beside"] = " ".join(columns)
-        data = group["values"]
-        data.attrs["tensortap_dtype"] = item.dtype
-        data.attrs["tensortap_framework"] = item.framework
-        return cls(group, values, columns)
+        group["values"].attrs["tensortap_dtype"] = value.dtype
+        group["values"].attrs["tensortap_framework"] = value.framework
+        return cls(group)
 
-    def refuse(self, item: Item, beside: Mapping[str, Any]) -> None:
-        """Say why a value does not fit, if it does not."""
-        if item.dtype != self.dtype:
-            remedy = (
-                "" if "str" in (item.dtype, self.dtype)
-                else ": float_dtype= or int_dtype= makes them one, or a callback before"
-            )  # fmt: skip
-            raise Mismatch(f"the dataset holds {self.dtype}, this value is {item.dtype}{remedy}")
-        self.values.refuse(item.text if item.array is None else item.array)  # type: ignore[arg-type]
-        for name, array in beside.items():
-            if name not in self.beside or array.ndim != len(self.beside[name].shape) - 1:
-                raise Mismatch(f"its {name} are of another form than those in the file")
+    def check(self, value: StoredValue, columns: Mapping[str, Any]) -> None:
+        """Raise Mismatch if a value does not fit."""
+        if value.dtype != self._dtype:
+            hint = ": float_dtype=, int_dtype= or an earlier callback can convert them"
+            if "str" in (value.dtype, self._dtype):
+                hint = ""
+            raise Mismatch(f"the dataset holds {self._dtype}, this value is {value.dtype}{hint}")
+        self._values.check(value.content)
+        for name, array in columns.items():
+            if name not in self._columns or array.ndim != len(self._columns[name].shape) - 1:
+                raise Mismatch(f"its {name} are nested differently from those in the file")
 
-    def extend(self, items: Sequence[Item], beside: Sequence[Mapping[str, Any]]) -> None:
-        self.values.extend([i.text if i.array is None else i.array for i in items])  # type: ignore[misc]
-        for name, rows in self.beside.items():
-            rows.hold([each[name] for each in beside])
+    def extend(self, values: Sequence[StoredValue], columns: Sequence[Mapping[str, Any]]) -> None:
+        self._values.extend([value.content for value in values])
+        for name, rows in self._columns.items():
+            rows.extend_later([each[name] for each in columns])
 
     def settle(self) -> None:
-        """What is known beside the values goes to the file too."""
-        for rows in self.beside.values():
+        for rows in self._columns.values():
             rows.settle()
 
 
-class Writer:
-    """An open HDF5 file that grows; what `flush` has returned from survives a kill."""
+class HDF5Writer:
+    """An HDF5 file that grows; what was appended before `flush` returns survives a kill.
 
-    def __init__(self, path: Path, exists: str, options: Options) -> None:
-        h5py = h5py_or_say()
+    `exists` says what to do with an existing file: "refuse", "keep" or "replace".
+    """
+
+    def __init__(self, path: Path, exists: str, options: HDF5Options) -> None:
+        h5py = import_h5py()
         self.path = path
         self.options = options
-        self._exists = exists
-        self._series: dict[str, _Series] = {}
         self.unflushed = 0
+        self._exists = exists
+        self._groups: dict[str, _PathGroup] = {}
         self._owner = os.getpid()
-        fresh = exists != "keep" or not path.exists()
-        # a new file gets its name with the first flush: until then there is nothing to read
-        self._draft = path.with_name(path.name + ".part") if fresh else None
-        name = self._draft or path
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        is_new = exists != "keep" or not path.exists()
+        # a new file gets its name with the first flush: before, there is nothing to read
+        self._draft = path.with_name(path.name + ".part") if is_new else None
+        fd = os.open(self._draft or path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         lock(fd, path)
-        if self._draft is not None:
+        if is_new:
             os.ftruncate(fd, 0)
-        elif read_mark(fd) is None:
+        elif read_user_block(fd) is None:
             os.close(fd)
             raise TensortapError(
                 f"{path} was not written by tensortap: choose another name, or exists='replace'"
             )
-        self._raw = WholeFile(fd, writing=True)
-        if self._draft is not None:
-            self.file = h5py.File(self._raw, "w", userblock_size=USER_BLOCK)
+        self._raw = JournaledFile(fd, writing=True)
+        if is_new:
+            self.file = h5py.File(self._raw, "w", userblock_size=USER_BLOCK_SIZE)
             self.file.attrs["tensortap_format"] = FORMAT
         else:
             self.file = h5py.File(self._raw, "r+")
 
-    def groups(self) -> dict[str, Any]:
-        """Path → its group."""
-        return {path_of(link): group for link, group in self.file.items()}
+    def append(self, path: str, value: Any, columns: Mapping[str, Any]) -> None:
+        """Append one value, to another group if it does not fit to those before.
 
-    def append(self, path: str, value: Any, beside: Mapping[str, Any]) -> None:
-        """Append one value; where it does not fit to those before, to another group.
-
-        That is called as the path with ``%~1``, ``%~2`` … behind it, as no path can be.
+        The other groups are named ``path%~1``, ``path%~2`` …, which is the name of no path.
         """
         link = link_name(path)
         for part in itertools.count(1):
-            failed = self._extend(link, [value], [beside])
+            failed = self._extend(link, [value], [columns])
             if not failed:
                 return
             if not isinstance(failed[0], Mismatch):
@@ -191,66 +188,60 @@ class Writer:
             link = f"{link_name(path)}%~{part}"
 
     def extend(
-        self, path: str, values: Sequence[Any], beside: Sequence[Mapping[str, Any]]
+        self, path: str, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]
     ) -> dict[int, TensortapError]:
-        """Append values, each with what is known of it; those that could not be, and why.
+        """Append values with their columns; return the errors of those that do not fit.
 
-        Of a container every tensor, number and text goes to a group of its own: ``path[key]``.
+        Each tensor, number and text in a container goes to a group of its own: ``path[key]``.
         """
-        apart = {i: leaves for i, value in enumerate(values) if (leaves := leaves_of(value))}
-        if not apart:
-            return self._extend(link_name(path), values, beside)
-        whole = [i for i in range(len(values)) if i not in apart]
-        found = self._extend(
-            link_name(path), [values[i] for i in whole], [beside[i] for i in whole]
-        )
-        failed = {whole[i]: error for i, error in found.items()}
-        for i, leaves in apart.items():
+        whole: list[int] = []
+        failed: dict[int, TensortapError] = {}
+        for i, value in enumerate(values):
+            leaves = leaves_of(value)
+            if not leaves:
+                whole.append(i)
             for place, leaf in leaves:
-                for error in self._extend(link_name(path + place), [leaf], [beside[i]]).values():
+                for error in self._extend(link_name(path + place), [leaf], [columns[i]]).values():
                     failed[i] = error
+        if whole:
+            errors = self._extend(
+                link_name(path), [values[i] for i in whole], [columns[i] for i in whole]
+            )
+            failed.update({whole[i]: error for i, error in errors.items()})
         return dict(sorted(failed.items()))
 
     def _extend(
-        self, link: str, values: Sequence[Any], beside: Sequence[Mapping[str, Any]]
+        self, link: str, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]
     ) -> dict[int, TensortapError]:
         options = self.options
-        items: list[Item] = []
-        columns: list[dict[str, Any]] = []
         failed: dict[int, TensortapError] = {}
-        series = self._series.get(link) or self._open(link)
-        for i, (value, known) in enumerate(zip(values, beside, strict=True)):
+        fitting: list[tuple[StoredValue, dict[str, Any]]] = []
+        group = self._groups.get(link)
+        if group is None and link in self.file:
+            group = self._groups[link] = _PathGroup(self.file[link])
+        for i, (value, known) in enumerate(zip(values, columns, strict=True)):
             try:
-                item = item_of(value, options.float_dtype, options.int_dtype)
+                stored = stored_value(value, options.float_dtype, options.int_dtype)
                 row = {k: integers(v, options.iteration_dtype) for k, v in known.items()}
-                if series is None:
-                    series = _Series.create(self.file, link, item, row, options)
-                    self._series[link] = series
-                series.refuse(item, row)
+                if group is None:
+                    group = _PathGroup.create(self.file, link, stored, row, options)
+                    self._groups[link] = group
+                group.check(stored, row)
             except TensortapError as error:
                 failed[i] = error
-                continue
-            items.append(item)
-            columns.append(row)
-        if items:
-            assert series is not None
-            self.unflushed += len(items)
-            series.extend(items, columns)
+            else:
+                fitting.append((stored, row))
+        if group is not None and fitting:
+            self.unflushed += len(fitting)
+            group.extend([stored for stored, _ in fitting], [row for _, row in fitting])
             self._raw.check()
         return failed
 
-    def _open(self, link: str) -> _Series | None:
-        group = self.file.get(link)
-        if group is None:
-            return None
-        found = self._series[link] = _Series.open(group)
-        return found
-
     def flush(self) -> None:
-        """Everything appended so far becomes part of the file."""
+        """Make everything appended so far part of the file."""
         if self.unflushed or self._draft is not None:
-            for series in self._series.values():
-                series.settle()
+            for group in self._groups.values():
+                group.settle()
             self.file.flush()
             self._raw.commit()
             self.unflushed = 0
@@ -264,18 +255,18 @@ class Writer:
             try:
                 os.link(draft, self.path)
             except FileExistsError:
-                raise there_already(self.path) from None
+                raise file_exists(self.path) from None
             except OSError:  # a file system without links
                 if self.path.exists():
-                    raise there_already(self.path) from None
+                    raise file_exists(self.path) from None
                 draft.rename(self.path)
             else:
                 draft.unlink()
         self._draft = None
 
     def close(self) -> None:
-        """Flush, and close; nothing can be appended any more."""
-        if self.file and os.getpid() == self._owner:  # not in a process that was forked
+        """Flush and close the file."""
+        if self.file and os.getpid() == self._owner:  # not in a forked child
             try:
                 self.flush()
                 self.file.close()
@@ -284,7 +275,7 @@ class Writer:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Close without a flush: the file stays as the last one has left it."""
+        """Close the file without a flush: it stays as the last flush has left it."""
         self._raw.abandon()
         if self.file:
             self.file.close()
@@ -294,7 +285,8 @@ class Writer:
                 self._draft.unlink()
 
 
-def there_already(path: Path) -> TensortapError:
+def file_exists(path: Path) -> TensortapError:
+    """Return the error for a file that must not exist."""
     return TensortapError(
-        f"{path} is there already: exists='keep' appends to it, exists='replace' makes it new"
+        f"{path} already exists: exists='keep' appends to it, exists='replace' replaces it"
     )
