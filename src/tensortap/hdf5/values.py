@@ -175,11 +175,13 @@ def integers(item: Any, dtype: str) -> Array:
     """
     shape: list[int] = []
     depths: set[int] = set()
-    _measure(item, 0, shape, depths)
-    if len(depths) > 1:
-        raise TensortapError("iterations and ranks must be nested equally deep in their lists")
-    array = np.full(shape, -1, dtype)
     try:
+        if type(item) is int:  # almost always
+            return np.array(item, dtype)
+        _measure(item, 0, shape, depths)
+        if len(depths) > 1:
+            raise TensortapError("iterations and ranks must be nested equally deep in their lists")
+        array = np.full(shape, -1, dtype)
         _fill(array, item)
     except OverflowError:
         raise TensortapError(f"iteration_dtype={dtype!r} cannot hold {item}") from None
