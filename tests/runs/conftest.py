@@ -1,10 +1,8 @@
-"""Programs that keep runs, in processes of their own."""
+"""Programs that write runs, in processes of their own."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,20 +11,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run_program(folder: Path, code: str, *args: str, env: dict[str, str] | None = None) -> str:
-    """Run a program in a folder to its end; what it printed."""
-    path = folder / "program.py"
-    path.write_text(textwrap.dedent(code))
-    done = subprocess.run(
-        [sys.executable, str(path), *args],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="session")
+def run_program(torch_forks):
+    """Run a program in a folder to its end; returns what it printed."""
+
+    def run(folder: Path, code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
+        program = folder / "program.py"
+        program.write_text(textwrap.dedent(code))
+        codes = torch_forks(program, {**os.environ, **(env or {})}, *arguments)
+        assert codes == [0], Path(f"{program}.e0").read_text()
+        return Path(f"{program}.o0").read_text()
+
+    return run
 
 
 @pytest.fixture
-def program(tmp_path):
+def program(run_program, tmp_path):
     """Run a program in `tmp_path`."""
-    return lambda code, *args, **options: run_program(tmp_path, code, *args, **options)
+    return lambda code, *arguments, **options: run_program(tmp_path, code, *arguments, **options)

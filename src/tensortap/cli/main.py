@@ -67,7 +67,9 @@ def main() -> None:
         app()
     except (TensortapError, ValueError, OSError) as error:
         # errors name Python arguments; spell them as options
-        words = re.sub(r"\bsay (kind|rank)='?(\w+)'?( or rank='all')?", r"say --\1 \2", str(error))
+        words = re.sub(
+            r"\b(?:say|pass) (kind|rank)='?(\w+)'?( or rank='all')?", r"pass --\1 \2", str(error)
+        )
         print(f"tensortap: {words}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""A run on object storage (any URL that fsspec knows), fetched as far as it is needed.
+"""A local copy of a run on object storage (any URL that fsspec knows), filled on demand.
 
-Tables and provenance are copied to a temporary folder when the run is opened, payloads when
-they are first read; so everything else reads files, mapped into memory, and knows of no URL.
+Tables and provenance are copied to a temporary folder when the run is opened, payload files when
+they are first read. All other code works on local files, which it can map into memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from tensortap.errors import MissingExtra, NotFound, TensortapError
 
-_PAYLOADS = 32  # files that are kept at a time: 64 MiB each, as the store writes them
+_CACHED_PAYLOADS = 32  # files of 64 MiB
 
 
 def is_url(where: object) -> bool:
-    """Whether this names something on a storage that is no file system.
+    """Return whether this is the URL of a run.
 
     >>> is_url("s3://bucket/runs/a"), is_url("runs/a")
     (True, False)
@@ -43,43 +43,41 @@ class Mirror:
         except (ImportError, ValueError) as error:
             raise TensortapError(f"{url} cannot be opened: {error}") from None
         self.folder = Path(tempfile.mkdtemp(prefix="tensortap-"))
-        self._end = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._sizes: dict[str, Any] = {}
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._states: dict[str, Any] = {}
         self._fetched: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Take in tables that are new or have grown."""
+        """Download tables and provenance that are new or have changed."""
         try:
-            found = self._fs.find(self._root, detail=True)
+            files = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             raise NotFound(f"no such run: {self.url}") from None
         except Exception as error:
             raise TensortapError(f"{self.url} cannot be read: {error}") from None
-        # the open end before the sealed tables: what is sealed meanwhile is then seen once
-        for path, info in sorted(found.items(), key=lambda item: not item[0].endswith(".arrows")):
+        # tails before sealed tables, so that a tail that is sealed meanwhile is not missed
+        for path, info in sorted(files.items(), key=lambda item: not item[0].endswith(".arrows")):
             name = os.path.relpath(path, self._root)
-            at_once = name.startswith("records/") or "/" not in name
+            in_top = "/" not in name and name.endswith((".json", ".patch"))  # other files: `fetch`
+            in_tables = name.startswith("records/") and not name.endswith(".part")
             state = info.get("size"), info.get("ETag") or info.get("mtime")
-            if not at_once or name.endswith(".part") or self._sizes.get(name) == state:
-                continue
-            if "/" not in name and not name.endswith((".json", ".patch")):
-                continue  # what was dumped comes when it is asked for
-            self._copy(name)
-            self._sizes[name] = state
+            if (in_top or in_tables) and self._states.get(name) != state:
+                self._download(name)
+                self._states[name] = state
 
     def fetch(self, name: str) -> None:
-        """Bring a file here, unless it is."""
+        """Download a file unless it is cached."""
         with self._lock:
             if not (self.folder / name).exists():
-                self._copy(name)
+                self._download(name)
             self._fetched[name] = None
             self._fetched.move_to_end(name)
-            while len(self._fetched) > _PAYLOADS:
+            while len(self._fetched) > _CACHED_PAYLOADS:
                 old, _ = self._fetched.popitem(last=False)
-                (self.folder / old).unlink(missing_ok=True)  # who has it mapped keeps it
+                (self.folder / old).unlink(missing_ok=True)  # existing mappings stay valid
 
-    def _copy(self, name: str) -> None:
+    def _download(self, name: str) -> None:
         target = self.folder / name
         if not target.resolve().is_relative_to(self.folder.resolve()):
             raise TensortapError(f"{self.url} has a file outside of it: {name!r}")

@@ -1,4 +1,4 @@
-"""The protocol of everything that gives records back, and how one of them is found."""
+"""The protocol of all readers, and the search for a record in one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tensortap.record import Kind, Mapping, Record, Value
 
 
 class Reader(Protocol):
-    """Gives records back: from memory, from a live session, from a run on disk."""
+    """Returns records: from memory, from a live session, or from a run on disk."""
 
     def names(self) -> list[str]:
-        """All names, in the order in which they first came."""
+        """Return all names in the order of their first record."""
         ...
 
     def records(
@@ -25,14 +25,14 @@ class Reader(Protocol):
         kind: Kind | None = None,
         last: int | None = None,
     ) -> list[Record]:
-        """The records of a name that fit, oldest to newest; their values may have to be loaded.
+        """Return the records of a name, oldest first; their values may have to be loaded.
 
-        `last` says that only so many of the newest of each rank are wanted; more may come.
+        With `last`, only so many of the newest of each rank are needed; the reader may return more.
         """
         ...
 
     def load(self, record: Record) -> Record:
-        """The record with its value."""
+        """Return the record with its value."""
         ...
 
 
@@ -45,17 +45,16 @@ def find_all(
     kind: Kind | str | None = None,
     last: int | None = None,
 ) -> list[Record]:
-    """The records that fit, oldest to newest; NotFound, with what there is, if none does.
+    """Return the matching records, oldest first; raise NotFound if there is none.
 
-    Alerts only where they are asked for, or where there is nothing else.
+    Alerts are included only if `kind` says so, or if there is nothing else.
     """
     wanted_kind = _kind(kind)
-    wanted_rank = None if rank == "all" or isinstance(rank, str) else rank
+    wanted_rank = None if isinstance(rank, str) else rank  # "all"
     found = reader.records(name, step=step, rank=wanted_rank, kind=wanted_kind, last=last)
     if not found:
         raise NotFound(_why_not(reader, name, step, wanted_rank, wanted_kind))
     if wanted_kind is None:
-        # an alert about a tensor stands under its name, and is not what is asked for
         return [r for r in found if r.kind is not Kind.ALERT] or found
     return found
 
@@ -64,10 +63,10 @@ def _kind(kind: Kind | str | None) -> Kind | None:
     if kind is None:
         return None
     try:
-        return Kind(kind.title())  # Gradient, and gradient
+        return Kind(kind.title())  # accept "gradient" for "Gradient"
     except ValueError:
         kinds = ", ".join(k.value for k in Kind)
-        raise NotFound(f"no kind is called {kind!r}; there is {kinds}") from None
+        raise NotFound(f"unknown kind {kind!r}; the kinds are {kinds}") from None
 
 
 def find(
@@ -79,22 +78,22 @@ def find(
     rank: int | None = None,
     kind: Kind | str | None = None,
 ) -> Record:
-    """One record: `index` counts back from the latest of those that fit."""
+    """Return one record: `index` counts back from the latest match."""
     last = index + 1 if index >= 0 else None
     found = find_all(reader, name, step=step, rank=rank, kind=kind, last=last)
-    held = sorted({r.rank for r in found})
-    if len(held) > 1:
-        raise NotFound(f"{name!r} is there of ranks {_few(held)}: say rank={held[0]} or rank='all'")
+    ranks = sorted({r.rank for r in found})
+    if len(ranks) > 1:
+        raise NotFound(f"{name!r} is on ranks {_few(ranks)}: pass rank={ranks[0]} or rank='all'")
     kinds = sorted({r.kind.value for r in found})
     if len(kinds) > 1:
-        raise NotFound(f"{name!r} is there as {' and '.join(kinds)}: say kind={kinds[0]!r}")
+        raise NotFound(f"{name!r} exists as {' and '.join(kinds)}: pass kind={kinds[0]!r}")
     if not -len(found) <= index < len(found):
-        raise NotFound(f"{name!r} has {len(found)} captures, counted back from 0: no {index}")
+        raise NotFound(f"{name!r} has {len(found)} records: index {index} is out of range")
     return found[-1 - index]
 
 
 def value_of(record: Record) -> Value:
-    """What a record is of: the tensor, where numbers about it are kept with it."""
+    """Return the value of a record; of a stash that belongs to a tensor, only the tensor."""
     value = record.value
     if "stash" in record.tags and isinstance(value, Mapping):
         return dict(value.items).get("tensor", value)
@@ -102,13 +101,13 @@ def value_of(record: Record) -> Value:
 
 
 def kept_value(record: Record) -> Value:
-    """What a record is of; NotFound where nothing but its statistics was kept.
+    """Return the value of a record; raise NotFound if only its statistics were kept.
 
-    None is a value that may have been caught: it does not stand for a tensor that is not there.
+    None may be the value that was captured: without statistics it is not a missing tensor.
     """
     if record.value is None and record.stats is not None:
         raise NotFound(
-            f"of {record.name!r} ({record.kind.value}, step {record.step}) only statistics were "
+            f"only statistics of {record.name!r} ({record.kind.value}, step {record.step}) were "
             f"kept: describe({record.name!r}) shows them, track(..., tensors=...) keeps values"
         )
     return value_of(record)
@@ -117,7 +116,7 @@ def kept_value(record: Record) -> Value:
 def _why_not(
     reader: Reader, name: str, step: int | None, rank: int | None, kind: Kind | None
 ) -> str:
-    """Why nothing was found, and what there is instead."""
+    """Return why nothing was found, and what exists instead."""
     found = reader.records(name)
     if not found:
         return _no_name(name, reader.names())
@@ -125,15 +124,14 @@ def _why_not(
         kinds = sorted({r.kind.value for r in found})
         found = [r for r in found if r.kind is kind]
         if not found:
-            return f"no {kind.value} of {name!r}; there is {' and '.join(kinds)}"
+            return f"no {kind.value} of {name!r}; it exists as {' and '.join(kinds)}"
     if rank is not None:
-        held = sorted({r.rank for r in found})
+        ranks = sorted({r.rank for r in found})
         found = [r for r in found if r.rank == rank]
         if not found:
-            word = "is rank" if len(held) == 1 else "are ranks"
-            return f"no {name!r} of rank {rank}; there {word} {_few(held)}"
-    steps = sorted({r.step for r in found})
-    return f"no {name!r} at step {step}; {_nearest(step or 0, steps)}"
+            word = "rank" if len(ranks) == 1 else "ranks"
+            return f"no {name!r} on rank {rank}; it is on {word} {_few(ranks)}"
+    return f"no {name!r} at step {step}; {_nearest(step or 0, {r.step for r in found})}"
 
 
 def _few(values: list[int]) -> str:
@@ -143,13 +141,12 @@ def _few(values: list[int]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _nearest(step: int, steps: list[int]) -> str:
+def _nearest(step: int, steps: set[int]) -> str:
     below = [s for s in steps if s < step]
     above = [s for s in steps if s > step]
-    near = [*below[-1:], *above[:1]]
-    if len(near) == 1:
-        return f"the nearest captured step is {near[0]}"
-    return f"the nearest captured steps are {near[0]} and {near[1]}"
+    if below and above:
+        return f"the nearest captured steps are {max(below)} and {min(above)}"
+    return f"the nearest captured step is {max(below) if below else min(above)}"
 
 
 def _no_name(name: str, names: list[str]) -> str:

@@ -1,8 +1,7 @@
 """Arrow columns from Python values and back, without pandas.
 
-pyarrow imports pandas, a quarter of a second, as soon as it is handed a plain Python value or
-asked for a NumPy array. Neither the training process nor somebody who opens a run has asked for
-that: here columns are made of buffers, and read from them.
+pyarrow imports pandas, which takes a quarter of a second, as soon as it converts Python values or
+returns a NumPy array. These functions build columns from buffers, and read their buffers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as a column of Arrow; None is null.
+    """Return values as an Arrow column; None is null.
 
     >>> import pyarrow as pa
     >>> column([[1, 2], None, []], pa.list_(pa.int64())).to_pylist()
@@ -38,7 +37,7 @@ def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return _texts(values, kind, valid, nulls, types.is_string(kind))
     if types.is_list(kind) or types.is_map(kind):
         items = list(chain.from_iterable(filter(None, values)))
-        ends = _ends(values, nulls)
+        ends = _offsets(values, nulls)
         within = _pairs(items, kind) if types.is_map(kind) else column(items, kind.value_type)
         return pa.Array.from_buffers(kind, count, [valid, ends], nulls, children=[within])
     if types.is_struct(kind):
@@ -58,7 +57,7 @@ def _bits(values: Iterable[Any]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(np.array(values, np.bool_), bitorder="little"))
 
 
-def _ends(values: Sequence[Any], nulls: int) -> pa.Buffer:
+def _offsets(values: Sequence[Any], nulls: int) -> pa.Buffer:
     import pyarrow as pa
 
     ends = np.zeros(len(values) + 1, np.int32)
@@ -74,14 +73,14 @@ def _texts(
 
     first = values[0]
     if not nulls and values.count(first) == len(values):
-        # a name, a dtype, a kind: often one for a whole batch
+        # the names, kinds or dtypes of a whole batch are often the same
         raw = first.encode() if text else first
         ends = np.arange(len(values) + 1, dtype=np.int32) * np.int32(len(raw))
         data = [None, pa.py_buffer(ends), pa.py_buffer(raw * len(values))]
         return pa.Array.from_buffers(kind, len(values), data, 0)
     parts = [v and v.encode() for v in values] if text else values
     joined = pa.py_buffer(b"".join(filter(None, parts)))
-    return pa.Array.from_buffers(kind, len(values), [valid, _ends(parts, nulls), joined], nulls)
+    return pa.Array.from_buffers(kind, len(values), [valid, _offsets(parts, nulls), joined], nulls)
 
 
 def _pairs(items: list[tuple[Any, Any]], kind: pa.MapType) -> pa.Array:
@@ -94,7 +93,7 @@ def _pairs(items: list[tuple[Any, Any]], kind: pa.MapType) -> pa.Array:
 
 
 def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """A value to compare a column with."""
+    """Return an Arrow scalar, to compare a column with."""
     return column([value], kind)[0]
 
 
@@ -106,8 +105,8 @@ def row_indices(rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
 
 
-def numbers(found: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
-    """A column of numbers as an array; where it may be empty, as float64 with NaN for null.
+def numbers(values: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return a column of numbers as an array; if it has nulls, as float64 with NaN for them.
 
     >>> import pyarrow as pa
     >>> numbers(pa.chunked_array([column([1, None, 3], pa.int64())]))
@@ -116,17 +115,15 @@ def numbers(found: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[Any]]
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if found.null_count:
-        found = pc.fill_null(found.cast(pa.float64()), scalar(float("nan"), pa.float64()))
-    chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
-    parts = [np.from_dlpack(chunk) for chunk in chunks if len(chunk)]
-    if not parts:
-        return np.empty(0, found.type.to_pandas_dtype())
-    return np.concatenate(parts)
+    if values.null_count:
+        values = pc.fill_null(values.cast(pa.float64()), scalar(float("nan"), pa.float64()))
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    empty = np.empty(0, values.type.to_pandas_dtype())
+    return np.concatenate([empty, *(np.from_dlpack(chunk) for chunk in chunks if len(chunk))])
 
 
-def coded(found: pa.ChunkedArray) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[str]]:
-    """A column of words as numbers, and the words; null is the empty word.
+def coded(strings: pa.ChunkedArray) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[str]]:
+    """Return a column of strings as codes, and the strings; null is the empty string.
 
     >>> import pyarrow as pa
     >>> coded(pa.chunked_array([column(["b", "a", "b"], pa.string())]))
@@ -136,25 +133,24 @@ def coded(found: pa.ChunkedArray) -> tuple[np.ndarray[Any, np.dtype[np.int32]], 
     import pyarrow.compute as pc
 
     words: dict[str, int] = {}
-    parts = []
-    for chunk in found.chunks:
-        if not len(chunk):
-            continue
+    parts = [np.empty(0, np.int32)]
+    for chunk in strings.chunks:
         if not pa.types.is_dictionary(chunk.type):
             chunk = chunk.dictionary_encode()
-        called = [words.setdefault(word or "", len(words)) for word in chunk.dictionary.to_pylist()]
-        places = chunk.indices
-        if places.null_count:
-            called.append(words.setdefault("", len(words)))
-            places = pc.fill_null(places, scalar(len(called) - 1, places.type))
-        parts.append(np.array(called, np.int32)[np.from_dlpack(places)])
-    return (np.concatenate(parts) if parts else np.empty(0, np.int32)), list(words)
+        codes = [words.setdefault(word or "", len(words)) for word in chunk.dictionary.to_pylist()]
+        indices = chunk.indices
+        if indices.null_count:
+            codes.append(words.setdefault("", len(words)))
+            indices = pc.fill_null(indices, scalar(len(codes) - 1, indices.type))
+        if len(chunk):
+            parts.append(np.array(codes, np.int32)[np.from_dlpack(indices)])
+    return np.concatenate(parts), list(words)
 
 
 def lists(
-    found: pa.ChunkedArray,
+    values: pa.ChunkedArray,
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """A column of lists of whole numbers: how long each is, and all their numbers.
+    """Return the length of each list in a column of integer lists, and all their integers.
 
     >>> import pyarrow as pa
     >>> lists(pa.chunked_array([column([[1, 2], None, [3]], pa.list_(pa.int64()))]))
@@ -162,12 +158,10 @@ def lists(
     """
     import pyarrow.compute as pc
 
-    lengths, values = [], []
-    for chunk in found.chunks:
-        size = pc.fill_null(
-            pc.list_value_length(chunk), scalar(0, pc.list_value_length(chunk).type)
-        )
-        lengths.append(np.from_dlpack(size).astype(np.int64))
-        values.append(np.from_dlpack(chunk.flatten()))
-    empty = np.empty(0, np.int64)
-    return np.concatenate([empty, *lengths]), np.concatenate([empty, *values])
+    lengths, items = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for chunk in values.chunks:
+        sizes = pc.list_value_length(chunk)
+        sizes = pc.fill_null(sizes, scalar(0, sizes.type))
+        lengths.append(np.from_dlpack(sizes).astype(np.int64))
+        items.append(np.from_dlpack(chunk.flatten()))
+    return np.concatenate(lengths), np.concatenate(items)

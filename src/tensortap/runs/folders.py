@@ -1,4 +1,4 @@
-"""Making the folder of a run, one for all ranks, and file names for any name."""
+"""Create the folder of a run, one for all ranks, and file names for any name."""
 
 from __future__ import annotations
 
@@ -20,28 +20,32 @@ from tensortap.runs import layout
 
 log = logging.getLogger("tensortap")
 
-_LONGEST = 180  # bytes of a file name, with room for rank and number
-_ASK = 60.0  # seconds a rank waits for the word of rank 0
-_ANSWER = 600.0  # seconds rank 0 listens for the others
+_LONGEST_NAME = 180  # bytes, so that a rank and a number still fit
+_REQUEST_TIMEOUT = 60.0  # seconds a rank waits for the answer of rank 0
+_ANSWER_TIMEOUT = 600.0  # seconds rank 0 waits for requests
+_JOB_VARIABLES = (
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT",
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "JAX_COORDINATOR_ADDRESS", "WORLD_SIZE",
+)  # fmt: skip
 
 
 def file_name(name: str) -> str:
-    """A file name for any name, the same name for plain ones; no two names share one.
+    """Return a file name for any name: the name itself if possible, never the same for two names.
 
     >>> file_name("blocks/3.attn"), file_name("loss")
     ('blocks%2F3.attn', 'loss')
     """
-    safe = "".join(c if _plain(c) else _escaped(c) for c in name)
-    if safe.startswith("."):  # no hidden file, and no parent folder
+    safe = "".join(c if _is_plain(c) else _escaped(c) for c in name)
+    if safe.startswith("."):  # neither a hidden file nor the parent folder
         safe = f"%2E{safe[1:]}"
-    if len(safe.encode()) <= _LONGEST and safe:
+    if len(safe.encode()) <= _LONGEST_NAME and safe:
         return safe
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    cut = safe.encode()[: _LONGEST - 18].decode("utf-8", "ignore")
-    return f"{cut}%~{digest}"
+    shortened = safe.encode()[: _LONGEST_NAME - 18].decode("utf-8", "ignore")
+    return f"{shortened}%~{digest}"
 
 
-def _plain(c: str) -> bool:
+def _is_plain(c: str) -> bool:
     return (c.isalnum() or c in "._-+=@,()[] #&!'~" or ord(c) > 0x2000) and c.isprintable()
 
 
@@ -50,21 +54,20 @@ def _escaped(c: str) -> str:
 
 
 def make_run(base: Path, world_size: int) -> Path:
-    """A new run folder below `base`, named after the local time."""
+    """Create a run folder in `base`, named after the local time."""
     now = datetime.now().astimezone()
     stem = now.strftime("%Y%m%d_%H%M%S")
     number = 1
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        while True:
-            run = base / (stem if number == 1 else f"{stem}_{number}")
-            try:
-                run.mkdir()
-                break
-            except FileExistsError:
-                number += 1
-    except OSError as error:
-        raise TensortapError(f"cannot make a run in {base}: {error.strerror}") from None
+    _make_folder(base, base)
+    while True:
+        run = base / (stem if number == 1 else f"{stem}_{number}")
+        try:
+            run.mkdir()
+            break
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from None
     info = layout.RunInfo(
         format=layout.VERSION,
         id=secrets.token_hex(8),
@@ -77,9 +80,16 @@ def make_run(base: Path, world_size: int) -> Path:
     return run
 
 
+def _make_folder(folder: Path, base: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from None
+
+
 def end_run(run: Path, world_size: int | None = None) -> None:
-    """Say in run.json that the run has ended."""
-    # a disk that is full, or the user has removed the run: no reason to stop a training
+    """Note in run.json that the run has ended."""
+    # a full disk, or a run that the user has removed, is no reason to stop training
     with contextlib.suppress(OSError, layout.NotARun):
         info = layout.read_info(run)
         ended = datetime.now().astimezone().isoformat()
@@ -88,78 +98,68 @@ def end_run(run: Path, world_size: int | None = None) -> None:
 
 
 def shared_run(base: Path, rank: int, world_size: int, job: str) -> Path:
-    """The run folder of all ranks of a job, agreed through files: rank 0 makes it and answers.
+    """Return the run folder that all ranks of a job share; rank 0 creates it.
 
-    A rank asks with a word that nobody has used before, so an answer can't be of an older job.
+    The ranks exchange files: each one sends a request with a random token, so that it cannot take
+    an answer to an older job for its own.
     """
     if world_size == 1:
         return make_run(base, 1)
-    meeting = base / f".meeting-{hashlib.sha256(job.encode()).hexdigest()[:12]}"
-    try:
-        meeting.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TensortapError(f"cannot make a run in {base}: {error.strerror}") from None
-    if rank == 0:
-        run = make_run(base, world_size)
-        answering = threading.Thread(
-            target=_answer, args=(meeting, run.name, world_size), daemon=True,
-            name="tensortap-meeting",
-        )  # fmt: skip
-        answering.start()
-        return run
-    return _ask(base, meeting, rank, world_size)
+    exchange = base / f".meeting-{hashlib.sha256(job.encode()).hexdigest()[:12]}"
+    _make_folder(exchange, base)
+    if rank != 0:
+        return _request(base, exchange, rank, world_size)
+    run = make_run(base, world_size)
+    threading.Thread(
+        target=_answer, args=(exchange, run.name, world_size), daemon=True, name="tensortap-meeting"
+    ).start()
+    return run
 
 
-def _ask(base: Path, meeting: Path, rank: int, world_size: int) -> Path:
-    word = secrets.token_hex(8)
-    question = meeting / f"{rank}-{word}.ask"
-    answer = meeting / f"{rank}-{word}.run"
-    question.touch()
-    end = time.monotonic() + _ASK
+def _request(base: Path, exchange: Path, rank: int, world_size: int) -> Path:
+    request = exchange / f"{rank}-{secrets.token_hex(8)}.ask"
+    answer = request.with_suffix(".run")
+    request.touch()
+    deadline = time.monotonic() + _REQUEST_TIMEOUT
     try:
-        while time.monotonic() < end:
+        while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
-                # listed first: network file systems remember that a file was not there
-                os.listdir(meeting)
+                # list first: network file systems cache that a file does not exist
+                os.listdir(exchange)
                 return base / answer.read_text()
             time.sleep(0.02)
     finally:
-        for path in (question, answer):
+        for path in (request, answer):
             path.unlink(missing_ok=True)
     log.warning(
-        "tensortap: rank 0 did not say where the run is within %.0f s (is %s shared between the "
-        "machines?); rank %d keeps a run of its own",
-        _ASK, base, rank,
+        "tensortap: rank 0 did not name the run within %.0f s (do the machines share %s?); "
+        "rank %d creates a run of its own",
+        _REQUEST_TIMEOUT, base, rank,
     )  # fmt: skip
     return make_run(base, world_size)
 
 
-def _answer(meeting: Path, name: str, world_size: int) -> None:
-    end = time.monotonic() + _ANSWER
-    told: set[str] = set()
-    while len(told) < world_size - 1 and time.monotonic() < end:
+def _answer(exchange: Path, name: str, world_size: int) -> None:
+    deadline = time.monotonic() + _ANSWER_TIMEOUT
+    answered: set[str] = set()
+    while len(answered) < world_size - 1 and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            for question in meeting.glob("*.ask"):
-                rank = question.name.partition("-")[0]
-                draft = question.with_suffix(".draft")
+            for request in exchange.glob("*.ask"):
+                draft = request.with_suffix(".draft")
                 draft.write_text(name)
-                draft.replace(question.with_suffix(".run"))
-                question.unlink(missing_ok=True)
-                told.add(rank)
+                draft.replace(request.with_suffix(".run"))
+                request.unlink(missing_ok=True)
+                answered.add(request.name.partition("-")[0])
         time.sleep(0.02)
     with contextlib.suppress(OSError):
-        # the last of the others may still be reading: then the folder stays for the next job
+        # if a rank is still reading after this, the folder stays for the next job
         for _ in range(100):
-            if not os.listdir(meeting):
+            if not os.listdir(exchange):
                 break
             time.sleep(0.05)
-        meeting.rmdir()
+        exchange.rmdir()
 
 
 def job_name() -> str:
-    """What all ranks of a job have in common and other jobs have not."""
-    names = (
-        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT",
-        "SLURM_JOB_ID", "SLURM_STEP_ID", "JAX_COORDINATOR_ADDRESS", "WORLD_SIZE",
-    )  # fmt: skip
-    return "\n".join(f"{name}={os.environ.get(name, '')}" for name in names)
+    """Return a text that is the same for all ranks of a job, and different for other jobs."""
+    return "\n".join(f"{name}={os.environ.get(name, '')}" for name in _JOB_VARIABLES)
