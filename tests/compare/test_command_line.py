@@ -154,7 +154,7 @@ def test_bad_files(runs, tmp_path):
     assert "no such file" in one_line(tmp_path / "nothing.npy", good)
     assert "no such file" in one_line("nothing", "nothing", real=True)
     assert "no such file" in one_line("nothing", "nothing", "--names", "x")
-    assert "no format has this suffix" in one_line(tmp_path / "x.what", good)
+    assert "unknown suffix" in one_line(tmp_path / "x.what", good)
     for name in ("cut.npy", "cut.pt"):
         assert f"{name} cannot be read, it may be damaged" in one_line(tmp_path / name, good)
     assert "a folder without run.json" in one_line(tmp_path, tmp_path)

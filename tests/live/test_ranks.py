@@ -36,13 +36,13 @@ def test_the_launcher_says_the_rank(server, run, names):
 
 
 def check_two_histories(server):
-    with pytest.raises(NotFound, match="'loss' is there of ranks 0 and 1: say rank=0"):
+    with pytest.raises(NotFound, match="'loss' is on ranks 0 and 1: pass rank=0"):
         fetch(server.history, "loss")
     assert fetch(server.history, "loss", rank=1) == [1, 2]
     assert fetch(server.history, "loss", 2, rank=0) == [0, 0]
     assert fetch(server.history, "loss", step=1, rank="all") == {0: [0, 1], 1: [1, 1]}
     assert fetch(server.history, "loss", rank="all") == {0: [0, 2], 1: [1, 2]}
-    with pytest.raises(NotFound, match="no 'loss' of rank 2; there are ranks 0 and 1"):
+    with pytest.raises(NotFound, match="no 'loss' on rank 2; it is on ranks 0 and 1"):
         fetch(server.history, "loss", rank=2)
     assert {r.world_size for r in server.history.records("loss")} == {2}
     held = {r.rank: n for n, r in server.history.latest()}

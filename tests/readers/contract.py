@@ -1,4 +1,4 @@
-"""What every reader promises to those who look."""
+"""The contract of all readers."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ RECORDS = [
 
 
 class ReaderContract:
-    """Subclasses give `reader`, which holds RECORDS."""
+    """Subclasses provide the fixture `reader`, which holds RECORDS."""
 
     @pytest.fixture
     def reader(self):
         raise NotImplementedError
 
-    def test_names_are_in_the_order_in_which_they_came(self, reader):
+    def test_names_are_in_order_of_their_first_record(self, reader):
         expected = ["loss", "weights", "grads", "both", "tree", "größe", "large", "nothing"]
         assert reader.names() == expected
 
-    def test_records_are_oldest_to_newest(self, reader):
+    def test_records_are_sorted_oldest_first(self, reader):
         assert [r.step for r in reader.records("loss")] == [10, 20, 40]
         assert [r.seq for r in reader.records("grads")] == [3, 4]
 
-    def test_everything_but_the_value_is_known_before_loading(self, reader):
+    def test_records_have_everything_but_their_value(self, reader):
         (found,) = reader.records("weights")
         expected = RECORDS[1]
         for field in Record.__struct_fields__:
@@ -60,21 +60,21 @@ class ReaderContract:
                 assert getattr(found, field) == getattr(expected, field)
 
     @pytest.mark.parametrize("expected", RECORDS, ids=lambda r: r.name)
-    def test_every_value_can_be_loaded(self, reader, expected):
+    def test_loads_every_value(self, reader, expected):
         found = [r for r in reader.records(expected.name) if r.seq == expected.seq]
         assert len(found) == 1
         assert reader.load(found[0]) == expected
 
-    def test_what_is_handed_out_belongs_to_the_caller(self, reader):
+    def test_loaded_value_belongs_to_the_caller(self, reader):
         taken = rebuild(reader.load(find(reader, "weights")).value)
         taken[:] = 0
         again = rebuild(reader.load(find(reader, "weights")).value)
         assert again.tolist() == [[1, 2], [3, 4]]
 
-    def test_no_such_name_is_no_error_here(self, reader):
+    def test_unknown_name_has_no_records(self, reader):
         assert reader.records("nobody") == []
 
-    def test_only_what_fits(self, reader):
+    def test_filters(self, reader):
         seqs = lambda **wanted: [r.seq for r in reader.records(wanted.pop("name"), **wanted)]
         assert seqs(name="loss", step=20) == [2]
         assert seqs(name="loss", step=30) == []
@@ -83,7 +83,7 @@ class ReaderContract:
         assert seqs(name="loss", last=1)[-1:] == [8]
         assert seqs(name="loss", last=2)[-2:] == [2, 8]
 
-    def test_finding_one(self, reader):
+    def test_find(self, reader):
         assert find(reader, "loss").step == 40
         assert find(reader, "loss", 1).step == 20
         assert find(reader, "loss", -1).step == 10
@@ -101,7 +101,7 @@ class ReaderContract:
             (("qqqqqq",), "no 'qqqqqq'; there are 8 names, the first is 'loss'"),
         ],
     )
-    def test_names_that_are_not_there(self, reader, arguments, words):
+    def test_suggests_similar_names(self, reader, arguments, words):
         with pytest.raises(NotFound) as caught:
             find(reader, *arguments)
         assert str(caught.value) == words
@@ -116,16 +116,20 @@ class ReaderContract:
             ),
             ("loss", {"step": 99}, "no 'loss' at step 99; the nearest captured step is 40"),
             ("loss", {"step": -1}, "no 'loss' at step -1; the nearest captured step is 10"),
-            ("loss", {"rank": 3}, "no 'loss' of rank 3; there is rank 0"),
-            ("grads", {"rank": 3}, "no 'grads' of rank 3; there are ranks 0 and 1"),
-            ("grads", {}, "'grads' is there of ranks 0 and 1: say rank=0 or rank='all'"),
-            ("both", {"kind": "Weight"}, "no Weight of 'both'; there is Activation and Gradient"),
-            ("both", {}, "'both' is there as Activation and Gradient: say kind='Activation'"),
-            ("loss", {"index": 3}, "'loss' has 3 captures, counted back from 0: no 3"),
-            ("loss", {"index": -4}, "'loss' has 3 captures, counted back from 0: no -4"),
+            ("loss", {"rank": 3}, "no 'loss' on rank 3; it is on rank 0"),
+            ("grads", {"rank": 3}, "no 'grads' on rank 3; it is on ranks 0 and 1"),
+            ("grads", {}, "'grads' is on ranks 0 and 1: pass rank=0 or rank='all'"),
+            (
+                "both",
+                {"kind": "Weight"},
+                "no Weight of 'both'; it exists as Activation and Gradient",
+            ),
+            ("both", {}, "'both' exists as Activation and Gradient: pass kind='Activation'"),
+            ("loss", {"index": 3}, "'loss' has 3 records: index 3 is out of range"),
+            ("loss", {"index": -4}, "'loss' has 3 records: index -4 is out of range"),
         ],
     )
-    def test_an_error_says_what_there_is(self, reader, name, wanted, words):
+    def test_error_says_what_exists(self, reader, name, wanted, words):
         with pytest.raises(NotFound) as caught:
             find(reader, name, **wanted)
         assert str(caught.value) == words

@@ -1,4 +1,4 @@
-"""Finding records, and the reader that is the history itself."""
+"""The search for records, and the history as a reader."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ def history_of(*records):
     return history
 
 
-def test_nothing_yet():
+def test_nothing_captured_yet():
     with pytest.raises(NotFound, match=r"^no 'x': nothing has been captured yet$"):
         find(History(1 << 20), "x")
 
 
-def test_at_most_three_near_names():
+def test_suggests_at_most_three_names():
     reader = history_of(*[record(i, f"layer{i}", i) for i in range(9)])
     with pytest.raises(NotFound) as caught:
         find(reader, "layer")
     assert str(caught.value).count(" or ") == 2
 
 
-def test_part_of_a_long_name():
+def test_suggests_long_name_by_a_part():
     reader = history_of(record(0, "model.decoder.blocks.11.attention.output.dense.weight", 0))
     with pytest.raises(NotFound, match=r"did you mean 'model\.decoder"):
         find(reader, "dense")
 
 
-def test_many_ranks_are_not_all_listed():
+def test_error_shortens_list_of_ranks():
     reader = history_of(*[record(i, "x", i, rank=i) for i in range(100)])
     with pytest.raises(NotFound) as caught:
         find(reader, "x")
     assert str(caught.value) == (
-        "'x' is there of ranks 0, 1, 2, 3, 4, 5, 6, 7 … 99: say rank=0 or rank='all'"
+        "'x' is on ranks 0, 1, 2, 3, 4, 5, 6, 7 … 99: pass rank=0 or rank='all'"
     )
 
 
-def test_names_of_strangers_are_quoted():
+def test_error_quotes_names():
     reader = history_of(record(0, "\x1b[2Jevil", 0))
     with pytest.raises(NotFound) as caught:
         find(reader, "evil")
     assert str(caught.value).isprintable()
 
 
-def test_a_kind_that_does_not_exist():
-    with pytest.raises(NotFound, match="no kind is called 'Weights'; there is Value, Activation"):
+def test_unknown_kind():
+    with pytest.raises(NotFound, match="unknown kind 'Weights'; the kinds are Value, Activation"):
         find_all(history_of(*RECORDS), "loss", kind="Weights")
 
 
-def test_errors_are_lookup_errors_as_well():
+def test_not_found_is_a_lookup_error():
     with pytest.raises(LookupError):
         find(history_of(*RECORDS), "nobody", kind=Kind.VALUE)

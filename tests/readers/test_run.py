@@ -1,4 +1,4 @@
-"""A run on disk is a reader like the others."""
+"""The reader of a run on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.readers.contract import RECORDS, ReaderContract
 
 
 def write(path, records, **options):
-    """Write records into a run, each into the part of its rank."""
+    """Write records into a run, each into the tables of its rank."""
     sinks = {}
     for record in records:
         if record.rank not in sinks:
@@ -28,7 +28,7 @@ def write(path, records, **options):
 
 
 class TestOpenRun(ReaderContract):
-    """While it is written: everything is in the open end."""
+    """A run that is being written: everything is in the tail."""
 
     @pytest.fixture
     def reader(self, tmp_path):
@@ -41,7 +41,7 @@ class TestOpenRun(ReaderContract):
 
 
 class TestSealedRun(ReaderContract):
-    """When it is finished: everything is in Parquet."""
+    """A finished run: everything is in Parquet."""
 
     @pytest.fixture
     def reader(self, tmp_path):
@@ -53,8 +53,8 @@ class TestSealedRun(ReaderContract):
         return found
 
 
-class TestAnsweredFromTheIndex(TestSealedRun):
-    """Asked often, a name gets an index: the answers stay the same."""
+class TestIndexedRun(TestSealedRun):
+    """Names that are searched often get an index; the results are the same."""
 
     @pytest.fixture
     def reader(self, tmp_path):
@@ -96,7 +96,7 @@ def test_many_row_groups_and_parts(tmp_path, monkeypatch):
     assert [r.seq for r in reader.new_records()] == [333]
 
 
-def test_many_names_are_found_without_a_look_at_the_tables_for_each(tmp_path, monkeypatch):
+def test_reads_tables_once_for_many_names(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROW_GROUP", 50)
     monkeypatch.setattr("tensortap.sinks.store._TAIL_ROWS", 200)
     monkeypatch.setattr("tensortap.readers.run._BATCH", 150)

@@ -3,7 +3,7 @@ import sys
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap.runs.arrow import column, scalar
@@ -30,8 +30,9 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "values"), KINDS, ids=[str(kind) for kind, _ in KINDS])
+@settings(max_examples=40)
 @given(data=st.data())
-def test_a_column_is_what_pyarrow_makes_of_the_values(kind, values, data):
+def test_column_equals_that_of_pyarrow(kind, values, data):
     found = data.draw(st.lists(st.none() | values, max_size=20))
     ours = column(found, kind)
     ours.validate(full=True)
@@ -39,15 +40,16 @@ def test_a_column_is_what_pyarrow_makes_of_the_values(kind, values, data):
 
 
 @given(st.text())
-def test_a_scalar_compares(text):
+def test_scalar_equals_that_of_pyarrow(text):
     assert scalar(text, pa.string()) == pa.scalar(text, pa.string())
 
 
-def test_a_number_that_does_not_fit_is_refused():
+def test_rejects_number_that_does_not_fit():
     with pytest.raises(OverflowError):
         column([1 << 70], pa.int64())
 
 
+@pytest.mark.slow
 def test_neither_writing_nor_reading_a_run_imports_pandas(tmp_path):
     program = f"""
 import sys

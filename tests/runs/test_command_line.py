@@ -1,4 +1,4 @@
-"""The commands that look at runs on disk, as people type them."""
+"""The commands for runs on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 import tensortap as tap
 from tests.commands import type_in
-from tests.runs.conftest import ROOT, run_program
+from tests.runs.conftest import ROOT
 
 TRAIN = """
     import numpy as np, tensortap as tap
@@ -27,15 +27,15 @@ TRAIN = """
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Two ranks that wrote one run, one after the other."""
+def folder(tmp_path_factory, run_program):
+    """A folder with one run."""
     folder = tmp_path_factory.mktemp("project")
     run_program(folder, TRAIN)
     return folder
 
 
 def tensortap(folder, *arguments, code=0, real=False):
-    if real:  # in a process of its own
+    if real:  # in its own process
         done = subprocess.run(
             [sys.executable, "-m", "tensortap", *map(str, arguments)],
             cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"},
@@ -71,7 +71,7 @@ def test_show_of_a_name_with_several_kinds(tmp_path):
         tracker.step()
     tap.finish()
     _, said = tensortap(tmp_path, "show", path, "0.weight", code=2)
-    assert "is there as Weight and Weight_Gradient: say --kind Weight" in said
+    assert "exists as Weight and Weight_Gradient: pass --kind Weight" in said
     out, _ = tensortap(tmp_path, "show", path, "0.weight", "--kind", "Weight_Gradient", "--values")
     assert "0.weight  Weight_Gradient  step 0" in out
     assert "[4., 4., 4.]" in out
@@ -95,7 +95,7 @@ def test_show(folder, run):
     _, said = tensortap(folder, "show", run, "hidden", "--step", 9, code=2)
     assert "nearest captured step is 3" in said
     _, said = tensortap(folder, "show", run, "hidden", "--rank", 7, code=2)
-    assert "no 'hidden' of rank 7; there is rank 0" in said
+    assert "no 'hidden' on rank 7; it is on rank 0" in said
     _, said = tensortap(folder, "show", run, "hiden", code=2)
     assert "did you mean 'hidden'" in said
     _, said = tensortap(folder, "show", folder, code=2)

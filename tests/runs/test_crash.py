@@ -1,4 +1,4 @@
-"""Whatever happens to a run, it opens to a consistent prefix, and what was flushed is there."""
+"""A run always opens to a consistent prefix that includes what was flushed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ for seq in range(100_000):
 
 
 @pytest.mark.parametrize("round_", range(6))
-def test_kill_9_at_any_moment_loses_nothing_that_was_flushed(tmp_path, round_):
+def test_kill_9_keeps_what_was_flushed(tmp_path, round_):
     run = make_run(tmp_path, 1)
     root = Path(__file__).parents[2]
     env = dict(os.environ, PYTHONPATH=f"{root / 'src'}:{root}")
@@ -52,7 +52,7 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_flushed(tmp_path, round_):
     )
     first = writer.stdout.readline()
     assert first.strip() == "0"
-    time.sleep(random.Random(round_).uniform(0.0, 0.4))  # the moment is what is tested
+    time.sleep(random.Random(round_).uniform(0.0, 0.4))  # a different moment in each round
     writer.send_signal(signal.SIGKILL)
     confirmed = [0, *map(int, writer.communicate()[0].split())]
     reader = RunReader(run)
@@ -65,7 +65,7 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_flushed(tmp_path, round_):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A run whose open end holds 30 batches, as a killed process leaves it."""
+    """A run with 30 batches in its tail, as a killed process leaves it."""
     run = make_run(tmp_path_factory.mktemp("runs"), 1)
     pool = Pool()
     sinks = write(run, [])
@@ -82,7 +82,7 @@ def killed(tmp_path_factory):
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_an_open_end_cut_at_any_byte_opens_to_a_prefix_and_says_so(killed, tmp_path_factory, data):
+def test_tail_cut_at_any_byte_opens_to_a_prefix(killed, tmp_path_factory, data):
     copy = tmp_path_factory.mktemp("cut") / "run"
     shutil.copytree(killed, copy, copy_function=os.link)
     tail = copy / "records" / "00000" / "tail.arrows"
@@ -104,7 +104,7 @@ def test_an_open_end_cut_at_any_byte_opens_to_a_prefix_and_says_so(killed, tmp_p
 
 
 def _boundaries(content: bytes) -> list[int]:
-    """Where the batches of an open end begin and end."""
+    """Return where the batches of a tail begin and end."""
     import pyarrow as pa
 
     stream = pa.BufferReader(content)
@@ -118,7 +118,7 @@ def _boundaries(content: bytes) -> list[int]:
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_payload_file_cut_at_any_byte_is_a_clear_error(killed, tmp_path_factory, data):
+def test_payload_file_cut_at_any_byte_raises_clear_error(killed, tmp_path_factory, data):
     copy = tmp_path_factory.mktemp("cut") / "run"
     shutil.copytree(killed, copy)
     file = sorted(copy.glob("tensors/00000/*.safetensors"))[4]
@@ -134,11 +134,11 @@ def test_a_payload_file_cut_at_any_byte_is_a_clear_error(killed, tmp_path_factor
         except CorruptFile as error:
             assert file.name in str(error)  # noqa: PT017
             broken += 1
-    assert broken <= 1  # each batch has a file of its own here; the padding may be what was cut
+    assert broken <= 1  # each batch has its own file; the cut may only concern padding
     shutil.rmtree(copy)
 
 
-def test_a_broken_table_is_a_clear_error(tmp_path):
+def test_broken_table_raises_clear_error(tmp_path):
     run = make_run(tmp_path, 1)
     write(run, [large(0, 1.0)])[0].close(10)
     (part,) = run.glob("records/*/*.parquet")
@@ -152,12 +152,12 @@ def test_a_broken_table_is_a_clear_error(tmp_path):
         RunReader(run)
 
 
-def test_a_crash_between_sealing_and_the_new_open_end_shows_nothing_twice(tmp_path):
+def test_crash_between_sealing_and_new_tail_shows_nothing_twice(tmp_path):
     run = make_run(tmp_path, 1)
     sinks = write(run, [large(seq, float(seq)) for seq in range(5)])
     assert sinks[0].flush(10)
     tail = run / "records" / "00000" / "tail.arrows"
     old = tail.read_bytes()
     sinks[0].close(10)
-    tail.write_bytes(old)  # as if the new open end had never been written
+    tail.write_bytes(old)  # as if the new tail had never been written
     assert [r.seq for r in RunReader(run).new_records()] == list(range(5))

@@ -1,4 +1,4 @@
-"""`dump`: one plain file an object."""
+"""`dump` writes one plain file per object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(tmp_path):
     tap.finish()
 
 
-def test_the_file_is_by_type_and_there_at_once(run):
+def test_file_depends_on_type_and_is_written_at_once(run):
     tensor, array = torch.randn(3, 3), np.arange(4)
     assert tap.dump(tensor, "layer1_output") == run / "layer1_output.pt"
     assert tap.dump(array, "array") == run / "array.npy"
@@ -32,7 +32,7 @@ def test_the_file_is_by_type_and_there_at_once(run):
     assert pickle.loads((run / "tree.pkl").read_bytes()) == {"a": [1, (2, 3)]}
 
 
-def test_a_repeated_name_gets_a_number_and_overwrites_nothing(run):
+def test_repeated_name_gets_a_number(run):
     names = [tap.dump(torch.tensor(i), "x").name for i in range(3)]
     assert names == ["x.pt", "x_0001.pt", "x_0002.pt"]
     tap.flush(10)
@@ -41,12 +41,12 @@ def test_a_repeated_name_gets_a_number_and_overwrites_nothing(run):
     assert int(opened.get("x", step=1)) == 1
 
 
-def test_a_name_is_made_when_none_is_given(run):
+def test_default_name_is_the_expression(run):
     hidden_state = np.zeros(2)
     assert tap.dump(hidden_state).name == "hidden_state.npy"
 
 
-def test_the_switches_apply(run, monkeypatch):
+def test_disabled_dump_writes_nothing(run, monkeypatch):
     tap.disable()
     try:
         assert tap.dump(1, "x") is None
@@ -55,7 +55,7 @@ def test_the_switches_apply(run, monkeypatch):
     assert not (run / "x.pkl").exists()
 
 
-def test_without_a_run_it_says_what_to_do():
+def test_without_a_run_raises():
     tap.finish()
     with pytest.raises(NotFound, match=r"tap\.init"):
         tap.dump(1, "x")
@@ -66,7 +66,7 @@ class Point:
         self.x = x
 
 
-def test_a_type_can_be_registered_with_how_it_is_saved_and_loaded(run):
+def test_registered_format(run):
     tap.register_format(
         Point,
         ".point.json",
@@ -83,7 +83,7 @@ def test_a_type_can_be_registered_with_how_it_is_saved_and_loaded(run):
         files._formats.pop(0)
 
 
-def test_a_suffix_that_is_none_is_refused():
+def test_rejects_invalid_suffix():
     with pytest.raises(ValueError, match="suffix"):
         tap.register_format(Point, "json", print, print)
 
@@ -95,7 +95,7 @@ class Evil:
         return os.system, ("touch /tmp/tensortap-was-here",)
 
 
-def test_a_pickle_of_strangers_is_refused_and_runs_nothing(run, tmp_path):
+def test_untrusted_files_run_no_code(run, tmp_path):
     from pathlib import Path
 
     mark = Path("/tmp/tensortap-was-here")
@@ -122,7 +122,7 @@ def test_harmless_pickles_need_no_trust(run):
             assert repr(files.load_file(path)) == repr(value)
 
 
-def test_a_class_of_the_users_own_comes_back_when_trusted(run):
+def test_trusted_file_may_hold_any_class(run):
     tap.dump(Point(4), "mine")
     tap.flush(10)
     opened = tap.open(run)
@@ -131,7 +131,7 @@ def test_a_class_of_the_users_own_comes_back_when_trusted(run):
     assert opened.get("mine", trust=True).x == 4
 
 
-def test_an_object_that_cannot_be_saved_leaves_nothing_behind_but_is_missing(run, caplog):
+def test_object_that_cannot_be_saved_is_missing(run, caplog):
     before = set(run.iterdir())
     assert tap.dump(lambda: 1, "f") is None
     assert set(run.iterdir()) == before
@@ -141,7 +141,7 @@ def test_an_object_that_cannot_be_saved_leaves_nothing_behind_but_is_missing(run
     assert tap.open(run).missing() == [("f", 0, 0)]
 
 
-def test_a_disk_that_is_full_does_not_stop_training(run, monkeypatch):
+def test_full_disk_does_not_stop_training(run, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
@@ -153,7 +153,7 @@ def test_a_disk_that_is_full_does_not_stop_training(run, monkeypatch):
     assert tap.open(run).missing() == [("full", 0, 0)]
 
 
-def test_strict_raises(run, monkeypatch):
+def test_strict_mode_raises(run, monkeypatch):
     from tensortap.pipeline.pipeline import pipeline
 
     monkeypatch.setattr(pipeline, "strict", True)
@@ -161,7 +161,7 @@ def test_strict_raises(run, monkeypatch):
         tap.dump(lambda: 1, "f")
 
 
-def test_what_was_dumped_is_described_by_what_is_in_the_file(run, capsys):
+def test_describe_reads_the_dumped_file(run, capsys):
     tap.dump(torch.arange(6.0).reshape(2, 3), "output")
     tap.dump({"w": np.ones(4)}, "tree")
     tap.dump(Point(1), "own")
@@ -171,5 +171,5 @@ def test_what_was_dumped_is_described_by_what_is_in_the_file(run, capsys):
     assert "[2, 3] f32" in capsys.readouterr().out
     opened.describe("tree")
     assert "[4] f64" in capsys.readouterr().out
-    opened.describe("own")  # only its owner may say that it is to be trusted
+    opened.describe("own")  # not read without trust
     assert "trust=True" in capsys.readouterr().out.replace("\n", " ")

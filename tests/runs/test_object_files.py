@@ -1,4 +1,4 @@
-"""Plain files: what comes back, and what a stranger's file can do."""
+"""Plain files round-trip, and untrusted files run no code."""
 
 import io
 import pickle
@@ -21,7 +21,7 @@ def back(obj, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"])
-def test_arrays_of_any_dtype(tmp_path, name):
+def test_arrays_of_any_dtype_round_trip(tmp_path, name):
     array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name))
     path, found = back(array, tmp_path)
     assert path.suffix == ".npy"
@@ -32,14 +32,14 @@ def test_arrays_of_any_dtype(tmp_path, name):
     assert plain.dtype.names == (name,)
 
 
-def test_arrays_of_jax_are_arrays(tmp_path):
+def test_jax_arrays_are_saved_as_npy(tmp_path):
     path, found = back(jnp.arange(3, dtype=jnp.bfloat16), tmp_path)
     assert path.suffix == ".npy"
     assert found.astype(float).tolist() == [0.0, 1.0, 2.0]
     assert found.dtype == ml_dtypes.bfloat16
 
 
-def test_an_array_of_objects_is_a_pickle(tmp_path):
+def test_array_of_objects_is_saved_as_pickle(tmp_path):
     path, found = back(np.array([1, "a", None], object), tmp_path)
     assert path.suffix == ".pkl"
     assert found.tolist() == [1, "a", None]
@@ -81,7 +81,7 @@ class _Print:
         return print, ("ran",)
 
 
-def test_a_call_hidden_in_a_tensor_does_not_run(tmp_path, capsys):
+def test_call_hidden_in_a_tensor_does_not_run(tmp_path, capsys):
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(_Torch()))
     with pytest.raises(TensortapError):
         files.load_file(tmp_path / "x.pkl")
@@ -89,14 +89,14 @@ def test_a_call_hidden_in_a_tensor_does_not_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("what", ["torch\nload", "numpy\nload", "numpy\nmemmap", "torch\nhub"])
-def test_what_is_no_dtype_of_the_frameworks_is_refused(tmp_path, what):
+def test_rejects_attributes_of_frameworks_that_are_not_dtypes(tmp_path, what):
     (tmp_path / "x.pkl").write_bytes(f"c{what}\n.".encode())
     with pytest.raises(files.UntrustedFile):
         files.load_file(tmp_path / "x.pkl")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".npy", ".pkl"])
-def test_damaged_files_are_a_clear_error(tmp_path, suffix):
+def test_damaged_file_raises_clear_error(tmp_path, suffix):
     value = {".pt": torch.arange(100), ".npy": np.arange(100), ".pkl": {"a": np.arange(100)}}
     path, _ = back(value[suffix], tmp_path)
     whole = path.read_bytes()
@@ -109,5 +109,5 @@ def test_damaged_files_are_a_clear_error(tmp_path, suffix):
 def test_no_such_file_and_unknown_suffix(tmp_path):
     with pytest.raises(NotFound, match="no such file"):
         files.load_file(tmp_path / "x.npy")
-    with pytest.raises(TensortapError, match=r"there are \.npy"):
+    with pytest.raises(TensortapError, match=r"the formats are \.npy"):
         files.load_file(tmp_path / "x.xyz")

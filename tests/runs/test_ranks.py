@@ -1,4 +1,4 @@
-"""All ranks of a job share one run."""
+"""All ranks of a job share one run folder."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def free_port() -> str:
         return str(server.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", ["0", "1"], ids=["after the group", "before the group"])
 def test_four_gloo_processes_share_one_folder(tmp_path, early, torch_forks):
     program = tmp_path / "train.py"
@@ -57,14 +58,14 @@ def test_four_gloo_processes_share_one_folder(tmp_path, early, torch_forks):
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [run.path.name]
     assert run.reader.ranks == [0, 1, 2, 3]
     assert run.reader.info.world_size == 4
-    # only rank 0 writes provenance, and nothing else lies at the top but the dumps
+    # rank 0 writes provenance; the other files at the top are dumps
     files = {p.name for p in run.path.iterdir() if p.is_file()}
     dumps = {f"out{n}_rank{r}.pt" for n in ("", "_0001") for r in range(4)}
     assert dumps <= files
     others = files - dumps
     assert {"run.json", "runtime_info.json", "packages.json", "git_info.json"} <= others
     # a name and step that several ranks have
-    with pytest.raises(NotFound, match=r"ranks 0, 1, 2 and 3: say rank=0 or rank='all'"):
+    with pytest.raises(NotFound, match=r"ranks 0, 1, 2 and 3: pass rank=0 or rank='all'"):
         run.get("hidden", step=3)
     assert (run.get("hidden", step=3, rank=2) == 32).all()
     both = run.get("hidden", step=3, rank="all")
@@ -75,7 +76,7 @@ def test_four_gloo_processes_share_one_folder(tmp_path, early, torch_forks):
     assert run.get("loss", rank=3) == 3.0
 
 
-def test_ranks_agree_without_anything_but_a_shared_folder(tmp_path):
+def test_ranks_agree_through_a_shared_folder(tmp_path):
     """Two jobs at once, each of three ranks, in any order of arrival."""
     found: dict[tuple[str, int], object] = {}
 
@@ -96,7 +97,7 @@ def test_ranks_agree_without_anything_but_a_shared_folder(tmp_path):
     assert found["one", 0] != found["another", 0]
 
 
-def test_an_answer_of_an_older_job_is_never_taken(tmp_path):
+def test_ignores_answer_to_an_older_job(tmp_path):
     first = [None, None]
 
     def join(into: list, rank: int) -> None:
@@ -115,10 +116,8 @@ def test_an_answer_of_an_older_job_is_never_taken(tmp_path):
     assert first[0] != second[0]
 
 
-def test_a_rank_that_hears_nothing_keeps_a_run_of_its_own_and_says_so(
-    tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(folders, "_ASK", 0.2)
+def test_rank_without_answer_warns_and_creates_its_own_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(folders, "_REQUEST_TIMEOUT", 0.2)
     path = folders.shared_run(tmp_path, 1, 2, "job")
     assert (path / "run.json").exists()
-    assert "rank 0 did not say" in caplog.text
+    assert "rank 0 did not name the run" in caplog.text

@@ -1,4 +1,4 @@
-"""`tensortap serve --save`: what arrives is kept as a run."""
+"""`tensortap serve --save` keeps everything that arrives in a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 import tensortap as tap
-from tests.runs.conftest import ROOT, run_program
+from tests.runs.conftest import ROOT
 
 
-def test_a_session_keeps_what_it_receives(tmp_path):
+@pytest.mark.slow
+def test_session_saves_what_it_receives(tmp_path, run_program):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "tensortap", "serve", "--port", "0", "--save", "kept"]
     server = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)

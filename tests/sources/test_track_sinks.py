@@ -164,7 +164,7 @@ def test_what_has_only_statistics_is_no_none(open_run):
     assert run.get("nothing") is None
     assert run.get("2", kind="Activation").shape == (5, 2)
     with pytest.raises(
-        tap.TensortapError, match=r"of '0' \(Activation, step 1\) only statistics were"
+        tap.TensortapError, match=r"only statistics of '0' \(Activation, step 1\) were"
     ):
         run.get("0", kind="Activation")
     with pytest.raises(tap.TensortapError, match="only statistics"):

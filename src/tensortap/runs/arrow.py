@@ -158,7 +158,8 @@ def lists(
     """
     import pyarrow.compute as pc
 
-    lengths, items = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    lengths: list[Any] = [np.empty(0, np.int64)]
+    items: list[Any] = [np.empty(0, np.int64)]
     for chunk in values.chunks:
         sizes = pc.list_value_length(chunk)
         sizes = pc.fill_null(sizes, scalar(0, sizes.type))

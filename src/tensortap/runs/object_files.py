@@ -1,7 +1,7 @@
-"""One plain file an object: `.pt`, `.npy`, `.pkl`, and what users add.
+"""One plain file per object: `.pt`, `.npy`, `.pkl`, and formats that users add.
 
-Reading never runs what a file says: `.pt` through ``weights_only``, `.npy` without objects,
-`.pkl` through an unpickler that knows only harmless classes, unless the caller trusts the file.
+Reading never runs code from a file, unless the caller trusts it: `.pt` is read with
+``weights_only``, `.npy` without objects, `.pkl` by an unpickler that knows only harmless classes.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from tensortap.runs.payloads import TensorReader
 from tensortap.runs.pickles import UntrustedFile
 
 
-class Format(NamedTuple):
+class FileFormat(NamedTuple):
     """How objects of a type are saved, loaded and compared."""
 
-    type: type | str  # a class, or "module.Class" of one that need not be imported
+    type: type | str  # a class, or "module.Class" of one that may not be imported
     suffix: str
     save: Callable[[Any, Path], None]
-    load: Callable[[Path, bool], Any]  # the path, and whether it is trusted
+    load: Callable[[Path, bool], Any]  # arguments: the path, and whether it is trusted
     compare: Callable[[Any, Any], bool] | None = None
-    map: Callable[[Path, bool], Any] | None = None  # `load`, but for the bytes of tensors
+    map: Callable[[Path, bool], Any] | None = None  # `load` without copying tensors
 
 
-_formats: list[Format] = []
+_formats: list[FileFormat] = []
 
 
 def register_format(
-    type: type,  # noqa: A002  the word that people expect
+    type: type,  # noqa: A002  the obvious name
     suffix: str,
     save: Callable[[Any, Path], None],
     load: Callable[[Path], Any],
     compare: Callable[[Any, Any], bool] | None = None,
 ) -> None:
-    """Dump objects of a type in a format of its own: ``save(obj, path)``, ``load(path)``.
+    """Register how `dump` saves objects of a type: ``save(obj, path)`` and ``load(path)``.
 
     >>> import json, pathlib
     >>> register_format(
@@ -55,12 +55,12 @@ def register_format(
     >>> _ = _formats.pop(0)
     """
     if not suffix.startswith(".") or "/" in suffix:
-        raise ValueError(f"a suffix is like '.json', not {suffix!r}")
-    _formats.insert(0, Format(type, suffix, save, lambda path, trust: load(path), compare))
+        raise ValueError(f"suffix must be like '.json', got {suffix!r}")
+    _formats.insert(0, FileFormat(type, suffix, save, lambda path, trust: load(path), compare))
 
 
-def format_of(obj: object) -> Format:
-    """The format for an object: what was registered last comes first."""
+def format_of(obj: object) -> FileFormat:
+    """Return the format for an object; formats that were registered last come first."""
     for known in (*_formats, *_BUILT_IN):
         cls = _resolve(known.type)
         if cls is not None and isinstance(obj, cls) and not _holds_objects(obj):
@@ -72,7 +72,7 @@ def format_of(obj: object) -> Format:
 
 
 def own_comparison(a: object, b: object) -> Callable[[Any, Any], bool] | None:
-    """The comparison that was registered for a type that both are of."""
+    """Return the comparison that was registered for the type of two objects, if any."""
     for known in _formats:
         if known.compare is None or isinstance(known.type, str):
             continue
@@ -82,29 +82,29 @@ def own_comparison(a: object, b: object) -> Callable[[Any, Any], bool] | None:
 
 
 def _holds_objects(obj: Any) -> bool:
-    # NumPy's own files hold arrays of objects as pickles only
+    # `.npy` files hold arrays of objects only as pickles
     return bool(getattr(getattr(obj, "dtype", None), "hasobject", False))
 
 
-def format_of_file(path: Path) -> Format:
-    """The format of a file, by its suffix."""
+def format_of_file(path: Path) -> FileFormat:
+    """Return the format of a file by its suffix."""
     for known in (*_formats, *_BUILT_IN, *_READ_ONLY, _PICKLE):
         if path.name.endswith(known.suffix):
             return known
-    there = ", ".join(sorted(suffixes()))
-    raise TensortapError(f"{path.name}: no format has this suffix; there are {there}")
+    known_suffixes = ", ".join(sorted(suffixes()))
+    raise TensortapError(f"{path.name}: unknown suffix; the formats are {known_suffixes}")
 
 
 def suffixes() -> set[str]:
-    """The suffixes of all files that can be read."""
+    """Return the suffixes of all files that can be read."""
     return {form.suffix for form in (*_formats, *_BUILT_IN, *_READ_ONLY, _PICKLE)}
 
 
 def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
-    """The object in a file; a pickle of unknown classes only if the file is trusted.
+    """Return the object in a file; a pickle of unknown classes only if the file is trusted.
 
-    `mapped` leaves the bytes of tensors in the file where its format allows that: what is larger
-    than memory can be read, and nothing may be written.
+    With `mapped`, tensors are read-only and stay in the file if its format allows that, so that
+    they may be larger than memory.
     """
     form = format_of_file(path)
     try:
@@ -116,7 +116,7 @@ def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
     except FileNotFoundError:
         raise NotFound(f"no such file: {path}") from None
     except Exception as error:
-        # what a damaged file makes of a reader is anything: EOFError, KeyError, struct.error …
+        # a damaged file may cause anything: EOFError, KeyError, struct.error …
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise TensortapError(f"{path} cannot be read, it may be damaged: {reason}") from error
 
@@ -143,12 +143,12 @@ def _load_torch(path: Path, trust: bool, mapped: bool = False) -> Any:
     except pickle.UnpicklingError as error:
         raise UntrustedFile(
             f"{path.name} holds more than tensors and may run code when read: "
-            f"trust=True if it is yours ({str(error).splitlines()[0][:120]})"
+            f"pass trust=True if you trust it ({str(error).splitlines()[0][:120]})"
         ) from None
 
 
 def _map_torch(path: Path, trust: bool) -> Any:
-    # only the files that torch writes today can be mapped, which are zip archives
+    # only zip archives can be mapped, which is what torch writes today
     return _load_torch(path, trust, mapped=zipfile.is_zipfile(path))
 
 
@@ -158,7 +158,7 @@ def _save_numpy(obj: Any, path: Path) -> None:
     array = array_of(obj)
     assert array is not None
     if _is_extension(array.dtype.name):
-        # bfloat16 and its like, which NumPy's files know only as bytes: a field tells the name
+        # `.npy` has no bfloat16 and the like: store bits, in a field with the name of the dtype
         bits = numpy.dtype([(array.dtype.name, f"u{array.dtype.itemsize}")])
         array = numpy.ascontiguousarray(array).view(bits)
     with path.open("wb") as stream:
@@ -171,13 +171,13 @@ def _load_numpy(path: Path, trust: bool, mapped: bool = False) -> Any:
     try:
         array = numpy.load(path, allow_pickle=trust, mmap_mode="r" if mapped else None)
     except ValueError as error:
-        if mapped:  # no elements, or objects: neither can be mapped
+        if mapped:  # an array without elements, or of objects, cannot be mapped
             return _load_numpy(path, trust)
         if "allow_pickle" not in str(error):
             raise
         raise UntrustedFile(
             f"{path.name} is damaged, or holds objects, which may run code when read: "
-            "trust=True if it is yours"
+            "pass trust=True if you trust it"
         ) from None
     names: tuple[str, ...] = array.dtype.names or ()
     if len(names) == 1 and _is_extension(names[0]):
@@ -207,7 +207,7 @@ def _map_tensors(path: Path, trust: bool) -> Any:
 
 
 def _save_nothing(obj: Any, path: Path) -> None:
-    raise TensortapError(f"{path.name}: a file of many tensors is not written by dump")
+    raise TensortapError(f"{path.name}: dump does not write safetensors files")
 
 
 def _save_pickle(obj: Any, path: Path) -> None:
@@ -218,14 +218,14 @@ def _save_pickle(obj: Any, path: Path) -> None:
 def _load_pickle(path: Path, trust: bool) -> Any:
     with path.open("rb") as stream:
         if trust:
-            return pickle.load(stream)  # noqa: S301  the caller says that he trusts it
+            return pickle.load(stream)  # noqa: S301  the caller trusts it
         return pickles.load(stream, path.name)
 
 
-_NUMPY = Format("numpy.ndarray", ".npy", _save_numpy, _load_numpy, map=_map_numpy)
+_NUMPY = FileFormat("numpy.ndarray", ".npy", _save_numpy, _load_numpy, map=_map_numpy)
 _BUILT_IN = (
-    Format("torch.Tensor", ".pt", _save_torch, _load_torch, map=_map_torch),
+    FileFormat("torch.Tensor", ".pt", _save_torch, _load_torch, map=_map_torch),
     _NUMPY,
 )
-_READ_ONLY = (Format(object, ".safetensors", _save_nothing, _load_tensors, map=_map_tensors),)
-_PICKLE = Format(object, ".pkl", _save_pickle, _load_pickle)
+_READ_ONLY = (FileFormat(object, ".safetensors", _save_nothing, _load_tensors, map=_map_tensors),)
+_PICKLE = FileFormat(object, ".pkl", _save_pickle, _load_pickle)

@@ -1,4 +1,4 @@
-"""Pickles that people may read without running what a stranger wrote into them."""
+"""Pickles that can be read without running code from the file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from tensortap.errors import TensortapError
 
 
 class UntrustedFile(TensortapError):
-    """A file that would run code when it is read."""
+    """A file that may run code when it is read."""
 
 
 def save(obj: Any, stream: BinaryIO) -> None:
-    """Pickle an object; tensors of torch as `torch.save` writes them, within the pickle."""
+    """Pickle an object; torch tensors are embedded as `torch.save` writes them."""
     _Pickler(stream, protocol=4).dump(obj)
 
 
 def load(stream: BinaryIO, name: str) -> Any:
-    """The object, if it is made of harmless classes only; UntrustedFile otherwise."""
-    return _Careful(stream, name).load()
+    """Return the object; raise UntrustedFile unless all its classes are harmless."""
+    return _SafeUnpickler(stream, name).load()
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        # torch's own way reads nothing back of float8, and trusts the bytes when it reads
+        # torch's own reduction cannot read float8, and trusts the bytes that it reads
         if torch is not None and isinstance(obj, torch.Tensor):
             data = io.BytesIO()
             torch.save(obj, data)
@@ -53,8 +53,8 @@ _HARMLESS = {
 }
 
 
-class _Careful(pickle.Unpickler):
-    """Knows only classes that do nothing but hold data."""
+class _SafeUnpickler(pickle.Unpickler):
+    """An unpickler that knows only classes that do nothing but hold data."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         super().__init__(stream)
@@ -69,11 +69,11 @@ class _Careful(pickle.Unpickler):
             return super().find_class(module, name)
         raise UntrustedFile(
             f"{self._name} is a pickle with a {module}.{name}, which may run code when read: "
-            "trust=True if it is yours"
+            "pass trust=True if you trust it"
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        raise UntrustedFile(f"{self._name} is a pickle that refers to things outside of it")
+        raise UntrustedFile(f"{self._name} is a pickle that refers to objects outside of it")
 
 
 def _load_torch(stream: io.BytesIO) -> Any:
@@ -90,5 +90,5 @@ def _is_dtype(module: str, name: str) -> bool:
         return type(found).__name__ == "dtype"
     import numpy
 
-    # numpy.float32, ml_dtypes.bfloat16: classes of numbers
+    # classes of numbers, such as numpy.float32 and ml_dtypes.bfloat16
     return isinstance(found, type) and (issubclass(found, numpy.generic) or module == "ml_dtypes")
