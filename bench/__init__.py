@@ -1,1 +1,1 @@
-"""What tensortap costs, as ratios measured in one run: `make bench`."""
+"""Measure what tensortap costs, as ratios within one run: `make bench`."""

@@ -1,4 +1,4 @@
-"""`python -m bench [name …]`: measure, print, and save as JSON."""
+"""Measure, print, and save as JSON: `python -m bench [name …]`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULTS = pathlib.Path(__file__).with_name("results.json")
 
 def main(wanted: list[str]) -> int:
     console = Console(width=150)
-    table = Table(title="tensortap, as ratios of one run", header_style="bold")
+    table = Table(title="tensortap: ratios within one run", header_style="bold")
     for column in ("row", "ratio", "middle half", "limit", "naive", "", "note"):
         table.add_column(column, justify="left" if column in ("row", "note") else "right")
     rows: list[Row] = []
@@ -38,13 +38,13 @@ def main(wanted: list[str]) -> int:
     ]
     if not chosen:
         names = [m.__name__ for module in MODULES for m in importlib.import_module(module).ROWS]
-        console.print(f"no row is called {' or '.join(wanted)}; there are {', '.join(names)}")
+        console.print(f"unknown row {' or '.join(wanted)}; rows are {', '.join(names)}")
         return 2
     spawn = multiprocessing.get_context("spawn")
     for module, measure in chosen:
         console.print(f"… {measure.__name__}", style="dim")
         here, there = spawn.Pipe()
-        # a process each: no session, thread or warm cache of another row
+        # one process per row, so that rows share no session, thread or warm cache
         child = spawn.Process(target=measure_in_child, args=(there, module, measure.__name__))
         child.start()
         there.close()
@@ -80,7 +80,7 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # a key of its own: measuring must not touch the user's
+    # use a separate key, not the user's
     with tempfile.TemporaryDirectory() as home:
         import os
 

@@ -1,4 +1,4 @@
-"""The rows of comparisons."""
+"""Rows on comparing arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def comparing_arrays() -> list[Row]:
     from tensortap.compare import compare_values
 
     a = np.random.default_rng(0).standard_normal(MANY, np.float32)
-    near = a * np.float32(1 + 3e-7)  # differs everywhere, and passes
+    near = a * np.float32(1 + 3e-7)  # differs everywhere, but passes
     same = a.copy()
     ours, equal, equals, equal_same = in_turns(
         21,
@@ -29,9 +29,30 @@ def comparing_arrays() -> list[Row]:
     )
     note = "256 MiB of float32, one thread"
     return [
-        Row("comparing, all differ ÷ numpy.array_equal", 2.5, True, ours, equal, note=note),
-        Row("comparing, all equal ÷ numpy.array_equal", 2.5, True, equals, equal_same, note=note),
-        Row("comparing, all differ ÷ numpy.allclose", 0.25, True, again, close, note=note),
+        Row(
+            "compare arrays, all elements differ ÷ numpy.array_equal",
+            2.5,
+            True,
+            ours,
+            equal,
+            note=note,
+        ),
+        Row(
+            "compare arrays, all equal ÷ numpy.array_equal",
+            2.5,
+            True,
+            equals,
+            equal_same,
+            note=note,
+        ),
+        Row(
+            "compare arrays, all elements differ ÷ numpy.allclose",
+            0.25,
+            True,
+            again,
+            close,
+            note=note,
+        ),
     ]
 
 

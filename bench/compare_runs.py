@@ -1,4 +1,4 @@
-"""The rows of comparing two runs on disk."""
+"""Rows on comparing two runs on disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def runs_that_differ() -> list[Row]:
     _no_server()
     folder = _folder()
     try:
-        # 2 GiB each; every tensor a little different, so that all have to be read
+        # 2 GiB each; every tensor differs slightly, so that all must be read
         a, b = (_write(folder, seed, 128, 4 << 20, 1e-7) for seed in (1, 2))
 
         def ours() -> float:
@@ -60,7 +60,7 @@ def runs_that_differ() -> list[Row]:
         x, y = in_turns(3, ours, base)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [Row("two runs of 2 GiB ÷ reading both files", 1.5, True, x, y)]
+    return [Row("compare two runs of 2 GiB ÷ reading both files", 1.5, True, x, y)]
 
 
 def equal_runs() -> list[Row]:
@@ -107,7 +107,7 @@ def equal_runs() -> list[Row]:
         x, y = in_turns(7, ours, base)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [Row("two equal runs of 20,000 records ÷ reading their tables", 2, True, x, y)]
+    return [Row("compare two equal runs of 20,000 records ÷ reading their tables", 2, True, x, y)]
 
 
 ROWS = (runs_that_differ, equal_runs)

@@ -1,4 +1,4 @@
-"""The rows of films: drawing against matplotlib, and drawing with encoding against encoding."""
+"""Rows on films: drawing against matplotlib, and drawing with encoding against encoding alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FRAMES = 24
 
 
 def _tensors():
-    """A film's worth of 256×256: hills that move, and some noise."""
+    """Return the 256×256 tensors of a film: moving hills with some noise."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def _records():
 
 
 def _ours(mode):
-    """Frames a second: everything that a frame has, statistics, legend and colour bar too."""
+    """Return frames per second, with statistics, legend and color bar."""
     from tensortap.films.frames import Painter
     from tensortap.films.style import Style
 
@@ -75,7 +75,7 @@ def _pixels(figure):
 
 
 def _imshow():
-    """One figure, its image and title redrawn: no new axes, no new colour bar."""
+    """Redraw image and title of one figure, without new axes or color bar."""
     figure, axes = _figure()
     tensors = _tensors()
     image = axes.imshow(tensors[0])
@@ -94,7 +94,7 @@ def _imshow():
 
 
 def _plot_surface():
-    """As matplotlib draws by default: 50 × 50 faces of the 256 × 256."""
+    """Draw as matplotlib does by default: 50 × 50 faces for 256 × 256 values."""
     import numpy as np
 
     figure, axes = _figure("3d")
@@ -130,7 +130,7 @@ def film_surface() -> list[Row]:
 
 
 def film_encoded() -> list[Row]:
-    """Through `Recorder`, against the same encoder fed with frames that are ready."""
+    """Compare `Recorder` with the same encoder fed with finished frames."""
     import tensortap as tap
     from tensortap.films.frames import Painter
     from tensortap.films.style import Style
@@ -161,7 +161,7 @@ def film_encoded() -> list[Row]:
         a, b = in_turns(9, ours, base)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [Row("the same, drawn and encoded ÷ PyAV encoding of ready frames", 0.5, False, a, b,
+    return [Row("the same, drawn and encoded ÷ PyAV encoding finished frames", 0.5, False, a, b,
                 unit="frames/s", note=_note(a))]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A small GPT, as people write it, to be trained by the rows of tracking."""
+"""A small GPT that the rows on tracking train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows, their limits, and how they are measured and shown."""
+"""Rows, their limits, and how to measure and print them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 @dataclasses.dataclass
 class Row:
-    """One ratio: ours over the baseline, measured in turns; `limit` is what it must keep."""
+    """One ratio: ours over the baseline, measured alternately; `limit` is the target."""
 
     name: str
     limit: float
@@ -19,7 +19,7 @@ class Row:
     ours: list[float]
     base: list[float]
     unit: str = "s"
-    naive: float | None = None  # the same ratio, done the naive way
+    naive: float | None = None  # the same ratio for a naive implementation
     note: str = ""
 
     @property
@@ -28,7 +28,7 @@ class Row:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The middle half of the ratios of neighbours."""
+        """Return the middle half of the ratios of neighboring measurements."""
         pairs = sorted(a / b for a, b in zip(self.ours, self.base, strict=False))
         return pairs[len(pairs) // 4], pairs[-1 - len(pairs) // 4]
 
@@ -54,7 +54,7 @@ class Row:
 
 
 def time_of(call: Callable[[], object], loops: int = 1) -> float:
-    """Seconds that one call takes, of `loops` in a row, the collector off."""
+    """Return the seconds per call over `loops` calls, with the garbage collector off."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -68,10 +68,10 @@ def time_of(call: Callable[[], object], loops: int = 1) -> float:
 
 
 def in_turns(rounds: int, *calls: Callable[[], float]) -> list[list[float]]:
-    """The results of the calls, taken in turns so that what disturbs one disturbs all."""
+    """Return the results of the calls, made alternately so that noise affects all alike."""
     found: list[list[float]] = [[] for _ in calls]
     for call in calls:
-        call()  # warm
+        call()  # warm up
     for _ in range(rounds):
         for results, call in zip(found, calls, strict=True):
             results.append(call())

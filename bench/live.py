@@ -1,4 +1,4 @@
-"""The rows of the live path."""
+"""Rows on the live path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB64 = 64 << 20
 
 
 def _connect(address: str, *, buffer: str = "2GB", overflow: str = "latest") -> None:
-    """Point the session of this process at a server and wait until it answers."""
+    """Connect the pipeline of this process to a server and wait until it answers."""
     os.environ.update(
         TENSORTAP_SERVER=address, TENSORTAP_BUFFER=buffer, TENSORTAP_OVERFLOW=overflow
     )
@@ -52,7 +52,7 @@ def skipped() -> list[Row]:
         a, b, c, d = in_turns(101, ours, base, unnamed, unnamed_base)
         rows.append(Row("skipped catch, named ÷ empty call", 6, True, a, b))
         rows.append(Row("skipped catch, unnamed ÷ empty call", 12, True, c, d))
-    # the server is dead now: the same process, nobody listening
+    # the server is dead now: same process, nobody listening
     deadline = time.monotonic() + 20
     from tensortap.pipeline.pipeline import pipeline as here
 
@@ -120,7 +120,7 @@ def large() -> list[Row]:
             tap.flush()
             return taken
 
-        for _ in range(20):  # until the server is at its bound and blocks come back
+        for _ in range(20):  # until the history is full and blocks are recycled
             ours()
 
         def base() -> float:
@@ -217,7 +217,14 @@ def small() -> list[Row]:
         assert not tap.receipt().dropped
         context.destroy(linger=0)
     return [
-        Row("small records delivered ÷ pyzmq PUSH/PULL, a message each", 0.5, False, a, b, "/s")
+        Row(
+            "small records delivered ÷ pyzmq PUSH/PULL with one message per record",
+            0.5,
+            False,
+            a,
+            b,
+            "/s",
+        )
     ]
 
 
@@ -252,8 +259,10 @@ def training_loop() -> list[Row]:
             return time_of(lambda: step(False), 20)
 
         a, b = in_turns(31, ours, base)
-        note = f"20 catches of 8 KiB a step of {sorted(b)[15] * 1e3:.2f} ms"
-        return [Row("torch loop, 20 catches a step ÷ the loop alone", 1.08, True, a, b, note=note)]
+        note = f"20 catches of 8 KiB per step of {sorted(b)[15] * 1e3:.2f} ms"
+        return [
+            Row("torch loop, 20 catches per step ÷ the loop alone", 1.08, True, a, b, note=note)
+        ]
 
 
 def latency() -> list[Row]:
@@ -284,7 +293,7 @@ def latency() -> list[Row]:
     p99 = int(0.99 * len(delays))
     middle = delays[len(delays) // 2] / trips[len(trips) // 2]
     note = f"p50 ratio {middle:.1f}, p99 {delays[p99] * 1e6:.0f} µs"
-    name = "catch → get sees it ÷ pyzmq ping-pong, p99"
+    name = "time from catch until get sees it ÷ pyzmq ping-pong, p99"
     return [Row(name, 10, True, [delays[p99]], [trips[p99]], note=note)]
 
 

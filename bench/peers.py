@@ -1,4 +1,4 @@
-"""The other processes that a measurement needs: live sessions, sockets, ping-pong."""
+"""Other processes that measurements need: live sessions, sockets, ping-pong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 @contextlib.contextmanager
 def process(target: Any, *args: Any) -> Iterator[Connection]:
-    """Run `target(pipe, *args)` in a process of its own; it ends with the block."""
+    """Run `target(pipe, *args)` in a separate process until the block ends."""
     here, there = _spawn.Pipe()
     child = _spawn.Process(target=target, args=(there, *args), daemon=True)
     child.start()
@@ -29,7 +29,7 @@ def process(target: Any, *args: Any) -> Iterator[Connection]:
 
 
 def session(pipe: Connection, memory: str) -> None:
-    """A live session that says its address, and then how many records it has when asked."""
+    """Run a live session that sends its address, then its number of records on request."""
     from tensortap.api import session as live
 
     server = live.start("127.0.0.1", 0, memory)
@@ -40,7 +40,7 @@ def session(pipe: Connection, memory: str) -> None:
 
 
 def stopwatch(pipe: Connection, count: int) -> None:
-    """A live session that notes when `get` first sees each of `count` values named "tick"."""
+    """Run a live session that notes when `get` first sees each of `count` values named "tick"."""
     from tensortap.api import session as live
 
     server = live.start("127.0.0.1", 0, "1GB")
@@ -56,7 +56,7 @@ def stopwatch(pipe: Connection, count: int) -> None:
 
 
 def swallow(pipe: Connection, nbytes: int, times: int) -> None:
-    """A bare socket that receives into one warm buffer."""
+    """Receive from a bare socket into one warm buffer."""
     listener = socket.create_server(("127.0.0.1", 0))
     pipe.send(listener.getsockname()[1])
     buffer = memoryview(bytearray(os.urandom(1 << 16) * (nbytes >> 16)))
@@ -73,7 +73,7 @@ def swallow(pipe: Connection, nbytes: int, times: int) -> None:
 
 
 def pull(pipe: Connection) -> None:
-    """Bare pyzmq: a PULL socket that counts messages."""
+    """Count messages on a bare pyzmq PULL socket."""
     import zmq
 
     context = zmq.Context()
@@ -88,7 +88,7 @@ def pull(pipe: Connection) -> None:
 
 
 def echo(pipe: Connection) -> None:
-    """Bare pyzmq: a REP socket that sends back what it gets."""
+    """Echo messages on a bare pyzmq REP socket."""
     import zmq
 
     context = zmq.Context()

@@ -1,4 +1,4 @@
-"""The rows of runs on disk."""
+"""Rows on runs on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB4 = 4 << 20
 
 
 def _folder() -> str:
-    # on a disk, beside the code, not on a tmpfs
+    # on a disk beside the code, not on a tmpfs
     return tempfile.mkdtemp(prefix=".bench-", dir=pathlib.Path(__file__).parent)
 
 
@@ -101,7 +101,7 @@ def scalars() -> list[Row]:
 
 
 def _write_million(folder: str) -> pathlib.Path:
-    """A run with 1,000,000 records of 100 names, and ten tensors of 1 MiB."""
+    """Write a run with 1,000,000 records of 100 names and ten tensors of 1 MiB."""
     import numpy as np
 
     import tensortap as tap
@@ -122,7 +122,7 @@ def _write_million(folder: str) -> pathlib.Path:
 
 
 def _read_million(path: str) -> tuple[float, float]:
-    """Seconds for open, names and one get; peak memory in bytes."""
+    """Return the seconds for open, names and one get, and the peak memory in bytes."""
     import resource
 
     import numpy
@@ -134,7 +134,7 @@ def _read_million(path: str) -> tuple[float, float]:
     assert numpy
     assert pyarrow.parquet
     assert pyarrow.compute
-    assert tap.open  # looked up, and with it all that it imports
+    assert tap.open  # access it, so that its imports do not count
     start = time.perf_counter()
     run = tap.open(pathlib.Path(path))
     names = run.names()
@@ -146,7 +146,7 @@ def _read_million(path: str) -> tuple[float, float]:
 
 
 def _read_parquet(path: str) -> float:
-    import pandas  # pq.read_table imports it: that is not reading
+    import pandas  # pq.read_table imports it, which is not reading
     import pyarrow.parquet as pq
 
     assert pandas
@@ -164,7 +164,7 @@ def million() -> list[Row]:
     folder = _folder()
     spawn = multiprocessing.get_context("spawn")
 
-    def fresh(call, *args):  # a process each: memory and imports of its own
+    def fresh(call, *args):  # one process each: memory and imports are separate
         with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
             return pool.submit(call, *args).result()
 

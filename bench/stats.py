@@ -1,4 +1,4 @@
-"""The rows of the statistics."""
+"""Rows on statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MANY = 1 << 24
 
 
 def naive(x):
-    """Each figure by an operation of its own, as one would write it down."""
+    """Compute each statistic with one torch operation, as one would write it."""
     import torch
 
     size = x.abs()
@@ -40,7 +40,7 @@ def statistics_of_many() -> list[Row]:
     brain = x.bfloat16()
 
     ours, summed, halved = in_turns(
-        61,  # milliseconds each: a neighbour on the machine shows in few of them
+        61,  # milliseconds each: noise from other programs affects few of them
         lambda: time_of(lambda: summarize(x, threads=1)),
         lambda: time_of(array.sum),
         lambda: time_of(lambda: summarize(brain, threads=1)),
@@ -53,7 +53,14 @@ def statistics_of_many() -> list[Row]:
     note = "one thread"
     return [
         Row("statistics, 16M float32 ÷ numpy.sum", 4.0, True, ours, summed, note=note),
-        Row("statistics, 16M float32 ÷ torch one by one", 1 / 30, True, again, plain, note=note),
+        Row(
+            "statistics, 16M float32 ÷ one torch operation per statistic",
+            1 / 30,
+            True,
+            again,
+            plain,
+            note=note,
+        ),
         Row("statistics, 16M bfloat16 ÷ in float32", 0.6, True, halved, ours, note=note),
     ]
 

@@ -1,4 +1,4 @@
-"""The rows of traced local variables."""
+"""Rows on traced local variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.harness import Row
 from bench.runs import _no_server
 
 _ROUNDS = 15
-_CALLS = 50  # of each model, a round
+_CALLS = 50  # calls per model and round
 
 
 def _model():
@@ -48,14 +48,14 @@ def _model():
 
 
 def _in_turns(batches, *calls) -> list[list[float]]:
-    """Of every round the median of each, taken call by call in turns.
+    """Return the median per round of each model, alternating call by call.
 
-    What else a machine does lasts longer than a call, and so disturbs all of them alike.
+    Noise lasts longer than one call, so it affects all models alike.
     """
     found: list[list[float]] = [[] for _ in calls]
     for _ in range(_ROUNDS):
         times: list[list[float]] = [[] for _ in calls]
-        for x in batches:  # each another one: what has not changed is not kept again
+        for x in batches:  # a new one per call: unchanged values are not kept again
             for mine, call in zip(times, calls, strict=True):
                 start = time.perf_counter()
                 call(x)
@@ -66,7 +66,7 @@ def _in_turns(batches, *calls) -> list[list[float]]:
 
 
 def _by_lines(model):
-    """How it is usually done: look at the locals at every line, keep what is wanted."""
+    """Trace in the usual way: look at the locals at every line."""
     kept = []
 
     def on_event(frame, event, arg):
@@ -92,18 +92,18 @@ def helpers() -> list[Row]:
     import tensortap as tap
 
     _no_server()
-    traced, plain, by_lines = _model(), _model(), _model()  # each with functions of its own
+    traced, plain, by_lines = _model(), _model(), _model()  # each with its own functions
     x = [torch.randn(32, 64) for _ in range(_CALLS)]
     with tap.trace(traced, ["forward.logits"]) as tracer:
         a, b, c = _in_turns(x, traced, plain, _by_lines(by_lines))
     assert len(tracer.results["forward.logits"].values) == _ROUNDS * _CALLS
     first = Row("forward with 50 helper calls, one local traced ÷ untraced", 1.05, True, a, b)
     first.note = f"a forward of {statistics.median(b) * 1e3:.2f} ms"
-    least = 1e-6  # less is not told from noise
+    least = 1e-6  # below that it is noise
     added = [max(one - two, least) for one, two in zip(a, b, strict=True)]
     naive = [one - two for one, two in zip(c, b, strict=True)]
-    second = Row("sys.settrace on every line ÷ ours, of the time added", 10, False, naive, added)
-    second.note = f"{statistics.median(added) * 1e6:.0f} µs a traced value"
+    second = Row("time added by sys.settrace on every line ÷ by tap.trace", 10, False, naive, added)
+    second.note = f"{statistics.median(added) * 1e6:.0f} µs per traced value"
     return [first, second]
 
 

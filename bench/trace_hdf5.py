@@ -1,4 +1,4 @@
-"""The row of HDF5: tensors of 64 KiB into one growing dataset, against h5py itself."""
+"""Row on HDF5: tensors of 64 KiB into one growing dataset, against bare h5py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNT = 1000
 
 
 def hdf5() -> list[Row]:
-    """One tensor a call; ours flushes as it does by default, h5py at the end alone."""
+    """Write one tensor per call; ours flushes by default, h5py only at the end."""
     import h5py
     import torch
 
@@ -52,9 +52,7 @@ def hdf5() -> list[Row]:
             assert (x["forward.x/values"][-1] == y["x"][-1]).all()
     finally:
         shutil.rmtree(folder)
-    note = (
-        f"iterations and ranks beside, whole after a kill; {_COUNT * 64 / 1024 / min(b):.0f} MB/s"
-    )
+    note = f"with iterations and ranks, whole after a kill; {_COUNT * 64 / 1024 / min(b):.0f} MB/s"
     return [Row("1,000 tensors of 64 KiB to HDF5 ÷ bare h5py", 1.3, True, a, b, note=note)]
 
 

@@ -1,4 +1,4 @@
-"""The rows of tracked training: a 6-layer GPT, everything observed, into an open run."""
+"""Rows on tracked training: a 6-layer GPT, everything tracked into a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _tracked(every: int, rounds: int, steps: int) -> tuple[list[float], list[flo
         assert not receipt.dropped, receipt
         tap.finish()
         seen = receipt.tracked // (rounds + 1) // -(-steps // every)
-        note = f"{seen} tensors of a step of {sorted(b)[len(b) // 2] * 1e3:.0f} ms"
+        note = f"{seen} tensors per step of {sorted(b)[len(b) // 2] * 1e3:.0f} ms"
         return a, b, note
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -67,7 +67,7 @@ def gpt_every_10() -> list[Row]:
 
 
 def tracking_memory() -> list[Row]:
-    """A small model, many steps: what the process holds must not depend on how many."""
+    """Measure that memory does not grow with the number of steps."""
     import psutil
     import torch
 

@@ -1,4 +1,4 @@
-"""The row of tracked JAX training."""
+"""Row on tracked JAX training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BATCH, _TOKENS, _WIDTH, _VOCABULARY, _LAYERS = 8, 128, 256, 8192, 6
 
 
 def _training():
-    """A 6-layer GPT with untied embeddings, its state, and a jitted update."""
+    """Return a 6-layer GPT with untied embeddings, its state, and a jitted update."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -90,7 +90,7 @@ def track_jax() -> list[Row]:
         seen = sum(tap.open(path).reader.counts().values()) // (steps * (rounds + 1))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    note = f"{seen} tensors a step of {sorted(b)[rounds // 2] * 1e3:.0f} ms"
+    note = f"{seen} tensors per step of {sorted(b)[rounds // 2] * 1e3:.0f} ms"
     return [Row("step of a 6-layer JAX model, all tracked ÷ untracked", 1.5, True, a, b, note=note)]
 
 

@@ -1,4 +1,4 @@
-"""The row of watched training: steps so short that all frames of rate 20 are taken."""
+"""Row on watched training, with steps short enough for all frames of rate 20."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def watched_step() -> list[Row]:
                 watcher.attach({"layer": model[4]})
                 took = base()
                 watcher.detach("layer")
-                assert watcher.flush(60)  # the worker is idle while the others have their turn
+                assert watcher.flush(60)  # let the worker become idle before the other side runs
                 return took
 
             a, b = in_turns(11, ours, base)

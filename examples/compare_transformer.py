@@ -1,13 +1,13 @@
-"""A bug in one layer of a transformer, and how `tap.compare` finds it.
+"""Find a bug in one layer of a transformer with `tap.compare`.
 
     python examples/compare_transformer.py              # all of them
     python examples/compare_transformer.py scale race   # some
 
-Two processes train a small transformer together, first as it should be, then once with each bug.
-Every output, gradient and weight is kept in a run; comparing a run with the right one names the
-layer, the step and the rank where the bug shows first.
+Two processes train a small transformer, first correctly, then once with each bug. A run records
+every output, gradient and weight. Comparing a run with the correct one names the layer, the step
+and the rank where the bug first shows.
 
-Needs torch. The runs are left in a folder `compare_transformer` where it is started.
+Needs torch. Leaves its runs in the folder `compare_transformer`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from torch import nn
 import tensortap as tap
 
 BUGS = {
-    "scale": "from step 2 on, block 1 divides its scores by the root of the wrong width",
-    "heads": "from step 3 on, block 2 puts two of its heads together in the wrong order",
-    "rounding": "from step 1 on, block 0 has its hidden layer rounded to bfloat16",
-    "race": "in step 4, rank 1 does not wait for a gradient of block 2 to be summed up",
+    "scale": "from step 2, block 1 divides its scores by the root of the wrong width",
+    "heads": "from step 3, block 2 joins two of its heads in the wrong order",
+    "rounding": "from step 1, block 0 rounds its hidden layer to bfloat16",
+    "race": "in step 4, rank 1 does not wait for the sum of a gradient of block 2",
 }
 STEPS, LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 6, 3, 32, 4, 12, 50
 
 
 class Now:
-    """Which bug is in, and which step it is."""
+    """The active bug and the current step."""
 
     bug = ""
     step = 0
@@ -124,18 +124,18 @@ class Transformer(nn.Module):
 
 
 def average_gradients(model: nn.Module) -> None:
-    """The mean over all ranks, as data parallel training takes it."""
+    """Average the gradients over all ranks, as data-parallel training does."""
     for name, parameter in model.named_parameters():
         total = parameter.grad.clone()
         dist.all_reduce(total)
         early = Now.bug == "race" and Now.step == 4 and dist.get_rank() == 1
         if early and name == "blocks.2.mlp.0.weight":
-            continue  # what it has itself computed is what it goes on with
+            continue  # continues with the gradient it computed itself
         parameter.grad.copy_(total / dist.get_world_size())
 
 
 def train(bug: str, folder: Path) -> None:
-    """A few steps, with a bug or without, kept in a run."""
+    """Train a few steps into a run, with or without a bug."""
     Now.bug = bug
     tap.init(folder / (bug or "right"))
     torch.manual_seed(0)
@@ -156,10 +156,10 @@ def train(bug: str, folder: Path) -> None:
 
 
 def train_all(bugs: list[str], folder: Path) -> dict[str, Path]:
-    """Two processes that train without a bug and with each: name → the folder of the run."""
+    """Train in two processes, without a bug and with each; return run folders by name."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    source = Path(tap.__file__).parents[1]  # of a checkout that was not installed
+    source = Path(tap.__file__).parents[1]  # for a checkout that is not installed
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, "--rank", str(rank), "--folder", str(folder), *bugs],
@@ -172,7 +172,7 @@ def train_all(bugs: list[str], folder: Path) -> dict[str, Path]:
     ]  # fmt: skip
     ended = [process.wait() for process in ranks]
     if any(ended):
-        raise SystemExit("the training failed")
+        raise SystemExit("training failed")
     names = ["right", *bugs]
     return {name: max(path for path in (folder / name).iterdir()) for name in names}
 
@@ -184,7 +184,7 @@ def main() -> None:
     arguments.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     said = arguments.parse_args()
     if unknown := set(said.bugs) - set(BUGS):
-        arguments.error(f"no bug is called {min(unknown)}")
+        arguments.error(f"unknown bug {min(unknown)}")
     bugs = said.bugs or list(BUGS)
     if said.rank is not None:
         torch.set_num_threads(1)

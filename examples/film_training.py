@@ -1,9 +1,9 @@
-"""A small network learns a landscape, and films of it show how.
+"""Film a small network while it learns a landscape.
 
     python examples/film_training.py [folder]
 
-The network is given a place and says how high the land is there. Filmed are what it has learned
-so far, as a surface, and one matrix of its weights, as an image.
+The network maps a place to the height of the land. The films show what it has learned so far, as
+a surface, and one of its weight matrices, as an image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIDE, FRAMES = 64, 120
 
 
 def landscape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Ripples around a point, a hill and a lake."""
+    """Return the height of the land: ripples around a point, a hill and a lake."""
     distance = torch.hypot(x - 0.25, y + 0.2)
     ripples = torch.cos(10 * distance) * torch.exp(-1.6 * distance)
     lake = torch.exp(-10 * ((x + 0.6) ** 2 + (y - 0.5) ** 2))
@@ -28,7 +28,7 @@ def landscape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def main(folder: str = "films") -> None:
-    """Train, and film steps that are close together at first and far apart later."""
+    """Train, and film steps that get farther apart."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     line = torch.linspace(-1, 1, SIDE)
@@ -62,7 +62,7 @@ def main(folder: str = "films") -> None:
 def film(
     recorder: tap.Recorder, name: str, tensor: torch.Tensor, step: int, tags: dict[str, str]
 ) -> None:
-    """One frame: a record is all that a recorder needs."""
+    """Record one frame: a recorder needs nothing but a record."""
     value = borrow(tensor.detach())
     recorder(tap.Record(name, tap.Kind.VALUE, step, 0, step, 0, 1, 0, value=value, tags=tags))
 

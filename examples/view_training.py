@@ -1,10 +1,9 @@
-"""Train a small GPT, tracked as a whole, and look at it in the browser while it learns.
+"""Train a small GPT, track all of it, and watch it in the browser.
 
-    python examples/view_training.py            train, and show the page until Ctrl-C
-    python examples/view_training.py --no-view  only leave the run behind
+    python examples/view_training.py            train and show the page
+    python examples/view_training.py --no-view  only write the run
 
-Half of the way the learning rate is, by mistake, thirty times too high for a few steps: look for
-it.
+Halfway through, the learning rate is thirty times too high for a few steps. Find them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TEXT = (
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each with its residual."""
+    """Attention and a perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class GPT(nn.Module):
 
 
 def train(steps: int, mistake: bool = True, pause: float = 0.0) -> None:
-    """Learn the text by heart."""
+    """Train the model to memorize the text."""
     torch.manual_seed(0)
     letters = sorted(set(TEXT))
     data = torch.tensor([letters.index(letter) for letter in TEXT])
@@ -104,7 +103,7 @@ def main() -> None:
     print(tap.receipt())
     tap.finish()
     if not given.no_view:
-        input("Enter ends it. ")
+        input("Press Enter to end. ")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main() -> None:
         program.communicate(b"\n")
         server.close()
     target = pathlib.Path(__file__).with_name("summary.svg")
-    # a font that every reader has: nothing is fetched to show the picture
+    # a font that every reader has, so that the picture fetches nothing
     svg = console.export_svg(title="a live session")
     start = svg.index("@font-face")
     end = svg.rindex("}", start, svg.index(".terminal", start)) if "@font-face" in svg else start
