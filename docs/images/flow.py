@@ -50,8 +50,10 @@ def flow() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
         f"<style>{STYLE}</style>",
-        ('<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#5b6b7b"/>'),
+        (
+            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+            'markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#5b6b7b"/>'
+        ),
         "</marker></defs>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         '<rect class="zone" x="8" y="8" width="944" height="92" rx="8"/>',
