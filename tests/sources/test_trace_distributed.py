@@ -1,4 +1,4 @@
-"""Tracing over several ranks: real processes, over gloo, with 2 and with 4 of them."""
+"""Tracing over several ranks: real processes over gloo."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 import tensortap as tap
 
-pytestmark = pytest.mark.timeout(300)  # up to four processes, however busy the machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # three processes
 
 MODEL = """
 import hashlib
@@ -172,18 +172,18 @@ if rank == 0:
 
 # only the last rank ever binds it, and at the end of the training only
 import logging
-told = []
-class Told(logging.Handler):
+logged = []
+class Log(logging.Handler):
     def emit(self, record):
-        told.append(record.getMessage())
-logging.getLogger("tensortap").addHandler(Told())
+        logged.append(record.getMessage())
+logging.getLogger("tensortap").addHandler(Log())
 model, ddp = make()
 with tap.trace(model, "forward.seldom", gathering_interval=2) as tracer:
     train(ddp, batches(5), lambda i: rank == world - 1 and i >= 3)
 part = tracer.results["forward.seldom"]
 result["seldom"] = [part.iterations, part.ranks]
 
-result["said"] = [text for text in told if "seldom" in text]
+result["messages"] = [text for text in logged if "seldom" in text]
 
 # nothing traced
 model, ddp = make()
@@ -193,17 +193,15 @@ result["errors"] = tap.receipt().reasons["error"]
 """
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
-def found(request, gloo):
-    for file in gloo.folder.glob("*.h5"):
-        file.unlink()
-    return gloo(MODEL + EXAMPLES, request.param)
+@pytest.fixture(scope="module")
+def found(gloo):
+    return gloo(MODEL + EXAMPLES, 3)
 
 
 N, G, B, C = 8, 4, 3, 5
 
 
-def test_stacked_at_every_moment(found):
+def test_stacks_of_all_callbacks(found):
     world, first = len(found), found[0]
     assert first["stacked"] == [[[N // G, world, G, B, C]]] * 2
     assert first["stacked values"]
@@ -214,7 +212,7 @@ def test_stacked_at_every_moment(found):
     assert all(set(map(str, one["elsewhere"].values())) == {"[]"} for one in found[1:])
 
 
-def test_moved_to_hdf5(found):
+def test_values_in_hdf5(found):
     world, first = len(found), found[0]
     assert first["hdf5"] == [N // 2, 2 * world, B, C]
     assert first["hdf5 values"]
@@ -224,15 +222,15 @@ def test_moved_to_hdf5(found):
     assert all(one["files"] == ["trace.h5"] for one in found[:1])
 
 
-def test_the_mean_of_all_ranks(found):
+def test_mean_of_all_ranks(found):
     assert found[0]["mean"] == [[N // G, C]]
     assert found[0]["mean values"]
 
 
-def test_everything_at_once(found):
+def test_many_paths_with_stacks_in_hdf5(found):
     world, first = len(found), found[0]
     assert first["whole"] == {
-        "forward[logits]": [N * world, B, C],  # a dict is not stacked: a row a value
+        "forward[logits]": [N * world, B, C],  # dicts are not stacked: one row per value
         "forward.x": [N // G, world, G, B, C],
         "forward.out.logits": [N // G, world, G, B, C],
         "blocks.0.forward.scores": [N // G, world, G, B, B],
@@ -243,18 +241,18 @@ def test_everything_at_once(found):
     assert not any(first["whole left"].values())
 
 
-def test_the_tail_is_gathered_and_the_interval_kept(found):
+def test_gathers_at_the_interval_and_at_the_end(found):
     world = len(found)
     assert found[0]["tail"] == [[i, r] for i in range(10) for r in range(world)]
     assert found[0]["moments"] == [4 * world, 4 * world, 2 * world]
     assert found[0]["shapes"] == [[r, r + 1, C] for r in range(world)]
 
 
-def test_ranks_that_captured_nothing_take_part(found):
+def test_ranks_without_values_take_part(found):
     world = len(found)
     assert found[0]["seldom"] == [[3, 4], [world - 1] * 2]
     assert all(one["seldom"] == [[], []] for one in found[1:])
-    assert found[0]["said"] == []  # it has what another rank has kept
+    assert found[0]["messages"] == []  # another rank has a value
 
 
 def test_training_is_bit_identical(found):
@@ -309,9 +307,9 @@ result["late errors"] = tap.receipt().reasons["error"] - result["errors"]
 """
 
 
-def test_without_an_interval_every_rank_is_by_itself(gloo):
+def test_ranks_that_do_not_gather_or_fail_keep_their_own_values(gloo):
     found = gloo(MODEL + APART, 2)
-    assert [one["own"] for one in found] == [[], []]  # moved to the files
+    assert [one["own"] for one in found] == [[], []]  # in the files
     assert found[0]["files"] == ["apart_rank1.h5"]
     stored = tap.read_hdf5(gloo.folder / "apart_rank1.h5")["forward.x"]
     assert (stored.iterations, stored.ranks) == (list(range(7)), [1] * 7)
@@ -320,13 +318,13 @@ def test_without_an_interval_every_rank_is_by_itself(gloo):
     records = list(run.reader.records("forward.x"))
     assert [(r.rank, r.kind.value) for r in records] == [(1, "Local")] * 7
     assert (run.get("forward.x", step=records[3].step).numpy() == stored.values[3].numpy()).all()
-    # one rank fails: what was gathered before is there, and the others go on by themselves
+    # one rank fails: the values gathered before are kept, and the others continue alone
     assert found[1]["raised"] == "'mine'"
     assert found[1]["kept"] == [[1, 2]]
     assert found[0]["kept"] == [[0, i] for i in range(6)] + [[1, 0], [1, 1]]
     assert found[0]["errors"] == 1
     assert "rank 1 did not come" in gloo.errors[0]
-    # one rank is stuck: it keeps what nobody takes
+    # one rank hangs: it keeps the values that nobody receives
     assert found[0]["late"] == [[0, i] for i in range(4)] + [[1, 0]]
     assert found[1]["late"] == [[1, i] for i in range(1, 4)]
     assert [one["late errors"] for one in found] == [1, 1]
@@ -338,7 +336,7 @@ class Twice:
         return double + 1
 
 
-def test_one_process_gathers_by_itself(tmp_path):
+def test_one_process_gathers_alone(tmp_path):
     moments = []
     saver = tap.HDF5(tmp_path / "x.h5")
     target = Twice()

@@ -1,4 +1,4 @@
-"""Alerts from a model in training: what is said, of which module, and what is done about it."""
+"""Alerts about a model in training: their module, and the actions on them."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 class Poisoned:
-    """Puts a NaN into the output of a module at a step."""
+    """A hook that puts a NaN into the output of a module at one step."""
 
     def __init__(self, model, path, step, value=torch.nan):
         self.now = 0
@@ -63,7 +63,7 @@ def train(model, tracker, steps, poisoned=None, opt=None):
 
 @pytest.mark.parametrize("rule", ["nan", "inf"])
 @pytest.mark.parametrize("path", ["blocks.0.fc", "blocks.1.act", "blocks.2"])
-def test_the_module_that_made_it_is_named(rule, path):
+def test_alert_names_the_origin(rule, path):
     model = Net()
     value = torch.nan if rule == "nan" else torch.inf
     poisoned = Poisoned(model, path, step=4, value=value)
@@ -72,14 +72,14 @@ def test_the_module_that_made_it_is_named(rule, path):
     first = tracker.alerts[0]
     assert (first.rule, first.name, first.kind) == (rule, path, Kind.ACTIVATION)
     assert (first.step, first.rank, first.module, first.origin) == (4, 0, path, path)
-    # what only follows from it is not said
+    # modules after the origin raise no alert
     assert [a.name for a in tracker.alerts if a.kind is Kind.ACTIVATION and a.rule == rule] == [
         path
     ]
     assert {a.step for a in tracker.alerts} == {4}
 
 
-def test_a_gradient_that_is_made_in_the_backward_pass():
+def test_origin_in_the_backward_pass():
     class Bad(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -100,7 +100,7 @@ def test_a_gradient_that_is_made_in_the_backward_pass():
     assert (alert.name, alert.kind, alert.origin) == ("0", Kind.GRADIENT, "1")
 
 
-def test_outputs_with_parts_go_by_their_module():
+def test_alert_about_a_part_of_an_output_names_its_module():
     class Two(nn.Module):
         def forward(self, x):
             return x, x * torch.nan
@@ -113,7 +113,7 @@ def test_outputs_with_parts_go_by_their_module():
     assert (alert.name, alert.module) == ("0[1]", "0")
 
 
-def test_the_state_of_an_optimizer_goes_by_its_module():
+def test_alert_about_optimizer_state_names_its_module():
     model = nn.Sequential(nn.Linear(2, 2))
     opt = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     with tap.track(
@@ -128,7 +128,7 @@ def test_the_state_of_an_optimizer_goes_by_its_module():
     assert (alert.name, alert.module, alert.step) == ("0.weight.momentum_buffer", "0", 1)
 
 
-def test_on_alert_calls_back():
+def test_on_alert_callback():
     seen = []
     model = Net()
     poisoned = Poisoned(model, "blocks.1", step=1)
@@ -138,7 +138,7 @@ def test_on_alert_calls_back():
     assert seen[0].name == "blocks.1"
 
 
-def test_stop_raises_from_step_and_takes_the_hooks_along():
+def test_stop_raises_from_step_and_removes_the_hooks():
     model = Net()
     poisoned = Poisoned(model, "blocks.1", step=2)
     with (
@@ -148,13 +148,13 @@ def test_stop_raises_from_step_and_takes_the_hooks_along():
         train(model, tracker, 10, poisoned)
     assert poisoned.now == 2
     assert stopped.value.alert == tracker.alerts[0]
-    # nothing of the step is missing, and no hook of ours is left
+    # the step is complete, and only the user's hook remains
     assert {r.name for r in tracker.records if r.step == 2 and r.kind is Kind.WEIGHT}
     left = [hook for m in model.modules() for hook in m._forward_hooks.values()]
     assert left == [poisoned]
 
 
-def test_keep_keeps_what_follows_whole():
+def test_keep_keeps_whole_tensors_after_an_alert():
     model = Net()
     poisoned = Poisoned(model, "blocks.1", step=2)
     with tap.track(model, alerts=[alerts.nan()], on_alert="keep") as tracker:
@@ -170,7 +170,7 @@ def test_keep_keeps_what_follows_whole():
         assert tap.summarize(rebuild(record.value)).nans == record.stats.nans
 
 
-def test_a_rule_of_ones_own():
+def test_custom_rule():
     def negative(record, memory):
         return "is negative" if record.stats and record.stats.min < 0 else None
 
@@ -178,10 +178,10 @@ def test_a_rule_of_ones_own():
     with tap.track(model, alerts=[negative], weights=False, gradients=False) as tracker:
         train(model, tracker, 2)
     assert {a.rule for a in tracker.alerts} == {"negative"}
-    assert {a.step for a in tracker.alerts} == {0}  # it is said once
+    assert {a.step for a in tracker.alerts} == {0}  # once
 
 
-def test_a_loss_spike():
+def test_loss_spike():
     model = Net()
     with tap.track(model, alerts=True, activations=False) as tracker:
         for n in range(30):
@@ -189,7 +189,7 @@ def test_a_loss_spike():
     assert [(a.rule, a.name, a.step) for a in tracker.alerts] == [("loss_spike", "loss", 25)]
 
 
-def test_a_loss_spike_between_every_nth_step():
+def test_loss_spike_between_every_nth_step():
     with tap.track(Net(), alerts=True, every=10, weights=False) as tracker:
         for n in range(30):
             tracker.step(loss=50.0 if n == 25 else 1.0)
@@ -197,7 +197,7 @@ def test_a_loss_spike_between_every_nth_step():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_grad_scaler_that_looks_for_its_scale_is_not_stopped(fused):
+def test_overflow_of_a_grad_scaler_does_not_stop(fused):
     model = Net()
     opt = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, backoff_factor=2.0**-10)
@@ -213,7 +213,7 @@ def test_a_grad_scaler_that_looks_for_its_scale_is_not_stopped(fused):
             opt.zero_grad()
             if n < 5:
                 tracker.step(loss=loss)
-        assert len(set(scales)) > 2  # it overflowed, and went on
+        assert len(set(scales)) > 2  # it overflowed and continued
         assert {a.kind for a in tracker.alerts} <= {Kind.GRADIENT, Kind.WEIGHT_GRADIENT}
         assert tracker.alerts
         with torch.no_grad():
@@ -222,7 +222,7 @@ def test_a_grad_scaler_that_looks_for_its_scale_is_not_stopped(fused):
             tracker.step(loss=loss)
 
 
-def test_a_gradient_that_was_used_stops():
+def test_infinite_gradient_that_was_applied_stops():
     model = Net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     with tap.track(model, optimizer=opt, alerts=[alerts.inf()], on_alert="stop") as tracker:

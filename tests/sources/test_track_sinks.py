@@ -1,4 +1,4 @@
-"""Where tracked records go: the run, the live session, memory; and what they look like there."""
+"""Tracked records in a run and in memory."""
 
 import pandas as pd
 import pytest
@@ -32,10 +32,10 @@ def train(steps=3, poison=None, **options):
     return tracker
 
 
-def test_the_run_has_what_the_tracker_has(open_run):
+def test_run_and_tracker_have_the_same_records(open_run):
     tracker = train(tensors="^0$", alerts=True, poison=2)
     records = list(tracker.records)
-    assert tracker._observer._memory.records == []  # it is in the run, and nowhere else
+    assert tracker._observer._memory.records == []  # only in the run
     tap.flush()
     run = tap.open(open_run)
     assert sorted(r.seq for r in records) == [r.seq for r in records]
@@ -50,7 +50,7 @@ def test_the_run_has_what_the_tracker_has(open_run):
     assert len(frame) == 3 * (4 + 4 + 4 + 4 + 12)
 
 
-def test_memory_has_what_the_run_would_have(open_run):
+def test_memory_has_the_same_records_as_a_run(open_run):
     in_run = train()
     frame, metrics = in_run.logframe(), in_run.metrics()
     tap.finish()
@@ -60,7 +60,7 @@ def test_memory_has_what_the_run_would_have(open_run):
     pd.testing.assert_frame_equal(in_memory.metrics(), metrics)
 
 
-def test_a_second_tracker_of_a_run_goes_on_and_has_its_own_records(open_run):
+def test_second_tracker_of_a_run_continues_the_steps(open_run):
     first, second = train(2), train(2)
     third = train(1, init_step=100)
     assert [sorted({r.step for r in t.records}) for t in (first, second, third)] == [
@@ -70,13 +70,13 @@ def test_a_second_tracker_of_a_run_goes_on_and_has_its_own_records(open_run):
     assert tap.open(open_run).metrics()["step"].tolist() == [0, 1, 2, 3, 100]
 
 
-def test_without_a_run_each_tracker_begins_at_its_first_step():
+def test_without_a_run_each_tracker_starts_at_its_first_step():
     assert sorted({r.step for r in train(2).records}) == [0, 1]
     assert sorted({r.step for r in train(2).records}) == [0, 1]
     assert sorted({r.step for r in train(2, init_step=7).records}) == [7, 8]
 
 
-def test_two_trackers_at_once_count_the_same_steps():
+def test_two_trackers_at_once_have_the_same_steps():
     one, two = nn.Linear(2, 2), nn.Linear(2, 2)
     with tap.track(one) as a, tap.track(two, every=2) as b:
         for _ in range(4):
@@ -87,7 +87,7 @@ def test_two_trackers_at_once_count_the_same_steps():
     assert sorted({r.step for r in b.records}) == [0, 2]
 
 
-def test_tap_step_owns_the_step_if_it_came_first():
+def test_tap_step_owns_the_clock_if_called_first():
     model = nn.Linear(2, 2)
     tap.step(40)
     with tap.track(model) as tracker:
@@ -98,7 +98,7 @@ def test_tap_step_owns_the_step_if_it_came_first():
     assert sorted({r.step for r in tracker.records}) == [40, 41, 42]
 
 
-def test_a_record_with_statistics_alone_has_a_line(open_run, capsys):
+def test_summary_line_of_a_record_with_only_statistics(open_run, capsys):
     train(2, stash=lambda t: {"l1": 2.5})
     tap.flush()
     run = tap.open(open_run)
@@ -114,7 +114,7 @@ def test_a_record_with_statistics_alone_has_a_line(open_run, capsys):
     assert "None" not in shown
 
 
-def test_a_tensor_with_what_a_stash_said_of_it_has_both(open_run):
+def test_tensor_with_stashed_statistics(open_run):
     train(1, stash=lambda t: {"l1": 2.5}, tensors="^0$")
     tap.flush()
     run = tap.open(open_run)
@@ -123,14 +123,14 @@ def test_a_tensor_with_what_a_stash_said_of_it_has_both(open_run):
     record = next(r for r in run.records("0") if r.kind is Kind.ACTIVATION)
     assert record_line(record).endswith("; l1=2.5")
     assert "['tensor']  [5, 8] f32" in record_details(record)
-    assert run.get("0", kind="Activation").shape == (5, 8)  # the tensor that it is about
+    assert run.get("0", kind="Activation").shape == (5, 8)  # the tensor itself
 
 
-def test_the_receipt_counts_every_step_of_every_training(tmp_path):
+def test_receipt_counts_the_steps_of_all_trainings(tmp_path):
     before = tap.receipt().steps
     train(steps=3)
     assert tap.receipt().steps - before == 3
-    train(steps=2)  # a second training, as a cell that is run again
+    train(steps=2)  # a second training, like a cell that is run again
     for _ in range(2):
         tap.init(tmp_path)
         train(steps=4, init_step=100)
@@ -140,7 +140,7 @@ def test_the_receipt_counts_every_step_of_every_training(tmp_path):
     assert after.seconds_per_step == after.seconds / after.steps
 
 
-def test_a_tracker_that_was_not_entered_says_so_once(caplog):
+def test_warns_once_about_a_tracker_that_was_not_entered(caplog):
     model, opt = model_and_optimizer()
     tracker = tap.track(model, optimizer=opt)
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_a_tracker_that_was_not_entered_says_so_once(caplog):
     assert "has ended" in caplog.text
 
 
-def test_what_has_only_statistics_is_no_none(open_run):
+def test_get_of_a_record_with_only_statistics_raises(open_run):
     train(2, tensors="^2$")
     tap.catch(None, "nothing")
     tap.flush()

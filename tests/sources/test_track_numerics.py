@@ -1,4 +1,4 @@
-"""What a tool of this kind was found to do wrong, one test each: none of it happens here."""
+"""Errors that other tools of this kind make, one test each."""
 
 import ml_dtypes
 import numpy as np
@@ -33,14 +33,14 @@ def test_zeros_nans_and_infinities_are_in_no_exponent_bin(found):
     assert sum(stats.bins) + 5 == stats.count
     row = tracker.logframe().iloc[0]
     assert row["exponent_counts"][0] == 2
-    assert row["exponent_counts"][np.inf] == 2  # infinities are above every bin, not at zero
+    assert row["exponent_counts"][np.inf] == 2  # above every bin, not at zero
     assert row["scalar_stats"]["zeros"] == 2
     assert row["scalar_stats"]["nans"] == 1
 
 
 @pytest.mark.parametrize("n", [-149, -126, -1, 0, 1, 10, 127])
-def test_bins_are_where_their_description_says(n, found):
-    """Bin n holds 2^n <= |x| < 2^(n+1): from the power itself to just below the next."""
+def test_bin_boundaries(n, found):
+    """Bin n holds 2^n <= |x| < 2^(n+1)."""
     low = np.float32(2.0**n)
     high = np.nextafter(np.float32(2.0 ** (n + 1) if n < 127 else np.inf), np.float32(0))
     if n == -149:
@@ -73,17 +73,17 @@ def test_large_values_do_not_overflow_in_the_eighth_power(found):
     [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int64, torch.bool, torch.uint8],
     ids=str,
 )
-def test_eight_bit_floats_and_integers_do_not_raise(dtype, found):
+def test_eight_bit_floats_and_integers(dtype, found):
     record, tracker = activation(lambda x: x.to(dtype), torch.tensor([0.0, 1.0, 2.0, 1.0]), found)
     assert record.dtype == str(dtype).removeprefix("torch.")
     assert record.stats.zeros == 1
     assert record.stats.count == 4
     frame = tracker.logframe()
     for name in frame["metadata"]["dtype"]:
-        ml_dtypes.finfo(name)  # what plots ask of it
+        ml_dtypes.finfo(name)  # which plots use
 
 
-def test_weight_gradients_are_of_this_step_not_the_next(found):
+def test_weight_gradients_belong_to_their_step(found):
     model = nn.Linear(2, 1, bias=False)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     with tap.track(model, optimizer=opt) as tracker:
@@ -96,7 +96,7 @@ def test_weight_gradients_are_of_this_step_not_the_next(found):
     assert [(r.step, r.stats.max) for r in records] == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
-def test_optimizer_state_is_its_own_parameters_whatever_is_frozen(found):
+def test_optimizer_state_has_the_name_of_its_parameter_with_frozen_ones(found):
     model = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(3)])
     model[0].weight.requires_grad_(False)
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -122,7 +122,7 @@ def test_optimizer_state_is_its_own_parameters_whatever_is_frozen(found):
         (lambda x: None, []),
     ],
 )
-def test_tuples_and_dicts_of_outputs_do_not_crash(make, names, found):
+def test_tuples_and_dicts_of_outputs(make, names, found):
     class Model(nn.Module):
         def forward(self, x):
             return make(x * 2)
@@ -134,15 +134,15 @@ def test_tuples_and_dicts_of_outputs_do_not_crash(make, names, found):
     assert found(tracker).names(Kind.ACTIVATION) == names
 
 
-def test_the_users_exception_is_not_replaced_on_exit():
+def test_exception_of_the_user_passes():
     mine = ValueError("of the user")
     with pytest.raises(ValueError, match="of the user") as caught, tap.track(nn.Linear(2, 2)):
         raise mine
     assert caught.value is mine
 
 
-def test_a_tensor_is_read_once_and_nothing_waits(monkeypatch):
-    """One pass in C, not a dozen operations and nine synchronisations a tensor."""
+def test_tracking_runs_no_operations_of_torch(monkeypatch):
+    """Statistics are one pass in C, not a dozen operations with synchronization."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     operations = []
