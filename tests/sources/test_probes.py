@@ -1,4 +1,4 @@
-"""What of a model can be watched, found out without a trace."""
+"""`list_probes`: what of a model can be watched."""
 
 import random
 
@@ -12,7 +12,7 @@ from tensortap.pipeline.pipeline import pipeline
 
 
 class Net(nn.Module):
-    """What makes hooks difficult: in-place modules, views, tuples, a part that is never called."""
+    """A hard case for hooks: in-place modules, views, tuples, a module that is never called."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Net(nn.Module):
     def forward(self, x, scale=1.0):
         self.calls += 1
         self.extra = x
-        x.mul_(scale)  # the caller's own tensor
+        x.mul_(scale)  # changes the caller's tensor
         x = self.drop(self.norm(self.act(self.inp(x))))
         np.random.rand()  # noqa: NPY002  some models do
         random.random()
@@ -41,12 +41,12 @@ def by_name(probes):
     return {probe.name: probe for probe in probes}
 
 
-def test_what_can_be_watched():
+def test_lists_outputs_gradients_and_parameters():
     found = by_name(tap.list_probes(Net(), torch.randn(3, 4)))
     inp = found["inp"]
     assert (inp.type, inp.shape, inp.dtype) == ("Linear", (3, 6), "float32")
     assert inp.output
-    assert inp.gradient  # although what follows overwrites it
+    assert inp.gradient  # although the next module overwrites the output
     assert inp.in_place
     assert not found["norm"].in_place
     assert found["rnn[0]"].gradient
@@ -61,7 +61,7 @@ def test_what_can_be_watched():
     assert found["Net"].shape == (3, 1, 3)
 
 
-def test_it_is_a_table():
+def test_prints_a_table():
     text = str(tap.list_probes(nn.Sequential(nn.Linear(2, 3)), torch.ones(4, 2)))
     lines = text.splitlines()
     assert lines[0].split() == [
@@ -77,7 +77,7 @@ def test_it_is_a_table():
     assert "0           Linear      4×3    float32  yes     yes       no" in lines
 
 
-def test_what_watching_then_sees_is_what_was_said(tmp_path):
+def test_watching_sees_what_was_listed(tmp_path):
     from tests.sources.notes import Notes
 
     model, x = Net(), torch.randn(3, 4)
@@ -93,7 +93,7 @@ def test_what_watching_then_sees_is_what_was_said(tmp_path):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.usefixtures("no_errors")
-def test_nothing_is_changed(training):
+def test_model_and_random_state_are_restored(training):
     torch.manual_seed(1)
     model = Net().train(training)
     model(torch.randn(3, 4)).sum().backward()
@@ -121,7 +121,7 @@ def test_nothing_is_changed(training):
     assert not any(m._forward_hooks for m in model.modules())
 
 
-def test_a_model_that_raises_is_left_as_it_was():
+def test_model_that_raises_is_restored():
     class Bad(nn.Module):
         def __init__(self):
             super().__init__()
@@ -139,14 +139,14 @@ def test_a_model_that_raises_is_left_as_it_was():
     assert pipeline.enabled
 
 
-def test_models_whose_output_needs_no_gradient_and_no_models():
+def test_output_without_gradient_and_invalid_model():
     found = by_name(tap.list_probes(nn.Embedding(4, 2).requires_grad_(False), torch.tensor([1])))
     assert found["Embedding"].note == "the model's output needs no gradient"
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         tap.list_probes("model")
 
 
-def test_nobody_who_watches_or_tracks_sees_the_pass(tmp_path):
+def test_watchers_and_trackers_do_not_see_the_pass(tmp_path):
     from tests.sources.notes import Notes
 
     model = nn.Sequential(nn.Linear(2, 2))

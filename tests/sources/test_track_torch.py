@@ -1,4 +1,4 @@
-"""Tracking a torch model: everything at its step, under its name, as it was."""
+"""Tracking a torch model: names, steps and values of all kinds of records."""
 
 import collections
 import dataclasses
@@ -37,7 +37,7 @@ def train(model, opt, tracker, steps=3, size=5):
 # -- what is seen, where -------------------------------------------------------------------
 
 
-def test_outputs_and_their_gradients_with_the_right_statistics(found):
+def test_outputs_and_their_gradients(found):
     model = mlp()
     x = torch.randn(5, 4)
     h = model.fc1(x).detach().requires_grad_()
@@ -62,11 +62,11 @@ def test_outputs_and_their_gradients_with_the_right_statistics(found):
         assert gradient.stats == tap.summarize(value.grad)
         assert gradient.type == record.type
     assert seen.one(ACT, "fc1").type == "torch.nn.Linear"
-    # backward comes from the end: first the last one
+    # the backward pass starts at the last module
     assert seen.names(GRAD)[-1] == "fc1"
 
 
-def test_every_step_has_its_own_weights_gradients_and_state(found):
+def test_weights_gradients_and_state_of_each_step(found):
     model = mlp()
     opt = torch.optim.AdamW(model.parameters(), lr=0.1)
     expected = []
@@ -137,7 +137,7 @@ def test_gradient_accumulation(given, found):
             assert [r.call for r in seen.of(kind, "fc1", step=n)] == [0, 1, 2]
 
 
-def test_a_gradient_has_the_call_of_its_forward(found):
+def test_gradient_has_the_call_of_its_forward_pass(found):
     model = mlp()
     with tap.track(model) as tracker:
         losses = [model(torch.full((5, 4), n + 1.0)).sum() * 10.0**n for n in range(3)]
@@ -149,7 +149,7 @@ def test_a_gradient_has_the_call_of_its_forward(found):
     assert [r.call for r in found(tracker).of(GRAD, "fc2")] == [2, 1, 0]
 
 
-def test_clipped_gradients_are_seen_as_the_optimizer_uses_them(found):
+def test_weight_gradients_are_recorded_after_clipping(found):
     model = mlp()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     with tap.track(model, optimizer=opt) as tracker:
@@ -164,7 +164,7 @@ def test_clipped_gradients_are_seen_as_the_optimizer_uses_them(found):
 
 @pytest.mark.parametrize("zeroed", [True, False])
 def test_gradients_of_a_skipped_step(zeroed, found):
-    """A GradScaler skips the optimizer's step when it finds an Inf: just then they matter."""
+    """A GradScaler skips the step when it finds an Inf; these gradients matter most."""
     model = mlp()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     with tap.track(model, optimizer=opt) as tracker:
@@ -183,7 +183,7 @@ def test_gradients_of_a_skipped_step(zeroed, found):
     assert bad == [2]
 
 
-def test_the_real_grad_scaler(found):
+def test_grad_scaler(found):
     model = mlp()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
@@ -197,11 +197,11 @@ def test_the_real_grad_scaler(found):
             tracker.step()
     seen = found(tracker)
     assert [len(seen.of(WGRAD, "fc2.bias", step=n)) for n in range(3)] == [1, 1, 1]
-    assert seen.one(WGRAD, "fc2.bias", 0).stats.max == 5.0  # as it is used: without the scale
+    assert seen.one(WGRAD, "fc2.bias", 0).stats.max == 5.0  # unscaled, as the optimizer uses it
     assert seen.one(WGRAD, "fc2.bias", 1).stats.posinfs
 
 
-def test_gradients_that_were_there_before_are_not_this_steps(found):
+def test_gradients_from_before_tracking_are_ignored(found):
     model = mlp()
     model(torch.randn(5, 4)).sum().backward()
     with tap.track(model) as tracker:
@@ -214,7 +214,7 @@ def test_gradients_that_were_there_before_are_not_this_steps(found):
     ]
 
 
-def test_two_steps_of_the_optimizer_in_one_step(found):
+def test_two_optimizer_steps_within_a_step(found):
     model = mlp()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     with tap.track(model, optimizer=opt) as tracker:
@@ -238,7 +238,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_entry_of_the_optimizers_state(name, found):
+def test_optimizer_state(name, found):
     model = mlp()
     model.fc1.weight.requires_grad_(False)
     opt = OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad])
@@ -270,7 +270,7 @@ def test_every_entry_of_the_optimizers_state(name, found):
 
 
 def test_frozen_parameters_groups_and_several_optimizers(found):
-    """State goes by the parameter itself, never by its place."""
+    """State is matched by the parameter itself, not by its position."""
     model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(5)])
     model[0].weight.requires_grad_(False)
     model[2].weight.requires_grad_(False)
@@ -297,7 +297,7 @@ def test_frozen_parameters_groups_and_several_optimizers(found):
     assert sorted(seen.names(WEIGHT)) == [f"{n}.weight" for n in range(5)]
 
 
-def test_a_parameter_that_is_none_of_the_models_goes_by_its_place(found):
+def test_parameter_outside_the_model_is_named_by_its_position(found):
     model, scale = mlp(), nn.Parameter(torch.ones(()))
     opt = torch.optim.SGD([*model.parameters(), scale], lr=0.1, momentum=0.9)
     with tap.track(model, optimizer=opt) as tracker:
@@ -320,7 +320,7 @@ class Tied(nn.Module):
         return self.head(self.embed(x))
 
 
-def test_tied_weights_are_seen_once_and_say_so(found):
+def test_tied_weights_are_recorded_once_with_a_tag(found):
     model = Tied()
     opt = torch.optim.Adam(model.parameters())
     with tap.track(model, optimizer=opt) as tracker:
@@ -368,7 +368,7 @@ class Returns(nn.Module):
         (lambda x: object(), []),
     ],
 )
-def test_outputs_of_any_shape(make, places, found):
+def test_outputs_of_any_structure(make, places, found):
     model = nn.Sequential(collections.OrderedDict(inner=Returns(make)))
     result = []
     with tap.track(model) as tracker:
@@ -389,7 +389,7 @@ def test_outputs_of_any_shape(make, places, found):
         assert record.tags.get("module", record.name) == "inner"
 
 
-def test_a_transformer_of_transformers(found):
+def test_hugging_face_model(found):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, use_cache=False
@@ -410,7 +410,7 @@ def test_a_transformer_of_transformers(found):
     assert seen.one(ACT, "GPT2LMHeadModel[logits]").stats == tap.summarize(out.logits)
     assert seen.one(ACT, "GPT2LMHeadModel[loss]").stats.mean == pytest.approx(out.loss.item())
     assert outputs == set(seen.names(GRAD))
-    assert "lm_head.weight" not in seen.names(WEIGHT)  # it is that of the embedding
+    assert "lm_head.weight" not in seen.names(WEIGHT)  # shared with the embedding
     assert "lm_head.weight" in seen.one(WEIGHT, "transformer.wte.weight").tags["shared"]
 
 
@@ -427,8 +427,8 @@ def test_recurrent_modules(found):
 # -- in-place, leaves, several backward passes ---------------------------------------------
 
 
-def test_in_place_modules_lose_no_gradient(found):
-    """An in-place operation takes a view (a 3-D Linear's output) out of the graph."""
+def test_in_place_modules(found):
+    """An in-place operation removes a view, like a 3-D Linear's output, from the graph."""
 
     def make(inplace):
         torch.manual_seed(0)
@@ -447,7 +447,7 @@ def test_in_place_modules_lose_no_gradient(found):
         gradients.append({r.name: r.stats for r in seen.of(GRAD)})
         assert len(seen.of(GRAD)) == 5
         before = torch.nn.functional.linear(x, model[0].weight, model[0].bias)
-        # as it was when the module gave it, although it has been overwritten since
+        # as the module returned it, although it was overwritten later
         assert torch.equal(rebuild(seen.one(ACT, "0").value), before)
         assert seen.one(ACT, "0").stats == tap.summarize(before)
     assert gradients[0] == gradients[1]
@@ -471,7 +471,7 @@ class UsesIt(nn.Module):
         return x * self.position()
 
 
-def test_a_module_that_returns_its_parameter_gets_one_gradient_a_step(found):
+def test_module_that_returns_its_parameter_has_one_gradient_per_step(found):
     model = UsesIt()
     with tap.track(model) as tracker:
         for n in range(4):
@@ -483,7 +483,7 @@ def test_a_module_that_returns_its_parameter_gets_one_gradient_a_step(found):
     assert not model.position.table._backward_hooks
 
 
-def test_a_second_backward_through_the_same_graph_is_marked(found):
+def test_second_backward_pass_is_tagged(found):
     model = mlp()
     with tap.track(model) as tracker:
         loss = model(torch.ones(5, 4)).sum()
@@ -509,7 +509,7 @@ def kinds(tracker):
         ("optimizer_state", {STATE}),
     ],
 )
-def test_switches(switch, gone):
+def test_kinds_can_be_switched_off(switch, gone):
     model = mlp()
     opt = torch.optim.Adam(model.parameters())
     with tap.track(model, optimizer=opt, **{switch: False}) as tracker:
@@ -547,12 +547,12 @@ def test_every(found):
     seen = found(tracker)
     for kind in (ACT, GRAD, WEIGHT, WGRAD, STATE):
         assert sorted({r.step for r in seen.of(kind)}) == [10, 13, 16]
-    # a number costs nothing, and a loss with holes is no curve
+    # metrics are recorded at every step
     assert [r.step for r in seen.of(METRIC)] == list(range(10, 17))
 
 
 @pytest.mark.parametrize("wrong", [0, -1])
-def test_every_is_at_least_one(wrong):
+def test_rejects_invalid_every(wrong):
     with pytest.raises(ValueError, match="every"):
         tap.track(mlp(), every=wrong)
 
@@ -582,7 +582,7 @@ def test_whole_tensors_by_pattern(found):
     assert all((r.value is not None) == r.name.startswith("fc2") for r in seen.all if r.stats)
 
 
-def test_statistics_off_and_tensors_on(found):
+def test_tensors_without_statistics(found):
     model = mlp()
     with tap.track(model, stats=False, tensors="act") as tracker:
         model(torch.randn(5, 4)).sum().backward()
@@ -611,7 +611,7 @@ def test_stash():
     assert frame["scalar_stats"]["l1"].notna().all()
 
 
-def test_eval_is_passed_over_unless_asked_for(found):
+def test_eval_is_skipped_by_default(found):
     model = mlp()
     with tap.track(model) as tracker:
         model.eval()
@@ -657,11 +657,11 @@ def test_autocast(found):
         ({"optimizer": 5}, TypeError, "optimizer"),
     ],
 )
-def test_misuse_is_said_before_training(options, error, says):
+def test_rejects_invalid_options(options, error, says):
     with pytest.raises(error, match=says):
         tap.track(mlp(), **options)
 
 
-def test_only_modules_are_tracked():
+def test_rejects_other_objects():
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         tap.track([1, 2])
