@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 import tensortap as tap
+from tensortap.frameworks.observing import Observed
 from tensortap.frameworks.protocol import PendingSummary
 from tensortap.record import Kind
-from tensortap.sources.observer import Observer, Seen, TrackOptions
+from tensortap.sources.observer import Observer, TrackOptions
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
-SEEN = Seen("x", Kind.ACTIVATION, dtype="float64", shape=(3,))
+SEEN = Observed("x", Kind.ACTIVATION, dtype="float64", shape=(3,))
 
 
 class Device:

@@ -52,11 +52,11 @@ def test_lists_outputs_gradients_and_parameters():
     assert found["rnn[0]"].gradient
     assert found["rnn[1]"].output
     assert not found["rnn[1]"].gradient
-    assert found["rnn[1]"].note == "no gradient came"
+    assert found["rnn[1]"].note == "got no gradient"
     assert not found["unused"].output
-    assert "was not called" in found["unused"].note
+    assert "not called" in found["unused"].note
     assert found["inp.weight"].gradient
-    assert found["unused.weight"].note == "no gradient came"
+    assert found["unused.weight"].note == "got no gradient"
     assert found["frozen.weight"].note == "frozen"
     assert found["Net"].shape == (3, 1, 3)
 
@@ -141,7 +141,7 @@ def test_model_that_raises_is_restored():
 
 def test_output_without_gradient_and_invalid_model():
     found = by_name(tap.list_probes(nn.Embedding(4, 2).requires_grad_(False), torch.tensor([1])))
-    assert found["Embedding"].note == "the model's output needs no gradient"
+    assert found["Embedding"].note == "the model's output requires no gradient"
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         tap.list_probes("model")
 

@@ -374,9 +374,9 @@ def test_outputs_of_any_structure(make, places, found):
     with tap.track(model) as tracker:
         out = model(torch.ones(3, requires_grad=True))
         result.append(out)
-        from tensortap.sources.outputs import leaves
+        from tensortap.frameworks.observing import tensors_in
 
-        tensors = [t for _, t in leaves(out, torch.Tensor)]
+        tensors = [t for _, t in tensors_in(out, torch.Tensor)]
         if tensors:
             sum(t.sum() for t in tensors).backward()
         tracker.step()

@@ -8,12 +8,20 @@ tests subclass ``tests/frameworks/contract.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
+from tensortap.frameworks.observing import (
+    Hooks,
+    ModelTracing,
+    Probe,
+    TrackHooks,
+    TrackObserver,
+    WatchObserver,
+)
 from tensortap.record import Shard, Summary, TensorData, Value
 
 if TYPE_CHECKING:
@@ -79,6 +87,29 @@ class Framework(Protocol):
         Return a NumPy array where this release of the framework lacks the dtype.
         """
         ...
+
+    # Optional: a framework without hooks inherits these.
+
+    def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
+        """Return hooks that track a model; None if it is not a model of this framework.
+
+        For JAX, `model` and `optimizer` are their states.
+        """
+        return None
+
+    def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
+        """Return hooks that watch a model, parameter or tensor; None if it is none of these."""
+        return None
+
+    def tracing(self) -> ModelTracing | None:
+        """Return what `trace` needs to know about models."""
+        return None
+
+    def find_probes(
+        self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Sequence[Probe] | None:
+        """Run a model once and return what can be watched; None for models of others."""
+        return None
 
 
 def no_description(value: object) -> tuple[str, tuple[int, ...]]:

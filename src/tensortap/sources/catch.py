@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.selection import CallCounter
 from tensortap.pipeline.ticket import SKIPPED, Ticket
@@ -107,4 +108,4 @@ def _catch_in_jit(value: Any, name: str, when: Any, **options: Any) -> Ticket:
 
 
 # torch.compile must not trace into it: capturing is not part of the graph
-catch._torchdynamo_disable = True  # type: ignore[attr-defined]
+hide_from_compiler(catch)

@@ -9,16 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
+from tensortap.frameworks.observing import Observed, never_skipped
 from tensortap.frameworks.protocol import PendingSummary
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind, Record, Shard, Summary
+from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.sinks.connections import connections
 from tensortap.sinks.memory import MemorySink
@@ -52,49 +53,6 @@ class TrackOptions(NamedTuple):
     on_alert: Any = None
 
 
-class Seen(NamedTuple):
-    """One tensor that was observed: what it is, apart from its values."""
-
-    name: str
-    kind: Kind
-    call: int = 0
-    type: str = ""
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    shard: Shard | None = None
-    tags: dict[str, str] = {}  # noqa: RUF012  never changed
-
-
-class Observing(Protocol):
-    """What hooks need of whoever they observe for."""
-
-    settings: TrackOptions
-    patterns: Patterns
-
-    @property
-    def active(self) -> bool:
-        """Whether it observes at all."""
-        ...
-
-    unseen: dict[str, str]
-
-    @property
-    def on(self) -> bool:
-        """Whether anything is wanted now."""
-        ...
-
-    @property
-    def step_number(self) -> int:
-        """The training step that is under way."""
-        ...
-
-    def observe(
-        self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
-    ) -> Summary | None:
-        """A tensor; its statistics, if they are known."""
-        ...
-
-
 class Pending(NamedTuple):
     """A record whose statistics a device is still working on."""
 
@@ -103,9 +61,16 @@ class Pending(NamedTuple):
     later: PendingSummary
 
 
-def never_skipped() -> bool:
-    """Without an optimizer no step is left out."""
-    return False
+def _kinds_of(options: TrackOptions) -> frozenset[Kind]:
+    """Return the kinds of records that the options switch on."""
+    switches = {
+        Kind.ACTIVATION: options.activations,
+        Kind.GRADIENT: options.gradients,
+        Kind.WEIGHT: options.weights,
+        Kind.WEIGHT_GRADIENT: options.weights and options.gradients,
+        Kind.OPTIMISER_STATE: options.optimizer_state,
+    }
+    return frozenset(kind for kind, on in switches.items() if on)
 
 
 class Observer:
@@ -116,6 +81,9 @@ class Observer:
             raise ValueError(f"every={settings.every}: every first step or more, at least 1")
         self.settings = settings
         self.patterns = Patterns(settings.include, settings.exclude)
+        self.only_training = settings.only_training
+        self.kinds = _kinds_of(settings)
+        self.fault = pipeline.fault
         self._whole = _tensors(settings.tensors)
         self._own = 0  # the step, unless somebody else owns the clock
         self._current: int | None = None  # the step that is under way
@@ -178,8 +146,17 @@ class Observer:
             self._current = self._own if held is None else held
         return self._current
 
+    @property
+    def capturing(self) -> bool:
+        """Return whether this step is one of every n, and capturing is enabled."""
+        return self.on and pipeline.enabled
+
+    def wants(self, kind: Kind, name: str) -> bool:
+        """Return whether the options select a name of this kind."""
+        return kind in self.kinds and self.patterns.wants(kind, name)
+
     def observe(
-        self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
+        self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
     ) -> Summary | None:
         """A tensor: its statistics, and itself if that is wanted, become a record.
 
@@ -189,13 +166,13 @@ class Observer:
         later = None
         if stats is None and self.settings.stats:
             stats, later = arrays.summary_of(value)
-        self.add(seen, stats, later, value, step)
+        self.add(observed, stats, later, value, step)
         pipeline.ledger.track(_now() - start)
         return stats
 
     def add(
         self,
-        seen: Seen,
+        observed: Observed,
         stats: Summary | None,
         later: PendingSummary | None = None,
         value: Any = None,
@@ -206,9 +183,9 @@ class Observer:
             step = self.step_number
         rank, world_size = ranks.rank_and_world_size()
         record = Record(
-            seen.name, seen.kind, step, seen.call, pipeline.next_seq(), rank, world_size,
-            time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, None, stats,
-            seen.tags,
+            observed.name, observed.kind, step, observed.call, pipeline.next_seq(), rank,
+            world_size, time.time_ns(), observed.type, observed.dtype, observed.shape,
+            observed.shard, None, None, stats, observed.tags,
         )  # fmt: skip
         nbytes = 0
         if value is not None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tensortap.frameworks.observing import ModelTracing
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.sources.tracing import instrument, source
+from tensortap.sources.tracing import instrument, rewrite, source
+from tensortap.sources.tracing import probes as plain
 from tensortap.sources.tracing.collect import Callback, Collector, TraceOptions
 from tensortap.sources.tracing.iterations import IterationCounter
 from tensortap.sources.tracing.kept import Results
 from tensortap.sources.tracing.listener import FunctionListener
 from tensortap.sources.tracing.paths import ANY, MANY, join, parse
-from tensortap.sources.tracing.probes import unseen
 from tensortap.sources.tracing.resolve import LocalProbe, Resolver, TracedFunction, items
 from tensortap.sources.tracing.source import NoSource
 
@@ -96,7 +98,7 @@ class Tracer:
             except NoSource as error:
                 self._report_no_source(listener, error)
             else:
-                unseen.pop(listener.number, None)
+                plain.unseen.pop(listener.number, None)
                 self._listeners.append(listener)
         source.clear_cache()
 
@@ -111,34 +113,28 @@ class Tracer:
             self._report(path, message)
 
     def _watch_root(self, target: Any) -> None:
-        torch: Any = sys.modules.get("torch")
-        if hasattr(torch, "nn") and isinstance(target, torch.nn.Module):
-            from tensortap.frameworks.torch.trace_models import (
-                Replicas,
-                Root,
-                closed,
-                has_replicas,
-                in_backward,
-            )
-
-            if closed(target) is not None:
+        models = next((each for each in _model_tracing() if each.is_model(target)), None)
+        if models is not None:
+            if models.closed(target) is not None:
                 return  # it takes no hooks
             for one in self._listeners:
                 mine = one.traced.this is target
                 one.outside_forward = mine and one.traced.path not in ((), ("forward",))
-            if has_replicas():
+            if models.has_replicas():
                 objects = {id(one.traced.this): one.traced.this for one in self._listeners}
-                modules = [one for one in objects.values() if isinstance(one, torch.nn.Module)]
-                self._replicas = Replicas(modules)
+                modules = [one for one in objects.values() if models.is_model(one)]
+                self._replicas = models.ReplicaHooks(modules, plain.add_alias, plain.remove_alias)
             self._counter.model = target
-            self._counter.in_backward = in_backward
+            self._counter.in_backward = models.in_backward
             outside = any(one.outside_forward for one in self._listeners)
             forward = [one for one in self._listeners if one.traced.path == ("forward",)]
             if forward and not outside:
                 forward[0].counts_model = True  # it is told of every call anyway
             else:
                 end = self._counter.end if outside else None
-                self._root = Root(target, self._begin_iteration, end, self._report_root_unseen)
+                self._root = models.RootHooks(
+                    target, self._begin_iteration, end, self._report_root_unseen
+                )
 
     def _begin_iteration(self, model: Any, args: Any = None) -> None:
         if self._collector.active and pipeline.enabled:
@@ -218,17 +214,28 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _resolver(target: Any) -> tuple[Any, Resolver]:
-    torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "nn"):
-        return target, Resolver(target, items)
-    from tensortap.frameworks.torch import trace_models
+def _model_tracing() -> list[ModelTracing]:
+    """Return what the frameworks that the user has imported offer for tracing models."""
+    offers = [framework.tracing() for framework in loaded_frameworks()]
+    return [offer for offer in offers if offer is not None]
 
-    trace_models.use()
-    if not isinstance(target, torch.nn.Module):
-        return target, Resolver(target, items, closed=trace_models.closed)
-    target = trace_models.inside(target)
-    return target, Resolver(target, trace_models.children, trace_models.common, trace_models.closed)
+
+def _resolver(target: Any) -> tuple[Any, Resolver]:
+    closed = None
+    for models in _model_tracing():
+        compilable = models.compilable_probes(plain)
+        plain.PROBES.update({
+            rewrite.ENTER: compilable["enter"],
+            rewrite.NESTED: compilable["nested"],
+            rewrite.BIND_ALWAYS: compilable["bind"],  # BIND is called only where a call is open
+            rewrite.RESULT: compilable["result"],
+        })  # fmt: skip
+        closed = models.closed
+        if models.is_model(target):
+            target = models.model_inside(target)
+            children = functools.partial(models.children, others=items)
+            return target, Resolver(target, children, models.is_common, closed)
+    return target, Resolver(target, items, closed=closed) if closed else Resolver(target, items)
 
 
 def trace(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.sources.observer import Observer, TrackOptions
 
 if TYPE_CHECKING:
@@ -191,12 +191,11 @@ def track(
             raise TypeError("track a torch module, or model_state= of JAX, not both")
         state = None if isinstance(optimizer_state, bool) else optimizer_state
         return Tracker(JaxTracking(model_state, state, observer), observer)
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(module, torch.nn.Module):
-        raise TypeError(f"track a torch.nn.Module, or model_state= of JAX, not {module!r:.100}")
-    from tensortap.frameworks.torch.track import TorchHooks
-
-    return Tracker(TorchHooks(module, optimizer, observer), observer)
+    for framework in loaded_frameworks():
+        hooks = framework.track(module, optimizer, observer)
+        if hooks is not None:
+            return Tracker(hooks, observer)
+    raise TypeError(f"track a torch.nn.Module, or model_state= of JAX, not {module!r:.100}")
 
 
 def settings_of(options: Mapping[str, Any]) -> TrackOptions:

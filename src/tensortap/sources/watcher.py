@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from tensortap import frameworks as arrays
 from tensortap.errors import NotFound
+from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
 from tensortap.sources.checks import check_callable
-from tensortap.sources.observer import Seen
 from tensortap.sources.patterns import NamePattern
 from tensortap.sources.watch_options import hook_options, named_targets
 from tensortap.sources.watch_workers import WatchReceipt, WorkerPool
@@ -78,11 +78,8 @@ class Watcher:
             if title in self._attached:
                 what = f"{title!r}" if title else "a target without a name"
                 raise ValueError(f"{what} is already being watched; pass {{'other_name': target}}")
-            hooks = None
-            if "torch" in sys.modules:
-                from tensortap.frameworks.torch.watch import watched
-
-                hooks = watched(target, watching, title)
+            offers = (each.watch(target, watching, title) for each in loaded_frameworks())
+            hooks = next((offer for offer in offers if offer is not None), None)
             if hooks is None:
                 raise TypeError(
                     f"targets must be torch modules, parameters or tensors, or a list or dict of "
@@ -112,8 +109,8 @@ class Watcher:
         try:
             step, call = watching.place(name)
             if watching.due(name, Kind.VALUE):
-                seen = Seen(name, Kind.VALUE, call, *arrays.describe(value))
-                watching.observe(seen, value, step)
+                observed = Observed(name, Kind.VALUE, call, *arrays.describe(value))
+                watching.observe(observed, value, step)
         except Exception as error:
             pipeline.fault(name, error)
 

@@ -15,13 +15,14 @@ from typing import Any
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.errors import CaptureError
+from tensortap.frameworks.observing import Observed
 from tensortap.pipeline.ledger import DISCONNECTED
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.queue import Queue, write_to
 from tensortap.pipeline.selection import CallCounters
 from tensortap.record import Kind, Record, Summary
 from tensortap.sources import init as run
-from tensortap.sources.observer import Seen, TrackOptions
+from tensortap.sources.observer import TrackOptions
 from tensortap.sources.patterns import Patterns
 
 Transform = Callable[[Any], Any]
@@ -83,6 +84,9 @@ class Watching:
         self._name = name
         self.settings = settings
         self.patterns = Patterns(settings.include, settings.exclude)
+        self.only_training = settings.only_training
+        self.kinds = _kinds_of(settings)
+        self.fault = pipeline.fault
         self.switches = Switches()
         self.unseen: dict[str, str] = {}
         self._limit = RateLimit(rate)
@@ -97,6 +101,7 @@ class Watching:
         other = copy.copy(self)
         other.settings, other._transform = settings, transform or self._transform
         other.patterns = Patterns(settings.include, settings.exclude)
+        other.kinds = _kinds_of(settings)
         return other
 
     @property
@@ -109,6 +114,15 @@ class Watching:
         """Whether anything is captured now."""
         switches = self.switches
         return switches.active and switches.enabled
+
+    @property
+    def capturing(self) -> bool:
+        """Return whether the watcher is on, and capturing is enabled."""
+        return self.on and pipeline.enabled
+
+    def wants(self, kind: Kind, name: str) -> bool:
+        """Return whether the options select a name of this kind."""
+        return kind in self.kinds and self.patterns.wants(kind, name)
 
     @property
     def here(self) -> bool:
@@ -132,41 +146,43 @@ class Watching:
         return counter.count(pipeline.clock.step)
 
     def observe(
-        self, seen: Seen, value: Any, step: int | None = None, stats: Summary | None = None
+        self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
     ) -> Summary | None:
         """Copy a value and queue it."""
         if not self.on:
             return None
         start = _now()
-        self._capture(seen, value, self.step_number if step is None else step)
+        self._capture(observed, value, self.step_number if step is None else step)
         pipeline.ledger.track(_now() - start)
         return None
 
-    def _capture(self, seen: Seen, value: Any, step: int) -> None:
-        tags = {**seen.tags, "device": str(getattr(value, "device", "cpu"))}
+    def _capture(self, observed: Observed, value: Any, step: int) -> None:
+        tags = {**observed.tags, "device": str(getattr(value, "device", "cpu"))}
         if self.switches.message:
             tags["message"] = self.switches.message
         if self._transform is not None:
-            value = self._transformed(seen.name, value)
+            value = self._transformed(observed.name, value)
             if value is None:
                 return
             kind, dtype, shape = arrays.describe(value)
-            seen = seen._replace(type=seen.type or kind, dtype=dtype, shape=shape, shard=None)
+            observed = observed._replace(
+                type=observed.type or kind, dtype=dtype, shape=shape, shard=None
+            )
         nbytes = arrays.nbytes_of(value)
         rank, world_size = ranks.rank_and_world_size()
         admitted = []
-        for queue in self._queues(seen.name):
+        for queue in self._queues(observed.name):
             if not queue.accepting:
                 queue.ledger.drop_values(DISCONNECTED)
-            elif queue.admit(nbytes, seen.name, seen.kind, step, rank):
+            elif queue.admit(nbytes, observed.name, observed.kind, step, rank):
                 admitted.append(queue)
         if not admitted:
             return
         snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
         record = Record(
-            seen.name, seen.kind, step, seen.call, pipeline.next_seq(), rank, world_size,
-            time.time_ns(), seen.type, seen.dtype, seen.shape, seen.shard, None, snapshot, None,
-            tags,
+            observed.name, observed.kind, step, observed.call, pipeline.next_seq(), rank,
+            world_size, time.time_ns(), observed.type, observed.dtype, observed.shape,
+            observed.shard, None, snapshot, None, tags,
         )  # fmt: skip
         for queue in admitted:  # each settles on its own: nobody waits for both
             write_to([queue], record, nbytes, captured=False)
@@ -193,6 +209,12 @@ class Watching:
                 "return a new tensor instead"
             ))  # fmt: skip
         return result
+
+
+def _kinds_of(settings: TrackOptions) -> frozenset[Kind]:
+    values = (Kind.ACTIVATION, Kind.WEIGHT) if settings.activations else ()
+    gradients = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT) if settings.gradients else ()
+    return frozenset((*values, *gradients))
 
 
 def _no_grad() -> contextlib.AbstractContextManager[Any]:

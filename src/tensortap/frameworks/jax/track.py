@@ -9,10 +9,11 @@ import jax
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.jax.observation import Observation
 from tensortap.frameworks.jax.trees import observe_trees
+from tensortap.frameworks.observing import Observed
 from tensortap.frameworks.protocol import PendingSummary
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
-from tensortap.sources.observer import Observer, Seen
+from tensortap.sources.observer import Observer
 
 
 class JaxTracking:
@@ -72,10 +73,10 @@ class JaxTracking:
             key = each.kind, name
             call = each.call + self._calls.get(key, 0)
             calls[key] = max(calls.get(key, 0), call + 1)
-            self._add(Seen(name, each.kind, call, each.type, each.dtype, each.shape), each)
+            self._add(Observed(name, each.kind, call, each.type, each.dtype, each.shape), each)
         self._calls = calls
 
-    def _add(self, seen: Seen, observation: Observation) -> None:
+    def _add(self, seen: Observed, observation: Observation) -> None:
         pending = PendingSummary(observation.vector.ready, observation.resolve)
         self.observer.add(seen, None, pending, observation.array)
 
@@ -104,4 +105,6 @@ class JaxTracking:
                 if each.kind is Kind.OPTIMISER_STATE:
                     tags = {"state": each.part, "parameter": each.name}
                     name = f"{each.name}.{each.part}" if each.name else each.part
-                self._add(Seen(name, each.kind, 0, "", each.dtype, each.shape, None, tags), each)
+                self._add(
+                    Observed(name, each.kind, 0, "", each.dtype, each.shape, None, tags), each
+                )

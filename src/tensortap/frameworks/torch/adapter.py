@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from tensortap.frameworks.observing import (
+    Hooks,
+    ModelTracing,
+    Probe,
+    TrackHooks,
+    TrackObserver,
+    WatchObserver,
+)
 from tensortap.frameworks.protocol import Adapter, Framework, rejecting
 from tensortap.frameworks.torch import tensors
 from tensortap.frameworks.torch.shards import local_shard
@@ -37,6 +46,33 @@ class TorchFramework(Framework):
     def rebuild(self, tensor: TensorData) -> Any:
         """Return a tensor on the CPU, in no graph."""
         return tensors.build(tensor)
+
+    def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
+        """Return hooks on a module and its optimizers."""
+        from tensortap.frameworks.torch.track import ModelHooks
+
+        is_module = isinstance(model, torch.nn.Module)
+        return ModelHooks(model, optimizer, observer) if is_module else None
+
+    def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
+        """Return hooks on a module, parameter or tensor."""
+        from tensortap.frameworks.torch.watch import hooks_on
+
+        return hooks_on(target, observer, title)
+
+    def tracing(self) -> ModelTracing | None:
+        """Return the knowledge about modules that `trace` needs."""
+        from tensortap.frameworks.torch import trace_models
+
+        return trace_models
+
+    def find_probes(
+        self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Sequence[Probe] | None:
+        """Run a module forward and backward, and return its modules and parameters."""
+        from tensortap.frameworks.torch.probes import find_probes
+
+        return find_probes(model, inputs, named) if isinstance(model, torch.nn.Module) else None
 
 
 FRAMEWORK = TorchFramework()

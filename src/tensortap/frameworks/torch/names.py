@@ -1,7 +1,7 @@
-"""The modules and parameters of a torch model under the names that its author gave them.
+"""The names of a torch model's modules and parameters, as its author wrote them.
 
-Wrappers (DataParallel, torch.compile, checkpoints, FSDP) put themselves between a module and the
-one that holds it; their part of the path is left out.
+Wrappers (DataParallel, torch.compile, checkpoints, FSDP) put themselves between a module and its
+parent; their segments are left out of paths.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-_INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+from tensortap.frameworks.torch.private import children_of
+
+# where wrappers keep the wrapped module
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class Names:
@@ -24,18 +27,18 @@ class Names:
 
     def __init__(self, root: torch.nn.Module) -> None:
         self.root = root
-        self._wrapped: list[tuple[str, str]] = []
+        self._prefixes: list[tuple[str, str]] = []
         for path, module in root.named_modules():
-            inner = _inner(module)
-            if inner is not None:
-                self._wrapped.append((f"{path}.{inner}" if path else inner, path))
-        # the innermost first: what is left of a path still begins as it did
-        self._wrapped.sort(key=lambda pair: -len(pair[0]))
+            wrapped = _wrapped_name(module)
+            if wrapped is not None:
+                self._prefixes.append((f"{path}.{wrapped}" if path else wrapped, path))
+        # the innermost first, so that the others still match what is left of a path
+        self._prefixes.sort(key=lambda pair: -len(pair[0]))
         self._title = _class_of(unwrapped(root)).__name__
 
     def plain(self, path: str) -> str:
-        """A path without the wrappers on it."""
-        for long, short in self._wrapped:
+        """Return a path without the segments of wrappers."""
+        for long, short in self._prefixes:
             if path == long:
                 path = short
             elif path.startswith(f"{long}."):
@@ -43,56 +46,55 @@ class Names:
         return path
 
     def modules(
-        self, whole: Callable[[torch.nn.Module], bool] = lambda module: False
+        self, as_one: Callable[[torch.nn.Module], bool] = lambda module: False
     ) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Every module that is no wrapper; the model itself goes by its class.
+        """Yield every module that is no wrapper; the model itself goes by its class.
 
-        A wrapper that is `whole` stands for what it wraps.
+        A wrapper that is `as_one` is yielded instead of the module that it wraps.
         """
-        inside: set[int] = set()
+        wrapped_ids: set[int] = set()
         for path, module in self.root.named_modules():
-            name = _inner(module)
-            if name is not None and whole(module):
-                inside.add(id(module._modules[name]))
-            elif name is not None or id(module) in inside:
+            name = _wrapped_name(module)
+            if name is not None and as_one(module):
+                wrapped_ids.add(id(children_of(module)[name]))
+            elif name is not None or id(module) in wrapped_ids:
                 continue
             yield self.plain(path) or self._title, module
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Every parameter, shared ones under each of their names."""
+        """Yield every parameter, shared ones under each of their names."""
         for path, parameter in self.root.named_parameters(remove_duplicate=False):
             yield self.plain(path), parameter
 
 
-def _inner(module: torch.nn.Module) -> str | None:
-    """Where a wrapper has what it wraps; None if it is none."""
-    children = module._modules
+def _wrapped_name(module: torch.nn.Module) -> str | None:
+    """Return the name under which a wrapper keeps its module; None for other modules."""
     if isinstance(module, _PARALLEL):
         return "module"
-    if isinstance(module, torch.jit.ScriptModule):  # its children are in no dict
+    if isinstance(module, torch.jit.ScriptModule):
         return None
-    return next((name for name in _INSIDE if isinstance(children.get(name), torch.nn.Module)), None)
+    children = children_of(module)
+    return next(
+        (name for name in _WRAPPED if isinstance(children.get(name), torch.nn.Module)), None
+    )
 
 
-def _parallel() -> tuple[type, ...]:
-    found = [getattr(torch.nn.parallel, "DistributedDataParallel", None), torch.nn.DataParallel]
-    return tuple(cls for cls in found if cls is not None)
-
-
-_PARALLEL = _parallel()
+_PARALLEL: tuple[type, ...] = (torch.nn.DataParallel,)
+if torch.distributed.is_available():
+    _PARALLEL += (torch.nn.parallel.DistributedDataParallel,)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside all its wrappers."""
-    while (name := _inner(module)) is not None:
-        found = module._modules[name]
-        assert found is not None
-        module = found
+    """Return the module inside all its wrappers."""
+    while (name := _wrapped_name(module)) is not None:
+        inner = children_of(module)[name]
+        assert inner is not None
+        module = inner
     return module
 
 
 def type_name(module: torch.nn.Module) -> str:
-    """The class of a module as people import it.
+    """Return the class of a module as people import it.
 
     >>> type_name(torch.nn.Linear(1, 1))
     'torch.nn.Linear'
@@ -104,7 +106,7 @@ def type_name(module: torch.nn.Module) -> str:
 
 
 def _class_of(module: torch.nn.Module) -> type:
-    """Its class; fully_shard puts one of its own in front of it."""
+    """Return the class of a module; fully_shard puts a class of its own in front of it."""
     cls = type(module)
     bases = cls.__bases__
     sharded = len(bases) == 2 and bases[0].__name__ == "FSDPModule"

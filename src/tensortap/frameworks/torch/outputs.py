@@ -1,4 +1,4 @@
-"""What the modules of a torch model put out, and the gradients of that, observed by hooks."""
+"""Hooks on the modules of a torch model: their outputs, and the gradients of the outputs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.torch.compiled import WHOLE, forget_graphs, is_whole, outside
+from tensortap.frameworks.observing import HookObserver, tensors_in
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.compiled import FULLGRAPH, forget_graphs, outside_graphs
+from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
-from tensortap.frameworks.torch.seen import seen_of
-from tensortap.pipeline.pipeline import pipeline
+from tensortap.frameworks.torch.observed import observed
 from tensortap.record import Kind, Summary
-from tensortap.sources.observer import Observing
-from tensortap.sources.outputs import leaves
-
-_current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-def _nothing() -> None:
-    return None
-
-
-class Turn(NamedTuple):
-    """Which call of a module this is, and what of it is wanted."""
+class ModuleCall(NamedTuple):
+    """One call of a module: where it is counted, and what to capture of it."""
 
     step: int
     call: int
@@ -33,154 +27,150 @@ class Turn(NamedTuple):
     gradient: bool
 
 
-class Outputs:
-    """Hooks on every module of a model; `title` goes before their names."""
+class OutputHooks:
+    """Hooks on every module of a model; `title` is a prefix of their names."""
 
-    def __init__(self, root: torch.nn.Module, observer: Observing, title: str = "") -> None:
+    def __init__(self, root: torch.nn.Module, observer: HookObserver, title: str = "") -> None:
         self.root = root
         self.observer = observer
         self.title = title
         self._handles: list[Any] = []
-        self._leaves: list[Any] = []  # hooks on tensors that outlive their step
+        self._leaf_handles: list[Any] = []  # hooks on tensors that outlive their step
         self._calls: dict[str, int] = {}
-        self._open: dict[str, list[int]] = {}  # calls that a checkpoint may make again
-        self._last: tuple[Callable[[], Any], int, Summary | None] = (_nothing, 0, None)
+        self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
+        self._last: tuple[Callable[[], Any], int, Summary | None] = (lambda: None, 0, None)
 
     def attach(self) -> None:
-        """Put the hooks in place."""
-        settings = self.observer.settings
-        if not (settings.activations or settings.gradients):
+        """Install the hooks."""
+        if not {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds):
             return
         forget_graphs()
-        for i, (name, module) in enumerate(Names(self.root).modules(whole=is_whole)):
+        modules = Names(self.root).modules(as_one=private.is_fullgraph)
+        for i, (name, module) in enumerate(modules):
             if self.title:  # the model itself comes first
                 name = f"{self.title}.{name}" if i else self.title
             self._attach_module(module, name)
 
     def _attach_module(self, module: torch.nn.Module, name: str) -> None:
-        settings, patterns = self.observer.settings, self.observer.patterns
-        activation = settings.activations and patterns.wants(Kind.ACTIVATION, name)
-        gradient = settings.gradients and patterns.wants(Kind.GRADIENT, name)
-        if not (activation or gradient):
-            return
-        kind = type_name(unwrapped(module))
-        hook = functools.partial(self._on_output, name, kind, activation, gradient)
-        handle = module.register_forward_hook(outside(hook, name, self._not_seen))
-        self._handles.append(handle)
+        activation = self.observer.wants(Kind.ACTIVATION, name)
+        gradient = self.observer.wants(Kind.GRADIENT, name)
+        if activation or gradient:
+            cls = type_name(unwrapped(module))
+            hook = functools.partial(self._on_output, name, cls, activation, gradient)
+            outside = outside_graphs(hook, name, self._report_unseen)
+            self._handles.append(module.register_forward_hook(outside))
 
-    def _not_seen(self, name: str) -> None:
-        self.observer.unseen[name] = WHOLE
+    def _report_unseen(self, name: str) -> None:
+        self.observer.unseen[name] = FULLGRAPH
 
     def detach(self) -> None:
         """Remove every hook."""
-        for handles in (self._handles, self._leaves):
+        for handles in (self._handles, self._leaf_handles):
             while handles:
                 handles.pop().remove()
         forget_graphs()
 
     def end_step(self) -> None:
-        """The calls of the next step are counted from zero."""
+        """Count the calls of the next step from zero."""
         self._calls.clear()
-        self._open.clear()
-        while self._leaves:
-            self._leaves.pop().remove()
+        self._recomputable.clear()
+        while self._leaf_handles:
+            self._leaf_handles.pop().remove()
 
     def _on_output(
         self,
         name: str,
-        kind: str,
+        cls: str,
         activation: bool,
         gradient: bool,
         module: torch.nn.Module,
         args: Any,
         output: Any,
     ) -> None:
-        if not self._on:
-            return
         observer = self.observer
+        if not observer.capturing:
+            return
         try:
             training = self.root.training
-            if observer.settings.only_training and not training:
+            if observer.only_training and not training:
                 return
-            again = _current_graph_task() != -1  # a checkpoint, in the backward pass
-            turn = self._turn(Turn(0, 0, activation, gradient), name, again, module, output)
-            if turn is None:
+            again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
+            wanted = ModuleCall(0, 0, activation, gradient)
+            counted = self._count(wanted, name, again, module, output)
+            if counted is None:
                 return
-            step, call, activation, gradient = turn
+            step, call, activation, gradient = counted
             tags = {} if training else {"mode": "eval"}
-            for path, tensor in leaves(output, torch.Tensor):
-                told = {**tags, "module": name} if path else tags
+            for path, tensor in tensors_in(output, torch.Tensor):
+                own_tags = {**tags, "module": name} if path else tags
                 if activation:
-                    marked = {**told, "recompute": "1"} if again else told
+                    all_tags = {**own_tags, "recompute": "1"} if again else own_tags
                     observer.observe(
-                        *seen_of(name + path, Kind.ACTIVATION, tensor, call, kind, marked), step
+                        *observed(name + path, Kind.ACTIVATION, tensor, call, cls, all_tags), step
                     )
                 if gradient and tensor.requires_grad and tensor.is_floating_point():
-                    self._watch_gradient(name + path, tensor, step, call, kind, told)
+                    self._observe_gradient(name + path, tensor, step, call, cls, own_tags)
         except Exception as error:
-            pipeline.fault(name, error)
+            observer.fault(name, error)
 
-    def _turn(
-        self, wanted: Turn, name: str, again: bool, module: torch.nn.Module, output: Any
-    ) -> Turn | None:
-        """Which call this is, and what of it is wanted; None of those that are passed over."""
-        call = self._call_again(name) if again else self._next_call(name)
+    def _count(
+        self, wanted: ModuleCall, name: str, again: bool, module: torch.nn.Module, output: Any
+    ) -> ModuleCall | None:
+        """Return where this call is counted and what to capture of it; None to ignore it."""
+        call = self._repeated_call(name) if again else self._next_call(name)
         return wanted._replace(step=self.observer.step_number, call=call)
 
-    @property
-    def _on(self) -> bool:
-        return self.observer.on and pipeline.enabled
-
-    def _hold(self, name: str, handle: Any) -> None:
-        self._leaves.append(handle)
+    def _keep_leaf_handle(self, name: str, handle: Any) -> None:
+        self._leaf_handles.append(handle)
 
     def _next_call(self, name: str) -> int:
-        """Which call of the module within the step this is."""
+        """Return the index of this call of the module within the step."""
         call = self._calls.get(name, 0)
         self._calls[name] = call + 1
-        self._open.setdefault(name, []).append(call)
+        self._recomputable.setdefault(name, []).append(call)
         return call
 
-    def _call_again(self, name: str) -> int:
-        """Which call a checkpoint makes again: backward goes from the last to the first."""
-        calls = self._open.get(name)
+    def _repeated_call(self, name: str) -> int:
+        """Return the call that a checkpoint repeats: backward goes from the last to the first."""
+        calls = self._recomputable.get(name)
         return calls.pop() if calls else 0
 
-    def _known(self, gradient: torch.Tensor) -> Summary | None:
-        """The statistics of a gradient that was just looked at: of a module and of its last part.
+    def _known_stats(self, gradient: torch.Tensor) -> Summary | None:
+        """Return the statistics of a gradient that was just observed under another name.
 
-        Nothing comes between two hooks on one tensor.
+        The output of a module is often that of its last child, and nothing runs between two hooks
+        on one tensor.
         """
         last, version, stats = self._last
-        return stats if last() is gradient and version == gradient._version else None
+        return stats if last() is gradient and version == private.version_of(gradient) else None
 
-    def _watch_gradient(
-        self, name: str, tensor: torch.Tensor, step: int, call: int, kind: str, tags: dict[str, str]
+    def _observe_gradient(
+        self, name: str, tensor: torch.Tensor, step: int, call: int, cls: str, tags: dict[str, str]
     ) -> None:
-        tasks: list[int] = []
+        passes: list[int] = []
         shape = tensor.shape
 
         def on_gradient(gradient: torch.Tensor | None) -> None:
             observer = self.observer
-            task = _current_graph_task()
-            if gradient is None or not observer.active or task in tasks:
+            this_pass = private.backward_pass()
+            if gradient is None or not observer.active or this_pass in passes:
                 return
-            tasks.append(task)
+            passes.append(this_pass)
             try:
-                looked_at = gradient if gradient.shape == shape else gradient.reshape(shape)
-                said = tags if len(tasks) == 1 else {**tags, "backward": str(len(tasks))}
-                seen, local = seen_of(name, Kind.GRADIENT, looked_at, call, kind, said)
-                stats = observer.observe(seen, local, step, self._known(gradient))
-                self._last = weakref.ref(gradient), gradient._version, stats
+                whole = gradient if gradient.shape == shape else gradient.reshape(shape)
+                all_tags = tags if len(passes) == 1 else {**tags, "backward": str(len(passes))}
+                description, local = observed(name, Kind.GRADIENT, whole, call, cls, all_tags)
+                stats = observer.observe(description, local, step, self._known_stats(gradient))
+                self._last = weakref.ref(gradient), private.version_of(gradient), stats
             except Exception as error:
-                pipeline.fault(name, error)
+                observer.fault(name, error)
 
-        on_gradient._torchdynamo_disable = True  # type: ignore[attr-defined]
+        hide_from_compiler(on_gradient)
         handle = tensor.register_hook(on_gradient)
         if tensor.is_leaf:
-            self._hold(name, handle)  # a parameter that is put out as it is: it stays
-        base = tensor._base if tensor._is_view() else None
+            self._keep_leaf_handle(name, handle)  # the module returned a parameter as it is
+        base = private.base_of(tensor)
         if base is not None and base.grad_fn is not None and base.numel() == tensor.numel():
-            # an in-place operation that follows takes the view's own node out of the graph
+            # a later in-place operation would take the view's own node out of the graph
             number = base.output_nr
-            base.grad_fn.register_prehook(lambda grads: on_gradient(grads[number]))
+            base.grad_fn.register_prehook(lambda gradients: on_gradient(gradients[number]))

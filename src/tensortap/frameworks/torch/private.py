@@ -1,4 +1,4 @@
-"""Private interfaces of torch: every one in use, each in one function with a fallback.
+"""Private interfaces of torch: every one but `hidden`, each in one function with a fallback.
 
 A release of torch that lacks one of them costs what the function says, and nothing else.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -60,19 +60,11 @@ def backward_pass() -> int:
     return _graph_task()
 
 
-def hide_from_compiler(function: Callable[..., Any]) -> None:
-    """Make torch.compile break its graph where this function is called.
-
-    Buys: what `torch.compiler.disable` does, without the seconds that importing the compiler takes
-    in programs that do not use it.
-    """
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
 def constant_when_compiled(function: Callable[..., Any]) -> None:
     """Make torch.compile call this function while it compiles and take the result as a constant.
 
-    Buys: as above, for ``torch._dynamo.assume_constant_result``.
+    Buys: what ``torch._dynamo.assume_constant_result`` does, without importing the compiler.
+    Otherwise hooks are compiled into graphs or break them.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -114,6 +106,46 @@ def is_fullgraph(module: torch.nn.Module) -> bool:
     Buys: the output of such a module is observed outside of its graph. Otherwise it is not seen.
     """
     return bool(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False))
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place; 0 if nobody counts.
+
+    Buys: a gradient that was zeroed, or observed before, is told from a new one. Otherwise the
+    same tensor counts as unchanged.
+    """
+    try:
+        return int(tensor._version)
+    except (AttributeError, RuntimeError):  # tensors of inference mode do not count
+        return 0
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor that this one is a view of.
+
+    Buys: the gradient of an output that a later operation changes in place. Otherwise that
+    gradient is not seen.
+    """
+    base: torch.Tensor | None = getattr(tensor, "_base", None)
+    return base
+
+
+def children_of(module: torch.nn.Module) -> Mapping[str, torch.nn.Module | None]:
+    """Return the child modules by name.
+
+    Buys: time, because names are looked up again in every step. Otherwise the public generator
+    does the same.
+    """
+    children = vars(module).get("_modules")
+    return children if isinstance(children, dict) else dict(module.named_children())
+
+
+def is_replica(module: torch.nn.Module) -> bool:
+    """Return whether DataParallel made this copy of a module for one call.
+
+    Buys: with several devices only one of them is watched. Otherwise all are.
+    """
+    return bool(getattr(module, "_is_replica", False))
 
 
 def compiler_is_loaded() -> bool:

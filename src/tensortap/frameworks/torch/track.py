@@ -1,4 +1,4 @@
-"""A torch model under observation: its modules' outputs and its parameters."""
+"""Hooks that track a torch model: its modules' outputs, its parameters, its optimizers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.torch.outputs import Outputs
-from tensortap.frameworks.torch.parameters import Parameters
-from tensortap.sources.observer import Observer
+from tensortap.frameworks.observing import TrackObserver
+from tensortap.frameworks.torch.outputs import OutputHooks
+from tensortap.frameworks.torch.parameters import ParameterHooks
 
 
-class TorchHooks:
-    """Hooks on a model and its optimizer; `attach` and `detach` them, `end_step` at each step."""
+class ModelHooks:
+    """Hooks on a model and its optimizers."""
 
-    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: Observer) -> None:
-        self._outputs = Outputs(root, observer)
-        self._parameters = Parameters(root, optimizer, observer)
+    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: TrackObserver) -> None:
+        self._outputs = OutputHooks(root, observer)
+        self._parameters = ParameterHooks(root, optimizer, observer)
 
     def attach(self) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         self._outputs.attach()
         self._parameters.attach()
 
@@ -31,7 +31,7 @@ class TorchHooks:
             self._parameters.detach()
 
     def end_step(self) -> None:
-        """Observe what is there once the optimizer has done its work."""
+        """Observe weights, gradients and optimizer state after the optimizer's step."""
         try:
             self._parameters.end_step()
         finally:

@@ -1,4 +1,4 @@
-"""What of torch can be watched: modules with all that is in them, parameters and tensors."""
+"""Hooks that watch torch modules, parameters and tensors."""
 
 from __future__ import annotations
 
@@ -7,72 +7,82 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.torch.outputs import Outputs, Turn
-from tensortap.frameworks.torch.seen import seen_of
-from tensortap.pipeline.pipeline import pipeline
+from tensortap.frameworks.observing import Hooks, WatchObserver, tensors_in
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.observed import observed
+from tensortap.frameworks.torch.outputs import ModuleCall, OutputHooks
 from tensortap.record import Kind
-from tensortap.sources.outputs import leaves
-from tensortap.sources.watching import Watching
 
 
-class WatchedModule(Outputs):
-    """The outputs of a module and of all modules in it, and their gradients, as often as is due."""
+def hooks_on(target: Any, observer: WatchObserver, title: str) -> Hooks | None:
+    """Return hooks for a module, parameter or tensor; None for anything else."""
+    if isinstance(target, torch.nn.Module):
+        return WatchedModule(target, observer, title)
+    if isinstance(target, torch.nn.Parameter):
+        return WatchedParameter(target, observer, title or "parameter")
+    if isinstance(target, torch.Tensor):
+        return WatchedTensor(target, observer, title or "tensor")
+    return None
 
-    def __init__(self, root: torch.nn.Module, watching: Watching, title: str) -> None:
-        super().__init__(root, watching, title)
-        self._watching = watching
-        self._held: dict[str, Any] = {}
+
+class WatchedModule(OutputHooks):
+    """Hooks on a module and all modules in it, captured as often as the rate allows."""
+
+    def __init__(self, root: torch.nn.Module, observer: WatchObserver, title: str) -> None:
+        super().__init__(root, observer, title)
+        self._watch = observer
+        self._handle_of: dict[str, Any] = {}
         self._devices: dict[str, torch.device] = {}
 
-    def _turn(
-        self, wanted: Turn, name: str, again: bool, module: torch.nn.Module, output: Any
-    ) -> Turn | None:
-        watching = self._watching
-        step, call = watching.place(name, again)
-        if getattr(module, "_is_replica", False) and not self._is_first(name, output):
+    def _count(
+        self, wanted: ModuleCall, name: str, again: bool, module: torch.nn.Module, output: Any
+    ) -> ModuleCall | None:
+        watch = self._watch
+        step, call = watch.place(name, again)
+        if private.is_replica(module) and not self._is_watched_replica(name, output):
             return None
-        # what a checkpoint computes again was seen before; where it is, gradients come from there
-        activation = wanted.activation and not again and watching.due(name, Kind.ACTIVATION)
-        gradient = wanted.gradient and torch.is_grad_enabled() and watching.due(name, Kind.GRADIENT)
-        return Turn(step, call, activation, gradient) if activation or gradient else None
+        # outputs that a checkpoint recomputes were captured before, but gradients come from here
+        activation = wanted.activation and not again and watch.due(name, Kind.ACTIVATION)
+        gradient = wanted.gradient and torch.is_grad_enabled() and watch.due(name, Kind.GRADIENT)
+        return ModuleCall(step, call, activation, gradient) if activation or gradient else None
 
-    def _is_first(self, name: str, output: Any) -> bool:
-        """Whether a replica of DataParallel is the one that is watched: one device, not all."""
-        for _, tensor in leaves(output, torch.Tensor):
+    def _is_watched_replica(self, name: str, output: Any) -> bool:
+        """Return whether a replica of DataParallel is on the device whose outputs are watched."""
+        for _, tensor in tensors_in(output, torch.Tensor):
             return bool(self._devices.setdefault(name, tensor.device) == tensor.device)
         return False
 
-    def _hold(self, name: str, handle: Any) -> None:
-        before = self._held.pop(name, None)
+    def _keep_leaf_handle(self, name: str, handle: Any) -> None:
+        before = self._handle_of.pop(name, None)
         if before is not None:
             before.remove()
-        self._held[name] = handle
+        self._handle_of[name] = handle
 
     def detach(self) -> None:
         """Remove every hook."""
-        while self._held:
-            self._held.popitem()[1].remove()
+        while self._handle_of:
+            self._handle_of.popitem()[1].remove()
         super().detach()
 
 
 class WatchedParameter:
-    """A parameter and its gradient, each time a backward pass has added to it."""
+    """A hook on a parameter: its value and gradient after each backward pass."""
 
-    def __init__(self, parameter: torch.nn.Parameter, watching: Watching, title: str) -> None:
+    def __init__(self, parameter: torch.nn.Parameter, observer: WatchObserver, title: str) -> None:
         self._parameter: torch.nn.Parameter | None = parameter
-        self._watching = watching
+        self._observer = observer
         self._title = title
         self._handle: Any = None
 
     def attach(self) -> None:
-        """Put the hook in place; one that is frozen is taken once."""
+        """Install the hook; capture a frozen parameter once."""
         parameter = self._parameter
         assert parameter is not None
         if parameter.requires_grad:
             self._handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)
         else:
             self._on_gradient(parameter)
-        self._parameter = None  # the hook is told which it is
+        self._parameter = None  # the hook gets it as an argument
 
     def detach(self) -> None:
         """Remove the hook."""
@@ -80,38 +90,28 @@ class WatchedParameter:
             self._handle.remove()
 
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
-        watching = self._watching
-        if not watching.on or not pipeline.enabled:
-            return
-        name, settings = self._title, watching.settings
-        try:
-            step, call = watching.place(name)
-            for wanted, kind, tensor in (
-                (settings.activations, Kind.WEIGHT, parameter),
-                (settings.gradients, Kind.WEIGHT_GRADIENT, parameter.grad),
-            ):
-                if wanted and tensor is not None and watching.due(name, kind):
-                    watching.observe(*seen_of(name, kind, tensor, call), step)
-        except Exception as error:
-            pipeline.fault(name, error)
+        kinds = self._observer.kinds
+        values = {Kind.WEIGHT: parameter, Kind.WEIGHT_GRADIENT: parameter.grad}
+        wanted = {kind: tensor for kind, tensor in values.items() if kind in kinds}
+        _observe_due(self._observer, self._title, wanted)
 
 
 class WatchedTensor:
-    """The gradient of a tensor, whenever one is computed, and its value if both are wanted."""
+    """A hook on a tensor: its gradient whenever one is computed, and its value with it."""
 
-    def __init__(self, tensor: torch.Tensor, watching: Watching, title: str) -> None:
+    def __init__(self, tensor: torch.Tensor, observer: WatchObserver, title: str) -> None:
         if not tensor.requires_grad:
             raise TypeError(
-                f"{title!r} needs no gradient, so there is nothing to wait for: take its value "
+                f"{title!r} requires no gradient, so no hook would ever run: capture its value "
                 "with watcher.catch(tensor, name)"
             )
         self._tensor = weakref.ref(tensor)
-        self._watching = watching
+        self._observer = observer
         self._title = title
         self._handle: Any = None
 
     def attach(self) -> None:
-        """Put the hook in place."""
+        """Install the hook."""
         tensor = self._tensor()
         assert tensor is not None
         self._handle = tensor.register_hook(self._on_gradient)
@@ -122,29 +122,25 @@ class WatchedTensor:
             self._handle.remove()
 
     def _on_gradient(self, gradient: torch.Tensor | None) -> None:
-        watching = self._watching
-        if gradient is None or not watching.on or not pipeline.enabled:
+        if gradient is None:
             return
-        name, settings = self._title, watching.settings
-        both = settings.activations and settings.gradients
-        try:
-            step, call = watching.place(name)
-            for kind, tensor in (
-                (Kind.VALUE, self._tensor() if both else None),
-                (Kind.GRADIENT, gradient),
-            ):
-                if tensor is not None and watching.due(name, kind):
-                    watching.observe(*seen_of(name, kind, tensor, call), step)
-        except Exception as error:
-            pipeline.fault(name, error)
+        kinds = self._observer.kinds
+        values: dict[Kind, torch.Tensor | None] = {}
+        if Kind.ACTIVATION in kinds and Kind.GRADIENT in kinds:
+            values[Kind.VALUE] = self._tensor()
+        values[Kind.GRADIENT] = gradient
+        _observe_due(self._observer, self._title, values)
 
 
-def watched(target: Any, watching: Watching, title: str) -> Any:
-    """The target with its hooks to be; None of what is nothing of torch."""
-    if isinstance(target, torch.nn.Module):
-        return WatchedModule(target, watching, title)
-    if isinstance(target, torch.nn.Parameter):
-        return WatchedParameter(target, watching, title or "parameter")
-    if isinstance(target, torch.Tensor):
-        return WatchedTensor(target, watching, title or "tensor")
-    return None
+def _observe_due(
+    observer: WatchObserver, name: str, tensors: dict[Kind, torch.Tensor | None]
+) -> None:
+    if not observer.capturing:
+        return
+    try:
+        step, call = observer.place(name)
+        for kind, tensor in tensors.items():
+            if tensor is not None and observer.due(name, kind):
+                observer.observe(*observed(name, kind, tensor, call), step)
+    except Exception as error:
+        observer.fault(name, error)

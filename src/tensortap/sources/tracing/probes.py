@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.sources.tracing import rewrite
 
 
@@ -197,4 +198,4 @@ PROBES: dict[str, Callable[..., Any]] = {
 }
 ALL: tuple[Any, ...] = (enter, nested, bind, result, exit_, without_probes)
 for _probe in ALL:
-    _probe._torchdynamo_disable = True  # torch.compile must not trace into it
+    hide_from_compiler(_probe)

@@ -1,11 +1,11 @@
-"""The tensors in what a module returns."""
+"""Tensors in the output of a module."""
 
 import dataclasses
 from collections import OrderedDict, namedtuple
 
 import pytest
 
-from tensortap.sources.outputs import leaves
+from tensortap.frameworks.observing import tensors_in
 
 Pair = namedtuple("Pair", "a b")
 
@@ -36,13 +36,13 @@ class ModelOutput(OrderedDict):
         (b"bytes", []),
     ],
 )
-def test_all_are_found_with_their_places(value, found):
-    assert list(leaves(value, float)) == found
+def test_finds_tensors_with_their_paths(value, found):
+    assert list(tensors_in(value, float)) == found
 
 
-def test_what_holds_itself_ends():
+def test_ends_in_a_container_that_contains_itself():
     loop = [1.5]
     loop.append(loop)
-    found = list(leaves(loop, float))
+    found = list(tensors_in(loop, float))
     assert found[0] == ("[0]", 1.5)
     assert len(found) < 50

@@ -1,27 +1,27 @@
-"""A torch tensor as this rank has it: of a distributed one its own part, and which part it is."""
+"""A torch tensor as a hook reports it: of a DTensor, this rank's part."""
 
 from __future__ import annotations
 
 import torch
 
+from tensortap.frameworks.observing import Observed
 from tensortap.frameworks.torch.shards import local_shard
 from tensortap.frameworks.torch.tensors import dtype_name
 from tensortap.record import Kind
-from tensortap.sources.observer import Seen
 
 
-def seen_of(
+def observed(
     name: str,
     kind: Kind,
     tensor: torch.Tensor,
     call: int = 0,
     type_name: str = "",
     tags: dict[str, str] | None = None,
-) -> tuple[Seen, torch.Tensor]:
-    """What a tensor is, and the one to look at.
+) -> tuple[Observed, torch.Tensor]:
+    """Return the description of a tensor, and the local, detached tensor itself.
 
-    >>> seen, local = seen_of("fc", Kind.WEIGHT, torch.ones(2, 3, requires_grad=True))
-    >>> seen.dtype, seen.shape, local.requires_grad
+    >>> description, local = observed("fc", Kind.WEIGHT, torch.ones(2, 3, requires_grad=True))
+    >>> description.dtype, description.shape, local.requires_grad
     ('float32', (2, 3), False)
     """
     local = tensor.detach()
@@ -31,5 +31,5 @@ def seen_of(
         mesh = str(tuple(local.device_mesh.shape))
         local, shard = local_shard(local)
         tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh}
-    dtype = dtype_name(local.dtype)
-    return Seen(name, kind, call, type_name, dtype, tuple(local.shape), shard, tags), local
+    dtype, shape = dtype_name(local.dtype), tuple(local.shape)
+    return Observed(name, kind, call, type_name, dtype, shape, shard, tags), local

@@ -1,0 +1,204 @@
+"""What hooks report, and to whom.
+
+Hooks of a framework get an observer handed in. They know no pipeline, no sink and no options: the
+observer says what to capture, takes it, and takes the errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from tensortap.record import Kind, Shard, Summary
+
+_DEPTH = 20
+
+
+class Observed(NamedTuple):
+    """A tensor that a hook has seen: everything but its values."""
+
+    name: str
+    kind: Kind
+    call: int = 0
+    type: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    shard: Shard | None = None
+    tags: dict[str, str] = {}  # noqa: RUF012  never changed
+
+
+class HookObserver(Protocol):
+    """Whoever hooks observe for."""
+
+    only_training: bool
+    """Whether to ignore models in ``eval()`` mode."""
+
+    unseen: dict[str, str]
+    """Names that cannot be observed, and why; hooks add to it."""
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        """Return the kinds of records to capture."""
+        ...
+
+    @property
+    def active(self) -> bool:
+        """Return whether observing has begun and not ended."""
+        ...
+
+    @property
+    def capturing(self) -> bool:
+        """Return whether to capture now: this step is selected and capturing is enabled."""
+        ...
+
+    @property
+    def step_number(self) -> int:
+        """Return the current training step."""
+        ...
+
+    def wants(self, kind: Kind, name: str) -> bool:
+        """Return whether a name of a kind is selected."""
+        ...
+
+    def observe(
+        self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
+    ) -> Summary | None:
+        """Take a tensor, with its statistics if they are known; return them if they are."""
+        ...
+
+    def fault(self, name: str, error: Exception) -> object:
+        """Take an error of a hook; hooks must not raise in the user's program."""
+        ...
+
+
+class TrackObserver(HookObserver, Protocol):
+    """The observer of `track`."""
+
+    skipped: Callable[[], bool]
+    """Whether the optimizer skipped the last step; hooks on an optimizer replace it."""
+
+
+class WatchObserver(HookObserver, Protocol):
+    """The observer of `watch`, which limits the rate per name."""
+
+    def due(self, name: str, kind: Kind) -> bool:
+        """Return whether a record of this name and kind is due now."""
+        ...
+
+    def place(self, name: str, again: bool = False) -> tuple[int, int]:
+        """Return the step and the call of a name; `again`: those of the last call."""
+        ...
+
+
+class Hooks(Protocol):
+    """Hooks on a model, a parameter or a tensor of the user."""
+
+    def attach(self) -> None:
+        """Install the hooks."""
+        ...
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        ...
+
+
+class TrackHooks(Hooks, Protocol):
+    """Hooks that observe a model step by step."""
+
+    def end_step(self, *states: Any, **named: Any) -> None:
+        """Observe what exists at the end of a step: weights, gradients, optimizer state."""
+        ...
+
+
+class Probe(NamedTuple):
+    """A name that can be watched, or the reason why it cannot.
+
+    `output` and `gradient` say whether hooks saw them. `in_place` says that a later operation
+    overwrites the output: a hook sees it before, code after the model does not.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    output: bool = False
+    gradient: bool = False
+    in_place: bool = False
+    note: str = ""
+
+
+class ModelTracing(Protocol):
+    """What `trace` needs to know about the models of a framework; a module may be one."""
+
+    def is_model(self, target: object) -> bool:
+        """Return whether a target is a model."""
+        ...
+
+    def model_inside(self, module: Any) -> Any:
+        """Return the model inside all wrappers."""
+        ...
+
+    def children(self, owner: Any, others: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the modules in a module; `others` lists those in other objects."""
+        ...
+
+    def is_common(self, cls: type, name: str) -> bool:
+        """Return whether a method is the framework's own, which nobody wants to trace."""
+        ...
+
+    def closed(self, owner: Any) -> str | None:
+        """Return why the functions of an object cannot be traced; None if they can."""
+        ...
+
+    def in_backward(self) -> bool:
+        """Return whether a backward pass is running in this thread."""
+        ...
+
+    def has_replicas(self) -> bool:
+        """Return whether the framework copies a model for each call."""
+        ...
+
+    @property
+    def RootHooks(self) -> Callable[..., Any]:  # noqa: N802  a class
+        """Hooks around the calls of the traced model."""
+        ...
+
+    @property
+    def ReplicaHooks(self) -> Callable[..., Any]:  # noqa: N802  a class
+        """Hooks that let replicas stand for their originals."""
+        ...
+
+    def compilable_probes(self, plain: Any) -> Mapping[str, Callable[..., Any]]:
+        """Return probes that work in compiled graphs: enter, nested, bind, result."""
+        ...
+
+
+def never_skipped() -> bool:
+    """Return that no step was skipped, as without an optimizer."""
+    return False
+
+
+def tensors_in(
+    value: Any, tensor: type, path: str = "", depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in the output of a module, each with its path; ignore everything else.
+
+    >>> list(tensors_in({"a": (1.5, [2.5])}, float))
+    [('[a][0]', 1.5), ('[a][1][0]', 2.5)]
+    """
+    if isinstance(value, tensor):
+        yield path, value
+    elif value is None or isinstance(value, (str, bytes, int, float)) or depth > _DEPTH:
+        return
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, tensor, f"{path}[{key}]", depth + 1)
+    elif isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", range(len(value)))
+        for key, item in zip(names, value, strict=False):
+            yield from tensors_in(item, tensor, f"{path}[{key}]", depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name, None)
+            yield from tensors_in(item, tensor, f"{path}[{field.name}]", depth + 1)
