@@ -1,4 +1,4 @@
-"""Runs as a training leaves them, and the page over them, really served."""
+"""Runs as a training leaves them, and a served page over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensortap.record import Kind, Record
 from tensortap.runs.folders import end_run, make_run
 from tensortap.sinks.store import StoreSink
 from tensortap.stats import summarize_array
-from tensortap.web.catalog import Library
+from tensortap.web.catalog import Catalog
 from tensortap.web.server import Page
 
 HOSTILE = "<img src=x onerror=alert(1)><b>'\"&😀"
@@ -39,7 +39,7 @@ def no_live_session(monkeypatch, isolated_settings):
 
 
 class Writer:
-    """Writes a run, record by record, as a training does."""
+    """Writes a run record by record, as a training does."""
 
     def __init__(self, folder, name=None, rank=0, world_size=1):
         if rank == 0:
@@ -67,7 +67,7 @@ class Writer:
         self.seq += 1
 
     def step(self, step, layers=LAYERS, scale=1.0, keep=("head",)):
-        """One step of a training: statistics of all layers, tensors of some, the loss."""
+        """Write one step: statistics of all layers, tensors of some, the loss."""
         random = np.random.default_rng(step)
         for number, name in enumerate(layers):
             for kind in ("Activation", "Gradient"):
@@ -90,7 +90,7 @@ class Writer:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """A folder with two runs that differ from step 12 on, an empty one, and one of raw values."""
+    """A folder: two runs that differ from step 12 on, an empty run, and one of raw values."""
     folder = tmp_path_factory.mktemp("runs")
     for name, wrong in (("a", 1.0), ("b", 1.5)):
         run = Writer(folder, name)
@@ -116,11 +116,11 @@ def runs(tmp_path_factory):
 
 @contextlib.contextmanager
 def serving(*what):
-    """A page over these, on a port of its own."""
-    library = Library()
+    """Serve a page over runs and sessions on a free port."""
+    catalog = Catalog()
     for each in what:
-        library.add(each)
-    page = Page(library, port=0)
+        catalog.add(each)
+    page = Page(catalog, port=0)
     try:
         yield page
     finally:
@@ -134,8 +134,8 @@ def page(runs):
 
 
 @contextlib.contextmanager
-def entered(page):
-    """A client that has exchanged the token for the cookie."""
+def logged_in(page):
+    """Return a client that has exchanged the token for the cookie."""
     with httpx.Client(base_url=page.address, timeout=60) as client:
         answer = client.get(page.url, follow_redirects=False)
         assert answer.status_code == 303
@@ -145,7 +145,7 @@ def entered(page):
 
 @pytest.fixture
 def client(page):
-    with entered(page) as client:
+    with logged_in(page) as client:
         yield client
 
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: every tab, live, by mouse and keyboard, and with nothing fetched."""
+"""The page in a real browser: every tab, live, by mouse and keyboard, offline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def chromium():
         browser.close()
 
 
-# what a page looks like that is not as it should be
+# the state of a page, for error messages
 WHERE = """() => [location.hash, document.activeElement.outerHTML.slice(0, 60),
   document.body.dataset, document.getElementById("notice").innerText,
   document.querySelector("dialog").open,
@@ -43,7 +43,7 @@ WHERE = """() => [location.hash, document.activeElement.outerHTML.slice(0, 60),
 
 
 class Tab:
-    """A browser on the page; it notes every error, and every request that leaves the machine."""
+    """A browser on the page that records errors and requests to other servers."""
 
     def __init__(self, browser, page, fragment="", **options):
         self.server = page
@@ -51,27 +51,27 @@ class Tab:
         self.context = browser.new_context(**options)
         self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
-        self.errors, self.strangers = [], []
+        self.errors, self.foreign_requests = [], []
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("dialog", lambda dialog: self.errors.append(f"dialog {dialog.message}"))
         self.page.on("request", self._request)
-        self.open_ = set()  # requests without an answer
+        self.open_requests = set()
         for event in ("requestfinished", "requestfailed"):
-            self.page.on(event, lambda request: self.open_.discard(request.url))
+            self.page.on(event, lambda request: self.open_requests.discard(request.url))
         self.page.goto(f"{page.url}{fragment}")
         self.ready()
 
     def _console(self, message):
-        # an answer that is an error is the page's to show; the browser notes it as well
+        # the page shows responses with an error; the browser logs them as well
         if message.type in ("error", "warning") and "the server responded" not in message.text:
             self.errors.append(message.text)
 
     def _request(self, request):
-        self.open_.add(request.url)
+        self.open_requests.add(request.url)
         own = (self.server.address, "data:", "blob:", self.server.address.replace("http", "ws"))
         if not request.url.startswith(own):
-            self.strangers.append(request.url)
+            self.foreign_requests.append(request.url)
 
     def ready(self):
         self.page.wait_for_selector("body[data-ready=yes]")
@@ -86,19 +86,19 @@ class Tab:
             self.page.wait_for_selector(f"#panel-{tab}[data-ready=yes]:not([hidden])")
         except playwright.TimeoutError as error:
             raise AssertionError(
-                f"{tab} was not shown: {self.page.evaluate(WHERE)}, {self.open_}"
+                f"{tab} was not shown: {self.page.evaluate(WHERE)}, {self.open_requests}"
             ) from error
 
     def go(self, **state):
-        """As if the address were opened."""
-        said = "&".join(f"{key}={value}" for key, value in state.items())
-        self.page.evaluate("said => { location.hash = said }", said)
-        self.page.wait_for_function("said => location.hash === '#' + said", arg=said)
+        """Go to an address."""
+        query = "&".join(f"{key}={value}" for key, value in state.items())
+        self.page.evaluate("query => { location.hash = query }", query)
+        self.page.wait_for_function("query => location.hash === '#' + query", arg=query)
         self.page.evaluate("() => new Promise((r) => setTimeout(r, 50))")
         self.shown(state.get("tab", "overview"))
 
     def state(self):
-        self.page.wait_for_timeout(200)  # the address is written a little later
+        self.page.wait_for_timeout(200)  # the address is written with a delay
         return dict(re.findall(r"[#&](\w+)=([^&]*)", self.page.evaluate("location.hash")))
 
     def __enter__(self):
@@ -108,10 +108,10 @@ class Tab:
         self.context.close()
         if kind is None:
             assert self.errors == []
-            assert self.strangers == []
+            assert self.foreign_requests == []
 
 
-def test_every_tab_has_its_content(chromium, page):
+def test_every_tab_has_content(chromium, page):
     with Tab(chromium, page, "#run=a") as tab:
         q = tab.page
         assert "token" not in q.url
@@ -135,7 +135,7 @@ def test_every_tab_has_its_content(chromium, page):
         assert "Nothing was dropped" in q.locator("#panel-receipt").inner_text()
 
 
-def test_the_heatmap_leads_to_the_histogram(chromium, page):
+def test_a_cell_of_the_heatmap_opens_its_exponents(chromium, page):
     with Tab(chromium, page, "#run=a&kind=Gradient") as tab:
         q = tab.page
         q.evaluate("""() => {
@@ -143,7 +143,7 @@ def test_the_heatmap_leads_to_the_histogram(chromium, page):
           const all = plot.data.find((t) => t.type === "heatmap");
           window.cell = plot.layout.meta.layers.indexOf("blocks.0.mlp");
         }""")
-        box = q.locator("#panel-overview .heat .heatmaplayer image").first.bounding_box()
+        box = q.locator("#panel-overview .overview .heatmaplayer image").first.bounding_box()
         row = q.evaluate("window.cell")
         q.mouse.click(
             box["x"] + box["width"] * (7 + 0.5) / STEPS,
@@ -158,7 +158,7 @@ def test_the_heatmap_leads_to_the_histogram(chromium, page):
         q.wait_for_selector("#tab-overview[aria-selected=true]")
 
 
-def test_the_value_under_the_mouse_is_the_value(chromium, page, runs):
+def test_shows_the_value_under_the_mouse(chromium, page, runs):
     wanted = tap.open(runs / "a").get("head", step=11, kind="Activation")
     with Tab(chromium, page, "#run=a&tab=tensors&name=head&kind=Activation&step=11") as tab:
         q = tab.page
@@ -168,13 +168,13 @@ def test_the_value_under_the_mouse_is_the_value(chromium, page, runs):
             box["x"] + box["width"] * (column + 0.5) / 24,
             box["y"] + box["height"] * (row + 0.5) / 16,
         )
-        said = q.locator(".tensor .hoverlayer text").first.text_content()
-        place, _, value = said.partition("=")
+        text = q.locator(".tensor .hoverlayer text").first.text_content()
+        place, _, value = text.partition("=")
         assert place.strip() == f"[{row}, {column}]"
         assert np.float32(value.strip().replace("−", "-")) == wanted[row, column]
 
 
-def test_a_nan_in_sixteen_million_is_seen_and_found(chromium, page):
+def test_shows_one_nan_among_sixteen_million_values(chromium, page):
     with Tab(chromium, page, "#run=raw&tab=tensors&name=big&kind=Value") as tab:
         q = tab.page
         drawn = q.evaluate("""() => {
@@ -183,7 +183,7 @@ def test_a_nan_in_sixteen_million_is_seen_and_found(chromium, page):
         }""")
         assert "NaN" in drawn
         assert "+Inf" in drawn
-        # its tile has a colour that no scale has, really on the screen
+        # its tile has a color that is not in the scale
         images = q.locator("#panel-tensors .tensor .heatmaplayer image")
         assert images.count() == 3
         assert "NaN" in q.locator("#panel-tensors .stats").inner_text()
@@ -207,7 +207,7 @@ def test_a_nan_in_sixteen_million_is_seen_and_found(chromium, page):
         )
 
 
-def test_all_figures_over_steps_show_the_same_ones(chromium, page):
+def test_zooming_into_steps_applies_to_all_figures(chromium, page):
     with Tab(chromium, page, "#run=a&tab=lines&name=head") as tab:
         q = tab.page
         box = q.locator("#panel-lines .nsewdrag").first.bounding_box()
@@ -243,7 +243,7 @@ def test_slices_of_many_axes(chromium, page):
         assert "holds no tensor" in q.locator("#panel-tensors").inner_text()
 
 
-def test_a_reload_restores_what_was_seen(chromium, page):
+def test_reloading_restores_the_state(chromium, page):
     with Tab(chromium, page, "#run=a") as tab:
         q = tab.page
         q.select_option("#kind", "Gradient")
@@ -276,7 +276,7 @@ def test_a_reload_restores_what_was_seen(chromium, page):
         )
 
 
-def test_the_keyboard_and_the_curve_set_the_step(chromium, page):
+def test_keyboard_and_curve_set_the_step(chromium, page):
     with Tab(chromium, page, "#run=a&step=10") as tab:
         q = tab.page
         q.keyboard.press("ArrowRight")
@@ -290,9 +290,9 @@ def test_the_keyboard_and_the_curve_set_the_step(chromium, page):
         q.wait_for_function("() => document.getElementById('found').innerText === '2 of 7 names'")
         q.keyboard.press("Escape")
         q.keyboard.press("?")
-        assert q.locator("#helping").is_visible()
+        assert q.locator("#keyboard").is_visible()
         q.keyboard.press("Escape")
-        q.wait_for_selector("#helping", state="hidden")
+        q.wait_for_selector("#keyboard", state="hidden")
         q.keyboard.press("3")
         tab.shown("exponents")
         q.keyboard.press("Home")
@@ -306,7 +306,7 @@ def test_the_keyboard_and_the_curve_set_the_step(chromium, page):
         q.wait_for_function("() => ['14', '15'].includes(document.getElementById('step').value)")
 
 
-def test_names_are_text_whatever_they_contain(chromium, page):
+def test_names_are_never_markup(chromium, page):
     with Tab(chromium, page, "#run=a&kind=Gradient") as tab:
         q = tab.page
         row = q.get_by_role("treeitem").filter(has_text="onerror")
@@ -316,10 +316,10 @@ def test_names_are_text_whatever_they_contain(chromium, page):
             tab.open(name)
             assert q.locator("main img").count() == 0
             assert q.locator("main b").filter(has_text="'\"&").count() == 0
-        assert "onerror" in q.locator("#panel-overview .heat").text_content()
+        assert "onerror" in q.locator("#panel-overview .overview").text_content()
 
 
-def test_two_runs_side_by_side(chromium, page):
+def test_compares_two_runs(chromium, page):
     with Tab(chromium, page, "#run=a&tab=compare") as tab:
         q = tab.page
         q.get_by_label("The other run").first.select_option("b")
@@ -350,7 +350,7 @@ def test_two_runs_side_by_side(chromium, page):
         assert "minus b, step 13" in q.locator("#panel-tensors").inner_text()
 
 
-def test_an_empty_run_and_a_run_of_values_only(chromium, page):
+def test_empty_run_and_run_of_values(chromium, page):
     with Tab(chromium, page, "#run=empty") as tab:
         for name in TABS:
             tab.open(name)
@@ -362,26 +362,25 @@ def test_an_empty_run_and_a_run_of_values_only(chromium, page):
         ).count()  # single numbers have values
         tab.page.get_by_label("Statistic", exact=True).select_option("rm2")
         tab.page.get_by_text("no rm2 of Value").wait_for()
-        # where a sentence stood, a figure is listened to again
+        # a figure after a message reacts to clicks again
         tab.page.get_by_label("Statistic", exact=True).select_option("value")
         box = tab.page.locator("#panel-overview .heatmaplayer image").first.bounding_box()
         tab.page.mouse.click(box["x"] + 5, box["y"] + 5)
         tab.shown("exponents")
 
 
-def test_light_and_dark_follow_the_system_until_one_is_chosen(chromium, page):
+def test_theme_follows_the_system_until_one_is_chosen(chromium, page):
     with Tab(chromium, page, "#run=a", color_scheme="dark") as tab:
         assert tab.page.locator("html").get_attribute("data-theme") == "dark"
-        back = (
-            "document.querySelector('#panel-overview .heat').layout.template.layout.paper_bgcolor"
-        )
+        plot = "document.querySelector('#panel-overview .overview')"
+        back = f"{plot}.layout.template.layout.paper_bgcolor"
         dark = tab.page.evaluate(back)
         tab.page.click("#theme")
         tab.page.wait_for_function(f"was => {back} !== was", arg=dark)
         assert tab.state()["theme"] == "light"
 
 
-def test_five_thousand_layers_stay_few_elements(chromium, tmp_path):
+def test_five_thousand_layers_need_few_elements(chromium, tmp_path):
     from tensortap.stats import summarize_array
 
     run = Writer(tmp_path, "wide")
@@ -415,7 +414,7 @@ TRAINING = """
     opt = torch.optim.SGD(model.parameters(), lr=0.01)
     print(tap.init(sys.argv[1]), flush=True)
     with tap.track(model, optimizer=opt, tensors="^2$") as tracker:
-        for line in sys.stdin:  # a step a line
+        for line in sys.stdin:  # one step per line
             loss = model(torch.ones(3, 4)).square().mean()
             opt.zero_grad()
             loss.backward()
@@ -426,7 +425,7 @@ TRAINING = """
 """
 
 
-def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
+def test_follows_a_training(chromium, tmp_path):
     env = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
     training = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(TRAINING), str(tmp_path)], env=env, text=True,
@@ -439,7 +438,7 @@ def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
 
     try:
         name = Path(training.stdout.readline().strip()).name
-        steps(20)  # so many that a curve comes as bytes
+        steps(20)  # enough for a curve to be encoded as bytes
         with (
             serving(tmp_path) as page,
             Tab(chromium, page, f"#run={name}&follow=1") as one,
@@ -449,25 +448,25 @@ def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
             one.page.wait_for_function(at.format(19))
             steps(4)
             one.page.wait_for_function(at.format(23))
-            # its curve has grown by the points that are new, the other's too, whose step stays
+            # both curves have grown; the step of the second page stays
             for each in (one, two):
                 each.page.wait_for_function(
                     "() => { const x = document.getElementById('training').data[0].x;"
                     " return x[x.length - 1] === 23 }"
                 )
-                assert "open" in each.page.locator("#here").inner_text()
+                assert "open" in each.page.locator("#title").inner_text()
                 each.page.wait_for_function(
-                    "() => document.querySelector('#panel-overview .heat')._fullData[0]"
+                    "() => document.querySelector('#panel-overview .overview')._fullData[0]"
                     ".x.length === 24"
                 )
             assert two.page.input_value("#step") == "1"
             two.open("tensors")
             assert "2" in two.page.locator("#panel-tensors h3").inner_text()
             training.stdin.close()
-            one.page.wait_for_selector("#here .pill.ended")
+            one.page.wait_for_selector("#title .pill.ended")
             assert training.wait(60) == 0
             shutil.rmtree(tmp_path / name)
-            one.page.wait_for_selector("#here .pill.gone")
+            one.page.wait_for_selector("#title .pill.deleted")
             one.page.get_by_text("deleted while it was shown").wait_for()
     finally:
         training.kill()
@@ -476,15 +475,15 @@ def test_the_page_moves_while_a_training_runs(chromium, tmp_path):
         training.stdout.close()
 
 
-def test_the_server_ends_while_it_is_looked_at(chromium, runs):
+def test_server_stops_while_the_page_is_open(chromium, runs):
     with serving(runs) as page:
         tab = Tab(chromium, page, "#run=a")
     tab.page.wait_for_selector("body[data-push=closed]")
-    tab.page.get_by_text("does not answer").wait_for()
+    tab.page.get_by_text("does not respond").wait_for()
     tab.context.close()
 
 
-def test_what_assistive_tools_are_told(chromium, page):
+def test_roles_and_names_for_assistive_tools(chromium, page):
     with Tab(chromium, page, "#run=a") as tab:
         q = tab.page
         for name in (

@@ -1,4 +1,4 @@
-"""What browsers are told by themselves: what is new, once, and the latest to those who are slow."""
+"""What the server pushes to browsers: only what is new, and only the latest to slow ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import shutil
 
 import websockets
 
-from tensortap.web.catalog import Library
-from tensortap.web.entries import ShownRun
-from tensortap.web.push import Listener, _look, _news_of
-from tests.web.conftest import Writer, cookie_of, entered, serving
+from tensortap.web.catalog import Catalog
+from tensortap.web.catalog_entries import RunEntry
+from tensortap.web.push import Subscriber, refresh_entry, run_news
+from tests.web.conftest import Writer, cookie_of, logged_in, serving
 
 
 @contextlib.asynccontextmanager
-async def listening(page):
+async def connected(page):
     where = f"ws://127.0.0.1:{page.port}/push"
     async with websockets.connect(
         where, additional_headers={"cookie": cookie_of(page)}, proxy=None
@@ -24,32 +24,32 @@ async def listening(page):
         yield socket
 
 
-async def hear(socket, seconds=60):
+async def receive(socket, seconds=60):
     return json.loads(await asyncio.wait_for(socket.recv(), seconds))
 
 
-async def say(socket, **words):
-    await socket.send(json.dumps(words))
+async def send(socket, **message):
+    await socket.send(json.dumps(message))
 
 
 async def until(socket, wanted):
-    """The news, message by message, until some are as wanted."""
+    """Confirm messages until one fulfills the condition; return it."""
     while True:
-        news = await hear(socket)
-        await say(socket, seen=news["n"])
+        news = await receive(socket)
+        await send(socket, seen=news["n"])
         if wanted(news):
             return news
 
 
-def test_only_what_is_new_is_told(tmp_path):
+def test_sends_only_what_is_new(tmp_path):
     run = Writer(tmp_path, "r")
     for step in range(3):
         run.step(step)
     run.flush()
 
     async def talk(page):
-        async with listening(page) as socket:
-            await say(socket, show="r", version=0, step=2)
+        async with connected(page) as socket:
+            await send(socket, show="r", version=0, step=2)
             first = (await until(socket, lambda n: "run" in n))["run"]
             assert first["steps"] == []  # it knew them
             run.step(3)
@@ -62,9 +62,9 @@ def test_only_what_is_new_is_told(tmp_path):
                 for step, value in zip(*said["training"].get("loss", [[], []]), strict=True):
                     assert value == 3.0 / (1 + step)
                     told.append(step)
-            assert told == [2, 3, 4]  # and the one at which it may have been cut off
+            assert told == [2, 3, 4]  # and the loss of the last known step
             assert seen == [3, 4]
-            # a step is known with its first record; its loss comes last, and is told as well
+            # the loss comes last in a step, after the step is already known
             run.put("late", "Value", 5, 1.0)
             run.flush()
             await until(socket, lambda n: 5 in n.get("run", {}).get("steps", ()))
@@ -73,41 +73,41 @@ def test_only_what_is_new_is_told(tmp_path):
             said = await until(socket, lambda n: n.get("run", {}).get("training"))
             assert said["run"]["training"] == {"loss": [[5], [0.25]]}
 
-    with serving(tmp_path) as page, entered(page) as client:
+    with serving(tmp_path) as page, logged_in(page) as client:
         assert client.get("/api/run?run=r").status_code == 200
         asyncio.run(talk(page))
     run.close()
 
 
-def test_who_is_slow_gets_the_latest_not_a_queue(tmp_path):
+def test_sends_a_slow_browser_only_the_latest(tmp_path):
     run = Writer(tmp_path, "r")
     run.step(0)
     run.flush()
 
     async def talk(page):
-        async with listening(page) as slow, listening(page) as quick:
+        async with connected(page) as slow, connected(page) as quick:
             for socket in (slow, quick):
-                await say(socket, show="r", version=0, step=0)
-            held = await hear(slow)  # and is not confirmed
+                await send(socket, show="r", version=0, step=0)
+            held = await receive(slow)  # not confirmed
             assert held["n"] == 1
             for step in range(1, 13):
                 run.step(step)
                 run.flush()
-                # the quick one tells when the server has seen it
+                # the quick browser shows when the server has read it
                 await until(quick, lambda n, s=step: "run" in n and s in n["run"]["steps"])
-            await say(slow, seen=held["n"])
-            news = await hear(slow)
-            assert news["n"] == 2  # all that came meanwhile is one message
+            await send(slow, seen=held["n"])
+            news = await receive(slow)
+            assert news["n"] == 2  # one message for everything in between
             assert news["run"]["steps"][-1] == 12
             assert news["run"]["steps"] == list(range(news["run"]["steps"][0], 13))
 
-    with serving(tmp_path) as page, entered(page) as client:
+    with serving(tmp_path) as page, logged_in(page) as client:
         assert client.get("/api/run?run=r").status_code == 200
         asyncio.run(talk(page))
     run.close()
 
 
-def test_a_run_that_comes_and_one_that_goes(tmp_path):
+def test_reports_new_and_deleted_runs(tmp_path):
     import shutil
 
     first = Writer(tmp_path, "first")
@@ -115,61 +115,61 @@ def test_a_run_that_comes_and_one_that_goes(tmp_path):
     first.close()
 
     async def talk(page, client):
-        async with listening(page) as socket:
-            await say(socket, show="first", version=0, step=-1)
+        async with connected(page) as socket:
+            await send(socket, show="first", version=0, step=-1)
             await until(socket, lambda n: "run" in n)
             second = Writer(tmp_path, "second")
-            await until(socket, lambda n: n.get("library"))
+            await until(socket, lambda n: n.get("catalog"))
             second.close()
-            shown = (await asyncio.to_thread(client.get, "/api/library")).json()["shown"]
+            shown = (await asyncio.to_thread(client.get, "/api/catalog")).json()["entries"]
             assert {s["id"] for s in shown} == {"first", "second"}
             shutil.rmtree(tmp_path / "first")
-            news = await until(socket, lambda n: n.get("run", {}).get("state") == "gone")
+            news = await until(socket, lambda n: n.get("run", {}).get("state") == "deleted")
             assert "error" not in news["run"]
 
-    with serving(tmp_path) as page, entered(page) as client:
+    with serving(tmp_path) as page, logged_in(page) as client:
         assert client.get("/api/run?run=first").status_code == 200
         asyncio.run(talk(page, client))
 
 
-def test_a_run_that_is_seen_half_deleted(tmp_path):
-    """Somebody looks while its files go, one after the other."""
+def test_reports_a_run_that_was_read_half_deleted(tmp_path):
+    """The server refreshes a run while its files are being deleted."""
     run = Writer(tmp_path, "r")
     for step in range(3):
         run.step(step)
     run.close()
-    shown = ShownRun("r", tmp_path / "r")
-    listener = Listener(None)
-    listener.shows, listener.step = "r", 2
-    library = Library()
-    library.add(tmp_path)
-    library._shown["r"] = shown
-    assert _news_of(library, listener)["records"] == len(shown.table())
+    entry = RunEntry(tmp_path / "r")
+    subscriber = Subscriber(None)
+    subscriber.run, subscriber.step = "r", 2
+    catalog = Catalog()
+    catalog.add(tmp_path)
+    catalog._entries["r"] = entry
+    assert run_news(catalog, subscriber)["records"] == len(entry.table())
     for path in sorted((tmp_path / "r" / "records").rglob("*.parquet")):
         path.write_bytes(b"")  # about to go
-    _look(shown)
+    refresh_entry(entry)
     shutil.rmtree(tmp_path / "r")
-    assert _look(shown)
-    assert _news_of(library, listener)["state"] == "gone"
-    assert len(shown.table().steps()) == 3  # what was read of it is still there
-    shown._table = None  # and where it is not, that the run has gone is said all the same
-    shown._reader = None
-    assert _news_of(library, listener)["state"] == "gone"
+    assert refresh_entry(entry)
+    assert run_news(catalog, subscriber)["state"] == "deleted"
+    assert len(entry.table().steps()) == 3  # what was read of it stays
+    entry._table = None  # without it, the state is reported all the same
+    entry._reader = None
+    assert run_news(catalog, subscriber)["state"] == "deleted"
 
 
-def test_who_talks_nonsense_is_hung_up_on(page):
+def test_disconnects_a_client_that_sends_nonsense(page):
     async def talk():
-        async with listening(page) as socket:
+        async with connected(page) as socket:
             await socket.send("nonsense")
             await asyncio.wait_for(socket.wait_closed(), 60)
 
     asyncio.run(talk())
 
 
-def test_how_far_a_comparison_is_comes_by_itself(page, client):
+def test_reports_the_progress_of_a_comparison(page, client):
     async def talk():
-        async with listening(page) as socket:
-            await say(socket, show="a", version=0, step=-1)
+        async with connected(page) as socket:
+            await send(socket, show="a", version=0, step=-1)
             await until(socket, lambda n: "run" in n)
             start = "/api/compare/start?run=b&other=a&rtol=0.1"
             job = (await asyncio.to_thread(client.post, start)).json()["job"]

@@ -1,4 +1,4 @@
-"""The server over real runs: what it answers, how fast it refuses, and how it starts and ends."""
+"""The server over real runs: its responses, its errors, how it starts and ends."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import tensortap as tap
 from tensortap.api import session as live
 from tensortap.errors import NotFound, TensortapError
 from tensortap.runs.object_files import load_file
-from tensortap.web import view as verb
-from tensortap.web.catalog import Library, inside
+from tensortap.web import view as view_module
+from tensortap.web.catalog import Catalog, resolve_inside
 from tensortap.web.server import PORT, Page, listen
-from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, entered, serving
+from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, logged_in, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,20 +35,19 @@ def good(answer):
     return answer.json()
 
 
-# -- what it answers -----------------------------------------------------------------------
+# -- responses -----------------------------------------------------------------------------
 
 
-def test_the_library_and_a_run(client):
-    shown = good(client.get("/api/library"))["shown"]
+def test_catalog_and_run(client):
+    shown = good(client.get("/api/catalog"))["entries"]
     assert [s["id"] for s in shown] == ["raw", "empty", "b", "a"]
     assert {s["state"] for s in shown} == {"ended"}
     run = good(client.get("/api/run?run=a"))
     assert run["names"] == LAYERS
     assert run["kinds"] == ["Activation", "Gradient"]
-    assert run["metrics"] == ["loss"]
 
 
-def test_figures_are_the_ones_of_viz(client, runs):
+def test_figures_are_those_of_viz(client, runs):
     from tensortap.table.table import table_of
     from tensortap.viz.figures import heatmap_figure, lines_figure
 
@@ -67,14 +66,14 @@ def test_figures_are_the_ones_of_viz(client, runs):
     assert lines["lines"][HOSTILE]["d"].startswith("M")
 
 
-def test_exponents_at_the_nearest_step(client):
+def test_exponents_of_the_nearest_step(client):
     asked = {"run": "a", "kind": "Gradient", "name": "head", "step": 999, "dtype": "float8_e4m3fn"}
     assert good(client.get("/api/exponents", params=asked))["step"] == STEPS - 1
     for over in ("steps", "ridge"):
         assert good(client.get("/api/exponents", params={**asked, "over": over}))["data"]
 
 
-def test_an_answer_is_given_once_for_a_version(client):
+def test_responds_not_modified_for_the_same_version(client):
     first = client.get("/api/run?run=a")
     again = client.get("/api/run?run=a", headers={"if-none-match": first.headers["etag"]})
     assert again.status_code == 304
@@ -85,8 +84,8 @@ def test_alerts_provenance_receipt(client):
     (alert,) = good(client.get("/api/alerts?run=a"))["alerts"]
     assert (alert["name"], alert["step"], alert["rule"]) == ("blocks.1.mlp", 20, "nan")
     assert "tensortap reproduce" in good(client.get("/api/provenance?run=a"))["reproduce"]
-    bill = good(client.get("/api/receipt?run=a"))
-    assert (bill["records"], bill["dropped"]) == (STEPS * (2 * len(LAYERS) + 1) + 1, 0)
+    receipt = good(client.get("/api/receipt?run=a"))
+    assert (receipt["records"], receipt["dropped"]) == (STEPS * (2 * len(LAYERS) + 1) + 1, 0)
 
 
 # -- tensors -------------------------------------------------------------------------------
@@ -96,7 +95,7 @@ def tensor(client, **asked):
     return client.get("/api/tensor", params={"run": "raw", "kind": "Value", **asked})
 
 
-def test_a_slice_is_the_slice(client):
+def test_draws_the_requested_slice(client):
     from tensortap.viz.figures.encoding import untyped
 
     found = good(tensor(client, name="cube", step=1, axes="0,2", at="0,2,0"))
@@ -107,7 +106,7 @@ def test_a_slice_is_the_slice(client):
     assert "x[:, 2, :]" in found["python"]
 
 
-def test_the_python_of_a_slice_runs(client):
+def test_python_code_of_a_slice_runs(client):
     found = good(tensor(client, name="cube", step=1, axes="2,1", at="1,0,0", minus="step"))
     *lines, last = found["python"].splitlines()
     space = {}
@@ -117,7 +116,7 @@ def test_the_python_of_a_slice_runs(client):
     assert (space["x"][1, :, :].T == np.arange(12, 24).reshape(3, 4).T + 100).all()
 
 
-def test_the_difference_to_another_step_and_run(client):
+def test_difference_to_another_step_and_run(client):
     found = good(tensor(client, name="cube", step=2, minus="step", otherstep=0))
     assert found["statistics"]["min"] == found["statistics"]["max"] == 200
     asked = {"run": "a", "name": "head", "kind": "Activation", "minus": "run", "other": "b"}
@@ -132,7 +131,7 @@ def test_the_difference_to_another_step_and_run(client):
     assert "rank 5" in answer.json()["error"]
 
 
-def test_a_large_slice_loses_nothing_that_is_not_finite(client):
+def test_a_large_slice_shows_every_nonfinite_value(client):
     found = good(tensor(client, name="big"))
     names = [trace.get("name") for trace in found["figure"]["data"]]
     assert "NaN" in names
@@ -143,16 +142,16 @@ def test_a_large_slice_loses_nothing_that_is_not_finite(client):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("nothing", "no elements"), ("words", "holds no tensor"), ("gone", "no 'gone'")],
 )
-def test_what_cannot_be_drawn_is_a_sentence(client, name, said):
+def test_explains_what_cannot_be_drawn(client, name, message):
     answer = tensor(client, name=name)
     body = answer.json()
-    assert said in body.get("empty", body.get("error", ""))
+    assert message in body.get("empty", body.get("error", ""))
 
 
-def test_seven_axes_a_number_and_parts_of_a_value(client):
+def test_seven_axes_a_scalar_and_parts_of_a_value(client):
     found = good(tensor(client, name="seven", at="1,1,1,1,1,1,1"))
     assert found["shape"] == [2] * 7
     assert found["statistics"]["max"] == 127
@@ -160,13 +159,13 @@ def test_seven_axes_a_number_and_parts_of_a_value(client):
     assert good(tensor(client, name="pair", leaf="['k']"))["shape"] == [3]
 
 
-def test_a_layer_with_statistics_only_says_how_to_keep_it(client):
+def test_explains_how_to_keep_a_tensor(client):
     answer = client.get("/api/tensor?run=a&name=embed&kind=Activation")
     assert answer.status_code == 404
     assert "tap.track(model, tensors=" in answer.json()["error"]
 
 
-def test_a_download_is_the_tensor(client, tmp_path):
+def test_download(client, tmp_path):
     answer = client.get("/api/tensor.npy?run=raw&name=cube&kind=Value&step=2")
     assert "cube_step2_rank0.npy" in answer.headers["content-disposition"]
     assert (np.load(io.BytesIO(answer.content)) == np.arange(24).reshape(2, 3, 4) + 200).all()
@@ -174,19 +173,19 @@ def test_a_download_is_the_tensor(client, tmp_path):
     values = np.arange(6, dtype=ml_dtypes.bfloat16)
     run.put("x", "Value", 0, values)
     run.close()
-    with serving(run.run) as page, entered(page) as own:
+    with serving(run.run) as page, logged_in(page) as own:
         (tmp_path / "x.npy").write_bytes(own.get("/api/tensor.npy?run=half&name=x").content)
     assert (load_file(tmp_path / "x.npy") == values).all()
 
 
-def test_what_was_caught_and_dumped_is_there_too(tmp_path):
+def test_shows_caught_and_dumped_values(tmp_path):
     run = tap.init(tmp_path)
     tap.dump(np.arange(6.0).reshape(2, 3), "dumped")
     for step in range(3):
         tap.catch(1.0 / (step + 1), "my_loss")
     tap.finish()
-    with serving(run) as page, entered(page) as client:
-        (held,) = good(client.get("/api/held", params={"run": run.name}))["held"]
+    with serving(run) as page, logged_in(page) as client:
+        (held,) = good(client.get("/api/tensor_steps", params={"run": run.name}))["tensors"]
         assert held["name"] == "dumped"
         asked = {"run": run.name, "name": "dumped", "kind": "Value"}
         assert good(client.get("/api/tensor", params=asked))["statistics"]["max"] == 5
@@ -194,7 +193,7 @@ def test_what_was_caught_and_dumped_is_there_too(tmp_path):
         assert (curve["name"], curve["y"]) == ("my_loss", [1.0, 0.5, 1 / 3])
 
 
-def test_what_was_traced_is_there_too(tmp_path):
+def test_shows_traced_values(tmp_path):
     def step(x):
         h = np.full((2, 3), x)
         loss = 1.0 / x
@@ -205,9 +204,9 @@ def test_what_was_traced_is_there_too(tmp_path):
         for x in (1.0, 2.0, 4.0):
             step(x)
     tap.finish()
-    with serving(run) as page, entered(page) as client:
+    with serving(run) as page, logged_in(page) as client:
         assert good(client.get("/api/run", params={"run": run.name}))["kinds"] == ["Local"]
-        (held,) = good(client.get("/api/held", params={"run": run.name}))["held"]
+        (held,) = good(client.get("/api/tensor_steps", params={"run": run.name}))["tensors"]
         assert (held["name"], held["kind"], held["steps"]) == ("step.h", "Local", [0, 1, 2])
         asked = {"run": run.name, "name": "step.h", "kind": "Local"}
         assert good(client.get("/api/tensor", params=asked))["statistics"]["max"] == 4
@@ -215,12 +214,12 @@ def test_what_was_traced_is_there_too(tmp_path):
         assert (curve["name"], curve["y"]) == ("step.loss", [1.0, 0.5, 0.25])
 
 
-def test_which_tensors_are_there_whole(client):
-    found = good(client.get("/api/held?run=a"))["held"]
+def test_lists_the_tensors_that_were_kept(client):
+    found = good(client.get("/api/tensor_steps?run=a"))["tensors"]
     assert [(t["name"], t["kind"], len(t["steps"])) for t in found] == [
         ("head", "Activation", STEPS)
     ]
-    assert good(client.get("/api/held?run=empty"))["held"] == []
+    assert good(client.get("/api/tensor_steps?run=empty"))["tensors"] == []
 
 
 # -- comparing -----------------------------------------------------------------------------
@@ -236,7 +235,7 @@ def finish(client, job):
     raise AssertionError("the comparison did not end")
 
 
-def test_two_runs_are_compared(client):
+def test_compares_two_runs(client):
     job = good(client.post("/api/compare/start?run=a&other=b"))["job"]
     said = finish(client, job)
     assert said["agree"] is False
@@ -249,20 +248,20 @@ def test_two_runs_are_compared(client):
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("rtol=much", "a tolerance"),
         ("steps=x", "steps must be like"),
         ("names=(", "regular expression"),
     ],
 )
-def test_a_mistake_in_a_comparison_is_said(client, query, said):
+def test_rejects_invalid_options_of_a_comparison(client, query, message):
     answer = client.post(f"/api/compare/start?run=a&other=b&{query}")
     assert answer.status_code == 422
-    assert said in answer.json()["error"]
+    assert message in answer.json()["error"]
 
 
-def test_work_can_be_cancelled():
+def test_cancels_a_job():
     from tensortap.web.jobs import Jobs
 
     said, started = [], threading.Event()
@@ -295,21 +294,21 @@ def test_work_can_be_cancelled():
         "overview?run=a&metric=nonsense&kind=Gradient",
     ],
 )  # fmt: skip
-def test_every_mistake_is_a_sentence(client, path):
+def test_reports_every_error_as_a_message(client, path):
     answer = client.get(f"/api/{path}")
     assert answer.status_code < 500
     assert "Traceback" not in answer.text
     assert answer.status_code == 200 or answer.json()["error"]
 
 
-def test_an_empty_run_answers_everything(client):
-    for what in ("run", "held", "training", "overview", "alerts", "provenance", "receipt"):
+def test_empty_run(client):
+    for what in ("run", "tensor_steps", "training", "overview", "alerts", "provenance", "receipt"):
         good(client.get(f"/api/{what}?run=empty"))
     figure = good(client.get("/api/lines?run=empty&name=x"))
     assert figure["layout"]["meta"]["empty"] is True
 
 
-def test_nothing_outside_the_folder_is_given(tmp_path, runs):
+def test_serves_nothing_outside_the_folder(tmp_path, runs):
     folder = tmp_path / "shown"
     folder.mkdir()
     shutil.copytree(runs / "empty", folder / "mine")
@@ -317,8 +316,8 @@ def test_nothing_outside_the_folder_is_given(tmp_path, runs):
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     (folder / "mine" / "project.patch").symlink_to(secret)
-    with serving(folder) as page, entered(page) as client:
-        assert [s["id"] for s in good(client.get("/api/library"))["shown"]] == ["mine"]
+    with serving(folder) as page, logged_in(page) as client:
+        assert [s["id"] for s in good(client.get("/api/catalog"))["entries"]] == ["mine"]
         assert client.get("/api/run?run=theirs").status_code == 404
         answer = client.get("/api/provenance?run=mine")
         assert answer.status_code == 422
@@ -327,18 +326,18 @@ def test_nothing_outside_the_folder_is_given(tmp_path, runs):
         for path in ("/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd"):
             assert client.get(path).status_code == 404
     with pytest.raises(TensortapError, match="points outside"):
-        inside(folder / "theirs", folder)
+        resolve_inside(folder / "theirs", folder)
 
 
-def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, runs):
+def test_run_that_is_deleted_while_it_is_shown(tmp_path, runs):
     shutil.copytree(runs / "raw", tmp_path / "raw")
-    with serving(tmp_path / "raw") as page, entered(page) as client:
+    with serving(tmp_path / "raw") as page, logged_in(page) as client:
         assert good(client.get("/api/run?run=raw"))["state"] == "ended"
         shutil.rmtree(tmp_path / "raw")
-        (shown,) = page.library.in_use()
-        assert shown.look() is True
-        assert good(client.get("/api/run?run=raw"))["state"] == "gone"
-        for what in ("held", "provenance", "receipt", "tensor?name=cube", "overview"):
+        (entry,) = page.catalog.recently_used()
+        assert entry.refresh() is True
+        assert good(client.get("/api/run?run=raw"))["state"] == "deleted"
+        for what in ("tensor_steps", "provenance", "receipt", "tensor?name=cube", "overview"):
             mark = "&" if "?" in what else "?"
             answer = client.get(f"/api/{what}{mark}run=raw")
             assert answer.status_code < 500, answer.text
@@ -346,35 +345,35 @@ def test_a_run_that_is_deleted_while_it_is_shown(tmp_path, runs):
             assert answer.status_code == 200 or "the run was deleted" in answer.json()["error"]
 
 
-def test_a_run_that_grows_and_one_that_shrinks(tmp_path):
+def test_run_that_grows_and_is_replaced(tmp_path):
     run = Writer(tmp_path, "grows")
     run.step(0)
     run.flush()
-    with serving(tmp_path) as page, entered(page) as client:
+    with serving(tmp_path) as page, logged_in(page) as client:
         assert good(client.get("/api/run?run=grows"))["steps"] == [0]
-        (shown,) = page.library.in_use()
+        (entry,) = page.catalog.recently_used()
         run.step(1)
         run.flush()
-        assert shown.look() is True
-        assert shown.look() is False
+        assert entry.refresh() is True
+        assert entry.refresh() is False
         assert good(client.get("/api/run?run=grows"))["steps"] == [0, 1]
         run.close()
         shutil.rmtree(tmp_path / "grows")
         other = Writer(tmp_path, "grows")
         other.step(7)
         other.close()
-        shown.look()
+        entry.refresh()
         found = good(client.get("/api/run?run=grows"))
         assert (found["steps"], found["state"]) == ([7], "ended")
 
 
-def test_two_ranks_apart_and_from_each_other(tmp_path):
+def test_two_ranks_and_their_difference(tmp_path):
     for rank in (0, 1):
         run = Writer(tmp_path, "ranks", rank=rank, world_size=2)
         for step in range(3):
             run.step(step, scale=1.0 + rank)
         run.close(end=rank == 1)
-    with serving(tmp_path) as page, entered(page) as client:
+    with serving(tmp_path) as page, logged_in(page) as client:
         assert good(client.get("/api/run?run=ranks"))["ranks"] == [0, 1]
         asked = {"run": "ranks", "kind": "Activation", "name": "head", "stat": "max_abs"}
         assert len(good(client.get("/api/lines", params=asked))["data"]) == 2
@@ -383,7 +382,7 @@ def test_two_ranks_apart_and_from_each_other(tmp_path):
         both = {**asked, "step": 1, "rank": 1, "minus": "rank", "otherrank": 0}
         gap = good(client.get("/api/tensor", params=both))
         assert gap["minus"] == "step 1, rank 0"
-        # the second rank has twice the values of the first: less the first, those of the first
+        # the values of rank 1 are twice those of rank 0
         assert gap["statistics"]["max_abs"] == x["statistics"]["max_abs"]
         assert good(client.get("/api/receipt?run=ranks"))["ranks"] == 2
         curve = good(client.get("/api/training?run=ranks"))["data"][0]
@@ -394,7 +393,7 @@ def test_two_ranks_apart_and_from_each_other(tmp_path):
 # -- live sessions -------------------------------------------------------------------------
 
 
-def test_live_sessions_here_and_elsewhere(tmp_path):
+def test_live_sessions_of_this_and_another_process(tmp_path):
     server = live.start("127.0.0.1", 0, "64MB")
     try:
         from tensortap.frameworks.snapshot import borrow
@@ -407,38 +406,38 @@ def test_live_sessions_here_and_elsewhere(tmp_path):
                    summarize_array(x * s)) for s in range(5)
         ]  # fmt: skip
         records.append(Record("loss", Kind.METRIC, 4, 0, 9, 0, 1, 9, value=0.5))
-        # a tensor that was tracked has both, its statistics and itself
+        # a tracked tensor has statistics and values
         whole = [
             Record("kept", Kind.ACTIVATION, s, 0, s + 10, 0, 1, s + 10, "", "float32", (3, 4), None,
                    None, borrow(x * s), summarize_array(x * s)) for s in range(3)
         ]  # fmt: skip
         server.history.write(records + whole[:2])
-        with serving(server, str(server.address)) as page, entered(page) as client:
-            shown = good(client.get("/api/library"))["shown"]
+        with serving(server, str(server.address)) as page, logged_in(page) as client:
+            shown = good(client.get("/api/catalog"))["entries"]
             assert [s["what"] for s in shown] == ["live", "live"]
             for each in shown:
                 run = good(client.get("/api/run", params={"run": each["id"]}))
                 assert (run["names"], run["state"]) == (["h", "kept"], "live")
                 asked = {"run": each["id"], "name": "h", "kind": "Activation", "stat": "max"}
                 assert good(client.get("/api/lines", params=asked))["data"]
-                for what in ("alerts", "provenance", "receipt", "held"):
+                for what in ("alerts", "provenance", "receipt", "tensor_steps"):
                     good(client.get(f"/api/{what}", params={"run": each["id"]}))
-                held = page.library.get(each["id"]).held
-                assert held() == {("kept", "Activation"): {0, 1}}
+                tensor_steps = page.catalog.get(each["id"]).tensor_steps
+                assert tensor_steps() == {("kept", "Activation"): {0, 1}}
                 there = {"run": each["id"], "name": "kept", "kind": "Activation", "step": 1}
                 assert good(client.get("/api/tensor", params=there))["statistics"]["max"] == 1
             server.history.write(whole[2:])
-            assert held() == {("kept", "Activation"): {0, 1, 2}}
-            server.history.bound = 1  # what made room is not offered any more
+            assert tensor_steps() == {("kept", "Activation"): {0, 1, 2}}
+            server.history.bound = 1  # evicts all others
             server.history.write(records[:1])
-            assert held() == {}
+            assert tensor_steps() == {}
             server.close()
-            here, far = (page.library.get(each["id"]) for each in shown)
+            here, far = (page.catalog.get(each["id"]) for each in shown)
             assert here.state == "closed"
-            assert far.look() is True
-            assert far.look() is False  # it has gone, and what it had sent is still there
+            assert far.refresh() is True
+            assert far.refresh() is False  # closed, and what it had sent stays
             run = good(client.get("/api/run", params={"run": far.id}))
-            assert (run["names"], run["state"]) == (["h", "kept"], "gone")
+            assert (run["names"], run["state"]) == (["h", "kept"], "closed")
             answer = client.get("/api/receipt", params={"run": far.id})
             assert answer.status_code == 404
             assert "no live session" in answer.json()["error"]
@@ -449,20 +448,20 @@ def test_live_sessions_here_and_elsewhere(tmp_path):
 # -- starting and ending -------------------------------------------------------------------
 
 
-def test_the_next_port_that_is_free(runs, capsys):
+def test_takes_the_next_free_port(runs, capsys):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             taken.bind(("127.0.0.1", PORT))
             taken.listen()
         except OSError:
-            pass  # somebody else has it: just as good
-        library = Library()
-        library.add(runs)
-        page = Page(library)
+            pass  # already in use, which is just as good
+        catalog = Catalog()
+        catalog.add(runs)
+        page = Page(catalog)
         try:
             assert page.port > PORT
-            verb.say(page)
+            view_module._announce(page, None)
             assert f"port {PORT} is in use" in capsys.readouterr().out
             with pytest.raises(TensortapError, match=f"port {page.port} is in use"):
                 listen("127.0.0.1", page.port)
@@ -470,42 +469,42 @@ def test_the_next_port_that_is_free(runs, capsys):
             page.close()
 
 
-def test_beyond_this_machine_it_says_so(runs, capsys):
-    library = Library()
-    library.add(runs)
-    page = Page(library, host="0.0.0.0", port=0)
+def test_warns_beyond_this_machine(runs, capsys):
+    catalog = Catalog()
+    catalog.add(runs)
+    page = Page(catalog, host="0.0.0.0", port=0)
     try:
-        verb.say(page, 0)
-        said = capsys.readouterr().out
-        assert "other machines can reach it" in said
-        assert "token=" in said
+        view_module._announce(page, 0)
+        printed = capsys.readouterr().out
+        assert "other machines can reach the page" in printed
+        assert "token=" in printed
         assert httpx.get(f"http://127.0.0.1:{page.port}/").status_code == 401
     finally:
         page.close()
 
 
 @pytest.mark.parametrize("port", [70000, -1])
-def test_a_port_that_is_none(port):
-    with pytest.raises(TensortapError, match="not a port"):
+def test_rejects_an_invalid_port(port):
+    with pytest.raises(TensortapError, match="port must be at most 65535"):
         listen("127.0.0.1", port)
 
 
-def test_view_shows_what_this_process_has(tmp_path, monkeypatch, capsys):
+def test_view_shows_the_session_and_run_of_this_process(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verb, "_page", None)
+    monkeypatch.setattr(view_module, "_page", None)
     with pytest.raises(NotFound, match="nothing to show"):
         tap.view(browser=False, port=0)
     run = tap.init("runs")
     errors = tap.receipt().reasons.get("error", 0)
     page = tap.view(browser=False, port=0)
     try:
-        assert [s.where for s in page.library.all()] == [str(run.resolve())]
+        assert [s.where for s in page.catalog.entries()] == [str(run.resolve())]
         server = live.start("127.0.0.1", 0, "64MB")
         assert tap.view(server, browser=False) is page
-        assert len(page.library.all()) == 2
-        with entered(page) as client:
-            bill = good(client.get("/api/receipt", params={"run": run.name}))["bill"]
-            assert bill["errors"] == errors
+        assert len(page.catalog.entries()) == 2
+        with logged_in(page) as client:
+            cost = good(client.get("/api/receipt", params={"run": run.name}))["cost"]
+            assert cost["reasons"].get("error", 0) == errors
         server.close()
     finally:
         page.close()
@@ -514,7 +513,7 @@ def test_view_shows_what_this_process_has(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("the page is on") == 2
 
 
-def test_the_command(runs, tmp_path):
+def test_command(runs, tmp_path):
     env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), PYTHONUNBUFFERED="1")
     command = [sys.executable, "-m", "tensortap", "view"]
     wrong = subprocess.run(

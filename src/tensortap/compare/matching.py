@@ -14,6 +14,7 @@ from tensortap.errors import TensortapError
 from tensortap.record import Kind
 from tensortap.runs.arrow import scalar
 from tensortap.runs.rows import HEAD_COLUMNS, STATISTICS, records_of
+from tensortap.select import name_pattern
 from tensortap.table.table import Table, has_tag
 
 if TYPE_CHECKING:
@@ -123,12 +124,7 @@ def choose(table: Table, choice: Choice, *, rename: bool) -> ChosenRecords:
         chosen = [kind != Kind.ALERT.value for kind in table.kinds]
     keep = np.array(chosen, np.bool_)[table.kind]
     if choice.names is not None:
-        try:
-            pattern = re.compile(choice.names)
-        except re.error as error:
-            raise TensortapError(
-                f"names is not a regular expression: {choice.names!r} ({error})"
-            ) from None
+        pattern = name_pattern(choice.names)
         keep &= np.array([bool(pattern.search(name)) for name in names], np.bool_)[table.name]
     if choice.ranks:
         keep &= np.isin(table.rank, choice.ranks)

@@ -12,6 +12,7 @@ import numpy as np
 from tensortap.errors import TensortapError
 from tensortap.readers.run import RunReader
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
+from tensortap.select import name_pattern
 from tensortap.table import frames
 from tensortap.table.computed import complete_table
 from tensortap.table.sources import VALUE
@@ -62,11 +63,7 @@ def curve_points(
     if unknown:
         known = ", ".join(RUN_STATISTICS)
         raise TensortapError(f"statistics must be among {known}, got {', '.join(unknown)}")
-    try:
-        wanted = re.compile(names or "")
-    except re.error as error:
-        raise TensortapError(f"not a regular expression: {names!r} ({error})") from None
-    return _points(source, wanted, statistics, histograms)
+    return _points(source, name_pattern(names or ""), statistics, histograms)
 
 
 def _points(

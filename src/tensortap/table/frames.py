@@ -16,6 +16,7 @@ import numpy as np
 from tensortap.errors import NotFound
 from tensortap.record import Kind
 from tensortap.runs.rows import STATISTICS
+from tensortap.select import name_pattern
 from tensortap.stats.formats import Exponents, limits, shares
 from tensortap.table.logframe_schema import KINDS, has_finfo, need_pandas, tensor_type
 from tensortap.table.table import Table, has_tag, table_of
@@ -310,7 +311,8 @@ def formats_of(
 def _matches(keys: Any, name: str | None, kind: Kind | str | None, step: int | str | None) -> Any:
     chosen = np.ones(len(keys), bool)
     if name is not None:
-        chosen &= keys["name"].str.contains(name, regex=True).to_numpy(bool)
+        names, pattern = keys["name"], name_pattern(name)
+        chosen &= names.isin([n for n in names.unique() if pattern.search(n)]).to_numpy(bool)
     if kind is not None:
         wanted = tensor_type(kind.value if isinstance(kind, Kind) else kind)
         types = keys["tensor_type"]

@@ -1,8 +1,8 @@
 """Tells browsers what has changed, and only that; a slow one gets the latest, not a queue.
 
 A browser says which run it shows and confirms every message. Until it has, nothing else is sent:
-what changes meanwhile is gathered, and the next message is made when it can be taken, of what is
-true then. History is never sent: of the curve of the loss only the points that are new.
+changes are collected, and the next message is composed when it can be sent. Only new points of
+the training curves are sent, never their history.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tensortap.errors import TensortapError
 from tensortap.table.table import Table
-from tensortap.web.catalog import Library
-from tensortap.web.curves import curves
-from tensortap.web.entries import Shown, described
-from tensortap.web.responses import as_json
+from tensortap.web.catalog import Catalog
+from tensortap.web.catalog_entries import CatalogEntry, describe_entry
+from tensortap.web.responses import encode_json
+from tensortap.web.training_curves import training_curves
 
 log = logging.getLogger("tensortap")
 
-INTERVAL = 0.25  # seconds between two looks at what is shown
-_SCAN = 8  # looks between two searches for new runs
-_POINTS = 2000  # new points of a curve that are sent; of more the browser asks for the curve
+INTERVAL = 0.25  # seconds between two refreshes
+_SCAN_EVERY = 8  # refreshes between two searches for new runs
+_MAX_POINTS = 2000  # if more points are new, the browser requests the whole curve
 
 
-class Showing(msgspec.Struct):
-    """What a browser says: which run it shows and how much it knows of it; what it has seen."""
+class BrowserMessage(msgspec.Struct):
+    """What a browser sends: the run that it shows, how much it knows of it, what it has seen."""
 
     show: str | None = None
     version: int = 0
@@ -40,199 +40,194 @@ class Showing(msgspec.Struct):
     seen: int = 0
 
 
-_said = msgspec.json.Decoder(Showing)
+_decoder = msgspec.json.Decoder(BrowserMessage)
 
 
-class Listener:
+class Subscriber:
     """One browser."""
 
     def __init__(self, socket: WebSocket) -> None:
         self.socket = socket
-        self.shows = ""
-        self.step = -1  # the last that it knows of what it shows
-        self.known = 0  # the version that it knows
-        self.told: dict[str, int] | None = None  # of each curve, up to which step it has it
-        self.changed: set[str] = set()
-        self.library = False  # whether runs have come
+        self.run = ""  # the id of the entry that it shows
+        self.step = -1  # the last step that it knows
+        self.version = 0  # the version that it knows
+        self.sent_steps: dict[str, int] | None = None  # last step of each curve that it has
+        self.changed: set[str] = set()  # ids of entries
+        self.catalog_changed = False
         self.jobs: dict[str, Any] = {}
         self.sent = self.seen = 0
         self.wake = asyncio.Event()
 
-    @property
-    def due(self) -> bool:
-        """Whether there is news, and the last has been seen."""
-        news = self.changed or self.library or self.jobs
+    def receive(self, message: BrowserMessage) -> None:
+        """Take note of what the browser shows and has seen."""
+        if message.show is not None:
+            self.run, self.step, self.version = message.show, message.step, message.version
+            self.sent_steps = None
+            self.changed.add(message.show)
+        self.seen = max(self.seen, min(message.seen, self.sent))
+        self.wake.set()
+
+    def is_due(self) -> bool:
+        """Return whether there is news, and the last message has been confirmed."""
+        news = self.changed or self.catalog_changed or self.jobs
         return bool(news) and self.seen >= self.sent
 
 
 class Push:
-    """All browsers, and the one task that looks for what is new."""
+    """All browsers, and the task that refreshes the entries that they show."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        self._listeners: set[Listener] = set()
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._subscribers: set[Subscriber] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._refreshing: dict[str, asyncio.Task[None]] = {}
 
-    async def talk(self, socket: WebSocket) -> None:
-        """Serve one browser for as long as it listens."""
+    async def serve(self, socket: WebSocket) -> None:
+        """Serve one browser until it disconnects."""
         await socket.accept()
-        listener = Listener(socket)
+        subscriber = Subscriber(socket)
         self._loop = asyncio.get_running_loop()
-        self._listeners.add(listener)
-        tasks = [asyncio.create_task(part(listener)) for part in (self._hear, self._tell)]
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
-            self._watching.add_done_callback(_report)
+        self._subscribers.add(subscriber)
+        loops = (self._receive_loop, self._send_loop)
+        tasks = [asyncio.create_task(loop(subscriber)) for loop in loops]
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+            self._watcher.add_done_callback(_log_failure)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._listeners.discard(listener)
+            self._subscribers.discard(subscriber)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it was closed there
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # already closed
                 await socket.close()
 
-    def job(self, id: str, state: Any) -> None:  # noqa: A002  what it is called in the page
-        """Tell how far a piece of work is; from any thread."""
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            return
+    def report_job(self, id: str, state: Any) -> None:  # noqa: A002
+        """Send the state of a job to all browsers; callable from any thread."""
 
         def note() -> None:
-            for listener in self._listeners:
-                listener.jobs[id] = state
-                listener.wake.set()
+            for subscriber in self._subscribers:
+                subscriber.jobs[id] = state
+                subscriber.wake.set()
 
-        with contextlib.suppress(RuntimeError):  # the loop has just been closed
-            loop.call_soon_threadsafe(note)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(note)
 
-    async def _hear(self, listener: Listener) -> None:
+    async def _receive_loop(self, subscriber: Subscriber) -> None:
         while True:
             try:
-                said = _said.decode(await listener.socket.receive_text())
-            except WebSocketDisconnect:
-                return
-            except (msgspec.MsgspecError, KeyError):
-                return  # nothing that our page says
-            if said.show is not None:
-                listener.shows, listener.step, listener.known = said.show, said.step, said.version
-                listener.told = None
-                listener.changed.add(said.show)
-            listener.seen = max(listener.seen, min(said.seen, listener.sent))
-            listener.wake.set()
+                message = _decoder.decode(await subscriber.socket.receive_text())
+            except (WebSocketDisconnect, msgspec.MsgspecError, KeyError):
+                return  # disconnected, or not our page
+            subscriber.receive(message)
 
-    async def _tell(self, listener: Listener) -> None:
+    async def _send_loop(self, subscriber: Subscriber) -> None:
         while True:
-            await listener.wake.wait()
-            listener.wake.clear()
-            if not listener.due:
+            await subscriber.wake.wait()
+            subscriber.wake.clear()
+            if not subscriber.is_due():
                 continue
-            changed, listener.changed = listener.changed, set()
-            jobs, listener.jobs = listener.jobs, {}
-            news: dict[str, Any] = {"jobs": jobs} if jobs else {}
-            if listener.library:
-                news["library"], listener.library = True, False
-            for id in changed:  # noqa: A001
-                if id == listener.shows:
-                    said = await run_in_threadpool(_news_of, self._library, listener)
-                    if said is not None:
-                        news["run"] = said
-            others = [i for i in changed if i != listener.shows]
-            if others:
-                news["others"] = await run_in_threadpool(self._described, others)
-            if not news:
-                continue
-            listener.sent += 1
-            try:
-                text = as_json({"n": listener.sent, **news}).decode()
-                await listener.socket.send_text(text)
-            except (WebSocketDisconnect, RuntimeError, OSError):
-                return
+            changed, subscriber.changed = subscriber.changed, set()
+            jobs, subscriber.jobs = subscriber.jobs, {}
+            catalog, subscriber.catalog_changed = subscriber.catalog_changed, False
+            news = await run_in_threadpool(self._entry_news, subscriber, changed)
+            news |= {key: value for key, value in (("jobs", jobs), ("catalog", catalog)) if value}
+            if news:
+                subscriber.sent += 1
+                try:
+                    text = encode_json({"n": subscriber.sent, **news}).decode()
+                    await subscriber.socket.send_text(text)
+                except (WebSocketDisconnect, RuntimeError, OSError):
+                    return
 
-    def _described(self, ids: list[str]) -> list[dict[str, Any]]:
-        found = {shown.id: shown for shown in self._library.all()}
-        return [described(found[id]) for id in ids if id in found]  # noqa: A001
-
-    async def _look_at(self, shown: Shown) -> None:
-        try:
-            if await run_in_threadpool(_look, shown):
-                for listener in self._listeners:
-                    listener.changed.add(shown.id)
-                    listener.wake.set()
-        finally:
-            del self._looking[shown.id]
+    def _entry_news(self, subscriber: Subscriber, changed: set[str]) -> dict[str, Any]:
+        """Return what a browser does not know yet of the entries that changed."""
+        run = run_news(self._catalog, subscriber) if subscriber.run in changed else None
+        others = changed - {subscriber.run}
+        entries = [describe_entry(e) for e in self._catalog.entries() if e.id in others]
+        return {key: value for key, value in (("run", run), ("others", entries)) if value}
 
     async def _watch(self) -> None:
-        """Look for what is new while anybody listens."""
-        looks = 0
-        while self._listeners:
-            for shown in self._library.in_use():
-                # each by itself: a session that does not answer must not hold up the others
-                if shown.id not in self._looking:
-                    self._looking[shown.id] = asyncio.create_task(self._look_at(shown))
-            if looks % _SCAN == 0 and await run_in_threadpool(self._library.scan):
-                for listener in self._listeners:
-                    listener.library = True
-                    listener.wake.set()
-            looks += 1
+        """Look for changes as long as there are subscribers."""
+        rounds = 0
+        while self._subscribers:
+            for entry in self._catalog.recently_used():
+                # one task per entry: a session that does not answer must not delay the others
+                if entry.id not in self._refreshing:
+                    self._refreshing[entry.id] = asyncio.create_task(self._refresh(entry))
+            if rounds % _SCAN_EVERY == 0 and await run_in_threadpool(self._catalog.scan):
+                for subscriber in self._subscribers:
+                    subscriber.catalog_changed = True
+                    subscriber.wake.set()
+            rounds += 1
             await asyncio.sleep(INTERVAL)
 
+    async def _refresh(self, entry: CatalogEntry) -> None:
+        try:
+            if await run_in_threadpool(refresh_entry, entry):
+                for subscriber in self._subscribers:
+                    subscriber.changed.add(entry.id)
+                    subscriber.wake.set()
+        finally:
+            del self._refreshing[entry.id]
 
-def _look(shown: Shown) -> bool:
+
+def refresh_entry(entry: CatalogEntry) -> bool:
+    """Refresh an entry; return whether it changed. A broken run must not affect the others."""
     try:
-        return shown.look()
+        return entry.refresh()
     except Exception as error:
-        # a run that somebody breaks while it is shown must not end the others
-        log.warning("tensortap: %s cannot be followed: %s", shown.title, error)
+        log.warning("tensortap: cannot follow %s: %s", entry.title, error)
         return False
 
 
-def _news_of(library: Library, listener: Listener) -> dict[str, Any] | None:
-    """What a browser does not know yet of the run that it shows."""
+def run_news(catalog: Catalog, subscriber: Subscriber) -> dict[str, Any] | None:
+    """Return what a browser does not know yet of the run that it shows."""
     try:
-        shown = library.get(listener.shows)
+        entry = catalog.get(subscriber.run)
     except TensortapError as error:
-        return {"id": listener.shows, "error": str(error)}
+        return {"id": subscriber.run, "error": str(error)}
     try:
-        table = shown.table()
-        if shown.version == listener.known:
+        table = entry.table()
+        if entry.version == subscriber.version:
             return None
         with table.lock:
-            return _news(shown, table, listener)
+            return _table_news(entry, table, subscriber)
     except (TensortapError, OSError) as error:
-        return {**described(shown), "error": str(error)}
+        return {**describe_entry(entry), "error": str(error)}
 
 
-def _news(shown: Shown, table: Table, listener: Listener) -> dict[str, Any]:
+def _table_news(entry: CatalogEntry, table: Table, subscriber: Subscriber) -> dict[str, Any]:
     steps = table.steps()
-    fresh = steps[steps > listener.step]
-    # the step that it knows is not there, or too much is new: it has to ask for all of it
-    reset = len(fresh) > _POINTS or (listener.step >= 0 and not (steps == listener.step).any())
-    training = {}
-    if not reset:
-        found = curves(table)
-        if listener.told is None:
-            # a step is known with its first record, and its loss comes last
-            listener.told = dict.fromkeys(found, listener.step - 1)
-        for name, (at, values) in found.items():
-            new = at > listener.told.get(name, -(1 << 62))
-            if new.any():
-                training[name] = [at[new], _plain(values[new])]
-                listener.told[name] = int(at[-1])
+    new = steps[steps > subscriber.step]
+    is_unknown = subscriber.step >= 0 and not (steps == subscriber.step).any()
+    reset = len(new) > _MAX_POINTS or is_unknown  # the browser must request everything again
+    points = {} if reset else _new_points(table, subscriber)
     if len(steps):
-        listener.step = int(steps[-1])
-    listener.known = shown.version
-    said = {**described(shown), "names": len(table.names), "records": len(table), "reset": reset}
-    return {**said, "steps": [] if reset else fresh, "training": training}
+        subscriber.step = int(steps[-1])
+    subscriber.version = entry.version
+    news = {**describe_entry(entry), "names": len(table.names), "records": len(table)}
+    return {**news, "reset": reset, "steps": [] if reset else new, "training": points}
 
 
-def _plain(values: Any) -> list[float | None]:
-    return [float(v) if np.isfinite(v) else None for v in values]
+def _new_points(table: Table, subscriber: Subscriber) -> dict[str, Any]:
+    curves = training_curves(table)
+    if subscriber.sent_steps is None:
+        # the loss comes last in a step: that of the step that it knows may be missing
+        subscriber.sent_steps = dict.fromkeys(curves, subscriber.step - 1)
+    points = {}
+    for name, (steps, values) in curves.items():
+        new = steps > subscriber.sent_steps.get(name, -(1 << 62))
+        if new.any():
+            finite = [float(v) if np.isfinite(v) else None for v in values[new]]
+            points[name] = [steps[new], finite]
+            subscriber.sent_steps[name] = int(steps[-1])
+    return points
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("tensortap: the page is no longer told of news: %s", task.exception())
+        log.error("tensortap: the page no longer updates: %s", task.exception())

@@ -1,14 +1,14 @@
-"""A question of the page, and its answer as JSON, remembered as long as it is true."""
+"""Requests of the page, and JSON responses, cached as long as they are valid."""
 
 from __future__ import annotations
 
-import base64
 import collections
 import logging
+import re
 import secrets
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -18,193 +18,182 @@ from starlette.responses import Response
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind
-from tensortap.web.entries import Shown
+from tensortap.select import name_pattern
+from tensortap.viz.figures.encoding import typed
+from tensortap.web.catalog_entries import CatalogEntry, RunEntry
+
+if TYPE_CHECKING:
+    from tensortap.web.server import PageContext
 
 log = logging.getLogger("tensortap")
 
-_REMEMBERED = 64 << 20  # bytes of answers
-_LONGEST = 4 << 20  # of one that is remembered
-_DELETED = "this is no longer to be had: the run was deleted while it was shown"
-_BOOT = secrets.token_hex(6)  # versions count from one again when the server starts anew
+_CACHE_BYTES = 64 << 20
+_CACHEABLE_BYTES = 4 << 20
+_BOOT = secrets.token_hex(6)  # versions count from one again when the server restarts
 
 
-class Asked:
-    """What a request asks for: its words as what they mean, mistakes said in a sentence."""
+class PageRequest:
+    """The parameters of a request, parsed; invalid ones raise TensortapError."""
 
-    def __init__(self, place: Any, request: Request) -> None:
-        self.place = place  # the `Place` that is asked
-        self._words = request.query_params
-
-    @property
-    def shown(self) -> Shown:
-        """The run or live session that is meant."""
-        found: Shown = self.place.library.get(self.text("run"))
-        return found
+    def __init__(self, request: Request) -> None:
+        self.http = request
+        self.context: PageContext = request.app.state.context
+        self._query = request.query_params
 
     @property
-    def other(self) -> Shown | None:
-        """Another one, to compare with."""
-        return self.place.library.get(self.text("other")) if self.text("other") else None
+    def entry(self) -> CatalogEntry:
+        """The run or live session that is shown."""
+        return self.context.catalog.get(self.text("run"))
 
-    def deleted(self) -> bool:
-        """Whether a run that is meant is not there any more."""
+    @property
+    def other(self) -> CatalogEntry | None:
+        """The run or live session to compare with."""
+        return self.context.catalog.get(self.text("other")) if self.text("other") else None
+
+    def entries(self) -> list[CatalogEntry]:
+        """Return the one or two entries that the request is about."""
+        return [self.entry] if self.other is None else [self.entry, self.other]
+
+    def concerns_deleted_run(self) -> bool:
+        """Return whether a run of the request has been deleted."""
         try:
-            return any(each is not None and each.gone for each in (self.shown, self.other))
+            return any(isinstance(each, RunEntry) and each.deleted for each in self.entries())
         except TensortapError:
-            return False  # it never was
+            return False  # there is no such run
 
     def text(self, name: str, default: str = "") -> str:
-        return str(self._words.get(name, default))
+        return str(self._query.get(name, default))
 
     def texts(self, name: str) -> list[str]:
-        return list(self._words.getlist(name))
+        return list(self._query.getlist(name))
 
-    def number(self, name: str) -> int | None:
-        said = self.text(name)
-        if not said:
-            return None
-        try:
-            return int(said)
-        except ValueError:
-            raise TensortapError(f"{name} is a number, not {said!r}") from None
+    def integer(self, name: str) -> int | None:
+        numbers = self.integers(name)
+        return numbers[0] if numbers else None
 
-    def numbers(self, name: str) -> list[int]:
-        """Numbers with commas between them."""
+    def integers(self, name: str) -> list[int]:
+        """Return integers separated by commas."""
         try:
             return [int(word) for word in self.text(name).split(",") if word]
         except ValueError:
-            said = self.text(name)
-            raise TensortapError(f"{name} are numbers like 0,1,2, not {said!r}") from None
+            raise TensortapError(
+                f"{name} must be integers like 0,1,2, got {self.text(name)!r}"
+            ) from None
 
-    def flag(self, name: str) -> bool:
-        return self.text(name) in ("1", "true", "yes")
+    def pattern(self, name: str) -> re.Pattern[str] | None:
+        """Return a regular expression over names; None if the parameter is empty."""
+        return name_pattern(self.text(name), ignore_case=True) if self.text(name) else None
+
+    @property
+    def theme(self) -> str:
+        return "dark" if self.text("theme") == "dark" else "light"
 
     @property
     def kind(self) -> Kind | None:
-        said = self.text("kind")
         try:
-            return Kind(said) if said else None
+            return Kind(self.text("kind")) if self.text("kind") else None
         except ValueError:
             kinds = ", ".join(kind.value for kind in Kind)
-            raise NotFound(f"no kind is called {said!r}; there is {kinds}") from None
+            raise NotFound(f"no kind {self.text('kind')!r}; kinds are {kinds}") from None
 
 
-Answer = Callable[[Asked], Any]
-
-
-class Memory:
-    """Answers by question and version, the least recently given forgotten first."""
+class ResponseCache:
+    """Response bodies by address and version; the least recently used are evicted."""
 
     def __init__(self) -> None:
-        self._held: collections.OrderedDict[str, bytes] = collections.OrderedDict()
+        self._bodies: collections.OrderedDict[str, bytes] = collections.OrderedDict()
         self._nbytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: str) -> bytes | None:
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-            return self._held.get(key)
+            if key in self._bodies:
+                self._bodies.move_to_end(key)
+            return self._bodies.get(key)
 
-    def put(self, key: str, answer: bytes) -> None:
-        if len(answer) > _LONGEST:
+    def put(self, key: str, body: bytes) -> None:
+        if len(body) > _CACHEABLE_BYTES:
             return
         with self._lock:
-            self._nbytes += len(answer) - len(self._held.pop(key, b""))
-            self._held[key] = answer
-            while self._nbytes > _REMEMBERED:
-                _, old = self._held.popitem(last=False)
-                self._nbytes -= len(old)
+            self._nbytes += len(body) - len(self._bodies.pop(key, b""))
+            self._bodies[key] = body
+            while self._nbytes > _CACHE_BYTES:
+                _, oldest = self._bodies.popitem(last=False)
+                self._nbytes -= len(oldest)
 
 
-def answering(answer: Answer, *, remembered: bool = True) -> Callable[[Request], Any]:
-    """The endpoint that gives an answer as JSON, with an ETag by version if it is remembered."""
-
-    def work(asked: Asked, request: Request) -> Response:
-        tag = ""
-        if remembered:
-            shown = [each for each in (asked.shown, asked.other) if each is not None]
-            for each in shown:
-                each.reader()  # opening it is what gives it a version
-            versions = "-".join(f"{each.version}" for each in shown)
-            tag = f'"{_BOOT}-{versions}"'
-            if request.headers.get("if-none-match") == tag:
-                return Response(status_code=304, headers={"etag": tag})
-            key = f"{request.url.path}?{request.url.query} {tag}"
-            body = asked.place.memory.get(key)
-            if body is None:
-                body = as_json(answer(asked))
-                asked.place.memory.put(key, body)
-        else:
-            body = as_json(answer(asked))
-        headers = {"etag": tag} if tag else {}
-        return Response(body, media_type="application/json", headers=headers)
-
-    async def endpoint(request: Request) -> Response:
-        asked = Asked(request.app.state.place, request)
-        return await run_in_threadpool(guarded, lambda: work(asked, request), asked)
-
-    return endpoint
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def guarded(work: Callable[[], Response], asked: Asked) -> Response:
-    """What was asked for, or why not, in a sentence."""
+def endpoint(handler: Callable[[PageRequest], Response]) -> Endpoint:
+    """Return an endpoint that runs a handler in a thread, and reports its errors as JSON."""
+
+    async def run(request: Request) -> Response:
+        return await run_in_threadpool(_respond, handler, PageRequest(request))
+
+    return run
+
+
+def json_endpoint(handler: Callable[[PageRequest], Any], *, cached: bool = True) -> Endpoint:
+    """Return an endpoint that responds with JSON; if `cached`, with the version as its ETag."""
+
+    def respond(request: PageRequest) -> Response:
+        if not cached:
+            return _json_response(handler(request))
+        entries = request.entries()
+        for entry in entries:
+            entry.reader()  # an entry gets its version when it is opened
+        tag = f'"{_BOOT}-{"-".join(str(entry.version) for entry in entries)}"'
+        if request.http.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"etag": tag})
+        key = f"{request.http.url.path}?{request.http.url.query} {tag}"
+        body = request.context.cache.get(key)
+        if body is None:
+            body = encode_json(handler(request))
+            request.context.cache.put(key, body)
+        return Response(body, media_type="application/json", headers={"etag": tag})
+
+    return endpoint(respond)
+
+
+def _respond(handler: Callable[[PageRequest], Response], request: PageRequest) -> Response:
+    """Return the response of a handler, or an error with a message for people."""
     try:
-        return work()
+        return handler(request)
     except (TensortapError, OSError) as error:
-        return said(_DELETED, 410) if asked.deleted() else _why(error)
+        if request.concerns_deleted_run():
+            return _error("the run was deleted while it was shown", 410)
+        if not isinstance(error, TensortapError):
+            return _error(f"the run cannot be read: {error}", 410)
+        return _error(str(error), 404 if isinstance(error, NotFound) else 422)
     except ValueError as error:
-        return said(str(error), 422)
+        return _error(str(error), 422)
     except MemoryError:
-        return said("that is too large for the memory of this machine", 413)
+        return _error("not enough memory on the server", 413)
     except Exception as error:
-        log.exception("tensortap: a question of the page failed")
-        return said(f"an error inside tensortap: {type(error).__name__}: {error}", 500)
+        log.exception("tensortap: a request of the page failed")
+        return _error(f"internal error in tensortap: {type(error).__name__}: {error}", 500)
 
 
-def _why(error: TensortapError | OSError) -> Response:
-    if isinstance(error, NotFound):
-        return said(str(error), 404)
-    if isinstance(error, TensortapError):
-        return said(str(error), 422)
-    return said(f"the run cannot be read: {error}", 410)
+def _error(message: str, status: int) -> Response:
+    return _json_response({"error": message}, status)
 
 
-def said(sentence: str, status: int) -> Response:
-    """An error, as the page shows it."""
-    return Response(as_json({"error": sentence}), status, media_type="application/json")
+def _json_response(value: Any, status: int = 200) -> Response:
+    return Response(encode_json(value), status, media_type="application/json")
 
 
-def as_json(value: Any) -> bytes:
-    """JSON for the page: arrays as typed arrays in base64, NaN and Inf in lists as null."""
+def encode_json(value: Any) -> bytes:
+    """Encode JSON for the page: arrays as in figures, NaN and Inf in lists as null."""
     return _encoder.encode(value)
 
 
-def _other(value: Any) -> Any:
+def _encode_other(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return _array(value)
+        return typed(value)
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return str(value)
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
 
 
-_TYPES = {"f8", "f4", "i4", "u4", "i2", "u2", "i1", "u1"}
-
-
-def _array(array: np.ndarray[Any, Any]) -> Any:
-    """As plotly.js takes it: its bytes, unless they are few or of a type that it has not."""
-    if array.dtype == np.int64 and array.size and abs(array).max() < 2**31:
-        array = array.astype(np.int32)
-    code = array.dtype.str[1:]
-    if array.size < 16 or code not in _TYPES or array.ndim > 2:
-        return array.tolist()
-    array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    found = {"dtype": code, "bdata": base64.b64encode(array.tobytes()).decode()}
-    if array.ndim > 1:
-        found["shape"] = ", ".join(map(str, array.shape))
-    return found
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_other)
+_encoder = msgspec.json.Encoder(enc_hook=_encode_other)

@@ -1,9 +1,10 @@
-"""The web server: an application over a library, on a port of its own, in a thread."""
+"""The web server of the page: an application over a catalog, in a thread, on its own port."""
 
 from __future__ import annotations
 
 import errno
 import importlib.resources
+import importlib.util
 import logging
 import socket
 import threading
@@ -20,17 +21,18 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from tensortap.errors import MissingExtra, TensortapError
-from tensortap.web.auth import Door, Guarded
-from tensortap.web.catalog import Library
+from tensortap.web.access_control import AccessControl, AccessMiddleware
+from tensortap.web.catalog import Catalog
+from tensortap.web.jobs import Jobs
 from tensortap.web.push import Push
-from tensortap.web.responses import Memory
-from tensortap.web.routes.all import routes
+from tensortap.web.responses import ResponseCache
+from tensortap.web.routes.api_routes import api_routes
 
 log = logging.getLogger("tensortap")
 
 PORT = 2876
-_TRIED = 20  # ports after it, if it is in use
-_TYPES = {
+_PORTS_TRIED = 20
+_MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
@@ -39,24 +41,22 @@ _TYPES = {
 _STATIC = Path(str(importlib.resources.files("tensortap.web") / "static"))
 
 
-class Place:
-    """What the routes work with."""
+class PageContext:
+    """What the routes share."""
 
-    def __init__(self, library: Library) -> None:
-        from tensortap.web.jobs import Jobs
-
-        self.library = library
-        self.memory = Memory()
-        self.push = Push(library)
-        self.jobs = Jobs(self.push.job)
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.cache = ResponseCache()
+        self.push = Push(catalog)
+        self.jobs = Jobs(self.push.report_job)
 
 
-def application(library: Library, door: Door) -> Any:
-    """The page over a library, behind a door."""
-    place = Place(library)
+def application(catalog: Catalog, access: AccessControl) -> Any:
+    """Return the page over a catalog, behind access control."""
+    context = PageContext(catalog)
 
     async def push(websocket: WebSocket) -> None:
-        await place.push.talk(websocket)
+        await context.push.serve(websocket)
 
     app = Starlette(
         routes=[
@@ -65,30 +65,28 @@ def application(library: Library, door: Door) -> Any:
             Route("/static/{path:path}", _static),
             Route("/plotly.js", _plotly),
             WebSocketRoute("/push", push),
-            *routes(),
+            *api_routes(),
         ]
     )
-    app.state.place = place
-    return Guarded(app, door)
+    app.state.context = context
+    return AccessMiddleware(app, access)
 
 
 def _index(request: Request) -> Response:
     stat = plotly_script().stat()
     page = (_STATIC / "index.html").read_text(encoding="utf-8")
-    # an address that is another one after an upgrade of plotly: it may be kept for ever
+    # the address changes when plotly is upgraded, so that browsers may cache it forever
     address = f"/plotly.js?v={stat.st_size:x}-{int(stat.st_mtime):x}"
-    return HTMLResponse(
-        page.replace("/plotly.js", address, 1), headers={"cache-control": "no-cache"}
-    )
+    page = page.replace("/plotly.js", address, 1)
+    return HTMLResponse(page, headers={"cache-control": "no-cache"})
 
 
 def _static(request: Request) -> Response:
-    wanted = request.path_params.get("path", "enter.js")
-    path = (_STATIC / wanted).resolve()
-    media = _TYPES.get(path.suffix)
+    path = (_STATIC / request.path_params.get("path", "enter.js")).resolve()
+    media = _MEDIA_TYPES.get(path.suffix)
     if media is None or not path.is_relative_to(_STATIC.resolve()) or not path.is_file():
         return PlainTextResponse("There is no such file.", 404)
-    # asked for again with every start of the page: an upgrade must be seen at once
+    # browsers ask again each time, so that an upgrade takes effect
     headers = {"cache-control": "no-cache"}
     return FileResponse(path, media_type=f"{media}; charset=utf-8", headers=headers)
 
@@ -100,113 +98,106 @@ def _plotly(request: Request) -> Response:
 
 
 def plotly_script() -> Path:
-    """Where the installed plotly has its JavaScript."""
-    import importlib.util
-
+    """Return the JavaScript file of the installed plotly."""
     spec = importlib.util.find_spec("plotly")
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    for place in places:
-        path = Path(place) / "package_data" / "plotly.min.js"
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
     raise MissingExtra("the page needs plotly: pip install 'tensortap[view]'")
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A socket on the port, or, if none was asked for, on the next that is free."""
+    """Return a socket that listens on a port, or without one on the next free port."""
     first = PORT if port is None else port
-    tried = range(first, first + _TRIED) if port is None else [first]
+    ports = range(first, first + _PORTS_TRIED) if port is None else [first]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for number in tried:
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for number in ports:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((host, number))
-            found.listen(128)
-            return found
+            listener.bind((host, number))
+            listener.listen(128)
+            return listener
         except OSError as error:
-            found.close()
-            if error.errno == errno.EADDRINUSE:
-                continue
-            raise TensortapError(f"cannot listen on {host}:{number}: {error.strerror}") from None
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                reason = f"cannot listen on {host}:{number}: {error.strerror}"
+                raise TensortapError(reason) from None
         except OverflowError:
-            found.close()
-            raise TensortapError(f"not a port: {number}; it is a number up to 65535") from None
+            listener.close()
+            raise TensortapError(f"port must be at most 65535, got {number}") from None
     if port is not None:
-        raise TensortapError(f"port {port} is in use: leave --port out, and the next free is taken")
-    raise TensortapError(f"ports {first} to {first + _TRIED - 1} are all in use: say another one")
+        raise TensortapError(f"port {port} is in use: omit --port to take the next free one")
+    raise TensortapError(f"ports {first} to {ports[-1]} are all in use: choose another one")
 
 
 class Page:
-    """The page, served from this process until `close`; `url` is what to open."""
+    """The page, served from this process until `close`; open `url` in a browser."""
 
     def __init__(
         self,
-        library: Library,
+        catalog: Catalog,
         host: str = "127.0.0.1",
         port: int | None = None,
         names: Iterable[str] = (),
     ) -> None:
-        host = "127.0.0.1" if host == "localhost" else host.strip("[]")
-        plotly_script()  # said now, not in the browser
-        self.library = library
-        self.host = host
-        self._socket = listen(host, port)
+        plotly_script()  # raises here rather than in the browser
+        self.catalog = catalog
+        self.host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+        self._socket = listen(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        self.door = Door(host, self.port, names)
-        app = application(library, self.door)
+        self.access = AccessControl(self.host, self.port, names)
         config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, lifespan="off",
-            ws="websockets-sansio", ws_max_size=1 << 16, server_header=False, proxy_headers=False,
-            timeout_graceful_shutdown=1, loop="asyncio",
+            application(catalog, self.access), log_config=None, log_level="warning",
+            access_log=False, lifespan="off", ws="websockets-sansio", ws_max_size=1 << 16,
+            server_header=False, proxy_headers=False, timeout_graceful_shutdown=1, loop="asyncio",
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="tensortap-page", daemon=True)
         self._thread.start()
-        end = time.monotonic() + 30
+        deadline = time.monotonic() + 30
         while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > end:
-                raise TensortapError("the page could not be started; the log says why")
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise TensortapError("the page did not start; the log says why")
             time.sleep(0.005)
 
     def _run(self) -> None:
         try:
             self._server.run([self._socket])
         except Exception:
-            log.exception("tensortap: the page ended with an error")
+            log.exception("tensortap: the page stopped with an error")
 
     @property
     def alive(self) -> bool:
-        """Whether it answers."""
+        """Whether the page is being served."""
         return self._thread.is_alive() and not self._server.should_exit
 
     @property
     def address(self) -> str:
-        """Where it is, without the token."""
-        host = self.host
-        if host in ("0.0.0.0", "::"):
-            host = socket.gethostname()
+        """The address without the token."""
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
     @property
     def url(self) -> str:
-        """What to open, with the token."""
-        return f"{self.address}?token={self.door.token}"
+        """The address with the token."""
+        return f"{self.address}?token={self.access.token}"
 
     def __repr__(self) -> str:
-        return f"<the page on {self.url}>" if self.alive else "<the page, closed>"
+        return f"<page at {self.url}>" if self.alive else "<page, closed>"
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has ended; whether it has."""
-        self._thread.join(seconds)
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the page is closed; return whether it is."""
+        self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the port, which is the parent's."""
+        """Release the port in a forked child; the parent keeps serving."""
         self._socket.close()
 
     def close(self) -> None:
-        """Stop serving; runs and live sessions are not touched."""
+        """Stop serving; runs and live sessions are not affected."""
         self._server.should_exit = True
         self._thread.join(10)
-        self.library.close()
+        self.catalog.close()

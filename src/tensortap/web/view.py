@@ -1,4 +1,4 @@
-"""`tap.view`: the page, from Python."""
+"""`tap.view`: show runs and live sessions in the browser."""
 
 from __future__ import annotations
 
@@ -22,91 +22,82 @@ def view(
     names: Iterable[str] = (),
     browser: bool = True,
 ) -> Any:
-    """Open the page on runs and live sessions: ``tap.view("runs")``, ``tap.view(run)``.
+    """Show runs and live sessions in the browser: ``tap.view("runs")``, ``tap.view(run)``.
 
-    Any number of runs, folders of runs and live sessions (``"host:port"``, or what `tap.serve` and
-    `tap.open` gave); without one it is what this process has: its live session, its open run.
-    `names` are others that browsers reach this machine under, such as that of a proxy. Called
-    again, it adds to the page that is there. Returns the page; `close` ends it.
+    Takes any number of runs, folders of runs and live sessions (``"host:port"``, or what
+    `tap.serve` and `tap.open` returned); by default the live session and the open run of this
+    process. `names` are more host names under which browsers reach this machine, such as that of
+    a proxy. A second call adds to the same page. Returns the page; `close` ends it.
     """
     global _page
-    page_of, library_of = _server()
-    fresh = _page is None or not _page.alive
-    library = library_of() if fresh else _page.library
-    ids = [library.add(each) for each in (_of_this_process() if run is None else [run, *more])]
-    if fresh:
-        _page = page_of(library, host, port, names)
-        say(_page, port)
-    else:
-        sys.stdout.write(f"tensortap: the page is on {_page.url}\n")
-    if browser:
-        open_browser(_page, next(filter(None, ids), ""))
-    return _page
-
-
-def _server() -> tuple[Any, Any]:
     try:
-        from tensortap.web.catalog import Library
+        from tensortap.web.catalog import Catalog
         from tensortap.web.server import Page
     except ImportError as error:
         missing = error.name or "starlette"
         raise MissingExtra(f"the page needs {missing}: pip install 'tensortap[view]'") from None
-    return Page, Library
+    is_new = _page is None or not _page.alive
+    catalog = Catalog() if is_new else _page.catalog
+    ids = [catalog.add(each) for each in (_of_this_process() if run is None else [run, *more])]
+    if is_new:
+        _page = Page(catalog, host, port, names)
+    _announce(_page, port if is_new else _page.port)
+    if browser:
+        _open_browser(_page, next(filter(None, ids), ""))
+    return _page
 
 
 def _of_this_process() -> list[Any]:
-    """The live session and the run of this process, else the folder ``runs``."""
+    """Return the live session and the run of this process, else the folder ``runs``."""
     from tensortap.api import session as live
     from tensortap.sources.init import opened
 
-    found: list[Any] = []
-    with contextlib.suppress(NotFound):  # a program that only writes has none
-        found.append(live.current())
+    shown: list[Any] = []
+    with contextlib.suppress(NotFound):  # no live session
+        shown.append(live.current())
     run = opened()
     if run is not None:
-        found.append(run)
-    if not found and Path("runs").is_dir():
-        found.append(Path("runs"))
-    if not found:
+        shown.append(run)
+    if not shown and Path("runs").is_dir():
+        shown.append(Path("runs"))
+    if not shown:
         raise NotFound(
-            "nothing to show: no live session (tap.serve) and no run (tap.init) in this process, "
-            "and no folder 'runs' here; say which: tap.view('path/to/runs')"
+            "nothing to show: this process has no live session (tap.serve) and no run (tap.init), "
+            "and there is no folder 'runs'; name one: tap.view('path/to/runs')"
         )
-    return found
+    return shown
 
 
-def say(page: Any, port: int | None = None) -> None:
-    """Where the page is, and who can see it."""
-    from tensortap.web.auth import is_loopback
+def _announce(page: Any, port: int | None) -> None:
+    """Print where the page is, and who can open it."""
+    from tensortap.web.access_control import is_loopback
     from tensortap.web.server import PORT
 
     lines = [f"the page is on {page.url}"]
     if port is None and page.port != PORT:
-        lines.append(f"port {PORT} is in use; it took the next that was free, {page.port}")
+        lines.append(f"port {PORT} is in use; the page took the next free port, {page.port}")
     if not is_loopback(page.host):
         lines.append(
-            "other machines can reach it: whoever has this address with its token can look, and "
-            "the connection is not encrypted; an ssh tunnel to 127.0.0.1 is safer"
+            "other machines can reach the page: anyone with this address and its token can open "
+            "it, and the connection is not encrypted; an ssh tunnel to 127.0.0.1 is safer"
         )
     sys.stdout.write("".join(f"tensortap: {line}\n" for line in lines))
     sys.stdout.flush()
 
 
-def open_browser(page: Any, shown: str = "") -> None:
-    """Show the page in the user's browser, where there is one."""
+def _open_browser(page: Any, id: str = "") -> None:  # noqa: A002
     import webbrowser
     from urllib.parse import quote
 
-    where = f"{page.url}#run={quote(shown)}" if shown else page.url
     try:
-        opened = webbrowser.open(where)
+        opened = webbrowser.open(f"{page.url}#run={quote(id)}" if id else page.url)
     except webbrowser.Error:
         opened = False
     if not opened:
-        sys.stdout.write("tensortap: no browser could be opened; open the address above\n")
+        sys.stdout.write("tensortap: could not open a browser; open the address above\n")
 
 
-def _forget() -> None:
+def _after_fork() -> None:
     # a forked child has no thread that serves, and must not keep the port
     global _page
     if _page is not None:
@@ -114,4 +105,4 @@ def _forget() -> None:
     _page = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_after_fork)

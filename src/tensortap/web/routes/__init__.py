@@ -1,1 +1,1 @@
-"""What the page asks the server for, a module a part of the page."""
+"""The endpoints below ``/api``, one module per part of the page."""

@@ -1,4 +1,4 @@
-"""The figures of the page: asked for here, defined once in `viz.figures`."""
+"""The figures over steps and exponents; `viz.figures` draws them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensortap.errors import NotFound
+from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind
 from tensortap.viz.figures import (
     exponents_figure,
@@ -16,114 +16,99 @@ from tensortap.viz.figures import (
     training_figure,
 )
 from tensortap.viz.figures.theme import message_figure
-from tensortap.web.curves import curves
-from tensortap.web.responses import Asked
+from tensortap.web.responses import PageRequest
+from tensortap.web.training_curves import training_curves
 
 if TYPE_CHECKING:
     from tensortap.table.table import Table
 
-_METRIC = "rm2"
-_SPARKLINES = 200  # in one answer
-_LINES = 64
+_DEFAULT_STATISTIC = "rm2"
+_MAX_SPARKLINES = 200
+_MAX_LINES = 64
 
 
-def theme_of(asked: Asked) -> str:
-    """What the page looks like; anything else than dark is light."""
-    return "dark" if asked.text("theme") == "dark" else "light"
-
-
-def training(asked: Asked) -> dict[str, Any]:
-    """The curve that is always in sight."""
-    table, rank = asked.shown.table(), asked.number("rank")
+def training(request: PageRequest) -> dict[str, Any]:
+    """Return the figure of the training curves."""
+    table, rank = request.entry.table(), request.integer("rank")
     ranks = len(table.ranks()) if rank is None else 1
-    found = curves(table, rank)
-    return training_figure(found, ranks=ranks, height=104, theme=theme_of(asked))
+    curves = training_curves(table, rank)
+    return training_figure(curves, ranks=ranks, height=104, theme=request.theme)
 
 
-def sparklines(asked: Asked) -> dict[str, Any]:
-    """Lines of a few pixels for some names: what goes into an SVG path."""
-    table, kind = asked.shown.table(), _kind(asked)
-    metric = asked.text("metric", _METRIC)
-    rank, found = asked.number("rank"), {}
+def sparklines(request: PageRequest) -> dict[str, Any]:
+    """Return the SVG paths of small lines, and which names had NaN or Inf."""
+    table, kind, rank = request.entry.table(), _kind(request), request.integer("rank")
+    metric = request.text("metric", _DEFAULT_STATISTIC)
+    lines = {}
     with table.lock:
-        column = table.column(metric if table.has(metric) else _METRIC)
-        for name in asked.texts("name")[:_SPARKLINES]:
+        column = table.column(metric if table.has(metric) else _DEFAULT_STATISTIC)
+        for name in request.texts("name")[:_MAX_SPARKLINES]:
             rows = table.series(kind, name, rank)
             values = column[rows]
             bad = bool(table.nonfinite(rows).any())
-            if np.isnan(values).all() and table.has("value"):
-                values = table.column("value")[rows]  # single numbers that were caught
+            if np.isnan(values).all() and table.has("value"):  # single numbers
+                values = table.column("value")[rows]
                 bad |= bool((table.is_known("value", rows) & ~np.isfinite(values)).any())
-            d = sparkline(values, width=37, height=18, steps=table.step[rows])
-            found[name] = {"d": d, "bad": bad}
-    return {"lines": found}
+            path = sparkline(values, width=37, height=18, steps=table.step[rows])
+            lines[name] = {"d": path, "bad": bad}
+    return {"lines": lines}
 
 
-def overview(asked: Asked) -> dict[str, Any]:
-    """Layers by steps."""
-    table, kind = asked.shown.table(), _kind(asked)
-    metric = asked.text("metric", _METRIC)
-    if not table.layers(kind):
-        words = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
-        return message_figure(words, theme=theme_of(asked))
-    return heatmap_figure(
-        table, kind=kind, metric=metric, names=_matching(table, kind, asked),
-        rank=asked.number("rank"), theme=theme_of(asked),
-    )  # fmt: skip
-
-
-def _matching(table: Table, kind: str, asked: Asked) -> list[str] | None:
-    """The names that are not filtered away on the left."""
-    import re
-
-    if not asked.text("q"):
-        return None
+def overview(request: PageRequest) -> dict[str, Any]:
+    """Return the heatmap of layers by steps."""
+    table, kind = request.entry.table(), _kind(request)
+    names = table.layers(kind)
+    if not names:
+        message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
+        return message_figure(message, theme=request.theme)
     try:
-        wanted = re.compile(asked.text("q"), re.IGNORECASE)
-    except re.error:
-        return None  # half typed: the page says so where it is typed
-    return [name for name in table.layers(kind) if wanted.search(name)]
-
-
-def lines(asked: Asked) -> dict[str, Any]:
-    """Chosen statistics of chosen names."""
-    table, kind = asked.shown.table(), _kind(asked)
-    names = asked.texts("name")[:_LINES]
-    log = {"log": True, "linear": False}.get(asked.text("scale"))
-    chosen = [stat for stat in asked.texts("stat") if table.has(stat)]
-    return lines_figure(
-        table, names=names, kind=kind, metrics=chosen or [_METRIC], rank=asked.number("rank"),
-        log=log, panels={"name": "name", "stat": "metric"}.get(asked.text("by")),
-        width_px=asked.number("width") or 900, theme=theme_of(asked),
+        pattern = request.pattern("q")
+    except TensortapError:
+        pattern = None  # not typed completely yet; the page marks the search field
+    return heatmap_figure(
+        table, kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
+        names=None if pattern is None else [name for name in names if pattern.search(name)],
+        rank=request.integer("rank"), theme=request.theme,
     )  # fmt: skip
 
 
-def exponents(asked: Asked) -> dict[str, Any]:
-    """How the values of tensors are spread over powers of two."""
-    table, kind = asked.shown.table(), _kind(asked)
-    names = asked.texts("name")
+def lines(request: PageRequest) -> dict[str, Any]:
+    """Return the figure of statistics of names over steps."""
+    table = request.entry.table()
+    statistics = [name for name in request.texts("stat") if table.has(name)]
+    return lines_figure(
+        table, names=request.texts("name")[:_MAX_LINES], kind=_kind(request),
+        metrics=statistics or [_DEFAULT_STATISTIC], rank=request.integer("rank"),
+        log={"log": True, "linear": False}.get(request.text("scale")),
+        panels={"name": "name", "stat": "metric"}.get(request.text("by")),
+        width_px=request.integer("width") or 900, theme=request.theme,
+    )  # fmt: skip
+
+
+def exponents(request: PageRequest) -> dict[str, Any]:
+    """Return the figure of values by powers of two."""
+    table, kind, names = request.entry.table(), _kind(request), request.texts("name")
     if not names:
         raise NotFound("choose a name on the left")
-    over = asked.text("over") or None
-    step = _step(table, kind, names[0], asked.number("step"))
+    over = request.text("over") or None
+    step = _captured_step(table, kind, names[0], request.integer("step"))
     figure = exponents_figure(
         table, name=names if len(names) > 1 and over is None else names[0], kind=kind, step=step,
-        rank=asked.number("rank"), dtype_annotation=asked.text("dtype") or None, over=over,
-        log=asked.text("scale") == "log", theme=theme_of(asked),
+        rank=request.integer("rank"), dtype_annotation=request.text("dtype") or None, over=over,
+        log=request.text("scale") == "log", theme=request.theme,
     )  # fmt: skip
     return {**figure, "step": step}
 
 
-def _step(table: Table, kind: str, name: str, wanted: int | None) -> int:
-    """The step, or the last one before it at which the name was captured."""
+def _captured_step(table: Table, kind: str, name: str, wanted: int | None) -> int:
+    """Return the last step at or before the wanted one at which a name was captured."""
     steps = table.steps(kind, name)
     if not len(steps):
         return wanted or 0
     if wanted is None:
         return int(steps[-1])
-    before = int(np.searchsorted(steps, wanted, side="right")) - 1
-    return int(steps[max(0, before)])
+    return int(steps[max(0, int(np.searchsorted(steps, wanted, side="right")) - 1)])
 
 
-def _kind(asked: Asked) -> str:
-    return (asked.kind or Kind.ACTIVATION).value
+def _kind(request: PageRequest) -> str:
+    return (request.kind or Kind.ACTIVATION).value

@@ -1,4 +1,4 @@
-"""The tab of tensors: a slice of one, its histogram and statistics, and the file to take away."""
+"""The tab Tensors: a slice of a tensor, its histogram and statistics, and a file to download."""
 
 from __future__ import annotations
 
@@ -10,124 +10,118 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 from starlette.background import BackgroundTask
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from tensortap.errors import NotFound
 from tensortap.record import Summary
 from tensortap.runs.folders import file_name
 from tensortap.runs.object_files import format_of
+from tensortap.runs.rows import STATISTICS
 from tensortap.stats import summarize_array
 from tensortap.viz.figures import histogram_figure, tensor_figure
-from tensortap.web import tensors as found_in
-from tensortap.web.responses import Asked, guarded
-from tensortap.web.routes.figures import theme_of
-from tensortap.web.tensors import Found, Place, Slice
+from tensortap.web.responses import PageRequest
+from tensortap.web.tensor_slices import (
+    CapturedTensors,
+    CaptureQuery,
+    SliceSpec,
+    difference,
+    find_tensors,
+    python_code,
+    slice_spec,
+    take_slice,
+)
 
-_SIDE = 320  # cells of a side at most
-_HISTOGRAM = 1 << 24  # elements of a slice that are counted at once
+_MAX_CELLS = 320  # per side
+_MAX_HISTOGRAM = 1 << 24  # elements
 
 
-def tensor(asked: Asked) -> dict[str, Any]:
-    """A slice as a figure; what else the tab says of the tensor."""
-    found = found_in.find_tensor(asked.shown, _place(asked))
-    leaf = _leaf(found, asked.text("leaf"))
-    array = found.leaves[leaf]
-    part = found_in.slice_of(array.shape, asked.numbers("axes"), asked.numbers("at"))
-    theme = theme_of(asked)
-    record = found.record
-    about: dict[str, Any] = {
+def tensor(request: PageRequest) -> dict[str, Any]:
+    """Return a slice as a figure, and what else the tab shows of the tensor."""
+    found = find_tensors(request.entry, _query(request))
+    path = found.path(request.text("leaf"))
+    array, record = found.tensors[path], found.record
+    spec = slice_spec(array.shape, request.integers("axes"), request.integers("at"))
+    answer: dict[str, Any] = {
         "name": record.name, "kind": record.kind.value, "step": record.step, "rank": record.rank,
-        "call": record.call, "type": record.type, "dtype": str(array.dtype),
-        "shape": list(array.shape), "leaf": leaf, "leaves": list(found.leaves),
-        "axes": [part.rows, part.columns], "at": list(part.at),
-        "nbytes": int(array.nbytes),
-        "python": found_in.as_python(asked.shown, found, leaf, part),
+        "call": record.call, "dtype": str(array.dtype), "shape": list(array.shape), "leaf": path,
+        "leaves": list(found.tensors), "axes": [spec.rows, spec.columns], "at": list(spec.at),
+        "nbytes": int(array.nbytes), "python": python_code(found, path, spec),
     }  # fmt: skip
     if not array.size:
-        about["empty"] = f"This tensor has no elements: its shape is {list(array.shape)}."
-        return about
-    drawn = found_in.cut(array, part)
-    minus = _minus(asked, found)
-    if minus is not None:
-        about["minus"] = _said(asked, minus)
-        about["python"] += "\n" + _minus_python(asked, minus, leaf, part)
-        other = minus.leaves[_leaf(minus, leaf)]
-        if other.shape != array.shape:
-            shapes = f"{list(array.shape)} and {list(other.shape)}"
+        message = f"This tensor has no elements: its shape is {list(array.shape)}."
+        return {**answer, "empty": message}
+    values = take_slice(array, spec)
+    other = _subtrahend(request, found)
+    if other is not None:
+        other_path = other.path(path)
+        subtrahend = other.tensors[other_path]
+        if subtrahend.shape != array.shape:
+            shapes = f"{list(array.shape)} and {list(subtrahend.shape)}"
             raise NotFound(f"no difference: the shapes are {shapes}")
-        drawn = found_in.difference(drawn, found_in.cut(other, part))
-    region = _region(asked.numbers("zoom"), drawn.shape)
-    about["region"] = list(region)
-    inner = drawn[region[0] : region[1], region[2] : region[3]]
-    figure = tensor_figure(
-        inner[0] if part.rows < 0 else inner, origin=(region[0], region[2]),
-        axes=(_axis(part.rows), _axis(part.columns)), rows=_SIDE, columns=_SIDE,
-        limit=_limit(drawn), theme=theme,
-    )  # fmt: skip
-    about["figure"] = figure
-    about["whole"] = list(drawn.shape)
-    about["statistics"] = _statistics(_summary(drawn))
-    if minus is None and array.ndim > 2 and record.stats is not None:
-        about["of_all"] = _statistics(record.stats)
-    if drawn.size <= _HISTOGRAM:
-        about["histogram"] = histogram_figure(drawn, theme=theme)
-    return about
+        values = difference(values, take_slice(subtrahend, spec))
+        title = "" if other.entry is found.entry else f"{other.entry.title}, "
+        answer["minus"] = f"{title}step {other.record.step:,}, rank {other.record.rank}"
+        code = python_code(other, other_path, spec, "y").splitlines()[2:]
+        answer["python"] = "\n".join([answer["python"], *code, "x - y"])
+    elif array.ndim > 2 and record.stats is not None:
+        answer["all_statistics"] = _statistics(record.stats)
+    return answer | _drawn(request, values, spec)
 
 
-def _place(asked: Asked) -> Place:
-    if not asked.text("name"):
+def _drawn(request: PageRequest, values: NDArray[Any], spec: SliceSpec) -> dict[str, Any]:
+    """Return the figure of a slice, its histogram and its statistics."""
+    top, bottom, left, right = region = _region(request.integers("zoom"), values.shape)
+    part = values[top:bottom, left:right]
+    summary = _summary(values)
+    axes = tuple("" if axis < 0 else f"axis {axis}" for axis in (spec.rows, spec.columns))
+    # the colors span the whole slice, so that zooming does not change them
+    limit = summary.max_abs or None if summary is not None and summary.finite else None
+    drawn: dict[str, Any] = {
+        "region": list(region),
+        "whole": list(values.shape),
+        "statistics": _statistics(summary),
+        "figure": tensor_figure(
+            part[0] if spec.rows < 0 else part, origin=(top, left), axes=(axes[0], axes[1]),
+            rows=_MAX_CELLS, columns=_MAX_CELLS, limit=limit, theme=request.theme,
+        ),
+    }  # fmt: skip
+    if values.size <= _MAX_HISTOGRAM:
+        drawn["histogram"] = histogram_figure(values, theme=request.theme)
+    return drawn
+
+
+def _query(request: PageRequest) -> CaptureQuery:
+    if not request.text("name"):
         raise NotFound("choose a name on the left")
-    numbers = (asked.number(key) for key in ("step", "rank", "call"))
-    return Place(asked.text("name"), asked.kind, *numbers)
+    integers = (request.integer(key) for key in ("step", "rank", "call"))
+    return CaptureQuery(request.text("name"), request.kind, *integers)
 
 
-def _leaf(found: Found, wanted: str) -> str:
-    return wanted if wanted in found.leaves else next(iter(found.leaves))
-
-
-def _minus(asked: Asked, found: Found) -> Found | None:
-    """What is taken away from the tensor: another step, rank or run of it."""
-    record, kind = found.record, asked.text("minus")
-    if kind not in ("step", "rank", "run"):
+def _subtrahend(request: PageRequest, found: CapturedTensors) -> CapturedTensors | None:
+    """Return what is subtracted from a tensor: the same one at another step, rank or run."""
+    record, minus = found.record, request.text("minus")
+    if minus not in ("step", "rank", "run"):
         return None
-    shown = asked.shown
-    step, rank = record.step, record.rank
-    if kind == "step":
-        said = asked.number("otherstep")
-        step = step - 1 if said is None else said
-    elif kind == "rank":
-        said = asked.number("otherrank")
-        rank = (0 if record.rank else 1) if said is None else said
+    entry, step, rank = found.entry, record.step, record.rank
+    if minus == "step":
+        other = request.integer("otherstep")
+        step = step - 1 if other is None else other
+    elif minus == "rank":
+        other = request.integer("otherrank")
+        rank = int(not rank) if other is None else other
+    elif request.other is None:
+        raise NotFound("choose the other run")
     else:
-        if asked.other is None:
-            raise NotFound("choose the other run")
-        shown = asked.other
-    other = found_in.find_tensor(shown, Place(record.name, record.kind, step, rank, record.call))
-    if kind == "rank" and other.record.rank != rank:
-        raise NotFound(f"there is no {record.name!r} of rank {rank}")
-    return other
-
-
-def _minus_python(asked: Asked, minus: Found, leaf: str, part: Slice) -> str:
-    shown = asked.other if asked.text("minus") == "run" and asked.other else asked.shown
-    lines = found_in.as_python(shown, minus, _leaf(minus, leaf), part, "y").splitlines()[2:]
-    return "\n".join([*lines, "x - y"])
-
-
-def _said(asked: Asked, found: Found) -> str:
-    other = asked.other if asked.text("minus") == "run" else None
-    title = "" if other is None else f"{other.title}, "
-    return f"{title}step {found.record.step:,}, rank {found.record.rank}"
-
-
-def _axis(number: int) -> str:
-    return "" if number < 0 else f"axis {number}"
+        entry = request.other
+    query = CaptureQuery(record.name, record.kind, step, rank, record.call)
+    subtrahend = find_tensors(entry, query)
+    if minus == "rank" and subtrahend.record.rank != rank:
+        raise NotFound(f"rank {rank} has no {record.name!r}")
+    return subtrahend
 
 
 def _region(zoom: list[int], shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """What is zoomed into, with a margin; all of it where nothing is."""
+    """Return the part that is zoomed into; all of it if there is no valid zoom."""
     rows, columns = shape
     if len(zoom) != 4:
         return 0, rows, 0, columns
@@ -136,44 +130,29 @@ def _region(zoom: list[int], shape: tuple[int, ...]) -> tuple[int, int, int, int
     return top, max(top + 1, min(bottom, rows)), left, max(left + 1, min(right, columns))
 
 
-def _limit(array: NDArray[Any]) -> float | None:
-    """The last colour, the same however far one zooms in."""
-    summary = _summary(array)
-    return summary.max_abs or None if summary is not None and summary.finite else None
-
-
 def _summary(array: NDArray[Any]) -> Summary | None:
     try:
         return summarize_array(array)
-    except TypeError:  # booleans of some kinds have none
+    except TypeError:  # some dtypes have no statistics
         return None
 
 
 def _statistics(summary: Summary | None) -> dict[str, Any]:
-    if summary is None:
-        return {}
-    names = [name for name in summary.__struct_fields__ if name not in ("first_bin", "bins")]
-    return {name: getattr(summary, name) for name in names}
+    return {} if summary is None else {name: getattr(summary, name) for name in STATISTICS}
 
 
-async def download(request: Request) -> Response:
-    """The whole tensor as a file of NumPy."""
-
-    asked = Asked(request.app.state.place, request)
-
-    def work() -> Response:
-        found = found_in.find_tensor(asked.shown, _place(asked))
-        array = np.ascontiguousarray(found.leaves[_leaf(found, asked.text("leaf"))])
-        # in a file: it may be larger than memory has room for twice
-        with tempfile.NamedTemporaryFile(suffix=".npy", delete=False) as draft:
-            path = Path(draft.name)
-        format_of(array).save(array, path)
-        record = found.record
-        name = f"{file_name(record.name)}_step{record.step}_rank{record.rank}.npy"
-        headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
-        return FileResponse(
-            path, media_type="application/octet-stream", headers=headers,
-            background=BackgroundTask(path.unlink, missing_ok=True),
-        )  # fmt: skip
-
-    return await run_in_threadpool(guarded, work, asked)
+def download(request: PageRequest) -> Response:
+    """Return the whole tensor as a file of NumPy."""
+    found = find_tensors(request.entry, _query(request))
+    array = np.ascontiguousarray(found.tensors[found.path(request.text("leaf"))])
+    # through a file: memory may not have room for a second copy
+    with tempfile.NamedTemporaryFile(suffix=".npy", delete=False) as file:
+        path = Path(file.name)
+    format_of(array).save(array, path)
+    record = found.record
+    name = f"{file_name(record.name)}_step{record.step}_rank{record.rank}.npy"
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
+    return FileResponse(
+        path, media_type="application/octet-stream", headers=headers,
+        background=BackgroundTask(path.unlink, missing_ok=True),
+    )  # fmt: skip

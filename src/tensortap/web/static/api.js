@@ -1,70 +1,60 @@
-// Asks the server. Answers are remembered with their version, and asked for again only by it.
+// Requests to the server. Responses are cached with their version (ETag).
 
 /** @type {Map<string, {tag: string, data: any}>} */
-const held = new Map();
-const KEPT = 120;
+const cache = new Map();
+const MAX_CACHED = 120;
+let currentVersion = () => null;
 
-/** @type {(run: string) => number | null} */
-let versionOf = () => null;
+/** Sets the function that knows the version of a run, as long as the server pushes changes. */
+export const setVersionSource = (source) => void (currentVersion = source);
 
-/** Who knows the version of a run for certain, as long as the server tells of news. @param {(run: string) => number | null} know */
-export const knowing = (know) => void (versionOf = know);
+/** A request that failed, with the server's message. */
+export class RequestError extends Error {}
 
-export class Failed extends Error {
-  /** @param {string} message @param {number} status */
-  constructor(message, status) {
-    super(message);
-    this.status = status;
-  }
-}
-
-/** The address of a question. @param {string} what @param {Record<string, any>} about */
-export function address(what, about) {
-  const said = new URLSearchParams();
-  for (const [key, value] of Object.entries(about)) {
+/** @param {string} what @param {Record<string, any>} parameters */
+export function apiUrl(what, parameters) {
+  const query = new URLSearchParams();
+  for (const [key, value] of Object.entries(parameters)) {
     if (value === null || value === undefined || value === "" || value === false) continue;
-    if (Array.isArray(value)) for (const each of value) said.append(key, each);
-    else said.set(key, value === true ? "1" : String(value));
+    for (const each of Array.isArray(value) ? value : [value]) query.append(key, each === true ? "1" : each);
   }
-  return `/api/${what}?${said}`;
+  return `/api/${what}?${query}`;
 }
 
 /**
- * The answer to a question; throws `Failed` with the server's sentence.
- * @param {string} what @param {Record<string, any>} [about] @param {{signal?: AbortSignal, method?: string}} [how]
+ * The response to a request; throws RequestError.
+ * @param {string} what @param {Record<string, any>} [parameters] @param {{method?: string}} [options]
  */
-export async function ask(what, about = {}, how = {}) {
-  const url = address(what, about);
-  const known = how.method ? undefined : held.get(url);
-  // its version is the run's: there is nothing to ask
-  if (known && !about.other && about.run && known.tag.split("-")[1] === `${versionOf(about.run)}"`) return known.data;
-  let answer;
+export async function request(what, parameters = {}, options = {}) {
+  const url = apiUrl(what, parameters);
+  const cached = options.method ? undefined : cache.get(url);
+  // the version is known to be current: no request is necessary
+  if (cached && !parameters.other && parameters.run && cached.tag.split("-")[1] === `${currentVersion(parameters.run)}"`) return cached.data;
+  let response;
   try {
-    answer = await fetch(url, { ...how, headers: known ? { "If-None-Match": known.tag } : {}, cache: "no-store" });
-  } catch (error) {
-    if (how.signal?.aborted) throw error;
-    throw new Failed("The server does not answer: it was ended, or is busy.", 0);
+    response = await fetch(url, { ...options, headers: cached ? { "If-None-Match": cached.tag } : {}, cache: "no-store" });
+  } catch {
+    throw new RequestError("The server does not respond: it was stopped, or is busy.");
   }
-  if (answer.status === 304 && known) return known.data;
-  if (answer.status === 401) throw new Failed(await answer.text(), 401);
-  const data = await answer.json();
-  if (!answer.ok) throw new Failed(data.error ?? `The server said ${answer.status}.`, answer.status);
-  const tag = answer.headers.get("etag");
+  if (response.status === 304 && cached) return cached.data;
+  if (response.status === 401) throw new RequestError(await response.text());
+  const data = await response.json();
+  if (!response.ok) throw new RequestError(data.error ?? `The server responded with status ${response.status}.`);
+  const tag = response.headers.get("etag");
   if (tag) {
-    held.delete(url);
-    held.set(url, { tag, data });
-    if (held.size > KEPT) held.delete(/** @type {string} */ (held.keys().next().value));
+    cache.delete(url);
+    cache.set(url, { tag, data });
+    if (cache.size > MAX_CACHED) cache.delete(cache.keys().next().value);
   }
   return data;
 }
 
-const TYPES = /** @type {any} */ ({ f8: Float64Array, f4: Float32Array, i4: Int32Array, u4: Uint32Array, i2: Int16Array, u2: Uint16Array, i1: Int8Array, u1: Uint8Array });
+const TYPES = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u4: Uint32Array, i2: Int16Array, u2: Uint16Array, i1: Int8Array, u1: Uint8Array };
 
-/** An array of the server: a list, or bytes in base 64. @param {any} value @returns {number[]} */
-export function array(value) {
+/** An array of the server, a list or bytes in base 64, as a list. @returns {number[]} */
+export function decodeArray(value) {
   if (Array.isArray(value)) return value;
   if (!value?.bdata) return [];
-  const raw = atob(value.bdata), held = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) held[i] = raw.charCodeAt(i);
-  return Array.from(new TYPES[value.dtype](held.buffer));
+  const data = Uint8Array.from(atob(value.bdata), (character) => character.charCodeAt(0));
+  return Array.from(new TYPES[value.dtype](data.buffer));
 }

@@ -1,83 +1,88 @@
-// Elements from words. Strings of others only ever become text, never markup.
+// Elements, and numbers as people read them. Texts of others only ever become text, never markup.
 
 /**
- * An element with attributes, listeners (`onclick`) and children.
- * @param {string} tag
- * @param {Record<string, any>} [with_]
- * @param {...(Node | string | number | null | undefined | false)} children
+ * An element with attributes, listeners (`onclick`) and children; null, undefined and false are skipped.
+ * @param {string} tag @param {Record<string, any>} [attributes] @param {...any} children
  * @returns {any}
  */
-export function h(tag, with_ = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(with_)) {
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "class") made.className = value;
-    else if (name in made && typeof value !== "string") /** @type {any} */ (made)[name] = value;
-    else made.setAttribute(name, value === true ? "" : String(value));
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else if (name in element && typeof value !== "string") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
   }
-  put(made, ...children);
-  return made;
+  append(element, children);
+  return element;
 }
 
-/** Replaces what is in an element. @param {Element} parent @param {...any} children */
-export function fill(parent, ...children) {
-  parent.replaceChildren();
-  put(parent, ...children);
-}
-
-/** @param {Element} parent @param {...any} children */
-function put(parent, ...children) {
-  for (const child of children) {
+function append(parent, children) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     parent.append(child instanceof Node ? child : String(child));
   }
 }
 
-/** @param {string} id @returns {any} */
+/** Replaces the children of an element. */
+export function fill(parent, ...children) {
+  parent.replaceChildren();
+  append(parent, children);
+}
+
+/** @returns {any} */
 export const $ = (id) => document.getElementById(id);
 
-/** The options of a select; it stays as it is where they are the same.
- * @param {HTMLSelectElement} select @param {(string | [string, string])[]} options @param {string} value */
-export function choose(select, options, value) {
-  const pairs = options.map((o) => (Array.isArray(o) ? o : [o, o]));
-  const key = JSON.stringify(pairs);
-  if (select.dataset.key !== key) {
-    fill(select, ...pairs.map(([v, text]) => h("option", { value: v }, text)));
-    select.dataset.key = key;
-  }
-  select.value = value;
-}
+// -- parts of tabs -------------------------------------------------------------------------------
 
-/** What stands where nothing is to be seen. @param {string} title @param {string} [why] @param {string} [code] */
+export const tools = (...children) => h("div", { class: "tools" }, children);
+export const card = (...children) => h("section", { class: "card" }, children);
+export const dim = (...children) => h("span", { class: "dim" }, children);
+export const grow = () => h("span", { class: "grow" });
+export const button = (text, onclick, attributes = {}) => h("button", { type: "button", onclick, ...attributes }, text);
+export const labelled = (text, control) => h("label", {}, h("span", {}, text), control);
+
+/** A sentence in place of content. */
 export const empty = (title, why, code) =>
   h("div", { class: "empty" }, h("b", {}, title), why && h("span", {}, why), code && h("code", {}, code));
+export const emptyCard = (title, why, code) => card(empty(title, why, code));
 
-/** Buttons of which one is pressed.
- * @param {string} label @param {[string, string][]} options @param {(value: string) => void} change */
-export function segments(label, options, change) {
-  const buttons = options.map(([value, text]) =>
-    h("button", { type: "button", "data-value": value, onclick: () => change(value) }, text));
-  const made = h("div", { class: "segments", role: "group", "aria-label": label }, ...buttons);
-  made.allow = (/** @type {string} */ value, /** @type {boolean} */ may, /** @type {string} */ why) => {
-    const button = /** @type {any} */ (buttons.find((b) => b.dataset.value === value));
-    button.disabled = !may;
-    button.title = may ? "" : why;
-  };
-  made.choose = (/** @type {string} */ value) => {
-    for (const b of buttons) b.setAttribute("aria-pressed", String(b.dataset.value === value));
-  };
-  return made;
+/** A table; `numeric` are the columns that are aligned to the right. */
+export const table = (headings, rows, numeric = []) => h("table", {},
+  headings.length > 0 && h("thead", {}, h("tr", {}, headings.map((text, i) => h("th", { scope: "col", class: numeric.includes(i) ? "num" : "" }, text)))),
+  h("tbody", {}, rows.map((row) => (row instanceof Node ? row : h("tr", {}, row.map((cell, i) => h("td", { class: numeric.includes(i) ? "num" : "" }, cell)))))));
+
+/** A select; `change` receives the chosen value. */
+export const select = (label, change) => h("select", { "aria-label": label, onchange: (event) => change(event.target.value) });
+
+/** Sets the options of a select, texts or [value, text], unless they are the same already. */
+export function setOptions(element, options, value) {
+  const pairs = options.map((option) => (Array.isArray(option) ? option : [option, option]));
+  const key = JSON.stringify(pairs);
+  if (element.dataset.key !== key) {
+    fill(element, pairs.map(([each, text]) => h("option", { value: each }, text)));
+    element.dataset.key = key;
+  }
+  element.value = value;
 }
 
-/** @param {() => string} text */
+/** Buttons of which one is pressed: `choose` presses it, `allow` enables or disables one. */
+export function segments(label, options, change) {
+  const buttons = new Map(options.map(([value, text]) => [value, button(text, () => change(value), { "data-value": value })]));
+  const group = h("div", { class: "segments", role: "group", "aria-label": label }, ...buttons.values());
+  group.allow = (value, allowed, reason) => Object.assign(buttons.get(value), { disabled: !allowed, title: allowed ? "" : reason });
+  group.choose = (chosen) => buttons.forEach((each, value) => each.setAttribute("aria-pressed", String(value === chosen)));
+  return group;
+}
+
+/** A button that copies a text. @param {() => string} text */
 export function copyButton(text, label = "Copy") {
-  const button = h("button", { type: "button" }, label);
-  button.addEventListener("click", async () => {
+  const element = button(label, async () => {
     try {
       await navigator.clipboard.writeText(text());
     } catch {
-      // no permission, or no https beyond this machine: the old way
+      // no permission, or no https beyond this machine
       const area = h("textarea", {});
       area.value = text();
       document.body.append(area);
@@ -85,23 +90,29 @@ export function copyButton(text, label = "Copy") {
       document.execCommand("copy");
       area.remove();
     }
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = label), 1200);
+    element.textContent = "Copied";
+    setTimeout(() => (element.textContent = label), 1200);
   });
-  return button;
+  return element;
 }
 
-// -- numbers as people read them ---------------------------------------------------------------
+// -- numbers -------------------------------------------------------------------------------------
+
 /** @param {number} n */
 export const count = (n) => n.toLocaleString("en");
-/** @param {any} x */
-export function figure(x) {
+/** "1 name", "2 names" @param {number} n @param {string} noun */
+export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+/** "Weight Gradient" @param {string} kind */
+export const kindText = (kind) => kind.replaceAll("_", " ");
+
+export function number(x) {
   if (x === null || x === undefined) return "–";
   if (typeof x !== "number") return String(x);
   if (Number.isInteger(x) && Math.abs(x) < 1e15) return count(x);
   const size = Math.abs(x);
   return size >= 1e-3 && size < 1e6 ? String(Number(x.toPrecision(6))) : x.toExponential(4);
 }
+
 /** @param {number} n */
 export function bytes(n) {
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
@@ -110,6 +121,7 @@ export function bytes(n) {
   }
   return `${n.toFixed(1)} TiB`;
 }
+
 /** @param {number} s */
 export function seconds(s) {
   if (s >= 5400) return `${(s / 3600).toFixed(1)} h`;

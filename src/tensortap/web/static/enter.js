@@ -1,2 +1,2 @@
-// Opened from another site: now that the cookie is here, go on without the token in the address.
+// Opened from another site: now that the cookie is set, continue without the token in the address.
 location.replace("/" + location.hash);

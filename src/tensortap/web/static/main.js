@@ -1,11 +1,11 @@
-// The page: what is chosen (state.js) of what there is (model.js), drawn by the parts below.
-import { Failed, array, ask, knowing } from "./api.js";
-import { $, empty, fill, h } from "./dom.js";
-import { load, model } from "./model.js";
+// The page: draws what is selected (state.js) of what is known (model.js), and follows what the server pushes.
+import { RequestError, decodeArray, request, setVersionSource } from "./api.js";
+import { $, button, empty, fill, h } from "./dom.js";
+import { loadRun, model } from "./model.js";
 import { Push } from "./push.js";
-import { get, listen, set } from "./state.js";
-import { addTraining, clearTop, drawHere, drawStep, drawTraining, go, move, redoTraining, startTop, toggleFollow, togglePlay } from "./top.js";
-import { drawNames, drawRuns, refreshSparks, startTree } from "./tree.js";
+import { get, onChange, set } from "./state.js";
+import { addTraining, clearTraining, drawStep, drawTitle, drawTraining, goToStep, invalidateTraining, moveSteps, startTop, toggleFollow, togglePlay } from "./top.js";
+import { drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
 import { alerts } from "./tabs/alerts.js";
 import { compare } from "./tabs/compare.js";
 import { exponents } from "./tabs/exponents.js";
@@ -16,276 +16,261 @@ import { receipt } from "./tabs/receipt.js";
 import { tensors } from "./tabs/tensors.js";
 
 /**
- * A tab: what it is called, how it begins, and how it shows what is chosen. `news` is the server's.
+ * `show` draws the state. `prepare` requests what takes long the first time. `receive` gets the server's news.
  * @typedef {object} Tab
  * @property {string} id @property {string} title @property {(panel: HTMLElement) => void} mount
- * @property {(state: import("./state.js").State, changed: Set<string>) => void | Promise<void>} show
- * @property {(news: any) => void} [hear] @property {(state: any) => [string, any]} [question]
+ * @property {(state: import("./state.js").State) => void | Promise<void>} show
+ * @property {(state: import("./state.js").State) => Promise<any>} [prepare] @property {(news: any) => void} [receive]
  */
 /** @type {Tab[]} */
 const TABS = [overview, lines, exponents, tensors, compare, alerts, provenance, receipt];
-/** @type {Map<string, HTMLElement>} */
-const panels = new Map();
 /** @type {Push | null} */
 let push = null;
+const connection = () => document.body.dataset.push; // "open" or "closed"; undefined at the start
 
-const tabNow = () => TABS.find((tab) => tab.id === get().tab) ?? TABS[0];
+const currentTab = () => TABS.find((tab) => tab.id === get().tab) ?? TABS[0];
+const panelOf = (tab) => $(`panel-${tab.id}`);
 
 // -- drawing -------------------------------------------------------------------------------------
 
-/** Draws what has changed; one after the other, the last word wins. @param {Set<string>} changed */
-async function show(changed) {
+/** @param {Set<string>} changed keys of the state; "*run" for another run, "*data" for new records */
+async function draw(changed) {
   applyTheme();
-  if (changed.has("run") || changed.has("*run")) await openRun();
+  const isOtherRun = changed.has("run") || changed.has("*run");
+  if (isOtherRun) await openRun();
   drawRuns();
-  drawHere();
+  drawTitle();
+  drawControls();
+  await drawTraining().catch(showError);
+  await drawTab();
+  if (isOtherRun) setTimeout(prepareTabs, 300);
+}
+
+/** Draws what needs no response of the server. */
+function drawControls() {
   drawNames();
   drawStep();
-  drawTabs();
-  await drawTraining().catch(said);
-  await showTab(changed);
-  if (changed.has("run") || changed.has("*run")) setTimeout(prepare, 300);
-}
-
-/** What takes long the first time is asked for before somebody wants to see it, one after the other. */
-async function prepare() {
-  const run = model.run;
-  /** @type {(() => [string, any])[]} */
-  const questions = TABS.flatMap((tab) => (tab.question && tab !== tabNow() ? [() => /** @type {any} */ (tab.question)(get())] : []));
-  for (const question of [...questions, () => ["held", { run: run?.id }]]) {
-    if (!run || model.run?.id !== run.id) return;
-    // what is wrong with it is said where it is shown
-    await ask(...question()).catch(() => undefined);
-  }
-}
-
-function drawTabs() {
   for (const tab of TABS) {
-    const on = tab === tabNow();
-    const button = $(`tab-${tab.id}`);
-    button.setAttribute("aria-selected", String(on));
-    button.tabIndex = on ? 0 : -1;
-    /** @type {HTMLElement} */ (panels.get(tab.id)).hidden = !on;
+    const isCurrent = tab === currentTab();
+    $(`tab-${tab.id}`).setAttribute("aria-selected", String(isCurrent));
+    $(`tab-${tab.id}`).tabIndex = isCurrent ? 0 : -1;
+    panelOf(tab).hidden = !isCurrent;
   }
 }
 
-/** @param {Set<string>} changed */
-async function showTab(changed) {
-  const tab = tabNow(), panel = /** @type {HTMLElement} */ (panels.get(tab.id));
+async function drawTab() {
+  const tab = currentTab(), panel = panelOf(tab);
   panel.dataset.ready = "no";
   try {
-    if (!model.run && tab.id !== "compare") return nothing();
+    if (!model.run && tab !== compare) return drawNothing();
     $("nothing").hidden = true;
-    await tab.show(get(), changed);
-    notice(standing());
+    await tab.show(get());
+    showNotice(lastingNotice());
   } catch (error) {
-    said(error);
+    showError(error);
   } finally {
     panel.dataset.ready = "yes";
   }
 }
 
-function nothing() {
-  const why = model.error || (model.shown.length ? "Choose a run on the left." : "Runs appear here as soon as they are written.");
-  fill($("nothing"), empty(model.shown.length ? "Nothing to see yet" : "No runs yet", why, model.shown.length ? "" : 'tap.init("runs")'));
+function drawNothing() {
+  const hasRuns = model.entries.length > 0;
+  const reason = model.error || (hasRuns ? "Choose a run on the left." : "Runs appear here as soon as they are written.");
+  fill($("nothing"), hasRuns ? empty("Nothing to see yet", reason) : empty("No runs yet", reason, 'tap.init("runs")'));
   $("nothing").hidden = false;
-  for (const panel of panels.values()) panel.hidden = true;
+  for (const tab of TABS) panelOf(tab).hidden = true;
 }
 
-/** @param {any} error */
-function said(error) {
-  if (error?.name === "AbortError") return;
-  if (!(error instanceof Failed)) console.error(error);
-  notice(error instanceof Failed ? error.message : `Something went wrong in the page: ${error?.message ?? error}`);
-}
-
-/** What stays true, whatever is drawn. */
-function standing() {
-  if (document.body.dataset.push === "closed") return "The server does not answer: it was ended, or is busy. This page tries again by itself.";
-  if (model.run?.state !== "gone") return "";
-  return model.run.what === "run" ? "The run was deleted while it was shown; what you see is what was read of it." : "The live session has gone; what you see is what it had sent.";
-}
-
-/** @param {string} words */
-function notice(words) {
-  $("notice").hidden = !words;
-  fill($("notice"), h("span", {}, words));
+/** Requests what the other tabs will need, one after the other. */
+async function prepareTabs() {
+  const run = model.run;
+  for (const tab of TABS) {
+    if (!run || model.run?.id !== run.id) return;
+    // a tab reports its errors when it is shown
+    if (tab !== currentTab()) await tab.prepare?.(get()).catch(() => undefined);
+  }
 }
 
 async function openRun() {
   const id = get().run;
   model.error = "";
   if (model.run?.id !== id) model.run = null;
-  redoTraining();
-  if (!id) return clearTop();
+  invalidateTraining();
+  if (!id) return clearTraining();
   try {
-    model.run = await load(id);
+    model.run = await loadRun(id);
   } catch (error) {
     model.run = null;
-    model.error = error instanceof Failed ? error.message : String(error);
-    clearTop();
+    model.error = error.message;
+    clearTraining();
   }
-  for (const tab of TABS) tab.hear?.({});
-  tellPush();
+  for (const tab of TABS) tab.receive?.({});
+  subscribe();
 }
 
-function tellPush() {
+function subscribe() {
   const run = model.run;
-  if (run) push?.say({ show: run.id, version: run.version, step: run.steps[run.steps.length - 1] ?? -1 });
+  if (run) push?.show({ show: run.id, version: run.version, step: run.steps.at(-1) ?? -1 });
 }
 
-// -- choosing ------------------------------------------------------------------------------------
+// -- one drawing at a time; changes in the meantime are drawn together after it --------------------
 
 /** @type {Set<string>} */
 let pending = new Set();
-let busy = false;
+let isDrawing = false;
 /** @param {Iterable<string>} changed */
 async function update(changed) {
-  for (const each of changed) pending.add(each);
-  if (busy) return;
-  busy = true;
+  for (const key of changed) pending.add(key);
+  if (isDrawing) return;
+  isDrawing = true;
   try {
     while (pending.size) {
       const now = pending;
       pending = new Set();
-      await show(now);
+      await draw(now);
     }
   } catch (error) {
-    said(error);
+    showError(error);
   } finally {
-    busy = false;
+    isDrawing = false;
   }
 }
-listen((_, changed) => {
-  // what needs no answer of the server follows at once, however long a figure takes
+
+onChange((changed) => {
   if (!changed.has("run")) {
     applyTheme();
-    drawStep();
-    drawTabs();
-    drawNames();
+    drawControls(); // at once, however long a figure takes
   }
   void update(changed);
 });
 
-// -- news ----------------------------------------------------------------------------------------
+// -- errors --------------------------------------------------------------------------------------
 
-/** @param {any} news */
-async function hear(news) {
-  for (const tab of TABS) tab.hear?.(news);
-  if (news.library) await loadLibrary();
-  for (const other of news.others ?? []) {
-    const known = model.shown.find((s) => s.id === other.id);
-    if (known) Object.assign(known, other);
-  }
-  if (news.others) drawRuns();
-  const said = news.run;
-  if (!said || said.id !== model.run?.id) return;
-  const run = model.run;
-  const known = model.shown.find((s) => s.id === said.id);
-  if (known && said.state) Object.assign(known, { state: said.state, version: said.version });
-  if (said.error) {
-    run.state = said.state ?? run.state;
-    drawHere();
-    return notice(standing() || said.error);
-  }
-  if (said.reset || said.version < run.version) return update(["*run"]);
-  const grown = said.names !== run.total;
-  run.steps.push(.../** @type {number[]} */ array(said.steps));
-  Object.assign(run, { version: said.version, state: said.state, records: said.records, total: said.names });
-  if (grown) {
-    const fresh = await load(run.id);
-    model.run = { ...fresh, total: said.names };
-  }
-  await addTraining(said.training);
-  refreshSparks();
-  // not waited for: a tab that takes long must not hold up the next news
-  void update(["*data"]);
+function showError(error) {
+  if (!(error instanceof RequestError)) console.error(error);
+  showNotice(error instanceof RequestError ? error.message : `Error in the page: ${error?.message ?? error}`);
 }
 
-async function loadLibrary() {
-  model.shown = (await ask("library")).shown;
-  const known = model.shown.some((shown) => shown.id === get().run);
-  if (!known && model.shown.length) set({ run: model.shown[0].id });
+/** What stays true, whatever is drawn. */
+function lastingNotice() {
+  if (connection() === "closed") return "The server does not respond: it was stopped, or is busy. The page keeps trying.";
+  if (model.run?.state === "deleted") return "The run was deleted while it was shown. You see what had been read of it.";
+  if (model.run?.state === "closed") return "The live session has closed. You see what it had sent.";
+  return "";
+}
+
+/** @param {string} text */
+function showNotice(text) {
+  $("notice").hidden = !text;
+  fill($("notice"), h("span", {}, text));
+}
+
+// -- news of the server --------------------------------------------------------------------------
+
+async function receive(news) {
+  for (const tab of TABS) tab.receive?.(news);
+  if (news.catalog) await loadCatalog();
+  const changed = [...(news.others ?? []), ...(news.run ? [news.run] : [])];
+  for (const { id, state, version } of changed) {
+    const entry = model.entries.find((each) => each.id === id);
+    if (entry && state) Object.assign(entry, { state, version });
+  }
+  if (news.others) drawRuns();
+  if (news.run && news.run.id === model.run?.id) await receiveRun(news.run, model.run);
+}
+
+async function receiveRun(news, run) {
+  if (news.error) {
+    run.state = news.state ?? run.state;
+    drawTitle();
+    return showNotice(lastingNotice() || news.error);
+  }
+  if (news.reset || news.version < run.version) return update(["*run"]);
+  const hasNewNames = news.names !== run.total;
+  run.steps.push(...decodeArray(news.steps));
+  Object.assign(run, { version: news.version, state: news.state, records: news.records, total: news.names });
+  if (hasNewNames) model.run = { ...(await loadRun(run.id)), total: news.names };
+  await addTraining(news.training);
+  refreshSparklines();
+  void update(["*data"]); // not awaited: a slow tab must not delay the next news
+}
+
+async function loadCatalog() {
+  model.entries = (await request("catalog")).entries;
+  const isKnown = model.entries.some((entry) => entry.id === get().run);
+  if (!isKnown && model.entries.length) set({ run: model.entries[0].id });
   drawRuns();
 }
 
-// -- the look ------------------------------------------------------------------------------------
+// -- theme and keyboard --------------------------------------------------------------------------
 
-const system = matchMedia("(prefers-color-scheme: dark)");
+const systemTheme = matchMedia("(prefers-color-scheme: dark)");
 function applyTheme() {
-  const theme = get().theme || (system.matches ? "dark" : "light");
-  document.documentElement.dataset.theme = theme;
+  document.documentElement.dataset.theme = get().theme || (systemTheme.matches ? "dark" : "light");
 }
-system.addEventListener("change", () => void update(["theme"]));
+systemTheme.addEventListener("change", () => void update(["theme"]));
 
-// -- the keyboard --------------------------------------------------------------------------------
-
-/** @param {KeyboardEvent} e */
-function key(e) {
-  const inside = /** @type {HTMLElement} */ (e.target);
-  const typing = inside.closest("input:not([type=range]):not([type=checkbox]), select, textarea, dialog[open]");
-  if (typing || e.ctrlKey || e.metaKey || e.altKey) return;
-  const many = e.shiftKey ? 10 : 1;
-  const scrubbing = inside.id === "scrubber";
-  if (e.key === "ArrowRight" || e.key === "ArrowLeft") {
-    if (inside.matches("input[type=range]") && !scrubbing) return; // a slider of its own
-    if (inside.closest("[role=tablist]")) return turn(e);
-    move(e.key === "ArrowRight" ? many : -many);
-  } else if (e.key === "Home") go(model.run?.steps[0] ?? null);
-  else if (e.key === "End") go(null);
-  else if (e.key === " " && !inside.closest("button, summary, [role=option], input")) togglePlay();
-  else if (e.key === "f") toggleFollow();
-  else if (e.key === "/") $("search").focus();
-  else if (e.key === "?") $("helping").showModal();
-  else if (/^[1-8]$/.test(e.key)) set({ tab: TABS[Number(e.key) - 1].id }, true);
+/** @param {KeyboardEvent} event */
+function onKeyDown(event) {
+  const { key, target } = event;
+  const isTyping = target.closest("input:not([type=range]):not([type=checkbox]), select, textarea, dialog[open]");
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (key === "ArrowRight" || key === "ArrowLeft") {
+    if (target.matches("input[type=range]") && target.id !== "scrubber") return; // moves that slider
+    const by = key === "ArrowRight" ? 1 : -1;
+    if (target.closest("[role=tablist]")) moveTab(by);
+    else moveSteps(event.shiftKey ? 10 * by : by);
+  } else if (key === "Home") goToStep(model.run?.steps[0] ?? null);
+  else if (key === "End") goToStep(null);
+  else if (key === " " && !target.closest("button, summary, [role=option], input")) togglePlay();
+  else if (key === "f") toggleFollow();
+  else if (key === "/") $("search").focus();
+  else if (key === "?") $("keyboard").showModal();
+  else if (/^[1-8]$/.test(key)) set({ tab: TABS[Number(key) - 1].id }, true);
   else return;
-  e.preventDefault();
+  event.preventDefault();
 }
 
-/** @param {KeyboardEvent} e */
-function turn(e) {
-  const by = e.key === "ArrowRight" ? 1 : -1;
-  const next = TABS[(TABS.indexOf(tabNow()) + by + TABS.length) % TABS.length];
+/** @param {number} by */
+function moveTab(by) {
+  const next = TABS[(TABS.indexOf(currentTab()) + by + TABS.length) % TABS.length];
   set({ tab: next.id }, true);
   $(`tab-${next.id}`).focus();
-  e.preventDefault();
 }
 
-// -- the start -----------------------------------------------------------------------------------
+// -- start ---------------------------------------------------------------------------------------
 
 async function start() {
   applyTheme();
-  knowing((id) => (model.run?.id === id && document.body.dataset.push === "open" ? model.run.version : null));
+  setVersionSource((id) => (model.run?.id === id && connection() === "open" ? model.run.version : null));
   for (const tab of TABS) {
     const panel = h("section", { class: "panel", id: `panel-${tab.id}`, role: "tabpanel", "aria-labelledby": `tab-${tab.id}`, hidden: true });
-    panels.set(tab.id, panel);
     $("panels").append(panel);
-    $("tabs").append(h("button", {
-      id: `tab-${tab.id}`, role: "tab", type: "button", "aria-controls": `panel-${tab.id}`,
-      onclick: () => set({ tab: tab.id }, true),
-    }, tab.title));
+    $("tabs").append(button(tab.title, () => set({ tab: tab.id }, true), { id: `tab-${tab.id}`, role: "tab", "aria-controls": panel.id }));
     tab.mount(panel);
   }
   $("panels").append(h("div", { id: "nothing", class: "panel", hidden: true }));
   startTree();
   startTop();
-  addEventListener("keydown", key);
+  addEventListener("keydown", onKeyDown);
   $("theme").addEventListener("click", () => set({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" }));
-  $("help").addEventListener("click", () => $("helping").showModal());
-  document.querySelector(".brand")?.addEventListener("click", (e) => { e.preventDefault(); set({ tab: "overview" }, true); });
-  try {
-    await loadLibrary();
-  } catch (error) {
-    model.error = error instanceof Failed ? error.message : String(error);
-  }
-  await update(["*run"]);
-  push = new Push((news) => hear(news).catch(said), (open) => {
-    document.body.dataset.push = open ? "open" : "closed";
-    if (open && push?.lost) void loadLibrary().then(() => update(["*run"])).catch(said);
-    if (push) push.lost = !open;
-    notice(standing());
+  $("help").addEventListener("click", () => $("keyboard").showModal());
+  $("home").addEventListener("click", (event) => {
+    event.preventDefault();
+    set({ tab: "overview" }, true);
   });
-  tellPush();
+  await loadCatalog().catch((error) => (model.error = error.message));
+  await update(["*run"]);
+  push = new Push((news) => receive(news).catch(showError), onConnection);
+  subscribe();
   document.body.dataset.ready = "yes";
+}
+
+/** @param {boolean} open */
+function onConnection(open) {
+  const isReconnected = open && connection() === "closed";
+  document.body.dataset.push = open ? "open" : "closed";
+  if (isReconnected) void loadCatalog().then(() => update(["*run"])).catch(showError);
+  showNotice(lastingNotice());
 }
 void start();

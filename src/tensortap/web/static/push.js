@@ -1,13 +1,13 @@
-// What the server tells by itself: that the run has grown, that another came, how far work is.
+// The WebSocket on which the server reports changes: of the run, of the catalog, of jobs.
 
 /** @typedef {{show: string, version: number, step: number}} Showing */
 
 export class Push {
-  /** @param {(news: any) => void} hear @param {(open: boolean) => void} state */
-  constructor(hear, state) {
-    this.hear = hear;
-    this.state = state;
-    this.wait = 500;
+  /** @param {(news: any) => Promise<void>} receive @param {(open: boolean) => void} onStateChange */
+  constructor(receive, onStateChange) {
+    this.receive = receive;
+    this.onStateChange = onStateChange;
+    this.retryDelay = 500;
     /** @type {Showing | null} */
     this.showing = null;
     this.open();
@@ -17,29 +17,33 @@ export class Push {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     this.socket = new WebSocket(`${scheme}://${location.host}/push`);
     this.socket.onopen = () => {
-      this.wait = 500;
-      this.state(true);
-      this.say();
+      this.retryDelay = 500;
+      this.onStateChange(true);
+      this.send(this.showing);
     };
     this.socket.onmessage = async (event) => {
       const news = JSON.parse(event.data);
       try {
-        await this.hear(news);
+        await this.receive(news);
       } finally {
-        // only now: whoever is slow gets the latest next, not all that was between
-        if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify({ seen: news.n }));
+        // confirmed only now: a slow browser gets the latest next, not all that was in between
+        this.send({ seen: news.n });
       }
     };
     this.socket.onclose = () => {
-      this.state(false);
-      setTimeout(() => this.open(), this.wait);
-      this.wait = Math.min(10_000, this.wait * 2);
+      this.onStateChange(false);
+      setTimeout(() => this.open(), this.retryDelay);
+      this.retryDelay = Math.min(10_000, this.retryDelay * 2);
     };
   }
 
-  /** Which run is looked at, and up to where it is known. @param {Showing} [showing] */
-  say(showing) {
-    if (showing) this.showing = showing;
-    if (this.showing && this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(this.showing));
+  /** Says which run is shown, and up to where it is known. @param {Showing} showing */
+  show(showing) {
+    this.showing = showing;
+    this.send(showing);
+  }
+
+  send(message) {
+    if (message && this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 }

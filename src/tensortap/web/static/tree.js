@@ -1,98 +1,93 @@
-// The left: runs, and the tree of names; only the rows that are in sight are in the page.
-import { ask } from "./api.js";
-import { $, choose, count, fill, h } from "./dom.js";
-import { chosen, model } from "./model.js";
-import { get, set } from "./state.js";
+// The left: the list of runs, and the tree of names. Only the visible rows of the tree are elements.
+import { request } from "./api.js";
+import { $, count, dim, fill, h, kindText, plural, setOptions } from "./dom.js";
+import { model, selection } from "./model.js";
+import { WHOLE_TENSOR, get, set } from "./state.js";
 
-const HEIGHT = 26, AROUND = 12;
+const ROW_HEIGHT = 26, EXTRA_ROWS = 12, INDENT = 13;
+const MAX_SPARKLINES = 100, MAX_QUERY = 16_000; // names and characters per request
 
 /** @typedef {{label: string, path: string, depth: number, name: string | null, children: number, open: boolean}} Row */
-
 /** @type {Row[]} */
 let rows = [];
 /** @type {Set<string>} */
-const closed = new Set();
-let at = 0; // the row that the keyboard is on
-let drawn = ""; // what the rows were made of
+const closedPaths = new Set();
+let focusedRow = 0;
+let arranged = ""; // what the rows were made of
 /** @type {Map<string, {d: string, bad: boolean}>} */
-let sparks = new Map();
-let sparkKey = "";
-let asking = false;
+let sparklines = new Map();
+let sparklineKey = "", requesting = false, refreshed = 0;
 
-/** The list of runs. */
+export const pill = (state) => h("span", { class: `pill ${state}` }, state);
+
+/** Draws the list of runs and live sessions. */
 export function drawRuns() {
-  const state = get();
-  fill($("runs"), ...model.shown.map((shown) =>
-    h("li", {
-      role: "option", tabindex: "0", "aria-selected": String(shown.id === state.run), title: shown.where,
-      onclick: () => pick(shown.id),
-      onkeydown: (/** @type {KeyboardEvent} */ e) => (e.key === "Enter" || e.key === " ") && (e.preventDefault(), e.stopPropagation(), pick(shown.id)),
-    }, h("span", {}, shown.title), pill(shown.state))));
-  if (!model.shown.length) fill($("runs"), h("li", {}, h("span", { class: "dim" }, "No run here yet")));
+  fill($("runs"), model.entries.map((entry) => h("li", {
+    role: "option", tabindex: "0", "aria-selected": String(entry.id === get().run), title: entry.where,
+    onclick: () => selectRun(entry.id),
+    onkeydown(event) {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      event.stopPropagation();
+      selectRun(entry.id);
+    },
+  }, h("span", {}, entry.title), pill(entry.state))));
+  if (!model.entries.length) fill($("runs"), h("li", {}, dim("No run here yet")));
 }
 
-/** @param {string} id */
-function pick(id) {
-  if (id !== get().run) set({ run: id, step: null, span: "", name: [], leaf: "", at: "", axes: "", zoom: "" }, true);
+function selectRun(id) {
+  if (id !== get().run) set({ run: id, step: null, span: "", name: [], ...WHOLE_TENSOR }, true);
 }
 
-/** @param {string} state */
-export const pill = (state) => h("span", { class: `pill ${state.split(" ")[0]}` }, state);
-
-/** Kinds, ranks and the tree. */
+/** Draws the filters and the tree. */
 export function drawNames() {
-  const run = model.run, state = get(), now = chosen(state);
-  const kinds = run?.kinds ?? [];
-  choose($("kind"), kinds.map((k) => [k, k.replaceAll("_", " ")]), now.kind);
+  const run = model.run, state = get(), now = selection(state);
+  const kinds = run?.kinds ?? [], ranks = run?.ranks ?? [];
+  setOptions($("kind"), kinds.map((kind) => [kind, kindText(kind)]), now.kind);
   $("kind").disabled = !kinds.length;
-  const ranks = run?.ranks ?? [];
   $("rank-label").hidden = ranks.length < 2;
-  choose($("rank"), [["", "all"], ...ranks.map((r) => /** @type {[string, string]} */ ([String(r), String(r)]))], now.rank);
+  setOptions($("rank"), [["", "all"], ...ranks.map(String)], now.rank);
   if (document.activeElement !== $("search")) $("search").value = state.q;
-  const key = JSON.stringify([run?.id, run?.names.length, run?.kinds.length, now.kind, state.q, [...closed]]);
-  if (key !== drawn) {
-    drawn = key;
-    rows = arrange();
+  const key = JSON.stringify([run?.id, run?.names.length, kinds.length, now.kind, state.q, [...closedPaths]]);
+  if (key !== arranged) {
+    arranged = key;
+    rows = arrangeRows();
   }
   renderRows();
 }
 
-function arrange() {
+function arrangeRows() {
   const run = model.run;
   if (!run) return [];
-  const state = get(), kind = run.kinds.indexOf(chosen(state).kind);
-  let wanted = null;
-  $("search").removeAttribute("aria-invalid");
-  if (state.q) {
-    try {
-      wanted = new RegExp(state.q, "i");
-    } catch {
-      $("search").setAttribute("aria-invalid", "true");
-    }
+  const search = get().q, kind = run.kinds.indexOf(selection(get()).kind);
+  let pattern = null, invalid = false;
+  try {
+    pattern = search ? new RegExp(search, "i") : null;
+  } catch {
+    invalid = true;
   }
-  const names = run.names.filter((name, i) => run.name_kinds[i].includes(kind) && (!wanted || wanted.test(name)));
-  const all = run.name_kinds.filter((k) => k.includes(kind)).length;
-  const invalid = $("search").getAttribute("aria-invalid") === "true";
-  $("found").textContent = invalid ? "not a regular expression yet"
-    : wanted ? `${count(names.length)} of ${count(all)} names` : `${count(all)} ${all === 1 ? "name" : "names"}`;
-  return wanted ? names.map((name) => leaf(name, name, 0)) : flatten(grow(names), "", 0);
+  $("search").setAttribute("aria-invalid", String(invalid));
+  const all = run.names.filter((_, i) => run.name_kinds[i].includes(kind));
+  const names = pattern ? all.filter((name) => pattern.test(name)) : all;
+  $("found").textContent = invalid ? "not a regular expression yet" : pattern ? `${count(names.length)} of ${plural(all.length, "name")}` : plural(all.length, "name");
+  return pattern ? names.map((name) => leafRow(name, name, 0)) : flatten(buildTree(names), "", 0);
 }
 
-/** @param {string} name @param {string} label @param {number} depth @returns {Row} */
-const leaf = (name, label, depth) => ({ label, path: name, depth, name, children: 0, open: false });
+/** @returns {Row} */
+const leafRow = (name, label, depth) => ({ label, path: name, depth, name, children: 0, open: false });
 
-/** @typedef {{name: string | null, below: Map<string, Branch>, size: number}} Branch */
+/** @typedef {{name: string | null, children: Map<string, Branch>, size: number}} Branch */
 /** @param {string[]} names */
-function grow(names) {
-  /** @type {Branch} */
-  const root = { name: null, below: new Map(), size: 0 };
+function buildTree(names) {
+  /** @returns {Branch} */
+  const newBranch = () => ({ name: null, children: new Map(), size: 0 });
+  const root = newBranch();
   for (const name of names) {
     let branch = root;
     for (const word of name.split(".")) {
-      let next = branch.below.get(word);
-      if (!next) branch.below.set(word, (next = { name: null, below: new Map(), size: 0 }));
       branch.size++;
-      branch = next;
+      if (!branch.children.has(word)) branch.children.set(word, newBranch());
+      branch = branch.children.get(word);
     }
     branch.name = name;
     branch.size++;
@@ -102,163 +97,149 @@ function grow(names) {
 
 /** @param {Branch} branch @param {string} path @param {number} depth @returns {Row[]} */
 function flatten(branch, path, depth) {
-  /** @type {Row[]} */
-  const found = [];
-  for (let [word, next] of branch.below) {
-    let label = word, full = path ? `${path}.${word}` : word;
-    // a branch with one child and nothing of its own is one row with it
-    while (next.name === null && next.below.size === 1) {
-      const [[more, only]] = next.below;
-      label += `.${more}`;
-      full += `.${more}`;
-      next = only;
+  return [...branch.children].flatMap(([label, child]) => {
+    // a branch with a single child and no name of its own shares a row with it
+    while (child.name === null && child.children.size === 1) {
+      const [[word, only]] = child.children;
+      label += `.${word}`;
+      child = only;
     }
-    if (!next.below.size) {
-      found.push(leaf(/** @type {string} */ (next.name), label, depth));
-      continue;
-    }
-    const open = !closed.has(full);
-    const inside = next.size - (next.name === null ? 0 : 1);
-    found.push({ label, path: full, depth, name: next.name, children: inside, open });
-    if (open) found.push(...flatten(next, full, depth + 1));
-  }
-  return found;
+    if (!child.children.size) return [leafRow(child.name, label, depth)];
+    const full = path ? `${path}.${label}` : label, open = !closedPaths.has(full);
+    const row = { label, path: full, depth, name: child.name, children: child.size - (child.name === null ? 0 : 1), open };
+    return open ? [row, ...flatten(child, full, depth + 1)] : [row];
+  });
 }
 
-/** Puts the rows that are in sight into the page. */
-export function renderRows() {
-  const tree = $("tree"), room = $("room");
-  room.style.height = `${rows.length * HEIGHT}px`;
-  const first = Math.max(0, Math.floor(tree.scrollTop / HEIGHT) - AROUND);
-  const last = Math.min(rows.length, Math.ceil((tree.scrollTop + tree.clientHeight) / HEIGHT) + AROUND);
-  const names = new Set(chosen(get()).names);
-  at = Math.min(at, Math.max(0, rows.length - 1));
-  const focused = document.activeElement === tree;
-  fill(room, ...rows.slice(first, last).map((row, i) => rowOf(row, first + i, names, focused)));
-  tree.setAttribute("aria-activedescendant", rows.length ? `row${at}` : "");
-  askSparks(rows.slice(first, last).flatMap((row) => (row.name === null ? [] : [row.name])));
+/** Puts the visible rows into the page. */
+function renderRows() {
+  const tree = $("tree");
+  $("rows").style.height = `${rows.length * ROW_HEIGHT}px`;
+  const first = Math.max(0, Math.floor(tree.scrollTop / ROW_HEIGHT) - EXTRA_ROWS);
+  const visible = rows.slice(first, Math.ceil((tree.scrollTop + tree.clientHeight) / ROW_HEIGHT) + EXTRA_ROWS);
+  const selected = new Set(selection(get()).names);
+  focusedRow = Math.min(focusedRow, Math.max(0, rows.length - 1));
+  fill($("rows"), visible.map((row, i) => rowElement(row, first + i, selected)));
+  tree.setAttribute("aria-activedescendant", rows.length ? `row${focusedRow}` : "");
+  void requestSparklines(visible.flatMap((row) => row.name ?? []));
 }
 
-/** @param {Row} row @param {number} number @param {Set<string>} names @param {boolean} focused */
-function rowOf(row, number, names, focused) {
-  const is = row.name !== null && names.has(row.name);
-  const made = h("div", {
-    id: `row${number}`, role: "treeitem", "aria-level": String(row.depth + 1), "aria-selected": String(is),
+/** @param {Row} row @param {number} index @param {Set<string>} selected */
+function rowElement(row, index, selected) {
+  const isGroup = row.name === null, isSelected = !isGroup && selected.has(row.name);
+  const isFocused = index === focusedRow && document.activeElement === $("tree");
+  const sparkline = isGroup ? undefined : sparklines.get(row.name);
+  const element = h("div", {
+    id: `row${index}`, role: "treeitem", "aria-level": String(row.depth + 1), "aria-selected": String(isSelected),
     "aria-expanded": row.children ? String(row.open) : null, "aria-label": row.path, title: row.path,
-    "aria-setsize": String(rows.length), "aria-posinset": String(number + 1),
-    class: `row${row.name === null ? " group" : ""}${is ? " chosen" : ""}${focused && number === at ? " at" : ""}`,
+    "aria-setsize": String(rows.length), "aria-posinset": String(index + 1),
+    class: `row${isGroup ? " group" : ""}${isSelected ? " selected" : ""}${isFocused ? " focused" : ""}`,
   },
-    h("span", { class: "turn" }, row.children ? "▶" : ""), h("span", { class: "label" }, row.label),
-    row.name === null && h("span", { class: "count" }, count(row.children)));
-  made.style.top = `${number * HEIGHT}px`;
-  made.style.paddingLeft = `${2 + row.depth * 13}px`;
-  const spark = row.name === null ? undefined : sparks.get(row.name);
-  if (spark?.bad) made.append(h("span", { class: "flag", title: "holds NaN or Inf", role: "img", "aria-label": "holds NaN or Inf" }));
-  if (row.name !== null) made.append(line(spark?.d ?? ""));
-  return made;
+    h("span", { class: "twisty" }, row.children ? "▶" : ""), h("span", { class: "label" }, row.label),
+    isGroup && h("span", { class: "count" }, count(row.children)),
+    sparkline?.bad && h("span", { class: "flag", title: "contains NaN or Inf", role: "img", "aria-label": "contains NaN or Inf" }),
+    !isGroup && svgLine(sparkline?.d ?? ""));
+  element.style.top = `${index * ROW_HEIGHT}px`;
+  element.style.paddingLeft = `${2 + row.depth * INDENT}px`;
+  return element;
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-/** @param {string} d */
-function line(d) {
-  const svg = document.createElementNS(SVG, "svg"), path = document.createElementNS(SVG, "path");
-  svg.setAttribute("viewBox", "0 0 37 18");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
+function svgLine(d) {
+  const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
+  for (const [name, value] of [["viewBox", "0 0 37 18"], ["preserveAspectRatio", "none"], ["aria-hidden", "true"]]) svg.setAttribute(name, value);
   path.setAttribute("d", d);
   svg.append(path);
   return svg;
 }
 
-/** @param {MouseEvent} event */
-function click(event) {
-  const room = $("room").getBoundingClientRect();
-  const number = Math.floor((event.clientY - room.top) / HEIGHT), row = rows[number];
-  if (!row) return;
-  at = number;
-  const turned = event.clientX - room.left < 24 + row.depth * 13;
-  if (row.name === null || (row.children && turned)) return toggle(row);
-  choosing(row.name, event.ctrlKey || event.metaKey || event.shiftKey);
+// -- sparklines ----------------------------------------------------------------------------------
+
+/** @param {string[]} names */
+async function requestSparklines(names) {
+  const run = model.run, { kind, metric, rank } = selection(get());
+  if (!run) return;
+  const key = `${run.id} ${kind} ${metric} ${rank}`;
+  if (key !== sparklineKey) sparklines = new Map();
+  sparklineKey = key;
+  let room = MAX_QUERY;
+  const missing = names.filter((name) => !sparklines.has(name) && (room -= encodeURIComponent(name).length) > 0).slice(0, MAX_SPARKLINES);
+  if (!missing.length || requesting) return;
+  requesting = true;
+  // the tab reports what is wrong with a run
+  const { lines } = await request("sparklines", { run: run.id, kind, metric, rank, name: missing }).catch(() => ({ lines: {} }));
+  requesting = false;
+  if (key === sparklineKey) for (const name of missing) sparklines.set(name, lines[name] ?? { d: "", bad: false });
+  renderRows();
 }
 
-/** @param {string} name @param {boolean} more */
-function choosing(name, more) {
-  const names = more ? chosen(get()).names : [];
-  const next = names.includes(name) ? names.filter((n) => n !== name) : [...names, name];
-  set({ name: next.length ? next : [name], leaf: "", at: "", axes: "", zoom: "" });
+/** Requests the sparklines again, because records came; at most every two seconds. */
+export function refreshSparklines() {
+  if (performance.now() - refreshed < 2000 || requesting) return;
+  refreshed = performance.now();
+  sparklines = new Map();
+  renderRows();
+}
+
+// -- mouse and keyboard --------------------------------------------------------------------------
+
+/** @param {MouseEvent} event */
+function onMouseDown(event) {
+  const box = $("rows").getBoundingClientRect();
+  const index = Math.floor((event.clientY - box.top) / ROW_HEIGHT), row = rows[index];
+  if (!row || event.button !== 0) return;
+  focusedRow = index;
+  const onTwisty = row.children && event.clientX - box.left < 24 + row.depth * INDENT;
+  if (row.name === null || onTwisty) toggleRow(row);
+  else selectName(row.name, event.ctrlKey || event.metaKey || event.shiftKey);
+}
+
+/** @param {string} name @param {boolean} add */
+function selectName(name, add) {
+  const names = add ? selection(get()).names : [];
+  const next = names.includes(name) ? names.filter((each) => each !== name) : [...names, name];
+  set({ name: next.length ? next : [name], ...WHOLE_TENSOR });
 }
 
 /** @param {Row} row */
-function toggle(row) {
-  if (!closed.delete(row.path)) closed.add(row.path);
+function toggleRow(row) {
+  if (!closedPaths.delete(row.path)) closedPaths.add(row.path);
   drawNames();
 }
 
-/** @param {string[]} names */
-async function askSparks(names) {
-  const run = model.run, now = chosen(get());
-  if (!run) return;
-  const key = `${run.id} ${now.kind} ${now.metric} ${now.rank}`;
-  if (key !== sparkKey) sparks = new Map();
-  sparkKey = key;
-  // an address may have 64 KiB
-  let room = 16_000;
-  const lacking = names.filter((name) => !sparks.has(name) && (room -= encodeURIComponent(name).length) > 0).slice(0, 100);
-  if (!lacking.length || asking) return;
-  asking = true;
-  try {
-    const { lines } = await ask("sparklines", { run: run.id, kind: now.kind, metric: now.metric, rank: now.rank, name: lacking });
-    if (key === sparkKey) for (const name of lacking) sparks.set(name, lines[name] ?? { d: "", bad: false });
-  } catch {
-    for (const name of lacking) sparks.set(name, { d: "", bad: false }); // the tab says what is wrong
-  } finally {
-    asking = false;
-  }
+/** @param {number} index @param {boolean} add */
+function focusRow(index, add) {
+  focusedRow = Math.max(0, Math.min(rows.length - 1, index));
+  const tree = $("tree"), top = focusedRow * ROW_HEIGHT;
+  tree.scrollTop = Math.min(top, Math.max(tree.scrollTop, top + ROW_HEIGHT - tree.clientHeight));
+  const name = rows[focusedRow]?.name;
+  if (name) selectName(name, add);
   renderRows();
 }
 
-let refreshed = 0;
-/** New records came: the lines in sight are asked for again, not too often. */
-export function refreshSparks() {
-  if (performance.now() - refreshed < 2000 || asking) return;
-  refreshed = performance.now();
-  sparks = new Map();
-  renderRows();
+/** @param {KeyboardEvent} event */
+function onKeyDown(event) {
+  const row = rows[focusedRow];
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") focusRow(focusedRow + (event.key === "ArrowDown" ? 1 : -1), event.shiftKey);
+  else if (event.key !== "Enter" || !row) return;
+  else if (row.name === null) toggleRow(row);
+  else selectName(row.name, event.ctrlKey || event.metaKey);
+  event.preventDefault();
+  event.stopPropagation();
 }
 
-/** Listens to the user. */
 export function startTree() {
-  const tree = $("tree");
-  // when pressed, not when released: rows may be drawn anew between the two
-  tree.addEventListener("mousedown", (/** @type {MouseEvent} */ e) => e.button === 0 && click(e));
+  const tree = $("tree"), search = $("search");
+  // on mousedown, because rows may be drawn anew before the button is released
+  tree.addEventListener("mousedown", onMouseDown);
+  tree.addEventListener("keydown", onKeyDown);
   tree.addEventListener("scroll", () => requestAnimationFrame(renderRows), { passive: true });
   new ResizeObserver(renderRows).observe(tree);
-  tree.addEventListener("focus", renderRows);
-  tree.addEventListener("blur", renderRows);
-  tree.addEventListener("keydown", (/** @type {KeyboardEvent} */ e) => {
-    const row = rows[at];
-    if (e.key === "ArrowDown" || e.key === "ArrowUp") move(at + (e.key === "ArrowDown" ? 1 : -1), e.shiftKey);
-    else if (e.key === "Enter" && row) row.name === null ? toggle(row) : choosing(row.name, e.ctrlKey || e.metaKey);
-    else return;
-    e.preventDefault();
-    e.stopPropagation();
-  });
-  $("search").addEventListener("input", () => set({ q: $("search").value }));
-  $("search").addEventListener("keydown", (/** @type {KeyboardEvent} */ e) => {
-    if (e.key === "Escape") $("search").blur();
-    if (e.key === "Enter" && rows[0]?.name) choosing(rows[0].name, false);
+  for (const event of ["focus", "blur"]) tree.addEventListener(event, renderRows);
+  search.addEventListener("input", () => set({ q: search.value }));
+  search.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") search.blur();
+    if (event.key === "Enter" && rows[0]?.name) selectName(rows[0].name, false);
   });
   $("kind").addEventListener("change", () => set({ kind: $("kind").value, zoom: "", at: "", axes: "" }));
   $("rank").addEventListener("change", () => set({ rank: $("rank").value }));
-}
-
-/** @param {number} to @param {boolean} more */
-function move(to, more) {
-  at = Math.max(0, Math.min(rows.length - 1, to));
-  const tree = $("tree"), top = at * HEIGHT;
-  if (top < tree.scrollTop) tree.scrollTop = top;
-  if (top + HEIGHT > tree.scrollTop + tree.clientHeight) tree.scrollTop = top + HEIGHT - tree.clientHeight;
-  const name = rows[at]?.name;
-  if (name !== null && name !== undefined) choosing(name, more);
-  renderRows();
 }

@@ -1,98 +1,84 @@
-// Compare: this run and another; the report is the one of `tensortap compare --html`.
-import { Failed, ask } from "../api.js";
-import { choose, count, empty, fill, h } from "../dom.js";
+// Compare: this run with another; the report is that of `tensortap compare --html`.
+import { RequestError, request } from "../api.js";
+import { button, card, count, dim, emptyCard, fill, grow, h, kindText, labelled, select, setOptions, tools } from "../dom.js";
 import { model } from "../model.js";
-import { get, set } from "../state.js";
+import { WHOLE_TENSOR, get, set } from "../state.js";
 
-/** @type {any} */ let a;
-/** @type {any} */ let b;
-/** @type {any} */ let body;
-/** @type {Record<string, any>} */
-const fields = {};
-let job = "";
-let drawn = "";
+const FIELDS = { rtol: ["1e-5", 62], atol: ["1e-8", 62], names: ["regex", 90], steps: ["10:20", 64] }; // placeholder, width
+const fields = Object.fromEntries(Object.entries(FIELDS).map(([key, [placeholder, width]]) => [key, h("input", {
+  type: "text", placeholder, "aria-label": key, style: `width: ${width}px`, onchange: (event) => set({ [key]: event.target.value.trim() }),
+})]));
+const first = select("This run", (value) => set({ run: value, step: null, span: "", name: [] }, true));
+const second = select("The other run", (value) => set({ other: value }));
+const body = h("div", { class: "contents" });
+let job = "", drawn = "";
 
 /** @type {import("../main.js").Tab} */
 export const compare = {
   id: "compare",
   title: "Compare",
-
-  mount(panel) {
-    a = h("select", { "aria-label": "This run", onchange: () => set({ run: a.value, step: null, span: "", name: [] }, true) });
-    b = h("select", { "aria-label": "The other run", onchange: () => set({ other: b.value }) });
-    /** @param {string} key @param {string} label @param {string} hint @param {string} width */
-    const field = (key, label, hint, width) => {
-      fields[key] = h("input", { type: "text", placeholder: hint, "aria-label": label, style: `width: ${width}`, onchange: () => set({ [key]: fields[key].value.trim() }) });
-      return h("label", {}, h("span", {}, label), fields[key]);
-    };
-    body = h("div", { style: "display: contents" });
-    panel.append(h("div", { class: "tools" }, h("label", {}, a), h("span", { class: "dim" }, "with"), h("label", {}, b),
-      field("rtol", "rtol", "1e-5", "62px"), field("atol", "atol", "1e-8", "62px"),
-      field("names", "names", "regex", "90px"), field("steps", "steps", "10:20", "64px")), body);
-  },
+  mount: (panel) => panel.append(tools(first, dim("with"), second, Object.entries(fields).map(([key, input]) => labelled(key, input))), body),
 
   async show(state) {
-    const all = model.shown.map((s) => /** @type {[string, string]} */ ([s.id, s.title]));
-    choose(a, all, state.run);
-    const others = all.filter(([id]) => id !== state.run);
-    choose(b, [["", "choose a run"], ...others], state.other);
-    for (const [key, input] of Object.entries(fields)) if (document.activeElement !== input) input.value = /** @type {any} */ (state)[key];
-    const key = JSON.stringify([state.run, state.other, state.rtol, state.atol, state.names, state.steps]);
-    const frame = body.querySelector("iframe");
+    const runs = model.entries.map((entry) => [entry.id, entry.title]);
+    const others = runs.filter(([id]) => id !== state.run);
+    setOptions(first, runs, state.run);
+    setOptions(second, [["", "choose a run"], ...others], state.other);
+    for (const [key, input] of Object.entries(fields)) if (document.activeElement !== input) input.value = state[key];
+    const { run, other, rtol, atol, names, steps } = state, parameters = { run, other, rtol, atol, names, steps };
+    const key = JSON.stringify(parameters), frame = body.querySelector("iframe");
     if (key === drawn && (!frame || frame.dataset.theme === document.documentElement.dataset.theme)) return;
     drawn = key;
-    if (!others.length) return fill(body, h("div", { class: "card" }, empty("Only one run is shown", "Open the folder that both are in, or both of them:", "tensortap view runs/a runs/b")));
-    if (!state.other || state.other === state.run) return fill(body, h("div", { class: "card" }, empty("Two runs, side by side", "Choose the other run: you get the first tensor that differs, when, and by how much.")));
+    if (!others.length) return fill(body, emptyCard("There is only one run", "Open the folder that contains both, or both runs:", "tensortap view runs/a runs/b"));
+    if (!other || other === run) return fill(body, emptyCard("Compare two runs", "Choose the other run to see the first tensor that differs, at which step, and by how much."));
     try {
-      const said = await ask("compare/start", { run: state.run, other: state.other, rtol: state.rtol, atol: state.atol, names: state.names, steps: state.steps }, { method: "POST" });
-      job = said.job;
-      await tell(said);
+      const state = await request("compare/start", parameters, { method: "POST" });
+      job = state.job;
+      await showJob(state);
     } catch (error) {
-      if (!(error instanceof Failed)) throw error;
-      fill(body, h("div", { class: "card" }, empty("They cannot be compared", error.message)));
+      if (!(error instanceof RequestError)) throw error;
+      showFailure(error.message);
     }
   },
 
-  hear(news) {
-    if (job && news.jobs?.[job]) void tell(news.jobs[job]);
+  receive(news) {
+    if (job && news.jobs?.[job]) void showJob(news.jobs[job]);
   },
 };
 
-/** @param {any} said */
-async function tell(said) {
-  if (said.state === "running") return running(said);
-  if (said.state === "cancelled") return fill(body, h("div", { class: "card" }, empty("Cancelled", "Change something above to compare again."), again()));
-  if (said.state === "failed") return fill(body, h("div", { class: "card" }, empty("They cannot be compared", said.error)));
-  await result(await ask("compare", { job }));
+const showFailure = (reason) => fill(body, emptyCard("These runs cannot be compared", reason));
+
+async function showJob(state) {
+  if (state.state === "running") showProgress(state);
+  else if (state.state === "failed") showFailure(state.error);
+  else if (state.state === "done") showResult(await request("compare", { job }));
+  else fill(body, emptyCard("Cancelled"), button("Compare again", () => {
+    drawn = "";
+    void compare.show(get());
+  }));
 }
 
-const again = () => h("button", { type: "button", onclick: () => { drawn = ""; void compare.show(get(), new Set()); } }, "Compare again");
-
-/** @param {any} said */
-function running(said) {
-  const bar = /** @type {any} */ (body.querySelector("progress"));
-  const words = said.total ? `${count(said.done)} of ${count(said.total)} records` : "reading both runs";
-  if (bar) {
-    if (said.total) bar.value = said.done / said.total;
-    body.querySelector(".dim").textContent = words;
-    return;
+function showProgress({ done, total }) {
+  const text = total ? `${count(done)} of ${count(total)} records` : "reading both runs";
+  if (!body.querySelector("progress")) {
+    const cancel = button("Cancel", () => request("compare/cancel", { job }, { method: "POST" }));
+    fill(body, card(tools(h("h3", {}, "Comparing"), dim(), grow(), cancel), h("progress", { "aria-label": "Progress of the comparison", max: "1" })));
   }
-  const cancel = h("button", { type: "button", onclick: () => ask("compare/cancel", { job }, { method: "POST" }) }, "Cancel");
-  fill(body, h("div", { class: "card" }, h("div", { class: "tools" }, h("h3", {}, "Comparing"), h("span", { class: "dim" }, words), h("span", { class: "grow" }), cancel),
-    h("progress", { "aria-label": "Progress of the comparison", max: "1" })));
+  fill(body.querySelector(".dim"), text);
+  if (total) body.querySelector("progress").value = done / total;
 }
 
-/** @param {any} found */
-function result(found) {
-  const first = found.first;
-  const theme = document.documentElement.dataset.theme ?? "light";
-  const metric = first?.kind === "Metric";
-  const where = first && metric ? h("div", { class: "tools" },
-    h("button", { type: "button", class: "first", onclick: () => set({ step: first.step, follow: false }) }, `Go to step ${count(first.step)}`),
-    h("span", { class: "dim" }, `first: ${first.name} at step ${count(first.step)}`)) : first && h("div", { class: "tools" },
-    h("button", { type: "button", class: "first", onclick: () => set({ tab: "tensors", name: [first.name], kind: first.kind, step: first.step, rank: first.rank < 0 ? "" : String(first.rank), minus: "run", follow: false, at: "", axes: "", zoom: "", leaf: "" }, true) }, "Show the difference"),
-    h("button", { type: "button", onclick: () => set({ tab: "lines", name: [first.name], kind: first.kind, step: first.step, follow: false }, true) }, "Show its lines"),
-    h("span", { class: "dim" }, `first: ${first.name} (${first.kind.replaceAll("_", " ")}) at step ${count(first.step)}`));
-  const frame = h("iframe", { class: "report", title: "What the comparison found", src: `/api/compare/report?theme=${theme}&job=${encodeURIComponent(found.job)}`, "data-theme": theme, sandbox: "allow-scripts" });
-  fill(body, where, frame);
+function showResult({ job: id, first: difference }) {
+  const theme = document.documentElement.dataset.theme;
+  fill(body, difference && tools(differenceButtons(difference), dim(`first difference: ${difference.name} (${kindText(difference.kind)}) at step ${count(difference.step)}`)),
+    h("iframe", { class: "report", title: "Report of the comparison", src: `/api/compare/report?theme=${theme}&job=${encodeURIComponent(id)}`, "data-theme": theme, sandbox: "allow-scripts" }));
+}
+
+function differenceButtons({ name, kind, step, rank }) {
+  const tensor = { name: [name], kind, step, follow: false };
+  if (kind === "Metric") return button(`Go to step ${count(step)}`, () => set({ step, follow: false }), { class: "primary" });
+  return [
+    button("Show the difference", () => set({ ...tensor, ...WHOLE_TENSOR, tab: "tensors", rank: rank < 0 ? "" : String(rank), minus: "run" }, true), { class: "primary" }),
+    button("Show its lines", () => set({ ...tensor, tab: "lines" }, true)),
+  ];
 }

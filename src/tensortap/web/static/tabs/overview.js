@@ -1,57 +1,34 @@
-// Overview: layers by steps; a click goes to the exponents of that layer at that step.
-import { ask } from "../api.js";
-import { choose, h } from "../dom.js";
-import { draw, mark, on } from "../figure.js";
-import { chosen, model } from "../model.js";
-import { listenSpan, spanButton, spanned } from "../span.js";
+// Overview: layers by steps. A click opens the exponents of a layer at a step.
+import { dim, grow, labelled, select, setOptions, tools } from "../dom.js";
+import { listen } from "../figure.js";
+import { model } from "../model.js";
 import { set } from "../state.js";
+import { figureTab, listenSpan, spanButton, spanLayout } from "./figure_tab.js";
 
-/** @type {any} */ let plot;
-/** @type {any} */ let metric;
-/** @type {any} */ let hint;
-let drawn = "";
+const metric = select("Statistic", (value) => set({ metric: value }));
 
-/** @type {import("../main.js").Tab} */
-export const overview = {
+export const overview = figureTab({
   id: "overview",
   title: "Overview",
+  tools: () => [tools(labelled("Statistic", metric), spanButton(), grow(), dim("Click a cell to open its exponents"))],
+  update: (_, now) => setOptions(metric, model.run.statistics, now.metric),
+  query: (state, now) => ({ kind: now.kind, metric: now.metric, rank: now.rank, theme: now.theme, q: state.q }),
 
-  mount(panel) {
-    metric = h("select", { "aria-label": "Statistic", onchange: () => set({ metric: metric.value }) });
-    hint = h("span", { class: "dim" });
-    plot = h("div", { class: "heat" });
-    panel.append(
-      h("div", { class: "tools" }, h("label", {}, h("span", {}, "Statistic"), metric), spanButton(), h("span", { class: "grow" }), hint),
-      h("div", { class: "card figure" }, plot));
+  options(state, now, figure, height) {
+    const layers = figure.layout.meta?.layers?.length ?? 0;
+    return {
+      height: layers ? Math.max(Math.min(height - 94, 70 + layers * 64), 260) : 260,
+      keep: `${model.run.id} ${now.kind} ${state.span}`,
+      layout: { ...spanLayout(figure.layout), margin: { l: 40, r: 8, t: figure.data.length > 1 ? 34 : 12, b: 42 } },
+    };
   },
 
-  async show(state) {
-    const run = model.run, now = chosen(state);
-    if (!run) return;
-    choose(metric, run.statistics, now.metric);
-    hint.textContent = "A click on a cell opens its exponents";
-    const key = JSON.stringify([run.id, run.version, now.kind, now.metric, now.rank, now.theme, state.q, state.span]);
-    if (key === drawn) return mark(plot, now.step);
-    const card = plot.parentElement;
-    const waiting = setTimeout(() => card.classList.add("waiting"), 150);
-    try {
-      const figure = await ask("overview", { run: run.id, kind: now.kind, metric: now.metric, rank: now.rank, theme: now.theme, q: state.q });
-      const room = card.parentElement.clientHeight - 28 - 12 - 40 - 14;
-      const rows = figure.layout.meta?.layers?.length ?? 0;
-      await draw(plot, figure, { height: rows ? Math.max(Math.min(room, 70 + rows * 64), 260) : 260, step: now.step, keep: `${run.id} ${now.kind} ${state.span}`,
-        layout: { ...spanned(figure.layout), margin: { l: 40, r: 8, t: figure.data.length > 1 ? 34 : 12, b: 42 } } });
-      drawn = key;
-    } finally {
-      clearTimeout(waiting);
-      card.classList.remove("waiting");
-    }
+  ready(plot) {
     listenSpan(plot);
-    on(plot, "plotly_click", (/** @type {any} */ event) => {
-      const layers = plot.layout.meta.layers;
-      const point = event.points.find((/** @type {any} */ p) => p.customdata);
-      const [layer, step] = point?.customdata ?? [];
-      if (layers[layer] === undefined) return;
-      set({ tab: "exponents", name: [layers[layer]], step, follow: false, over: "" }, true);
+    listen(plot, "plotly_click", (event) => {
+      const [layer, step] = event.points.find((point) => point.customdata)?.customdata ?? [];
+      const name = plot.layout.meta.layers[layer];
+      if (name !== undefined) set({ tab: "exponents", name: [name], step, follow: false, over: "" }, true);
     });
   },
-};
+});

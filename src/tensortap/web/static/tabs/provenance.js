@@ -1,95 +1,71 @@
-// Provenance: what ran, what was changed, how to run it again.
-import { ask } from "../api.js";
-import { copyButton, count, empty, fill, h } from "../dom.js";
+// Provenance: what ran, what was modified, how to reproduce it.
+import { request } from "../api.js";
+import { card, copyButton, count, dim, emptyCard, fill, h, plural, table } from "../dom.js";
 import { model } from "../model.js";
 
-/** @type {any} */ let body;
+const MAX_PATCH_LINES = 4000;
+const body = h("div", { class: "stack" });
 let drawn = "";
 
 /** @type {import("../main.js").Tab} */
 export const provenance = {
   id: "provenance",
   title: "Provenance",
-
-  mount(panel) {
-    body = h("div", { style: "display: grid; gap: 12px" });
-    panel.append(body);
-  },
+  mount: (panel) => panel.append(body),
 
   async show() {
-    const run = model.run;
-    if (!run) return;
-    const found = await ask("provenance", { run: run.id });
+    const run = model.run, info = await request("provenance", { run: run.id });
     const key = JSON.stringify([run.id, run.version]);
-    if (key === drawn) return;
+    if (key === drawn) return; // a patch that is open stays open
     drawn = key;
-    if (found.live) return fill(body, programs(found.programs));
-    if (!found.command.full_command && !Object.keys(found.git).length) {
-      return fill(body, h("div", { class: "card" }, empty("This run does not say what ran", "Runs that tap.init started do.")));
+    if (info.live) return fill(body, clients(info.clients));
+    if (!info.command.full_command && !Object.keys(info.git).length) {
+      return fill(body, emptyCard("This run has no provenance", "Runs that tap.init() created record what ran."));
     }
-    fill(body, ran(found), again(found), changed(found), around(found));
+    fill(body, whatRan(info), reproduction(info), modifications(info), surroundings(info));
   },
 };
 
-/** @param {any[]} rows */
-function programs(rows) {
-  if (!rows.length) return h("div", { class: "card" }, empty("Nobody sends", "A training program that calls tap.catch or tap.track on this machine finds the session by itself."));
-  return h("div", { class: "card" }, h("h3", {}, "Programs that send"), h("table", {},
-    h("thead", {}, h("tr", {}, ...["Program", "Host", "Process", "Rank", "Records", "Way", "State"].map((w) => h("th", { scope: "col" }, w)))),
-    h("tbody", {}, ...rows.map((p) => h("tr", {}, ...[p.program, p.host, p.pid, `${p.rank} of ${p.world_size}`, count(p.records), p.path, p.connected ? "connected" : "gone"].map((w) => h("td", {}, w)))))));
+function clients(rows) {
+  if (!rows.length) return emptyCard("No client is connected", "Training processes on this machine that call tap.catch() or tap.track() connect by themselves.");
+  return card(h("h3", {}, "Clients"), table(["Program", "Host", "Process", "Rank", "Records", "Transport", "State"], rows.map((client) => [
+    client.program, client.host, client.pid, `${client.rank} of ${client.world_size}`, count(client.records), client.path,
+    client.connected ? "connected" : "disconnected"])));
 }
 
 /** @param {[string, any][]} pairs */
-const facts = (pairs) => h("dl", { class: "facts" }, ...pairs.filter(([, v]) => v !== undefined && v !== null && v !== "").flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
+const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+const mono = (text) => text && h("span", { class: "mono" }, text);
 
-/** @param {any} found */
-function ran(found) {
-  const command = found.command.launcher || found.command.full_command;
-  return h("section", { class: "card" }, h("h3", {}, "What ran"), facts([
-    ["command", h("span", { class: "mono" }, command)],
-    ["in", h("span", { class: "mono" }, found.working_directory)],
-    ["on", [found.host, ...found.devices].filter(Boolean).join(" · ")],
-    ["started", found.run.started], ["ended", found.run.ended ?? "not yet, or it was cut off"],
-    ["Python", found.python], ["system", found.platform],
-    ["ranks", String(found.run.world_size)],
-    ["seeds", Object.entries(found.seeds).filter(([, v]) => v !== null).map(([k, v]) => `${k} ${v}`).join(" · ")],
-  ]));
+const whatRan = (info) => card(h("h3", {}, "What ran"), facts([
+  ["command", mono(info.command.launcher || info.command.full_command)],
+  ["folder", mono(info.working_directory)],
+  ["host", [info.host, ...info.devices].filter(Boolean).join(" · ")],
+  ["started", info.run.started], ["ended", info.run.ended ?? "not yet, or it was killed"],
+  ["Python", info.python], ["system", info.platform], ["ranks", String(info.run.world_size)],
+  ["seeds", Object.entries(info.seeds).filter(([, seed]) => seed !== null).map(([name, seed]) => `${name} ${seed}`).join(" · ")],
+]));
+
+const reproduction = (info) => card(h("h3", {}, "How to run it again"),
+  h("div", { class: "copy" }, h("pre", {}, info.reproduce), copyButton(() => info.reproduce)),
+  h("p", { class: "dim" }, "Creates a folder with the code, packages and environment of this run, and a script that starts it."));
+
+function modifications(info) {
+  const { git } = info;
+  return card(h("h3", {}, "What was modified"), facts([
+    ["commit", mono(git.commit_id)], ["branch", git.branch], ["remote", git.remote],
+    ["state", git.status === "dirty" ? "uncommitted changes" : git.status],
+    ["patched at run time", Object.keys(info.modifications).join(", ") || "nothing"],
+    ["changed during the run", info.changed_files.join(", ")],
+  ]), info.patches.map((patch) => h("details", {}, h("summary", {}, `${patch.name} (${plural(patch.size, "character")})`), patchText(patch.text))));
 }
 
-/** @param {any} found */
-function again(found) {
-  return h("section", { class: "card" }, h("h3", {}, "How to run it again"),
-    h("div", { class: "copy" }, h("pre", {}, found.reproduce), copyButton(() => found.reproduce)),
-    h("p", { class: "dim", style: "margin: 8px 0 0" }, "Makes a folder with the code as it was, the packages it had, its environment, and a script that starts it."));
-}
-
-/** @param {any} found */
-function changed(found) {
-  const git = found.git, patched = Object.keys(found.modifications);
-  return h("section", { class: "card" }, h("h3", {}, "What was changed"), facts([
-    ["commit", git.commit_id && h("span", { class: "mono" }, git.commit_id)], ["branch", git.branch], ["remote", git.remote],
-    ["state", git.status === "dirty" ? "with changes that were not committed" : git.status],
-    ["patched at run time", patched.length ? patched.join(", ") : "nothing"],
-    ["changed on the way", found.changed_on_the_way.length ? found.changed_on_the_way.join(", ") : ""],
-  ]), ...found.patches.map((/** @type {any} */ p) => h("details", { style: "margin-top: 10px" }, h("summary", {}, `${p.name} (${count(p.size)} characters)`), patch(p.text))));
-}
-
+const LINE_CLASSES = { "@": "at", "+": "plus", "-": "minus" };
 /** @param {string} text */
-function patch(text) {
-  const made = h("pre", {});
-  for (const line of text.split("\n").slice(0, 4000)) {
-    const kind = line.startsWith("@@") ? "at" : line.startsWith("+") ? "plus" : line.startsWith("-") ? "minus" : "";
-    made.append(h("span", { class: kind }, `${line}\n`));
-  }
-  return made;
-}
+const patchText = (text) => h("pre", {}, text.split("\n").slice(0, MAX_PATCH_LINES).map((line) => h("span", { class: LINE_CLASSES[line[0]] ?? "" }, `${line}\n`)));
 
-/** @param {any} found */
-function around(found) {
-  const packages = Object.entries(found.packages), variables = Object.entries(found.environment);
-  /** @param {[string, any][]} pairs */
-  const rows = (pairs) => h("table", {}, h("tbody", {}, ...pairs.map(([k, v]) => h("tr", {}, h("td", { class: "mono" }, k), h("td", { class: "mono" }, String(v))))));
-  return h("section", { class: "card" }, h("h3", {}, "Around it"),
-    h("details", {}, h("summary", {}, `${count(packages.length)} packages`), rows(packages)),
-    h("details", { style: "margin-top: 8px" }, h("summary", {}, `${count(variables.length)} environment variables`), rows(variables)));
+function surroundings(info) {
+  const rows = (values) => table([], Object.entries(values).map(([name, value]) => [mono(name), mono(String(value))]));
+  const section = (noun, values) => h("details", {}, h("summary", {}, plural(Object.keys(values).length, noun)), rows(values));
+  return card(h("h3", {}, "Environment"), section("package", info.packages), section("environment variable", info.environment));
 }

@@ -1,73 +1,58 @@
-// Receipt: what it cost, what was dropped, how fast records came.
-import { ask } from "../api.js";
-import { bytes, count, empty, fill, h, seconds } from "../dom.js";
+// Receipt: what capturing cost, what was dropped, how fast records came.
+import { request } from "../api.js";
+import { bytes, card, count, dim, emptyCard, fill, h, seconds, table } from "../dom.js";
 import { model } from "../model.js";
 
-/** @type {any} */ let body;
+const body = h("div", { class: "stack" });
 
 /** @type {import("../main.js").Tab} */
 export const receipt = {
   id: "receipt",
   title: "Receipt",
-
-  mount(panel) {
-    body = h("div", { style: "display: grid; gap: 12px" });
-    panel.append(body);
-  },
+  mount: (panel) => panel.append(body),
 
   async show() {
-    const run = model.run;
-    if (!run) return;
-    const found = await ask("receipt", { run: run.id });
-    fill(body, found.live ? live(found) : disk(found), bill(found), found.live ? clients(found) : dropped(found));
+    const info = await request("receipt", { run: model.run.id });
+    fill(body, info.live ? sessionFigures(info) : runFigures(info), cost(info), info.live ? clients(info) : dropped(info));
   },
 };
 
-/** @param {[string, any, string?][]} pairs */
-const figures = (pairs) => h("dl", { class: "figures" }, ...pairs.map(([k, v, c]) => h("div", { class: c ?? "" }, h("dt", {}, k), h("dd", {}, v))));
-/** @param {number} n @param {number} s */
-const rate = (n, s) => (s > 0 ? `${count(Number((n / s).toPrecision(3)))} / s` : "–");
+/** @param {[string, any, string?][]} triples name, text, class */
+const figures = (triples) => h("dl", { class: "figures" }, triples.map(([name, text, kind]) => h("div", { class: kind ?? "" }, h("dt", {}, name), h("dd", {}, text))));
+const warnIf = (n, kind = "warn") => (n ? kind : "");
+const rate = (n, time) => (time > 0 ? `${count(Number((n / time).toPrecision(3)))} / s` : "–");
+const nonzero = (counts) => Object.entries(counts).filter(([, n]) => n);
 
-/** @param {any} f */
-const disk = (f) => figures([
-  ["records", count(f.records)], ["ranks", `${f.ranks} of ${f.world_size}`],
-  ["steps", count(f.steps)], ["time", seconds(f.seconds)], ["records", rate(f.records, f.seconds)], ["steps", rate(f.steps, f.seconds)],
-  ["tables", bytes(f.nbytes.records)], ["tensors", bytes(f.nbytes.tensors)],
-  ["dropped", count(f.dropped), f.dropped ? "bad" : ""], ...(f.cut ? [/** @type {[string, any, string]} */ (["cut off", bytes(f.cut), "warn"])] : []),
+const runFigures = (info) => figures([
+  ["records", count(info.records)], ["ranks", `${info.ranks} of ${info.world_size}`], ["steps", count(info.steps)],
+  ["time", seconds(info.seconds)], ["records", rate(info.records, info.seconds)], ["steps", rate(info.steps, info.seconds)],
+  ["tables", bytes(info.nbytes.records)], ["tensors", bytes(info.nbytes.tensors)],
+  ["dropped", count(info.dropped), warnIf(info.dropped, "bad")],
+  ...(info.truncated ? [["truncated", bytes(info.truncated), "warn"]] : []),
 ]);
 
-/** @param {any} f */
-const live = (f) => figures([
-  ["records", count(f.records)], ["received", bytes(f.nbytes)], ["held", `${bytes(f.held_nbytes)} of ${bytes(f.bound)}`],
-  ["records", rate(f.records, f.seconds)], ["up for", seconds(f.seconds)],
-  ["made room", count(f.evicted), f.evicted ? "warn" : ""],
-  ...Object.entries(f.refused).map(([k, v]) => /** @type {[string, any, string]} */ ([`refused: ${k}`, count(Number(v)), "warn"])),
+const sessionFigures = (info) => figures([
+  ["records", count(info.records)], ["received", bytes(info.nbytes)], ["in memory", `${bytes(info.held_nbytes)} of ${bytes(info.bound)}`],
+  ["records", rate(info.records, info.seconds)], ["uptime", seconds(info.seconds)], ["evicted", count(info.evicted), warnIf(info.evicted)],
+  ...nonzero(info.rejected).map(([reason, n]) => [`rejected: ${reason}`, count(n), "warn"]),
 ]);
 
-/** @param {any} f */
-function bill(f) {
-  const b = f.bill;
-  if (!b) return h("div", { class: "card" }, h("h3", {}, "What it cost"), h("span", { class: "dim" }, f.live ? "The training program knows: print(tap.receipt()) there." : "It is known when the run has ended."));
-  const where = Object.entries(b.activities).filter(([, s]) => Number(s) > 0).sort((x, y) => Number(y[1]) - Number(x[1]));
-  return h("div", { class: "card" }, h("h3", {}, `What it cost the training thread${b.rank == null ? "" : ` of rank ${b.rank}, which paid most`}`), figures([
-    ["in all", seconds(b.seconds)], ["a step", b.steps ? seconds(b.seconds_per_step) : "–"], ["captured", count(b.captured)], ["tracked", count(b.tracked)],
-    ["skipped", count(b.skipped)], ["dropped", count(b.dropped), b.dropped ? "bad" : ""],
-    ...Object.entries(b.reasons).filter(([, n]) => n).map(([k, n]) => /** @type {[string, any, string]} */ ([`dropped: ${k}`, count(Number(n)), "bad"])),
-  ]), h("table", { style: "margin-top: 10px; width: auto" }, h("tbody", {}, ...where.map(([k, s]) => h("tr", {}, h("td", {}, k), h("td", { class: "num", style: "width: auto" }, seconds(Number(s))))))));
+function cost(info) {
+  const bill = info.cost;
+  if (!bill) return card(h("h3", {}, "Cost"), dim(info.live ? "Print tap.receipt() in the training process." : "Known when the run has ended."));
+  const activities = nonzero(bill.activities).sort((a, b) => b[1] - a[1]).map(([name, time]) => [name, seconds(time)]);
+  return card(h("h3", {}, "Cost for the training thread", bill.rank != null && ` of rank ${bill.rank}, which paid most`), figures([
+    ["total", seconds(bill.seconds)], ["per step", bill.steps ? seconds(bill.seconds_per_step) : "–"],
+    ["captured", count(bill.captured)], ["tracked", count(bill.tracked)], ["skipped", count(bill.skipped)],
+    ["dropped", count(bill.dropped), warnIf(bill.dropped, "bad")],
+    ...nonzero(bill.reasons).map(([reason, n]) => [`dropped: ${reason}`, count(n), "bad"]),
+  ]), h("div", { class: "narrow" }, table([], activities, [1])));
 }
 
-/** @param {any} f */
-function dropped(f) {
-  if (!f.dropped) return h("div", { class: "card" }, empty("Nothing was dropped", "Every value that was captured is in the run."));
-  return h("div", { class: "card" }, h("h3", {}, "Dropped: there was no room when they were captured"), h("table", {},
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Name"), h("th", { scope: "col", class: "num" }, "Values"))),
-    h("tbody", {}, ...f.dropped_names.map((/** @type {[string, number]} */ [n, c]) => h("tr", {}, h("td", {}, n), h("td", { class: "num" }, count(c)))))));
-}
+const dropped = (info) => info.dropped
+  ? card(h("h3", {}, "Dropped records"), table(["Name", "Records"], info.dropped_names.map(([name, n]) => [name, count(n)]), [1]))
+  : emptyCard("Nothing was dropped", "Every captured value is in the run.");
 
-/** @param {any} f */
-function clients(f) {
-  return h("div", { class: "card" }, h("h3", {}, "Programs"), h("table", {},
-    h("thead", {}, h("tr", {}, ...["Program", "Rank", "Records", "Bytes", "Dropped", "Reasons"].map((w, i) => h("th", { scope: "col", class: i > 1 ? "num" : "" }, w)))),
-    h("tbody", {}, ...f.programs.map((/** @type {any} */ p) => h("tr", {}, h("td", {}, p.program), h("td", {}, `${p.rank} of ${p.world_size}`),
-      ...[count(p.records), bytes(p.nbytes), count(p.dropped), Object.entries(p.reasons).filter(([, n]) => n).map(([k, n]) => `${count(Number(n))} ${k}`).join(", ")].map((w) => h("td", { class: "num" }, w)))))));
-}
+const clients = (info) => card(h("h3", {}, "Clients"), table(["Program", "Rank", "Records", "Bytes", "Dropped", "Reasons"], info.clients.map((client) => [
+  client.program, `${client.rank} of ${client.world_size}`, count(client.records), bytes(client.nbytes), count(client.dropped),
+  nonzero(client.reasons).map(([reason, n]) => `${count(n)} ${reason}`).join(", ")]), [2, 3, 4, 5]));

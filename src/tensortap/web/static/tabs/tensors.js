@@ -1,257 +1,204 @@
-// Tensors: a slice of a captured tensor, closer and closer; what it is minus another.
-import { address, ask } from "../api.js";
-import { bytes, choose, copyButton, count, empty, figure as number, fill, h, segments } from "../dom.js";
-import { clear, draw, on } from "../figure.js";
-import { chosen, model } from "../model.js";
-import { get, set } from "../state.js";
+// Tensors: a slice of a captured tensor, its values and histogram, or the difference to another one.
+import { apiUrl, request } from "../api.js";
+import { button, bytes, card, copyButton, count, dim, empty, fill, h, kindText, labelled, number, segments, select, setOptions, tools } from "../dom.js";
+import { clear, draw, listen } from "../figure.js";
+import { model, selection } from "../model.js";
+import { WHOLE_TENSOR, get, set } from "../state.js";
 
-/** @type {any} */ let plot;
-/** @type {any} */ let bars;
-/** @type {any} */ let card;
-/** @type {any} */ let head;
-/** @type {any} */ let line;
-/** @type {any} */ let axes;
-/** @type {any} */ let stats;
-/** @type {any} */ let minus;
-/** @type {any} */ let other;
-/** @type {any} */ let kept;
-/** @type {any} */ let tools;
-/** @type {any} */ let split;
-/** @type {any} */ let none;
-/** @type {any} */ let save;
-/** @type {any} */ let out;
-let python = "";
-let drawn = "";
-let zoomed = 0;
-let reset = -1000; // when it was zoomed out of: plotly goes back to where it began, which may be a part
-/** @type {number[]} */ let whole = [0, 0]; // rows and columns of the slice
+const STATISTICS = ["count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "mean", "std", "rm2", "min_abs", "max_abs"];
+const NONFINITE = { nans: "NaN", posinfs: "+Inf", neginfs: "−Inf" };
+
+const kept = select("Tensor", (value) => {
+  const [name, kind] = JSON.parse(value);
+  set({ name: [name], kind, ...WHOLE_TENSOR });
+});
+const minus = segments("Minus", [["", "Values"], ["step", "− step"], ["rank", "− rank"], ["run", "− run"]], (value) => set({ minus: value, zoom: "" }));
+const otherControl = tools();
+const heading = h("div", { class: "tools grow" });
+const zoomOut = button("Whole slice", () => set({ zoom: "" }), { hidden: true });
+const save = h("a", { class: "button", download: "" }, button("Download .npy", undefined, { tabindex: "-1" }));
+const plot = h("div", { class: "tensor" }), histogram = h("div", {});
+const axes = h("div", { class: "axes" }), axesCard = card(axes);
+const stats = h("div", {}), statsCard = card(stats);
+const histogramCard = h("section", { class: "card figure" }, histogram);
+const split = h("div", { class: "split" }, h("div", { class: "card figure" }, plot), h("div", { class: "column" }, axesCard, statsCard, histogramCard));
+const message = card();
+let python = "", drawn = "";
+const bar = tools(heading, zoomOut, save, copyButton(() => python, "Copy as Python"));
 
 /** @type {import("../main.js").Tab} */
 export const tensors = {
   id: "tensors",
   title: "Tensors",
-
-  mount(panel) {
-    kept = h("select", { "aria-label": "Tensor that was kept", onchange: pick });
-    minus = segments("Minus", [["", "As it is"], ["step", "− step"], ["rank", "− rank"], ["run", "− run"]], (v) => set({ minus: v, zoom: "" }));
-    other = h("span", { class: "tools" });
-    head = h("div", { class: "tools", style: "flex: 1" });
-    save = h("a", { class: "button", download: "" }, h("button", { type: "button", tabindex: "-1" }, "Download .npy"));
-    tools = h("div", { class: "tools" }, h("label", {}, h("span", {}, "Kept"), kept), minus, other);
-    plot = h("div", { class: "tensor" });
-    bars = h("div", {});
-    axes = h("div", { class: "axes" });
-    stats = h("div", {});
-    card = h("div", { class: "card figure" }, plot);
-    split = h("div", { class: "split" }, card,
-      h("div", { class: "column" },
-        h("div", { class: "card", "aria-label": "Axes" }, axes), h("div", { class: "card", "aria-label": "Statistics" }, stats),
-        h("div", { class: "card figure", "aria-label": "Histogram" }, bars)));
-    none = h("div", { class: "card" });
-    out = h("button", { type: "button", hidden: true, onclick: () => set({ zoom: "" }) }, "Whole slice");
-    line = h("div", { class: "tools" }, head, out, save, copyButton(() => python, "Copy as Python"));
-    panel.append(tools, line, split, none);
-  },
+  mount: (panel) => panel.append(tools(labelled("Tensor", kept), minus, otherControl), bar, split, message),
+  prepare: () => request("tensor_steps", { run: model.run.id }),
 
   async show(state) {
-    const run = model.run, now = chosen(state);
-    if (!run) return;
-    const held = await ask("held", { run: run.id });
-    const name = choosable(held, now, state);
-    drawTools(held, name, state);
-    if (!name) {
-      split.hidden = line.hidden = true;
-      none.hidden = false;
-      fill(none, empty("No tensor was kept whole", "Statistics are there; to see tensors themselves, keep some of them:", "tap.track(model, tensors=r\"^head$\")   or   tap.catch(x, \"x\")"));
-      return;
-    }
-    const about = {
-      run: run.id, name: name.name, kind: name.kind, step: now.step, rank: now.rank, axes: state.axes, at: state.at,
-      leaf: state.leaf, minus: state.minus, otherstep: state.otherstep, otherrank: otherRank(state),
-      other: state.minus === "run" ? state.other : "", zoom: state.zoom, theme: now.theme,
+    const run = model.run, now = selection(state);
+    const { tensors: all } = await request("tensor_steps", { run: run.id });
+    const tensor = selectedTensor(all, now, state);
+    drawTools(all, tensor, state);
+    if (!tensor) return showMessage("No tensors were kept", "This run has only statistics. To see tensors, keep some of them:", 'tap.track(model, tensors=r"^head$")   or   tap.catch(x, "x")');
+    const capture = { run: run.id, name: tensor.name, kind: tensor.kind, step: now.step, rank: now.rank, leaf: state.leaf };
+    const parameters = {
+      ...capture, axes: state.axes, at: state.at, zoom: state.zoom, theme: now.theme, minus: state.minus,
+      otherstep: state.otherstep, otherrank: otherRank(state), other: state.minus === "run" ? state.other : "",
     };
-    save.href = address("tensor.npy", { run: run.id, name: name.name, kind: name.kind, step: now.step, rank: now.rank, leaf: state.leaf });
-    const key = JSON.stringify([about, run.version]);
+    save.href = apiUrl("tensor.npy", capture);
+    const key = JSON.stringify([parameters, run.version]);
     if (key === drawn) return;
-    let found;
     try {
-      found = await ask("tensor", about);
+      const slice = await request("tensor", parameters);
+      await drawSlice(slice, state, now.step, key);
+      drawn = key;
     } catch (error) {
       drawn = "";
-      split.hidden = line.hidden = true;
-      none.hidden = false;
-      return fill(none, empty("Nothing to draw", /** @type {Error} */ (error).message));
+      showMessage("Nothing to draw", error.message);
     }
-    none.hidden = true;
-    split.hidden = line.hidden = false;
-    python = found.python;
-    drawHead(found, now.step);
-    drawAxes(found);
-    if (!found.figure) {
-      clear(plot);
-      fill(plot, empty("No elements", found.empty));
-      clear(bars);
-      fill(bars);
-      fill(stats);
-      stats.parentElement.hidden = bars.parentElement.hidden = true;
-      drawn = key;
-      return;
-    }
-    stats.parentElement.hidden = bars.parentElement.hidden = false;
-    drawStats(found);
-    const room = card.parentElement.parentElement.clientHeight - 138;
-    const [top, bottom, left, right] = found.region;
-    whole = found.whole;
-    const part = state.zoom !== "";
-    const layout = /** @type {any} */ ({});
-    if (part && found.axes[0] >= 0) {
-      layout.xaxis = { ...found.figure.layout.xaxis, range: [left - 0.5, right - 0.5], autorange: false };
-      layout.yaxis = { ...found.figure.layout.yaxis, range: [bottom - 0.5, top - 0.5], autorange: false };
-    } else if (part) layout.xaxis = { ...found.figure.layout.xaxis, range: [left - 0.5, right - 0.5], autorange: false };
-    await draw(plot, found.figure, { height: Math.max(340, room), keep: key, layout });
-    on(plot, "plotly_relayout", (/** @type {any} */ e) => zoom(e));
-    on(plot, "plotly_doubleclick", () => {
-      clearTimeout(zoomed);
-      reset = performance.now();
-      set({ zoom: "" });
-    });
-    if (found.histogram) await draw(bars, found.histogram, { height: 160, keep: key, config: { displayModeBar: false }, layout: { margin: { l: 40, r: 8, t: 26, b: 24 } } });
-    else fill(bars);
-    drawn = key;
   },
 };
 
-/** The tensor that is meant, or else the one that is nearest to what is chosen.
- * @param {any} held @param {any} now @param {any} state */
-function choosable(held, now, state) {
-  const fits = held.held.filter((/** @type {any} */ t) => now.names.includes(t.name));
-  return fits.find((/** @type {any} */ t) => t.kind === state.kind) ?? fits.find((/** @type {any} */ t) => t.kind === now.kind) ?? fits[0]
-    ?? (state.name.length ? null : held.held[0]) ?? (state.name.length && held.held.length ? { name: now.names[0], kind: now.kind, steps: [] } : null);
+function showMessage(...texts) {
+  split.hidden = bar.hidden = true;
+  message.hidden = false;
+  fill(message, empty(...texts));
 }
 
-function pick() {
-  const [name, kind] = JSON.parse(kept.value);
-  set({ name: [name], kind, leaf: "", at: "", axes: "", zoom: "" });
+/** The kept tensor that is selected, or else the closest one. */
+function selectedTensor(all, now, state) {
+  const matching = all.filter((tensor) => now.names.includes(tensor.name));
+  const best = [state.kind, now.kind].map((kind) => matching.find((tensor) => tensor.kind === kind)).find(Boolean) ?? matching[0];
+  if (best || !state.name.length) return best ?? all[0];
+  return all.length ? { name: now.names[0], kind: now.kind } : null; // the server says why there is nothing
 }
 
-/** @param {any} held @param {any} name @param {any} state */
-function drawTools(held, name, state) {
-  const options = held.held.map((/** @type {any} */ t) => [JSON.stringify([t.name, t.kind]), `${t.name} · ${t.kind.replaceAll("_", " ")} (${count(t.steps.length)})`]);
-  const mine = name ? JSON.stringify([name.name, name.kind]) : "";
-  if (name && !options.some((/** @type {any} */ o) => o[0] === mine)) options.unshift([mine, `${name.name} · statistics only`]);
-  choose(kept, options.length ? options : [["", "none"]], mine);
+function drawTools(all, tensor, state) {
+  const key = ({ name, kind }) => JSON.stringify([name, kind]);
+  const options = all.map((each) => [key(each), `${each.name} · ${kindText(each.kind)} (${count(each.steps.length)})`]);
+  if (tensor && !all.some((each) => key(each) === key(tensor))) options.unshift([key(tensor), `${tensor.name} · only statistics`]);
+  setOptions(kept, options.length ? options : [["", "none"]], tensor ? key(tensor) : "");
   kept.disabled = !options.length;
-  kept.style.maxWidth = "300px";
   minus.choose(state.minus);
-  minus.allow("rank", (model.run?.ranks.length ?? 0) > 1 || state.minus === "rank", "There is one rank only");
-  minus.allow("run", model.shown.length > 1 || state.minus === "run", "There is one run only");
-  save.hidden = !name;
-  out.hidden = !state.zoom;
-  if (state.minus === "step") {
-    const input = h("input", { type: "number", value: state.otherstep, placeholder: "the step before", "aria-label": "The other step", style: "width: 110px", onchange: () => set({ otherstep: input.value }) });
-    input.value = state.otherstep;
-    fill(other, input);
-  } else if (state.minus === "rank") {
-    const select = h("select", { "aria-label": "The other rank", onchange: () => set({ otherrank: select.value }) });
-    choose(select, (model.run?.ranks ?? []).map((r) => /** @type {[string, string]} */ ([String(r), `rank ${r}`])), otherRank(state));
-    fill(other, select);
-  } else if (state.minus === "run") {
-    const select = h("select", { "aria-label": "The other run", onchange: () => set({ other: select.value }) });
-    choose(select, [["", "choose a run"], ...model.shown.filter((s) => s.id !== model.run?.id).map((s) => /** @type {[string, string]} */ ([s.id, s.title]))], state.other);
-    fill(other, select);
-  } else fill(other);
+  minus.allow("rank", (model.run.ranks.length > 1) || state.minus === "rank", "There is only one rank");
+  minus.allow("run", model.entries.length > 1 || state.minus === "run", "There is only one run");
+  zoomOut.hidden = !state.zoom;
+  if (otherControl.dataset.minus !== state.minus) fill(otherControl, otherInput(state.minus));
+  otherControl.dataset.minus = state.minus;
+  const input = otherControl.firstChild;
+  if (state.minus === "step") input.value = state.otherstep;
+  if (state.minus === "rank") setOptions(input, model.run.ranks.map((rank) => [String(rank), `rank ${rank}`]), otherRank(state));
+  if (state.minus === "run") setOptions(input, [["", "choose a run"], ...model.entries.filter(({ id }) => id !== model.run.id).map(({ id, title }) => [id, title])], state.other);
 }
 
-/** The rank that is taken away: the one that is chosen, or the first that is another. @param {any} state */
+/** The control for what is subtracted. */
+function otherInput(what) {
+  if (what === "step") return h("input", { type: "number", placeholder: "previous step", "aria-label": "The other step", onchange: (event) => set({ otherstep: event.target.value }) });
+  if (what === "rank") return select("The other rank", (value) => set({ otherrank: value }));
+  return what === "run" && select("The other run", (value) => set({ other: value }));
+}
+
+/** The rank that is subtracted: the chosen one, or the first other one. */
 function otherRank(state) {
-  const ranks = (model.run?.ranks ?? []).map(String), mine = chosen(state).rank || ranks[0];
-  return ranks.includes(state.otherrank) ? state.otherrank : ranks.find((r) => r !== mine) ?? "";
+  const ranks = model.run.ranks.map(String), own = selection(state).rank || ranks[0];
+  return ranks.includes(state.otherrank) ? state.otherrank : ranks.find((rank) => rank !== own) ?? "";
 }
 
-/** @param {any} found @param {number | null} step */
-function drawHead(found, step) {
-  const leaves = found.leaves.length > 1 && h("select", { "aria-label": "Part of the value" });
-  if (leaves) {
-    choose(leaves, found.leaves.map((/** @type {string} */ l) => [l, l || "value"]), found.leaf);
-    leaves.addEventListener("change", () => set({ leaf: leaves.value, at: "", axes: "", zoom: "" }));
+// -- the slice -----------------------------------------------------------------------------------
+
+async function drawSlice(slice, state, step, key) {
+  message.hidden = true;
+  split.hidden = bar.hidden = false;
+  python = slice.python;
+  drawHeading(slice, step);
+  drawAxes(slice);
+  statsCard.hidden = histogramCard.hidden = !slice.figure;
+  if (!slice.figure) {
+    clear(plot);
+    return fill(plot, empty("No elements", slice.empty));
   }
-  fill(head, h("h3", {}, found.name), leaves,
-    h("span", { class: "dim" }, `${found.kind.replaceAll("_", " ")} · step ${count(found.step)}${found.rank ? ` · rank ${found.rank}` : ""}${found.call ? ` · call ${found.call}` : ""} · [${found.shape.join(", ")}] ${found.dtype} · ${bytes(found.nbytes)}`),
-    found.minus && h("span", { class: "pill" }, `minus ${found.minus}`),
-    step !== null && found.step !== step && h("span", { class: "pill cut" }, `not kept at step ${count(step)}`));
+  fill(stats, slice.shape.length > 2 && h("h3", {}, `Slice of ${slice.shape.length} axes`), statisticsList(slice.statistics),
+    slice.all_statistics && h("details", {}, h("summary", {}, `All ${count(slice.all_statistics.count)} elements`), statisticsList(slice.all_statistics)));
+  const [top, bottom, left, right] = slice.region, layout = {};
+  if (state.zoom) {
+    const zoomed = (axis, range) => ({ ...slice.figure.layout[axis], range, autorange: false });
+    layout.xaxis = zoomed("xaxis", [left - 0.5, right - 0.5]);
+    if (slice.axes[0] >= 0) layout.yaxis = zoomed("yaxis", [bottom - 0.5, top - 0.5]);
+  }
+  await draw(plot, slice.figure, { height: Math.max(340, split.parentElement.clientHeight - 138), keep: key, layout });
+  listenZoom(slice.whole);
+  if (slice.histogram) await draw(histogram, slice.histogram, { height: 160, keep: key, config: { displayModeBar: false }, layout: { margin: { l: 40, r: 8, t: 26, b: 24 } } });
+  else fill(histogram);
 }
 
-/** Which axes are drawn, and where the others are cut. @param {any} found */
-function drawAxes(found) {
-  const [rows, columns] = found.axes;
-  const parent = axes.parentElement;
-  parent.hidden = found.shape.length < 2;
-  if (parent.hidden) return;
-  // a slider that is held must stay: only what it says changes
-  const held = document.activeElement?.closest?.(".axes") && axes.dataset.key === JSON.stringify([found.shape, found.axes]);
-  axes.dataset.key = JSON.stringify([found.shape, found.axes]);
-  const choices = found.shape.map((/** @type {number} */ n, /** @type {number} */ i) => [String(i), `${i} (${count(n)})`]);
-  if (held) {
-    for (const slider of axes.querySelectorAll("input")) slider.nextElementSibling.textContent = found.at[Number(slider.dataset.axis)];
+function drawHeading(slice, step) {
+  const leaves = slice.leaves.length > 1 && select("Part of the value", (value) => set({ ...WHOLE_TENSOR, leaf: value }));
+  if (leaves) setOptions(leaves, slice.leaves.map((path) => [path, path || "value"]), slice.leaf);
+  const facts = [kindText(slice.kind), `step ${count(slice.step)}`, slice.rank && `rank ${slice.rank}`, slice.call && `call ${slice.call}`, `[${slice.shape.join(", ")}] ${slice.dtype}`, bytes(slice.nbytes)];
+  fill(heading, h("h3", {}, slice.name), leaves, dim(facts.filter(Boolean).join(" · ")),
+    slice.minus && h("span", { class: "pill" }, `minus ${slice.minus}`),
+    step !== null && slice.step !== step && h("span", { class: "pill truncated" }, `not kept at step ${count(step)}`));
+}
+
+const statisticsList = (values) => h("dl", { class: "stats" }, STATISTICS.filter((name) => name in values && (values[name] || !(name in NONFINITE))).map((name) =>
+  [h("dt", {}, NONFINITE[name] ?? name), h("dd", { class: name in NONFINITE ? "bad" : "" }, number(values[name]))]));
+
+/** Draws which axes are shown, and a slider for each of the others. */
+function drawAxes({ shape, axes: drawnAxes, at }) {
+  axesCard.hidden = shape.length < 2;
+  const key = JSON.stringify([shape, drawnAxes]);
+  const isDragging = axes.contains(document.activeElement) && axes.dataset.key === key;
+  axes.dataset.key = key;
+  if (isDragging) { // the slider must stay; only its number changes
+    for (const slider of axes.querySelectorAll("input")) slider.nextElementSibling.textContent = at[Number(slider.dataset.axis)];
     return;
   }
-  const pickers = [["Rows", rows, 0], ["Columns", columns, 1]].flatMap(([label, value, which]) => {
-    const select = h("select", { "aria-label": `${label}: which axis` });
-    choose(select, choices, String(value));
-    select.addEventListener("change", () => {
-      const next = [rows, columns], to = Number(select.value);
-      if (next[1 - Number(which)] === to) next[1 - Number(which)] = next[Number(which)];
-      next[Number(which)] = to;
+  const pickers = ["Rows", "Columns"].map((label, which) => {
+    const picker = select(`${label}: which axis`, (value) => {
+      const next = [...drawnAxes], axis = Number(value);
+      if (next[1 - which] === axis) next[1 - which] = next[which];
+      next[which] = axis;
       set({ axes: next.join(","), zoom: "" });
     });
-    return [h("label", { class: "dim" }, String(label), select)];
+    setOptions(picker, shape.map((size, axis) => [String(axis), `${axis} (${count(size)})`]), String(drawnAxes[which]));
+    return h("label", { class: "dim" }, label, picker);
   });
-  const sliders = found.shape.flatMap((/** @type {number} */ size, /** @type {number} */ axis) => {
-    if (axis === rows || axis === columns) return [];
-    const slider = h("input", { type: "range", min: "0", max: String(Math.max(0, size - 1)), "data-axis": String(axis), "aria-label": `Index on axis ${axis}` });
-    slider.value = String(found.at[axis]);
-    slider.disabled = size < 2;
+  const sliders = shape.map((size, axis) => {
+    if (drawnAxes.includes(axis)) return null;
+    const slider = h("input", { type: "range", min: "0", max: String(Math.max(0, size - 1)), disabled: size < 2, "data-axis": String(axis), "aria-label": `Index on axis ${axis}` });
+    slider.value = String(at[axis]);
     slider.addEventListener("input", () => {
-      const now = get().at ? get().at.split(",").map(Number) : [...found.at];
-      for (let i = now.length; i < found.shape.length; i++) now.push(0);
-      now[axis] = Number(slider.value);
-      set({ at: now.join(",") });
+      const indices = get().at.split(",").map(Number);
+      set({ at: shape.map((_, i) => (i === axis ? slider.value : get().at ? indices[i] ?? 0 : at[i])).join(",") });
     });
-    return [h("span", { class: "dim" }, `axis ${axis}`), slider, h("span", { class: "num" }, found.at[axis])];
+    return [dim(`axis ${axis}`), slider, h("span", { class: "num" }, at[axis])];
   });
-  fill(axes, h("div", { class: "pickers" }, ...pickers), ...sliders);
+  fill(axes, h("div", { class: "pickers" }, pickers), sliders);
 }
 
-const SAID = ["count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "mean", "std", "rm2", "min_abs", "max_abs"];
-const WORDS = /** @type {any} */ ({ nans: "NaN", posinfs: "+Inf", neginfs: "−Inf" });
-/** @param {any} found */
-function drawStats(found) {
-  const slice = found.shape.length > 2;
-  fill(stats, slice && h("h3", {}, `This slice of ${found.shape.length} axes`), table(found.statistics ?? {}),
-    found.of_all && h("details", {}, h("summary", {}, `All ${count(found.of_all.count)} elements`), table(found.of_all)));
+// -- zoom: the server draws the visible part in finer tiles ------------------------------------------
+
+let zoomTimer = 0, zoomedOutAt = -1000, sliceShape = [0, 0];
+
+/** @param {number[]} shape rows and columns of the slice */
+function listenZoom(shape) {
+  sliceShape = shape;
+  listen(plot, "plotly_relayout", onRelayout);
+  listen(plot, "plotly_doubleclick", () => {
+    clearTimeout(zoomTimer);
+    zoomedOutAt = performance.now();
+    set({ zoom: "" });
+  });
 }
 
-/** @param {any} said */
-const table = (said) => h("dl", { class: "stats" }, ...SAID.filter((key) => key in said && !(key in WORDS && !said[key])).flatMap((key) => [
-  h("dt", {}, WORDS[key] ?? key), h("dd", { class: key in WORDS ? "bad" : "" }, number(said[key]))]));
-
-/** The part that is in sight; the server gives it in finer tiles. @param {any} e */
-function zoom(e) {
-  if (performance.now() - reset < 500) return;
-  if (e["xaxis.autorange"] || e["yaxis.autorange"] || (e.autosize && !e["xaxis.range[0]"])) {
-    if (!e.autosize && get().zoom) set({ zoom: "" });
-    return;
-  }
-  if (!Object.keys(e).some((k) => k.startsWith("xaxis.range") || k.startsWith("yaxis.range"))) return;
-  const { xaxis, yaxis } = plot.layout;
-  const line = plot.data[0].type !== "heatmap";
-  const [left, right] = order(xaxis.range), [top, bottom] = line ? [0, 1] : order(yaxis.range);
-  const next = [Math.floor(top + 0.5), Math.ceil(bottom + 0.5), Math.floor(left + 0.5), Math.ceil(right + 0.5)].map((n) => Math.max(0, n));
-  if (line) next[1] = 1;
-  const all = next[0] <= 0 && next[2] <= 0 && next[1] >= whole[0] && next[3] >= whole[1];
-  clearTimeout(zoomed);
-  zoomed = window.setTimeout(() => set({ zoom: all ? "" : next.join(",") }), 120);
+function onRelayout(event) {
+  // after a double click plotly returns to the initial ranges, which may be a part
+  if (performance.now() - zoomedOutAt < 500) return;
+  if (event["xaxis.autorange"] || event["yaxis.autorange"]) return event.autosize ? undefined : set({ zoom: "" });
+  if (!Object.keys(event).some((key) => /^[xy]axis\.range/.test(key))) return;
+  const cells = ({ range }) => [Math.max(0, Math.floor(Math.min(...range) + 0.5)), Math.max(0, Math.ceil(Math.max(...range) + 0.5))];
+  const isLine = plot.data[0].type !== "heatmap";
+  const [left, right] = cells(plot.layout.xaxis), [top, bottom] = isLine ? [0, 1] : cells(plot.layout.yaxis);
+  const isWhole = top <= 0 && left <= 0 && bottom >= sliceShape[0] && right >= sliceShape[1];
+  clearTimeout(zoomTimer);
+  zoomTimer = window.setTimeout(() => set({ zoom: isWhole ? "" : [top, bottom, left, right].join(",") }), 120);
 }
-
-/** @param {[number, number]} range */
-const order = ([a, b]) => (a < b ? [a, b] : [b, a]);
