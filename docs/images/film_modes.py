@@ -1,6 +1,6 @@
-"""Draw docs/images/film-modes.png: a frame of each mode, side by side.
+"""Draw docs/images/film-modes.png: one frame of each mode.
 
-Run it with ``python docs/images/film_modes.py`` when frames look different.
+Run ``python docs/images/film_modes.py`` when the look of frames has changed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ COLUMNS = 3
 
 
 def record(x: np.ndarray, name: str, step: int) -> Record:
-    """A record as a source would make it."""
+    """Return a record as a source would make it."""
     value = TensorData("numpy", str(x.dtype), x.shape, np.ascontiguousarray(x).tobytes())
     tags = {"message": f"epoch {1 + step // 100}"}
     return Record(name, Kind.VALUE, step, 0, step, 0, 1, 0, value=value, tags=tags)
 
 
 def films() -> list[tuple[str, str, list[np.ndarray]]]:
-    """What is drawn: mode, name, and the tensors of the film's frames."""
+    """Return mode, name and tensors of each film."""
     rng = np.random.default_rng(7)
     y, x = np.mgrid[0:128, 0:128] / 127
     hills = np.exp(-((x - 0.3) ** 2 + (y - 0.35) ** 2) * 18)
@@ -36,8 +36,8 @@ def films() -> list[tuple[str, str, list[np.ndarray]]]:
     noisy[40:42, 12:14] = np.nan
     noisy[9, 50] = np.inf
     values = rng.standard_normal((4, 25, 600)).astype(np.float32)
-    centres = rng.standard_normal((5, 24)) * 4
-    points = np.concatenate([rng.standard_normal((90, 24)) + centre for centre in centres])
+    centers = rng.standard_normal((5, 24)) * 4
+    points = np.concatenate([rng.standard_normal((90, 24)) + center for center in centers])
     v, u = np.mgrid[-3:4, -3:4] / 3
     gabors = [
         np.cos(5 * (u * np.cos(a) + v * np.sin(a)) + p) * np.exp(-(u * u + v * v) * 1.2)
@@ -59,7 +59,7 @@ def films() -> list[tuple[str, str, list[np.ndarray]]]:
 
 
 def main() -> None:
-    """Draw the last frame of each film, and put them together."""
+    """Draw the last frame of each film into one sheet."""
     frames = []
     for mode, name, tensors in films():
         painter = Painter(Style(size=SIZE, mode=mode))

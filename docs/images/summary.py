@@ -1,4 +1,4 @@
-"""Draw summary.svg: what `tap.summary()` shows of a small training with something wrong."""
+"""Draw docs/images/summary.svg: the output of `tap.summary()` for a small training job with NaN."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def main() -> None:
         pipe = subprocess.PIPE
         program = subprocess.Popen([sys.executable, str(script)], env=env, stdin=pipe, stdout=pipe)
         program.stdout.readline()
-        console = Console(record=True, width=112, file=io.StringIO(), force_terminal=True)
+        console = Console(record=True, width=132, file=io.StringIO(), force_terminal=True)
         console.print("[bold green]>>>[/] tap.summary()")
-        view = answers.overview(server)
-        console.print(tables.header(view))
+        overview = answers.overview(server)
+        console.print(tables.header(overview))
         console.print()
-        console.print(tables.names_table(view))
+        console.print(tables.names_table(overview.names))
         program.communicate(b"\n")
         server.close()
     target = pathlib.Path(__file__).with_name("summary.svg")
-    # a font that every reader has, so that the picture fetches nothing
+    # without the web font, which a reader would load from a network
     svg = console.export_svg(title="a live session")
     start = svg.index("@font-face")
     end = svg.rindex("}", start, svg.index(".terminal", start)) if "@font-face" in svg else start

@@ -45,12 +45,13 @@ def draw_heading(
 def second_line(
     content: FrameContent, note: str, aside: str, size: int, room: float, gap: float
 ) -> tuple[str, str]:
-    """Return facts and message that fit; facts of less importance give way first."""
+    """Return facts and message that fit; the least important facts give way first."""
     message = fitted(content.message, size, room) if content.message else ""
     wanted = text_width(message, size) + gap if message else 0.0
+    facts = _facts(content, note, aside)
     words = ""
     for level in range(_LEVELS):
-        words = " · ".join(_facts(content, note, aside, level))
+        words = " · ".join(text for text, levels in facts if text and level in levels)
         if text_width(words, size) + min(wanted, room * _MESSAGE) <= room:
             break
     else:
@@ -59,23 +60,22 @@ def second_line(
     return words, fitted(message, size, left) if message else ""
 
 
-def _facts(content: FrameContent, note: str, aside: str, level: int) -> list[str]:
-    """Return facts about a tensor, fewer from level to level; shape and note always stay."""
-    record, shape = content.record, list(content.shape)
+def _facts(content: FrameContent, note: str, aside: str) -> list[tuple[str, range]]:
+    """Return facts about a tensor, each with the levels of brevity that include it."""
+    record, shape = content.record, f"{list(content.shape)}" if content.shape else ""
+    kind = record.kind.value.replace("_", " ").lower() if record.kind is not Kind.VALUE else ""
     size = max(record.world_size, record.rank + 1)
-    words = [
-        record.kind.value.replace("_", " ").lower() if record.kind is not Kind.VALUE else "",
-        " ".join(filter(None, (f"{shape}" if shape else "", content.dtype))),
-        f"rank {record.rank} of {size}" if size > 1 else "",
-        content.device,
+    *first, last = aside.split(" · ")
+    return [
+        (kind, range(4)),
+        (f"{shape} {content.dtype}".strip(), range(6 if shape else _LEVELS)),
+        (shape, range(6, _LEVELS)),
+        (f"rank {record.rank} of {size}" if size > 1 else "", range(3)),
+        (content.device, range(2)),
+        (note, range(_LEVELS)),
+        *((each, range(5)) for each in first),
+        (last, range(1)),
     ]
-    if level >= 6 and shape:
-        words[1] = f"{shape}"
-    if level >= 4:
-        words[0] = ""
-    asides = aside.split(" · ")[: 0 if level > 4 else -1 if level else None]
-    kept = words[: 4 if level < 2 else 3 if level < 3 else 2]
-    return [word for word in (*kept, note, *asides) if word]
 
 
 def draw_statistics(canvas: Canvas, layout: FrameLayout, content: FrameContent) -> None:

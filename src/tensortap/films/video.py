@@ -104,7 +104,12 @@ class EncodedFilm:
     def __init__(self, path: Path, codec: Mp4Codec | GifCodec) -> None:
         self.path, self.frames = path, 0
         self._codec = codec
-        self._file = FilmFile(path)
+        try:
+            self._file = FilmFile(path)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise FilmError(f"cannot write the film {path}: {error.strerror}") from None
         self._open = True
         self._complete = 0  # bytes up to the end of the last complete frame
         try:
@@ -160,70 +165,42 @@ class EncodedFilm:
         self._open = False
         with contextlib.suppress(Exception):  # the error has been raised already
             self._container.close()
-        self._file.truncate(self._complete)
+        if self._file.is_owner:
+            with contextlib.suppress(OSError):  # players skip a torn frame
+                self._file.truncate(self._complete)
         self._file.close()
 
 
-class FilmFile(io.RawIOBase):
-    """The file of a film, as PyAV needs it; it keeps the reason of an error, which PyAV drops.
+class FilmFile(io.FileIO):
+    """A new file for PyAV, which drops the reason of an error: this keeps it.
 
-    It belongs to the process that opened it: a forked child that closes its copy must not complete
-    the film of its parent. The position is kept here, because both share the descriptor's.
+    The file belongs to the process that created it: a forked child that closes its copy of a film
+    must neither write into the file nor move the position, which both processes share.
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise FilmError(f"cannot write the film {path}: {error.strerror}") from None
+        super().__init__(path, "x+")
         self.error: OSError | None = None
-        self.name = str(path)
-        self._at, self._owner = 0, os.getpid()
+        self._owner = os.getpid()
+
+    @property
+    def is_owner(self) -> bool:
+        """Return whether this process created the file."""
+        return os.getpid() == self._owner
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
-        if os.getpid() != self._owner:
-            return len(view)
-        done = 0
+        done = 0 if self.is_owner else len(view)
         try:
             while done < len(view):
-                done += os.pwrite(self._fd, view[done:], self._at + done)
+                done += super().write(view[done:])
         except OSError as error:
             self.error = error
             raise
-        self._at += done
         return done
 
-    def read(self, size: int = -1) -> bytes:
-        data = os.pread(self._fd, size if size >= 0 else os.fstat(self._fd).st_size, self._at)
-        self._at += len(data)
-        return data
-
     def seek(self, offset: int, whence: int = 0) -> int:
-        base = (0, self._at, os.fstat(self._fd).st_size if whence == 2 else 0)[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    writable = seekable = readable
-
-    def truncate(self, size: int | None = None) -> int:
-        if os.getpid() == self._owner:
-            with contextlib.suppress(OSError):  # players skip a torn frame
-                os.ftruncate(self._fd, size or 0)
-        return size or 0
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._fd)
-        super().close()
+        return super().seek(offset, whence) if self.is_owner else offset
 
 
 class Mp4Codec:
