@@ -1,4 +1,4 @@
-"""What a format would lose, against what it does lose: values are really cast."""
+"""What a format would lose, compared with what a cast loses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tensortap.stats.formats import (
     best_shifts,
     limits,
     losses,
-    losses_at,
     what_if,
 )
 
@@ -27,17 +26,17 @@ SATURATING = ("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn")  # no infinity,
 
 
 def exponents(array) -> Exponents:
-    found = summarize_array(array)
-    counts = np.array(found.bins or (0,), np.int64)[:, None]
-    return Exponents(found.first_bin, counts, np.array([found.min_abs]), np.array([found.max_abs]))
+    s = summarize_array(array)
+    counts = np.array(s.bins or (0,), np.int64)[:, None]
+    return Exponents(s.first_bin, counts, np.array([s.min_abs]), np.array([s.max_abs]))
 
 
-def really(array, dtype: str) -> tuple[int, int, int]:
-    """How many come out as zero, lie below the normal numbers, come out too large."""
+def cast_losses(array, dtype: str) -> tuple[int, int, int]:
+    """Return how many values become zero, are below the normal numbers, become too large."""
     values = array[np.isfinite(array) & (array != 0)]
     with np.errstate(over="ignore"):
         if dtype not in ("float16", "float32"):
-            # ml_dtypes rounds a float64 to float32 first, and what is rounded twice is not nearest
+            # ml_dtypes rounds a float64 to float32 first; rounding twice is not to nearest
             assert (values.astype(np.float32) == values).all()
             values = values.astype(np.float32)
         cast = values.astype(np.dtype(dtype)).astype(np.float64)
@@ -55,15 +54,15 @@ def really(array, dtype: str) -> tuple[int, int, int]:
 
 def check(array, dtype: str, shift: int = 0) -> None:
     found = losses(exponents(array), limits(dtype), shift)
-    zero, small, over = really(np.ldexp(array, shift), dtype)
+    zero, small, over = cast_losses(np.ldexp(array, shift), dtype)
     assert found.underflow[0] <= zero <= found.underflow_at_most[0]
     assert found.overflow[0] <= over <= found.overflow_at_most[0]
-    # below the normal numbers is one count, exactly
+    # the count below the normal numbers is exact
     assert found.underflow[0] + found.subnormal[0] == zero + small
 
 
 def spread(rng, count: int) -> np.ndarray:
-    """Magnitudes beyond the range of all small formats."""
+    """Return magnitudes beyond the range of all small formats."""
     center, width = rng.uniform(-40, 40), rng.uniform(0, 12)
     sizes = 2.0 ** rng.normal(center, width, count).clip(-100, 100)
     return (rng.choice([-1, 1], count) * sizes).astype(np.float32).astype(np.float64)
@@ -71,7 +70,7 @@ def spread(rng, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("seed", range(8))
-def test_every_count_holds_what_a_cast_really_does(dtype, seed):
+def test_counts_agree_with_casts(dtype, seed):
     rng = np.random.default_rng(seed)
     array = spread(rng, 500)
     array[:10] = 0
@@ -94,12 +93,12 @@ def test_values_at_every_limit(dtype):
             check(np.array([value]), dtype)
             check(np.array([value, 1.0, 0.0]), dtype)
             found = losses(exponents(np.array([value, -value])), limits(dtype))
-            # of one value everything is known
+            # with one value there is no uncertainty
             assert found.underflow[0] == found.underflow_at_most[0]
             assert found.overflow[0] == found.overflow_at_most[0]
 
 
-def test_an_unsigned_format_of_bare_exponents():
+def test_format_with_exponents_only():
     array = np.array([2.0**-140, 2.0**-127, 1.0, 2.0**127, 1.4 * 2.0**127, 1.5 * 2.0**127, 1e39])
     found = losses(exponents(array), limits("float8_e8m0fnu"))
     assert (found.underflow[0], found.overflow[0]) == (1, 1)
@@ -115,7 +114,7 @@ def test_an_unsigned_format_of_bare_exponents():
     st.sampled_from(FORMATS),
     st.integers(-40, 40),
 )
-def test_the_counts_hold_for_any_values(values, dtype, shift):
+def test_counts_agree_with_casts_of_any_values(values, dtype, shift):
     array = np.array(values)
     scaled = np.ldexp(array, shift)
     with np.errstate(over="ignore"):
@@ -125,7 +124,7 @@ def test_the_counts_hold_for_any_values(values, dtype, shift):
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float16", "float4_e2m1fn"])
 @pytest.mark.parametrize("seed", range(6))
-def test_no_other_power_of_two_loses_less(dtype, seed):
+def test_best_shift_loses_least(dtype, seed):
     rng = np.random.default_rng(seed)
     array = rng.standard_normal(2000) * 2.0 ** rng.uniform(-30, 30) * np.exp(rng.normal(0, 2, 2000))
     array = array.astype(np.float32).astype(np.float64)
@@ -138,21 +137,21 @@ def test_no_other_power_of_two_loses_less(dtype, seed):
         return lost, int(found.subnormal[0]), abs(j)
 
     assert cost(shift) == min(cost(j) for j in range(-120, 121))
-    # and it does what it says when it is applied
-    zero, _, over = really(np.ldexp(array, shift), dtype)
-    said = what_if(summarize_array(array), dtype)
-    assert said.shift == shift
-    assert (zero + over) / len(array) <= said.scaled
-    plain_zero, _, plain_over = really(array, dtype)
+    # the cast of the scaled values loses no more than predicted
+    zero, _, over = cast_losses(np.ldexp(array, shift), dtype)
+    predicted = what_if(summarize_array(array), dtype)
+    assert predicted.shift == shift
+    assert (zero + over) / len(array) <= predicted.scaled
+    plain_zero, _, plain_over = cast_losses(array, dtype)
     assert zero + over <= plain_zero + plain_over
 
 
-def test_what_fits_already_is_left_alone():
+def test_tensors_that_fit_are_not_shifted():
     found = what_if(summarize_array(np.array([0.5, 1.0, 2.0])), "float16")
     assert found[2:] == (0, 0, 0, 0, 0, 0, 0)
 
 
-def test_the_exact_maximum_decides():
+def test_exact_maximum_decides():
     fits, too_large = np.array([1.0, 448.0, 260.0]), np.array([1.0, 500.0, 260.0])
     assert what_if(summarize_array(fits), "float8_e4m3fn").overflow_at_most == 0
     found = what_if(summarize_array(too_large), "float8_e4m3fn")
@@ -161,7 +160,7 @@ def test_the_exact_maximum_decides():
     assert found.shift == -1
 
 
-def test_of_nothing_there_is_no_share():
+def test_shares_of_empty_tensors_are_nan():
     for empty in (np.zeros(3), np.array([np.nan, np.inf]), np.array([])):
         found = what_if(summarize_array(empty), "float16")
         assert found.values == 0
@@ -169,7 +168,7 @@ def test_of_nothing_there_is_no_share():
         assert found.shift == 0
 
 
-def test_many_tensors_at_once_are_as_each_alone():
+def test_many_tensors_at_once_equal_each_alone():
     rng = np.random.default_rng(0)
     arrays = [spread(rng, 100) for _ in range(20)]
     alone = [exponents(a) for a in arrays]
@@ -183,13 +182,13 @@ def test_many_tensors_at_once_are_as_each_alone():
     target = limits("float8_e5m2")
     shifts = best_shifts(together, target)
     assert shifts.tolist() == [best_shifts(e, target)[0] for e in alone]
-    found = losses_at(together, target, shifts)
+    found = losses(together, target, shifts)
     for i, e in enumerate(alone):
         expected = losses(e, target, int(shifts[i]))
         assert [c[i] for c in found] == [c[0] for c in expected]
 
 
-def test_a_format_that_is_none():
+def test_rejects_unknown_formats():
     with pytest.raises(
         NotFound, match="no float format is called 'int8'; there are float16, float32"
     ):

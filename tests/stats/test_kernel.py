@@ -1,3 +1,5 @@
+"""The C kernel against NumPy: all dtypes, strides, threads, processors."""
+
 from __future__ import annotations
 
 import concurrent.futures
@@ -16,17 +18,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.record import Summary
-from tensortap.stats import numpy_summary as cpu
-from tensortap.stats import summarize as memory
-from tensortap.stats import summarize_array, summarize_memory
+from tensortap.stats import numpy_summary, summarize, summarize_array, summarize_memory
 
-if memory.kernel is None:
+if summarize.kernel is None:
     pytest.skip("the kernel was not built", allow_module_level=True)
 
 AssertClose = Callable[[Summary, Summary, float], None]
 Array = np.ndarray[Any, Any]
 
-kernel = memory.kernel
+kernel = summarize.kernel
 DTYPES = [
     *("bool int8 uint8 int16 uint16 int32 uint32 int64 uint64".split()),
     *("float16 float32 float64 complex64 complex128".split()),
@@ -46,7 +46,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def sample(name: str, n: int, seed: int = 0) -> Array:
-    """Numbers of a dtype, among them all that is special about it."""
+    """Return numbers of a dtype, including its special values."""
     rng = np.random.default_rng(seed)
     dtype = dtype_of(name)
     if dtype.kind in "fc" or dtype.kind == "V":
@@ -68,23 +68,23 @@ def sample(name: str, n: int, seed: int = 0) -> Array:
 
 
 def bits(summary: Summary) -> bytes:
-    """The summary to the last bit: nan is not equal to itself."""
+    """Return the bits of a summary, because nan is not equal to itself."""
     import msgspec
 
     return msgspec.msgpack.encode(summary)
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_knows_every_dtype(name: str, assert_close: AssertClose) -> None:
-    assert memory.code_of(name) is not None
+def test_agrees_with_numpy_for_every_dtype(name: str, assert_close: AssertClose) -> None:
+    assert summarize.code_of(name) is not None
     for n in (0, 1, 2, 40, 5000, 70_000):
         x = sample(name, n)
-        assert_close(summarize_array(x), cpu.summarize_array(x), 1e-11)
+        assert_close(summarize_array(x), numpy_summary.summarize_array(x), 1e-11)
 
 
 @st.composite
 def patchworks(draw: st.DrawFn, bits: int) -> Array:
-    """Long arrays of a few drawn stretches, so that chunks differ and borders fall anywhere."""
+    """Draw long arrays of a few stretches, so that chunks differ and borders are anywhere."""
     floats = st.floats(width=bits) | st.sampled_from([0.0, -0.0, 2.0**-149, 2.0**127, 1.0])
     pieces = []
     for _ in range(draw(st.integers(1, 4))):
@@ -95,12 +95,12 @@ def patchworks(draw: st.DrawFn, bits: int) -> Array:
 
 @given(patchworks(32))
 def test_float32_across_chunks(assert_close: AssertClose, x: Array) -> None:
-    assert_close(summarize_array(x), cpu.summarize_array(x), 1e-11)
+    assert_close(summarize_array(x), numpy_summary.summarize_array(x), 1e-11)
 
 
 @given(patchworks(64))
 def test_float64_across_chunks(assert_close: AssertClose, x: Array) -> None:
-    assert_close(summarize_array(x), cpu.summarize_array(x), 1e-11)
+    assert_close(summarize_array(x), numpy_summary.summarize_array(x), 1e-11)
 
 
 @given(
@@ -121,7 +121,7 @@ def test_large_mean_small_deviation(mean: float, scale: float, n: int, seed: int
 @pytest.mark.parametrize("spread", [1, 10, 20, 40, 70, 126])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_exponents_near_and_far(spread: int, dtype: str) -> None:
-    # one window, several, or none: and then the other way round
+    # exponents that need one window, several, or too many; in both orders
     rng = np.random.default_rng(0)
     wide = np.exp2(rng.integers(-spread, spread, 150_000, endpoint=True)).astype(dtype)
     narrow = np.exp2(rng.integers(60, 63, 150_000)).astype(dtype)
@@ -136,11 +136,11 @@ def test_every_exponent_of_float64() -> None:
     x = np.resize(np.ldexp(1.0, exponents), 100_000)
     s = summarize_array(-x)
     assert (s.first_bin, len(s.bins), sum(s.bins)) == (-1074, 2098, x.size)
-    assert s.exponents == cpu.summarize_array(x).exponents
+    assert s.exponents == numpy_summary.summarize_array(x).exponents
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_variant_gives_the_same_bits(name: str, every_variant: list[str]) -> None:
+def test_all_variants_are_bit_identical(name: str, every_variant: list[str]) -> None:
     assert every_variant[0] == "baseline"
     for n in (1, 7, 8, 9, 31, 65, 1000, 4095, 4097, 70_001):
         x = sample(name, n, seed=n)
@@ -153,7 +153,7 @@ def test_every_variant_gives_the_same_bits(name: str, every_variant: list[str]) 
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "uint8", "int64", "complex64"])
-def test_threads_change_no_bit(name: str) -> None:
+def test_any_number_of_threads_is_bit_identical(name: str) -> None:
     x = np.resize(sample(name, 1_000_003), (3, 700_001))
     for view in (x, x[:, ::2], x.T):
         found = {bits(summarize_array(view, threads=n)) for n in (1, 2, 3, 8, 0)}
@@ -165,9 +165,9 @@ def test_many_16_bit_elements(name: str, assert_close: AssertClose) -> None:
     patterns = np.random.default_rng(0).integers(0, 1 << 16, (1 << 20) + 5, dtype=np.uint16)
     x = patterns.view(dtype_of(name))
     for n in (1000, x.size):
-        assert_close(summarize_array(x[:n]), cpu.summarize_array(x[:n]), 1e-11)
+        assert_close(summarize_array(x[:n]), numpy_summary.summarize_array(x[:n]), 1e-11)
     finite = sample(name, 1 << 20)
-    assert_close(summarize_array(finite), cpu.summarize_array(finite), 1e-11)
+    assert_close(summarize_array(finite), numpy_summary.summarize_array(finite), 1e-11)
 
 
 @given(
@@ -194,19 +194,19 @@ def test_any_strides(
 def test_large_strided_arrays(assert_close: AssertClose) -> None:
     x = np.random.default_rng(0).standard_normal((300, 70, 90)).astype(np.float32)
     for view in (x[::2, 1:, ::-3], x.transpose(2, 0, 1)[5:], np.broadcast_to(x[:, :1], x.shape)):
-        assert_close(summarize_array(view), cpu.summarize_array(view), 1e-11)
+        assert_close(summarize_array(view), numpy_summary.summarize_array(view), 1e-11)
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "complex128", "int16"])
 @pytest.mark.parametrize("n", [10, 9000])
-def test_memory_that_is_not_aligned(name: str, n: int) -> None:
+def test_unaligned_memory(name: str, n: int) -> None:
     x = sample(name, n)
     raw = np.empty(x.nbytes + 1, np.uint8)
     raw[1:] = x.view(np.uint8)
     assert bits(summarize_array(raw[1:].view(x.dtype))) == bits(summarize_array(x))
 
 
-def test_flushing_changes_no_bit_and_stays_on() -> None:
+def test_flushed_subnormals_are_counted_and_stay_flushed() -> None:
     arrays = [
         np.resize(np.array([1e-40, -1e-45, 0.0, 1.0, 1e-38], np.float32), n) for n in (5, 100_000)
     ]
@@ -230,7 +230,7 @@ def test_flushing_changes_no_bit_and_stays_on() -> None:
     assert flushed == [True] * len(arrays)
 
 
-def test_many_callers_at_once() -> None:
+def test_many_threads_at_once() -> None:
     arrays = [sample("float32", n, seed=n) for n in (100, 5000, 20_000, 600_000)] * 4
     want = [bits(summarize_array(x)) for x in arrays]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -249,18 +249,18 @@ def test_after_a_fork() -> None:
     assert bits(summarize_array(x, threads=2)) == want
 
 
-def test_magnitudes_beyond_float64_are_left_to_numpy() -> None:
+def test_leaves_magnitudes_beyond_float64_to_numpy() -> None:
     x = np.array([complex(1.7e308, 1.7e308), 1.0])
-    code = memory.code_of("complex128")
+    code = summarize.code_of("complex128")
     assert kernel.summarize(x.ctypes.data, code, 2, None, 0) is None
-    assert bits(summarize_array(x)) == bits(cpu.summarize_array(x))
+    assert bits(summarize_array(x)) == bits(numpy_summary.summarize_array(x))
 
 
 def test_without_the_kernel(assert_close: AssertClose, monkeypatch: pytest.MonkeyPatch) -> None:
     x = sample("bfloat16", 600).reshape(20, 30)[::-2, ::3]
     address = x.view(np.uint16).ctypes.data
     with_kernel = summarize_memory(address, "bfloat16", x.shape, x.strides)
-    monkeypatch.setattr(memory, "code_of", lambda dtype: None)
+    monkeypatch.setattr(summarize, "code_of", lambda dtype: None)
     assert_close(summarize_memory(address, "bfloat16", x.shape, x.strides), with_kernel, 1e-12)
     y = np.ascontiguousarray(x)
     address = y.view(np.uint16).ctypes.data
@@ -283,19 +283,19 @@ def test_without_the_kernel(assert_close: AssertClose, monkeypatch: pytest.Monke
         ((8,), TypeError, "address, code, shape"),
     ],
 )
-def test_wrong_arguments(arguments: Any, error: type[Exception], message: str) -> None:
+def test_rejects_wrong_arguments(arguments: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         kernel.summarize(*arguments)
 
 
-def test_wrong_variants_and_tables() -> None:
+def test_rejects_wrong_variants_and_tables() -> None:
     with pytest.raises(ValueError, match="no abacus"):
         kernel.use("abacus")
     with pytest.raises(ValueError, match="256 float64"):
         kernel.add_table(b"1234")
 
 
-def test_nothing_is_left_behind() -> None:
+def test_leaks_no_memory() -> None:
     arrays = [sample("float32", 100), sample("uint8", 100), sample("float64", 20_000)]
 
     def rounds() -> None:

@@ -1,3 +1,5 @@
+"""Merging: the summary of shards is the summary of the whole."""
+
 from __future__ import annotations
 
 import math
@@ -27,7 +29,7 @@ def summary(x: Iterable[float]) -> Summary:
 
 
 def same(a: Summary, b: Summary) -> bool:
-    """Equal, with nan equal to nan."""
+    """Return whether two summaries are equal, with nan equal to nan."""
     return msgspec.msgpack.encode(a) == msgspec.msgpack.encode(b)
 
 
@@ -57,14 +59,14 @@ def test_grouping_does_not_matter(
 
 
 @given(st.lists(numbers, max_size=8))
-def test_nothing_changes_nothing(assert_close: AssertClose, x: list[float]) -> None:
+def test_empty_summaries_change_nothing(assert_close: AssertClose, x: list[float]) -> None:
     s = summary(x)
     assert_close(merge(s, summary([])), s, 1e-12)
     assert_close(merge(summary([]), s), s, 1e-12)
     assert_close(merge(s), s, 1e-12)
 
 
-def test_merging_nothing_is_the_summary_of_nothing() -> None:
+def test_merging_nothing_gives_the_empty_summary() -> None:
     assert same(merge(), summary([]))
     assert same(merge(summary([]), summary([])), summary([]))
 
@@ -88,7 +90,7 @@ def test_counts_beyond_float64_are_exact() -> None:
     assert (whole.count, whole.bins) == (2**53 + 1, (2**53 + 1,))
 
 
-def test_figures_that_left_float64_raise_nothing() -> None:
+def test_figures_beyond_float64_become_infinite() -> None:
     beyond = summarize_array(np.array([complex(1.7e308, 1.7e308)]))
     s = merge(beyond, summary([1.0]))
     assert (s.count, s.max, s.rm8) == (2, math.inf, math.inf)

@@ -1,4 +1,4 @@
-"""What every way to a `Summary` has to keep: NumPy alone, and the kernel."""
+"""What NumPy and the kernel must both do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from tensortap import stats
 from tensortap.record import Summary
-from tensortap.stats import numpy_summary as cpu
-from tensortap.stats import summarize as memory
+from tensortap.stats import numpy_summary, summarize
 
 Reference = Callable[[Iterable[float]], Summary]
 AssertClose = Callable[[Summary, Summary, float], None]
@@ -36,14 +35,14 @@ Summarize = Callable[[Any], Summary]
 @pytest.fixture(scope="module", params=["numpy", "kernel"])
 def summarize_array(request: pytest.FixtureRequest) -> Summarize:
     if request.param == "numpy":
-        return cpu.summarize_array
-    if memory.kernel is None:
+        return numpy_summary.summarize_array
+    if summarize.kernel is None:
         pytest.skip("the kernel was not built")
-    return memory.summarize_array
+    return summarize.summarize_array
 
 
 def tiny_to_huge(bits: int) -> st.SearchStrategy[float]:
-    """Any float, and often enough those that break things."""
+    """Return a strategy for any float, and often the difficult ones."""
     special = [0.0, -0.0, math.nan, math.inf, -math.inf, 2.0**-149, 2.0**126, 1.5, 2.0**-126]
     if bits == 64:
         special += [5e-324, -5e-324, 1e300, -1.7e308, 2.0**-1022, 1e-160]
@@ -184,7 +183,7 @@ def test_complex_magnitudes_at_the_ends_of_the_range(
     assert summarize_array(np.array([complex(3e-320, 4e-320)])).max == pytest.approx(5e-320, 1e-3)
     beyond = summarize_array(np.array([complex(1.7e308, 1.7e308), 1.0]))
     assert (beyond.posinfs, beyond.finite, beyond.exponents) == (0, 2, {0: 1, 1024: 1})
-    assert beyond.max == math.inf  # the magnitude is finite, but no float64
+    assert beyond.max == math.inf  # the magnitude is finite, but not as a float64
     assert beyond.mean == pytest.approx(1.7e308 / math.sqrt(2))
 
 
@@ -195,7 +194,7 @@ def test_half_complex(
     fields[0] = (3, 4)
     assert summarize_array(fields).max == 5.0
     assert summarize_array(fields).zeros == 1
-    # ml_dtypes has names for them since 0.6
+    # ml_dtypes has names for them since version 0.6
     named = [(np.float16, "complex32"), (ml_dtypes.bfloat16, "bcomplex32")]
     for part, dtype in [(p, getattr(ml_dtypes, d)) for p, d in named if hasattr(ml_dtypes, d)]:
         x = np.array([3, 4, 0, 0]).astype(part).view(dtype)
@@ -231,7 +230,7 @@ def test_longdouble_agrees_with_float64(
         np.zeros(2, [("real", "f4"), ("other", "f4")]),
     ],
 )
-def test_what_holds_no_numbers_is_refused(
+def test_rejects_arrays_without_numbers(
     summarize_array: Summarize, x: np.ndarray[Any, Any]
 ) -> None:
     with pytest.raises(TypeError, match=r"no statistics for dtype .* does not hold numbers"):
@@ -239,7 +238,7 @@ def test_what_holds_no_numbers_is_refused(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, np.uint8])
-def test_nothing_gives_nan(summarize_array: Summarize, dtype: Any) -> None:
+def test_empty_arrays_give_nan(summarize_array: Summarize, dtype: Any) -> None:
     s = summarize_array(np.zeros((0, 3), dtype))
     assert (s.count, s.zeros, s.finite, s.bins) == (0, 0, 0, ())
     assert all(math.isnan(f) for f in (s.min, s.max, s.mean, s.std, s.mean_abs, s.max_abs, s.rm8))
@@ -262,12 +261,12 @@ def test_one_element_and_scalars(
 
 
 @pytest.mark.parametrize("value", [0.1, -1e300, 5e-324, 3e38])
-def test_a_constant_has_no_deviation(summarize_array: Summarize, value: float) -> None:
+def test_constants_have_no_deviation(summarize_array: Summarize, value: float) -> None:
     s = summarize_array(np.full(150_000, value))
     assert (s.mean, s.std, s.min, s.max) == (value, 0.0, value, value)
 
 
-def test_any_byte_but_zero_is_true(
+def test_any_nonzero_byte_is_true(
     summarize_array: Summarize,
 ) -> None:
     s = summarize_array(np.array([2, 0, 255, 1], np.uint8).view(np.bool_))
@@ -328,9 +327,7 @@ def test_byte_order_changes_nothing(summarize_array: Summarize, dtype: str) -> N
     assert summarize_array(x.astype(f">{dtype}")[::2]) == summarize_array(x[::2])
 
 
-def test_a_large_array_against_float64(
-    summarize_array: Summarize, assert_close: AssertClose
-) -> None:
+def test_large_array_against_float64(summarize_array: Summarize, assert_close: AssertClose) -> None:
     x = np.random.default_rng(0).standard_normal(1_000_003).astype(np.float32) * 1e-30
     s = summarize_array(x)
     y = x.astype(np.float64)
@@ -343,9 +340,7 @@ def test_a_large_array_against_float64(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, "u1"])
 @pytest.mark.parametrize("size", [10, 150_000])
-def test_memory_of_the_caller_is_left_alone(
-    summarize_array: Summarize, dtype: Any, size: int
-) -> None:
+def test_does_not_write_to_the_array(summarize_array: Summarize, dtype: Any, size: int) -> None:
     x = (np.arange(size) % 200).astype(dtype)
     x.flags.writeable = False
     before = x.tobytes()
@@ -353,8 +348,8 @@ def test_memory_of_the_caller_is_left_alone(
     assert x.tobytes() == before
 
 
-def test_flushed_subnormals_are_still_seen(summarize_array: Summarize) -> None:
-    # the processor reads subnormals as zeros then, in the thread that asked for it
+def test_counts_flushed_subnormals(summarize_array: Summarize) -> None:
+    # the processor then reads subnormals as zeros in this thread
     subnormal = [1e-40, -1e-45, 0.0, 1.0]
     arrays = [
         np.array(subnormal, np.float32),
@@ -364,7 +359,7 @@ def test_flushed_subnormals_are_still_seen(summarize_array: Summarize) -> None:
     ]
     large = np.resize(arrays[1], 1 << 17)
     want = [summarize_array(x) for x in [*arrays, large]]
-    cpu.pattern_values.cache_clear()
+    numpy_summary.pattern_values.cache_clear()
     got: list[Summary] = []
 
     def flushing() -> None:
@@ -374,14 +369,14 @@ def test_flushed_subnormals_are_still_seen(summarize_array: Summarize) -> None:
     thread = threading.Thread(target=flushing)
     thread.start()
     thread.join()
-    cpu.pattern_values.cache_clear()
+    numpy_summary.pattern_values.cache_clear()
     assert len(got) == len(want)
     for flushed, normal in zip(got, want, strict=True):
         assert (flushed.zeros, flushed.exponents) == (normal.zeros, normal.exponents)
     assert [s.min_abs for s in got[:3]] == [s.min_abs for s in want[:3]]
 
 
-def test_the_users_error_settings_do_not_matter(
+def test_ignores_the_error_settings_of_numpy(
     summarize_array: Summarize,
 ) -> None:
     x = np.array([1e-200, 1e-30, np.inf, np.nan, 1e300])
@@ -390,7 +385,7 @@ def test_the_users_error_settings_do_not_matter(
         assert summarize_array(x.astype(np.complex128)).nans == 1
 
 
-def test_importing_brings_no_numpy() -> None:
+def test_import_does_not_import_numpy() -> None:
     code = "import sys, tensortap.stats; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.compare.elements import Figures, is_whole
 from tensortap.dtypes import FloatFormat
-from tensortap.stats import values
+from tensortap.stats.conversion import as_float64, complex_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +56,7 @@ class _Numbers:
     def __init__(self, chunk: NDArray[Any]) -> None:
         import numpy as np
 
-        part = values.parts(chunk.dtype)
+        part = complex_part(chunk.dtype)
         self.rest: NDArray[Any] | None = None
         self.imag: NDArray[Any] | None = None
         if part is not None:
@@ -80,7 +80,7 @@ class _Numbers:
 def _real(chunk: NDArray[Any]) -> NDArray[Any]:
     if chunk.dtype.kind == "f" and chunk.dtype.itemsize > 8:
         return chunk
-    return values.float64(chunk)
+    return as_float64(chunk)
 
 
 def _less(x: NDArray[Any] | None, y: NDArray[Any] | None) -> Any:

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensortap.dtypes import DTYPES, FloatFormat, float_format
-from tensortap.stats.values import parts
+from tensortap.stats.conversion import complex_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,7 +100,7 @@ def is_number(dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype holds numbers."""
     import numpy as np
 
-    if dtype.kind in "biufc" or parts(dtype) is not None:
+    if dtype.kind in "biufc" or complex_part(dtype) is not None:
         return True
     return dtype.kind in "VW" and dtype.type is not np.void
 
@@ -108,13 +108,13 @@ def is_number(dtype: np.dtype[Any]) -> bool:
 @functools.cache
 def format_of(dtype: np.dtype[Any]) -> FloatFormat:
     """Return the floating-point format of a dtype, or of its complex parts."""
-    return float_format((parts(dtype) or dtype).name) or NO_FORMAT
+    return float_format((complex_part(dtype) or dtype).name) or NO_FORMAT
 
 
 @functools.cache
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> FloatFormat:
     """Return the coarser of two formats: fewer digits, or else the smaller range."""
-    if any((parts(each) or each).itemsize > 8 for each in (a, b)):
+    if any((complex_part(each) or each).itemsize > 8 for each in (a, b)):
         return NO_FORMAT  # float64 cannot measure units of longdouble
     known = [form for form in (format_of(a), format_of(b)) if form.digits]
     return min(known, key=lambda form: (form.digits, -form.least_exponent), default=NO_FORMAT)

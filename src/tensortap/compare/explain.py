@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tensortap.compare.elements import coarser, compare_arrays, format_of, is_number, is_whole
 from tensortap.dtypes import numpy_dtype
 from tensortap.frameworks.view import array_of
-from tensortap.stats.values import float64, parts
+from tensortap.stats.conversion import as_float64, complex_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +99,7 @@ def explain(
 
 
 def _fit(array: Array) -> bool:
-    return array.size > 1 and is_number(array.dtype) and parts(array.dtype) is None
+    return array.size > 1 and is_number(array.dtype) and complex_part(array.dtype) is None
 
 
 # ---- evidence ----
@@ -195,7 +195,7 @@ def _any(array: Array) -> bool:
 
     flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
     return any(
-        bool((float64(np.ascontiguousarray(flat[i : i + _CHUNK])) != 0).any())
+        bool((as_float64(np.ascontiguousarray(flat[i : i + _CHUNK])) != 0).any())
         for i in range(0, array.size, _CHUNK)
     )
 
@@ -204,7 +204,7 @@ def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
     import numpy as np
 
     at = _sample(x.shape)
-    one, other = float64(x[at]), float64(y[at])
+    one, other = as_float64(x[at]), as_float64(y[at])
     ratios = (one / other)[(other != 0) & np.isfinite(one / other)]
     factor = _simple(float(np.median(ratios)), close) if ratios.size else 0.0
     if factor in (0.0, 1.0):
@@ -212,7 +212,7 @@ def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
     if not _is_supported(one, factor * other, other, close, free=1):
         return
     for p, q in _chunks(x, y):
-        if not _close(float64(p), factor * float64(q), close).all():
+        if not _close(as_float64(p), factor * as_float64(q), close).all():
             return
     if factor == -1.0:
         yield Explanation("sign", "a is b with its sign flipped", {"factor": -1.0})
@@ -249,7 +249,7 @@ def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
     if not 2 <= x.ndim <= 4 or x.ndim != y.ndim or sorted(x.shape) != sorted(y.shape):
         return
     at = _sample(x.shape)
-    one = float64(x[at])
+    one = as_float64(x[at])
     seen = set()
     for axes in itertools.permutations(range(x.ndim)):
         turned = y.transpose(axes)
@@ -260,9 +260,9 @@ def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
         seen.add(order)
         if order == tuple(sorted(order)):
             continue
-        other = float64(turned[at])
+        other = as_float64(turned[at])
         # same memory order: somebody reshaped instead of transposing
-        plain = float64(y[np.unravel_index(np.ravel_multi_index(at, x.shape), y.shape)])
+        plain = as_float64(y[np.unravel_index(np.ravel_multi_index(at, x.shape), y.shape)])
         if _is_supported(one, other, plain, close) and _holds(x, turned, close):
             yield Explanation(
                 "transposed", f"a is b with its axes in the order {axes}", {"axes": axes}
@@ -279,7 +279,9 @@ def _shifted(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
             after, before = (*(slice(None),) * axis, to), (*(slice(None),) * axis, start)
             one, other, plain = x[after], y[before], y[after]
             at = _sample(one.shape)
-            if not _is_supported(float64(one[at]), float64(other[at]), float64(plain[at]), close):
+            if not _is_supported(
+                as_float64(one[at]), as_float64(other[at]), as_float64(plain[at]), close
+            ):
                 continue
             if _holds(one, other, close):
                 way = "back" if by < 0 else "on"
@@ -315,11 +317,11 @@ def _is_rounded(one: Array, other: Array, dtype: np.dtype[Any]) -> bool:
     at = _sample(one.shape)
     pairs = itertools.chain([(one[at], other[at])], _chunks(one, other))
     for number, (p, q) in enumerate(pairs):
-        rounded, value = float64(q.astype(dtype)), float64(p)
+        rounded, value = as_float64(q.astype(dtype)), as_float64(p)
         if not ((rounded == value) | (np.isnan(rounded) & np.isnan(value))).all():
             return False
         if number:
-            changed = (value != float64(q)) & np.isfinite(value) & (value != 0)
+            changed = (value != as_float64(q)) & np.isfinite(value) & (value != 0)
             telling += int(np.count_nonzero(changed))
             if len(kinds) < 64:
                 kinds.update(np.unique(value[changed])[:64].tolist())
@@ -332,7 +334,7 @@ def _stale(side: str, x: Array, y: Array, before: Any, close: _Closeness) -> Ite
     if old is None or old.shape != x.shape or not _fit(old):
         return
     at = _sample(x.shape)
-    if _is_supported(float64(x[at]), float64(old[at]), float64(y[at]), close) and _holds(
+    if _is_supported(as_float64(x[at]), as_float64(old[at]), as_float64(y[at]), close) and _holds(
         x, old, close
     ):
         other = "b" if side == "a" else "a"

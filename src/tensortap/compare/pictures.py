@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.compare.elements import is_number
 from tensortap.frameworks.view import array_of
-from tensortap.stats.values import real
+from tensortap.stats.conversion import as_real
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,10 +86,10 @@ def _edges(size: int) -> list[int]:
 def _block(x: NDArray[Any], y: NDArray[Any] | None, *at: slice) -> NDArray[np.float64]:
     import numpy as np
 
-    one = real(x[at])
+    one = as_real(x[at])
     if y is None:
         return one
-    other = real(y[at])
+    other = as_real(y[at])
     with np.errstate(invalid="ignore", over="ignore"):
         difference: NDArray[np.float64] = one - other
     alike = (one == other) | (np.isnan(one) & np.isnan(other))

@@ -1,4 +1,4 @@
-"""The `Summary` of a tensor, and of tensors put together."""
+"""Statistics: the `Summary` of a tensor, and the merging of summaries."""
 
 from __future__ import annotations
 

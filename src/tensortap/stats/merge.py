@@ -1,45 +1,52 @@
-"""Putting summaries together: shards to the whole, chunks to a tensor.
+"""Merging of summaries: chunks into a tensor, shards into the whole.
 
-`Moments` are the averages behind a summary in units of a power of two, so that their eighth
-powers neither overflow nor underflow. They add up by Chan's formula. When there is nothing
-finite to average, every figure is nan: there is no such number, and 0.0 would claim one.
+`Moments` are the averages behind a summary, in units of a power of two, so that their eighth
+powers neither overflow nor underflow. They are merged by Chan's formula. If there is no finite
+value, every figure is nan, because 0.0 would claim a value that does not exist.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tensortap.record import Summary
 
-_NOTHING = -(1 << 20)  # the unit of moments that hold only zeros: below any other's
+_ZEROS = -(1 << 20)  # the unit of moments that hold only zeros: below all others
 
 
 class Moments(NamedTuple):
-    """Averages over `n` finite values, in units of ``2**exponent`` to the power concerned."""
+    """Averages over `n` finite values, in units of ``2**exponent`` to the respective power.
+
+    `low`, `high` and `min_abs` are the extremes, in units of 1.
+    """
 
     n: int = 0
-    exponent: int = _NOTHING
+    exponent: int = _ZEROS
     mean: float = 0.0
     m2: float = 0.0  # the sum of squared deviations from the mean
     mean_abs: float = 0.0
     p2: float = 0.0  # pK is the mean of |x|^K
     p4: float = 0.0
     p8: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    min_abs: float = math.inf
 
 
 def unit(max_abs: float) -> int:
-    """The exponent of the unit in which `max_abs` lies between a half and one.
+    """Return the exponent of the unit in which `max_abs` is between a half and one.
 
     >>> unit(6.0)
     3
     """
-    return math.frexp(max_abs)[1] if max_abs else _NOTHING
+    return math.frexp(max_abs)[1] if max_abs else _ZEROS
 
 
 def scale(x: float, exponent: int) -> float:
-    """``x * 2**exponent``, infinite where float64 ends.
+    """Return ``x * 2**exponent``, or an infinity if float64 overflows.
 
     >>> scale(0.75, 3), scale(-1.0, 2000)
     (6.0, -inf)
@@ -51,110 +58,107 @@ def scale(x: float, exponent: int) -> float:
 
 
 def in_unit(m: Moments, exponent: int) -> Moments:
-    """The same moments in another unit."""
+    """Return the same moments in another unit."""
     k = m.exponent - exponent
     if k == 0:
         return m
-    return Moments(
-        m.n,
-        exponent,
-        scale(m.mean, k),
-        scale(m.m2, 2 * k),
-        scale(m.mean_abs, k),
-        scale(m.p2, 2 * k),
-        scale(m.p4, 4 * k),
-        scale(m.p8, 8 * k),
+    return m._replace(
+        exponent=exponent,
+        mean=scale(m.mean, k),
+        m2=scale(m.m2, 2 * k),
+        mean_abs=scale(m.mean_abs, k),
+        p2=scale(m.p2, 2 * k),
+        p4=scale(m.p4, 4 * k),
+        p8=scale(m.p8, 8 * k),
     )
 
 
 def add(a: Moments, b: Moments) -> Moments:
-    """The moments of both together.
+    """Return the moments of the values of both.
 
     >>> add(Moments(1, 0, mean=0.25), Moments(1, 0, mean=0.75)).mean
     0.5
     """
     if not a.n or not b.n:
         return a if a.n else b
-    # the larger unit: what the smaller loses to underflow is far below what float64 can tell
+    # the larger unit: what the smaller one loses to underflow is far below the precision
     exponent = max(a.exponent, b.exponent)
     a, b = in_unit(a, exponent), in_unit(b, exponent)
     n = a.n + b.n
-    rest, part = a.n / n, b.n / n
+    share_a, share_b = a.n / n, b.n / n
     delta = b.mean - a.mean
     return Moments(
         n,
         exponent,
-        a.mean + delta * part,
-        a.m2 + b.m2 + delta * delta * part * a.n,
-        a.mean_abs * rest + b.mean_abs * part,
-        a.p2 * rest + b.p2 * part,
-        a.p4 * rest + b.p4 * part,
-        a.p8 * rest + b.p8 * part,
+        a.mean + delta * share_b,
+        a.m2 + b.m2 + delta * delta * share_b * a.n,
+        a.mean_abs * share_a + b.mean_abs * share_b,
+        a.p2 * share_a + b.p2 * share_b,
+        a.p4 * share_a + b.p4 * share_b,
+        a.p8 * share_a + b.p8 * share_b,
+        min(a.low, b.low),
+        max(a.high, b.high),
+        min(a.min_abs, b.min_abs),
     )
 
 
-def figures(m: Moments) -> tuple[float, float, float, float, float, float]:
-    """``mean, std, mean_abs, rm2, rm4, rm8``; all nan when there is nothing to average."""
+def summary_of(
+    m: Moments,
+    *,
+    count: int,
+    zeros: int,
+    nans: int,
+    posinfs: int,
+    neginfs: int,
+    exponents: Mapping[int, int],
+) -> Summary:
+    """Return the summary with these moments, counts, and number of values per exponent."""
+    filled = [exponent for exponent, n in exponents.items() if n]
+    first_bin = min(filled, default=0)
+    bins = tuple(exponents.get(e, 0) for e in range(first_bin, max(filled, default=-1) + 1))
     if not m.n:
-        return (math.nan,) * 6
-    variance = m.m2 / (m.n - 1) if m.n > 1 else 0.0
-    roots = (
-        math.sqrt(variance),
-        m.mean_abs,
-        math.sqrt(m.p2),
-        math.sqrt(math.sqrt(m.p4)),
-        math.sqrt(math.sqrt(math.sqrt(m.p8))),
-    )
-    std, mean_abs, rm2, rm4, rm8 = (scale(x, m.exponent) for x in roots)
-    return scale(m.mean, m.exponent), std, mean_abs, rm2, rm4, rm8
+        figures = (math.nan,) * 10
+    else:
+        variance = m.m2 / (m.n - 1) if m.n > 1 else 0.0
+        std, rm2, rm4, rm8 = (
+            scale(x, m.exponent)
+            for x in (
+                math.sqrt(variance),
+                math.sqrt(m.p2),
+                math.sqrt(math.sqrt(m.p4)),
+                math.sqrt(math.sqrt(math.sqrt(m.p8))),
+            )
+        )
+        low, high, min_abs = m.low + 0.0, m.high + 0.0, m.min_abs + 0.0  # -0.0 becomes 0.0
+        mean, mean_abs = scale(m.mean, m.exponent), scale(m.mean_abs, m.exponent)
+        figures = low, high, mean, std, mean_abs, max(-low, high) + 0.0, min_abs, rm2, rm4, rm8
+    return Summary(count, zeros, nans, posinfs, neginfs, *figures, first_bin, bins)
 
 
-def moments(s: Summary) -> Moments:
-    """What a summary says about the averages."""
+def _moments(s: Summary) -> Moments:
     n = s.finite
     if not n:
         return Moments()
     exponent = unit(s.max_abs)
-
-    def square(x: float) -> float:
-        return x * x
-
     std, rm2, rm4, rm8 = (scale(x, -exponent) for x in (s.std, s.rm2, s.rm4, s.rm8))
+    p2, r4, r8 = rm2 * rm2, rm4 * rm4, rm8 * rm8
     return Moments(
         n,
         exponent,
         scale(s.mean, -exponent),
-        square(std) * (n - 1),
+        std * std * (n - 1),
         scale(s.mean_abs, -exponent),
-        square(rm2),
-        square(square(rm4)),
-        square(square(square(rm8))),
+        p2,
+        r4 * r4,
+        (r8 * r8) * (r8 * r8),
+        s.min,
+        s.max,
+        s.min_abs,
     )
 
 
-def dense(counts: dict[int, int]) -> tuple[int, tuple[int, ...]]:
-    """The first bin and the dense list of ``bin → count``.
-
-    >>> dense({-1: 2, 1: 5})
-    (-1, (2, 0, 5))
-    """
-    filled = [b for b, n in counts.items() if n]
-    if not filled:
-        return 0, ()
-    first = min(filled)
-    return first, tuple(counts.get(b, 0) for b in range(first, max(filled) + 1))
-
-
-def _bins(summaries: Iterable[Summary]) -> tuple[int, tuple[int, ...]]:
-    counts: dict[int, int] = {}
-    for s in summaries:
-        for b, n in s.exponents.items():
-            counts[b] = counts.get(b, 0) + n
-    return dense(counts)
-
-
 def merge(*summaries: Summary) -> Summary:
-    """The summary of all values that the summaries are about, in any order.
+    """Return the summary of all values that the summaries describe.
 
     >>> from tensortap.stats import summarize_array
     >>> import numpy as np
@@ -162,28 +166,16 @@ def merge(*summaries: Summary) -> Summary:
     >>> whole.count, whole.mean, whole.std
     (3, 2.0, 1.0)
     """
-    total = Moments()
+    exponents: dict[int, int] = {}
     for s in summaries:
-        total = add(total, moments(s))
-    mean, std, mean_abs, rm2, rm4, rm8 = figures(total)
-    seen = [s for s in summaries if s.finite]
-    first_bin, bins = _bins(summaries)
-    return Summary(
+        for exponent, n in s.exponents.items():
+            exponents[exponent] = exponents.get(exponent, 0) + n
+    return summary_of(
+        functools.reduce(add, map(_moments, summaries), Moments()),
         count=sum(s.count for s in summaries),
         zeros=sum(s.zeros for s in summaries),
         nans=sum(s.nans for s in summaries),
         posinfs=sum(s.posinfs for s in summaries),
         neginfs=sum(s.neginfs for s in summaries),
-        min=min((s.min for s in seen), default=math.nan),
-        max=max((s.max for s in seen), default=math.nan),
-        mean=mean,
-        std=std,
-        mean_abs=mean_abs,
-        max_abs=max((s.max_abs for s in seen), default=math.nan),
-        min_abs=min((s.min_abs for s in seen), default=math.nan),
-        rm2=rm2,
-        rm4=rm4,
-        rm8=rm8,
-        first_bin=first_bin,
-        bins=bins,
+        exponents=exponents,
     )

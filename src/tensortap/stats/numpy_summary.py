@@ -1,8 +1,8 @@
-"""The summary of an array in memory, with NumPy alone.
+"""The summary of an array in memory, computed by NumPy alone.
 
-Chunks that fit into the cache are turned to float64 and added up one after the other. Of
-8-bit and large 16-bit arrays the bit patterns are counted first: a table of at most 65,536
-values, with how often each occurs, says everything.
+Chunks that fit into the cache are converted to float64 and added up one after the other. For 8-bit
+and large 16-bit arrays the bit patterns are counted instead: at most 65,536 values, each with the
+number of its occurrences.
 """
 
 from __future__ import annotations
@@ -14,57 +14,47 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tensortap.record import Summary
-from tensortap.stats import values
-from tensortap.stats.merge import Moments, add, dense, figures, in_unit, scale, unit
-from tensortap.stats.values import Piece
+from tensortap.stats.conversion import Piece, as_float64, check_numeric, pieces
+from tensortap.stats.merge import Moments, add, in_unit, scale, summary_of, unit
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_CHUNK = 1 << 16  # elements: in float64, two arrays of this size fit into a usual L2 cache
-_PATTERN_CHUNK = 1 << 18  # larger, to make up for adding tables of 65,536 counts
-_WORTH_A_TABLE = 1 << 17  # 16-bit elements from which counting patterns is the faster way
+_CHUNK = 1 << 16  # elements: as float64, two such arrays fit into a usual L2 cache
+_PATTERN_CHUNK = 1 << 18  # larger, because each adds a table of 65,536 counts
+_WORTH_A_TABLE = 1 << 17  # number of 16-bit elements from which counting patterns is faster
 _SAFE = 100  # within 2**±100, no eighth power leaves float64
-_FIELD = 52  # the bit where the exponent of a float64 begins
-_FIELDS = 1 << 11  # values that it takes, from zeros and subnormals to Inf and NaN
+_FIELD = 52  # the first bit of the exponent of a float64
+_FIELDS = 1 << 11  # values of the exponent field, from zeros and subnormals to Inf and NaN
 _BIAS = 1023
 
 
 def summarize_array(array: NDArray[Any]) -> Summary:
-    """The statistics of an array: exact counts, figures over the finite values.
-
-    Complex numbers count by their magnitude. Where no value is finite (an empty array, all
-    NaN), every figure is nan. Arrays that hold no numbers raise TypeError.
-
-    >>> import numpy as np
-    >>> s = summarize_array(np.array([1.0, -3.0, 0.0, np.nan]))
-    >>> s.count, s.zeros, s.nans, s.min, s.max, s.exponents
-    (4, 1, 1, -3.0, 1.0, {0: 1, 1: 1})
-    """
+    """Return the statistics of an array, like `tensortap.stats.summarize_array`."""
     import numpy as np
 
     array = np.asarray(array)
-    values.check(array.dtype)
-    tally = _Tally(min(array.size, _CHUNK))
+    check_numeric(array.dtype)
+    totals = _Totals(min(array.size, _CHUNK))
     # nan, overflow and underflow are expected here, whatever the user's np.seterr says
     with np.errstate(all="ignore"):
         if _by_patterns(array):
             counts = _count_patterns(array)
-            seen = np.flatnonzero(counts)
+            occurring = np.flatnonzero(counts)
             table = pattern_values(array.dtype.newbyteorder("="))
-            tally.add(Piece(table[seen]), counts[seen])
+            totals.add(Piece(table[occurring]), counts[occurring])
         else:
             for chunk in _chunks(array, _CHUNK):
-                for piece in values.pieces(chunk):
-                    tally.add(piece)
-    return tally.summary(array.size)
+                for piece in pieces(chunk):
+                    totals.add(piece)
+    return totals.summary(array.size)
 
 
 def _chunks(array: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
-    """The elements in pieces of one dimension: contiguous, in native byte order, in any order.
+    """Yield all elements in one-dimensional, contiguous chunks of native byte order.
 
-    A piece is only valid until the next one is asked for.
+    A chunk is valid only until the next one is requested.
     """
     import numpy as np
 
@@ -77,15 +67,15 @@ def _chunks(array: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
         for start in range(0, array.size, size):
             yield flat[start : start + size].astype(native, copy=False)
         return
-    pieces = np.nditer(  # type: ignore[call-overload]  # NumPy's stub spells it "config"
+    chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub spells it "config"
         array,
         flags=["external_loop", "buffered"],
         op_flags=[["readonly", "contig"]],
         order="K",
         buffersize=size,
     )
-    for piece in pieces:
-        yield piece.astype(native, copy=False)
+    for chunk in chunks:
+        yield chunk.astype(native, copy=False)
 
 
 def _by_patterns(array: NDArray[Any]) -> bool:
@@ -107,17 +97,17 @@ def _count_patterns(array: NDArray[Any]) -> NDArray[np.int64]:
 
 @functools.cache
 def pattern_values(dtype: np.dtype[Any]) -> NDArray[np.float64]:
-    """The value of every bit pattern of an 8- or 16-bit dtype."""
+    """Return the value of every bit pattern of an 8- or 16-bit dtype."""
     import numpy as np
 
     patterns = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}")
-    table = values.float64(patterns.view(dtype))
+    table = as_float64(patterns.view(dtype))
     table.flags.writeable = False
     return table
 
 
-class _Tally:
-    """What the chunks of one array add up to."""
+class _Totals:
+    """Counts and moments of the chunks so far."""
 
     def __init__(self, chunk: int) -> None:
         import numpy as np
@@ -125,13 +115,11 @@ class _Tally:
         self._floats = np.empty(chunk)
         self._ints = np.empty(chunk, np.uint64)
         self._zeros = self._nans = self._posinfs = self._neginfs = 0
-        self._min = self._min_abs = math.inf
-        self._max = self._max_abs = -math.inf
         self._moments = Moments()
-        self._bins: collections.Counter[int] = collections.Counter()
+        self._exponents: collections.Counter[int] = collections.Counter()
 
     def add(self, piece: Piece, weights: NDArray[np.int64] | None = None) -> None:
-        """Take in the values of a piece, each as often as its weight says (once)."""
+        """Add the values of a piece, each as often as its weight says (by default once)."""
         import numpy as np
 
         x, ruler, shift = piece
@@ -141,24 +129,24 @@ class _Tally:
         work = self._ints[: x.size]
         fields = np.right_shift(bits, np.uint64(_FIELD), out=work).view(np.int64)
         both_signs = np.bincount(fields, weights, minlength=2 * _FIELDS)
-        seen = both_signs.reshape(2, _FIELDS).sum(axis=0).astype(np.int64)
-        if seen[-1]:
+        counts = both_signs.reshape(2, _FIELDS).sum(axis=0).astype(np.int64)
+        if counts[-1]:
             self._add_with_nonfinite(piece, weights)
             return
-        if seen[0]:
-            # by their bits: where subnormals are flushed, a comparison takes them for zeros
+        if counts[0]:
+            # by their bits: if subnormals are flushed, a comparison takes them for zeros
             doubled = np.left_shift(bits, np.uint64(1), out=work)
             if weights is None:
                 zeros = doubled.size - int(np.count_nonzero(doubled))
             else:
                 zeros = int(weights[doubled == 0].sum())
             self._zeros += zeros
-            if zeros < seen[0]:
+            if zeros < counts[0]:
                 self._add_subnormals(doubled)
-            seen[0] = 0
-        for field in np.flatnonzero(seen).tolist():
-            self._bins[field - _BIAS + shift] += int(seen[field])
-        self._add_figures(x, weights, shift)
+            counts[0] = 0
+        for field in np.flatnonzero(counts).tolist():
+            self._exponents[field - _BIAS + shift] += int(counts[field])
+        self._add_moments(x, weights, shift)
 
     def _add_with_nonfinite(self, piece: Piece, weights: NDArray[np.int64] | None) -> None:
         import numpy as np
@@ -176,9 +164,9 @@ class _Tally:
         self.add(rest, None if weights is None else weights[finite])
 
     def _add_subnormals(self, doubled: NDArray[np.uint64]) -> None:
-        """Count the subnormal float64 where they belong; `doubled` are the bits but the sign.
+        """Count the exponents of subnormal float64; `doubled` are the bits without the sign.
 
-        They come unweighted: no value of 8 or 16 bits is subnormal as a float64.
+        There are no weights: no 8- or 16-bit value is subnormal as a float64.
         """
         import numpy as np
 
@@ -186,9 +174,9 @@ class _Tally:
         mantissas = (low >> np.uint64(1)).astype(np.float64)
         exponents = np.frexp(mantissas)[1] - (_BIAS + _FIELD)
         for exponent, n in zip(*np.unique(exponents, return_counts=True), strict=True):
-            self._bins[int(exponent)] += int(n)
+            self._exponents[int(exponent)] += int(n)
 
-    def _add_figures(
+    def _add_moments(
         self, x: NDArray[np.float64], weights: NDArray[np.int64] | None, shift: int
     ) -> None:
         import numpy as np
@@ -196,7 +184,7 @@ class _Tally:
         n = x.size if weights is None else int(weights.sum())
         low, high = float(x.min()), float(x.max())
         max_abs = max(-low, high)
-        min_abs = max(low, -high)  # unless zero lies between them
+        min_abs = max(low, -high)  # correct unless zero is between them
         exponent = unit(max_abs)
         if low == high:
             only = math.ldexp(low, -exponent) if low else 0.0
@@ -210,44 +198,33 @@ class _Tally:
                 return float(z.sum() if weights is None else (z * weights).sum()) / n
 
             mean = average(y)
-            if min_abs < 0:  # of x: scaling may have lost it
+            if min_abs < 0:  # from x, because scaling may have lost it
                 min_abs = float(np.abs(x, out=work).min())
             mean_abs = average(np.abs(y, out=work))
             p2 = average(np.multiply(y, y, out=work))
             p4 = average(np.multiply(work, work, out=work))
             p8 = average(np.multiply(work, work, out=work))
-            # what rounding left of the mean is taken out of both: large means, small deviations
+            # correct both for the rounding error of the mean, for small deviations
             rest = average(np.subtract(y, mean, out=work))
             m2 = max(0.0, n * (average(np.multiply(work, work, out=work)) - rest * rest))
             moments = Moments(n, own, mean + rest, m2, mean_abs, p2, p4, p8)
             moments = in_unit(moments, exponent)
-        self._moments = add(self._moments, moments._replace(exponent=exponent + shift))
-        self._min = min(self._min, scale(low, shift))
-        self._max = max(self._max, scale(high, shift))
-        self._min_abs = min(self._min_abs, scale(min_abs, shift))
-        self._max_abs = max(self._max_abs, scale(max_abs, shift))
+        moments = moments._replace(
+            exponent=exponent + shift,
+            low=scale(low, shift),
+            high=scale(high, shift),
+            min_abs=scale(min_abs, shift),
+        )
+        self._moments = add(self._moments, moments)
 
     def summary(self, count: int) -> Summary:
-        """What all pieces come to; `count` is the size of the array."""
-        mean, std, mean_abs, rm2, rm4, rm8 = figures(self._moments)
-        first_bin, bins = dense(self._bins)
-        some = self._moments.n > 0
-        return Summary(
+        """Return the summary of all pieces; `count` is the size of the array."""
+        return summary_of(
+            self._moments,
             count=count,
             zeros=self._zeros,
             nans=self._nans,
             posinfs=self._posinfs,
             neginfs=self._neginfs,
-            min=self._min + 0.0 if some else math.nan,  # +0.0 makes 0.0 of -0.0
-            max=self._max + 0.0 if some else math.nan,
-            mean=mean,
-            std=std,
-            mean_abs=mean_abs,
-            max_abs=self._max_abs + 0.0 if some else math.nan,
-            min_abs=self._min_abs + 0.0 if some else math.nan,
-            rm2=rm2,
-            rm4=rm4,
-            rm8=rm8,
-            first_bin=first_bin,
-            bins=bins,
+            exponents=self._exponents,
         )

@@ -1,8 +1,8 @@
-"""The summary of numbers in memory: by the C kernel where it was built, else by NumPy.
+"""The summary of numbers in memory: by the C kernel if it was built, otherwise by NumPy.
 
-The kernel goes over the memory once, without the interpreter and, if there is much of it, with
-several threads; the figures do not depend on how many. What it does not know (byte orders that
-are not the machine's, longdouble, complex numbers in halves) goes through `stats.cpu`.
+The kernel reads the memory once, without the interpreter lock, and large arrays with several
+threads; the figures do not depend on their number. NumPy handles what the kernel does not: foreign
+byte orders, longdouble, and complex numbers with 16-bit parts.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.dtypes import numpy_dtype
 from tensortap.record import Summary
-from tensortap.stats import numpy_summary as cpu
-from tensortap.stats import values
+from tensortap.stats import numpy_summary
+from tensortap.stats.conversion import check_numeric
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,18 +26,18 @@ try:
 
     kernel = _kernel
     kernel.set_summary(Summary)
-except ImportError:  # no compiler when it was installed
+except ImportError:  # no compiler at installation
     kernel = None
 
 AUTO = 0
-"""As many threads as the process may use, eight at most, and only where they are worth it."""
+"""As many threads as the process may use, at most eight, and only for large arrays."""
 
 
 def summarize_array(array: NDArray[Any], *, threads: int = AUTO) -> Summary:
-    """The statistics of an array: exact counts, figures over the finite values.
+    """Return the statistics of an array: exact counts, and figures over the finite values.
 
-    Complex numbers count by their magnitude. Where no value is finite (an empty array, all
-    NaN), every figure is nan. Arrays that hold no numbers raise TypeError.
+    Complex numbers count by their magnitude. If no value is finite (an empty array, all NaN), all
+    figures are nan. Raise TypeError for an array that does not hold numbers.
 
     >>> import numpy as np
     >>> s = summarize_array(np.array([1.0, -3.0, 0.0, np.nan]))
@@ -50,12 +50,11 @@ def summarize_array(array: NDArray[Any], *, threads: int = AUTO) -> Summary:
     code = _code_of(array.dtype)
     if code is not None:
         strides = None if array.flags.c_contiguous else array.strides
-        address = array.__array_interface__["data"][0]  # a third of the time of array.ctypes
-        found = kernel.summarize(address, code, array.shape, strides, threads)
-        if found is not None:
-            summary: Summary = found
+        address = array.__array_interface__["data"][0]  # three times as fast as array.ctypes
+        summary: Summary | None = kernel.summarize(address, code, array.shape, strides, threads)
+        if summary is not None:
             return summary
-    return cpu.summarize_array(array)
+    return numpy_summary.summarize_array(array)
 
 
 def summarize_memory(
@@ -66,9 +65,9 @@ def summarize_memory(
     *,
     threads: int = AUTO,
 ) -> Summary:
-    """The statistics of an array that is only known by its address.
+    """Return the statistics of the array at an address.
 
-    `strides` are in bytes; None is C order. The memory must stay where it is meanwhile.
+    `strides` are in bytes; None means C order. The memory must stay valid during the call.
 
     >>> import numpy as np
     >>> x = np.array([1.0, -3.0, 2.0], np.float32)
@@ -77,16 +76,15 @@ def summarize_memory(
     """
     code = code_of(dtype)
     if code is not None:
-        found = kernel.summarize(address, code, shape, strides, threads)
-        if found is not None:
-            summary: Summary = found
+        summary: Summary | None = kernel.summarize(address, code, shape, strides, threads)
+        if summary is not None:
             return summary
-    return cpu.summarize_array(_array_at(address, dtype, shape, strides))
+    return numpy_summary.summarize_array(_array_at(address, dtype, shape, strides))
 
 
 @functools.cache
 def code_of(dtype: str) -> int | None:
-    """What the kernel calls a dtype; None if it can't, or if there is no kernel.
+    """Return the kernel's code for a dtype, or None if it has none or was not built.
 
     >>> code_of("no such thing")
     """
@@ -97,12 +95,12 @@ def code_of(dtype: str) -> int | None:
         return known
     try:
         native = numpy_dtype(dtype)
-        values.check(native)
+        check_numeric(native)
     except (TypeError, ValueError):
         return None
     if native.itemsize != 1 or native.name != dtype:
         return None
-    code: int = kernel.add_table(cpu.pattern_values(native).tobytes())
+    code: int = kernel.add_table(numpy_summary.pattern_values(native).tobytes())
     return code
 
 
@@ -125,5 +123,5 @@ def _array_at(
     before = -sum(min(reach, 0) for reach in reaches)
     nbytes = before + sum(max(reach, 0) for reach in reaches) + native.itemsize
     memory = memoryview((ctypes.c_char * nbytes).from_address(address - before))
-    found: NDArray[Any] = np.ndarray(shape, native, memory, before, strides)
-    return found
+    array: NDArray[Any] = np.ndarray(shape, native, memory, before, strides)
+    return array

@@ -10,7 +10,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tensortap.record import Summary
-from tensortap.stats import summarize_array, values
+from tensortap.stats import summarize_array
+from tensortap.stats.conversion import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +130,7 @@ def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:
     # in a unit near the largest: the range of float64 itself is wider than float64
     unit = -math.frexp(summary.max_abs)[1] - 1
     with np.errstate(all="ignore"):
-        x = np.concatenate([piece.values for piece in values.pieces(sample) if not piece.shift])
+        x = np.concatenate([piece.values for piece in pieces(sample) if not piece.shift])
         x = np.ldexp(x[np.isfinite(x)], unit)
         first, last = math.ldexp(low, unit), math.ldexp(high, unit)
         where = ((x - first) * (width / (last - first))).clip(0, width - 1).astype(np.int64)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensortap.stats.values import check, parts, real
+from tensortap.stats.conversion import as_real, check_numeric, complex_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def is_number(dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype holds numbers."""
     try:
-        check(dtype)
+        check_numeric(dtype)
     except TypeError:
         return False
     return True
@@ -33,8 +33,8 @@ def reals(array: NDArray[Any]) -> NDArray[Any]:
         return array
     with np.errstate(all="ignore"):
         # float32 holds every dtype of two bytes exactly
-        narrow = dtype.itemsize <= 2 and parts(dtype) is None
-        return array.astype(np.float32) if narrow else real(array)
+        narrow = dtype.itemsize <= 2 and complex_part(dtype) is None
+        return array.astype(np.float32) if narrow else as_real(array)
 
 
 def matrix_at(array: NDArray[Any], index: Sequence[int] | None = None) -> tuple[NDArray[Any], str]:

@@ -15,7 +15,7 @@ from tensortap.readers.reader import find_all, value_of
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
 from tensortap.runs.object_files import load_file
-from tensortap.stats.values import real
+from tensortap.stats.conversion import as_real
 from tensortap.values import leaves
 from tensortap.web.catalog import resolve_inside
 from tensortap.web.catalog_entries import CatalogEntry
@@ -130,7 +130,7 @@ def take_slice(array: NDArray[Any], spec: SliceSpec) -> NDArray[Any]:
 
 def difference(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """Return ``a - b`` in float64; 0 where both are NaN, or the same infinity."""
-    x, y = real(a), real(b)
+    x, y = as_real(a), as_real(b)
     with np.errstate(invalid="ignore", over="ignore"):
         result: NDArray[Any] = np.asarray(x - y)
     result[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0

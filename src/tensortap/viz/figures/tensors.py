@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensortap.stats.values import check, real
+from tensortap.stats.conversion import as_real, check_numeric
 from tensortap.text.tensors import number
 from tensortap.viz.figures.encoding import Figure, text, typed
 from tensortap.viz.figures.panels import log_axis, whole_ticks
@@ -69,7 +69,7 @@ def histogram_figure(array: NDArray[Any], *, title: str = "", theme: str = "ligh
 
     def finite_chunks() -> Iterator[NDArray[Any]]:
         for start in range(0, flat.size, _CHUNK):
-            values = real(flat[start : start + _CHUNK])
+            values = as_real(flat[start : start + _CHUNK])
             yield values[np.isfinite(values)]
 
     ranges = [(float(x.min()), float(x.max())) for x in finite_chunks() if x.size]
@@ -107,7 +107,7 @@ def histogram_figure(array: NDArray[Any], *, title: str = "", theme: str = "ligh
 def _why_not(array: NDArray[Any]) -> str:
     """Return why an array cannot be drawn, or an empty text."""
     try:
-        check(array.dtype)
+        check_numeric(array.dtype)
     except TypeError:
         return f"no figure: {array.dtype} does not hold numbers"
     return "" if array.size else f"no elements: the shape is {array.shape}"
@@ -214,7 +214,7 @@ def _tiles_trace(
 
 def _line_figure(array: NDArray[Any], title: str, origin: int, axis: str, theme: str) -> Figure:
     colors = theme_of(theme)
-    value = real(array)
+    value = as_real(array)
     index = origin + np.arange(len(value))
     finite = np.isfinite(value)
     data = [line_trace(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.stats.values import real
+from tensortap.stats.conversion import as_real
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +58,7 @@ def tiles(matrix: NDArray[Any], rows: int, columns: int) -> Tiles:
     together = max(1, _CHUNK // (height * matrix.shape[1]))
     for first in range(0, down, together):
         part = slice(first, first + together)
-        block = real(matrix[first * height : (first + together) * height])
+        block = as_real(matrix[first * height : (first + together) * height])
         finite = np.isfinite(block)
         if not finite.all():
             masks = (NAN, np.isnan(block)), (POSINF, block == np.inf), (NEGINF, block == -np.inf)

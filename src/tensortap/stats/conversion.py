@@ -1,7 +1,7 @@
-"""The values of any array as float64, without losing one.
+"""Lossless conversion of any numeric array to float64.
 
-Nothing here trusts the processor with subnormal numbers: `torch.set_flush_denormal(True)`
-makes it read them as zeros, in this thread, for NumPy as well.
+The processor may read subnormal numbers as zeros: `torch.set_flush_denormal(True)` makes it do so
+for this thread, and for NumPy as well. Conversions therefore handle subnormals by their bits.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _GROUP = 1000  # exponents of longdouble that share a piece: float64 holds twice
 
 
 class Piece(NamedTuple):
-    """Values as float64, times ``2**shift``.
+    """Values as float64, to be multiplied by ``2**shift``.
 
-    `ruler`, where given, is rounded towards zero instead: its exponents are the true ones.
+    `ruler`, if given, is the same rounded towards zero, which keeps the exact exponents.
     """
 
     values: Float64
@@ -31,11 +31,11 @@ class Piece(NamedTuple):
     shift: int = 0
 
 
-def parts(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """The dtype of the real and of the imaginary part; None for real numbers.
+def complex_part(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return the dtype of the real and imaginary parts, or None for real numbers.
 
     >>> import numpy as np
-    >>> parts(np.dtype("complex64")), parts(np.dtype("float32"))
+    >>> complex_part(np.dtype("complex64")), complex_part(np.dtype("float32"))
     (dtype('float32'), None)
     """
     import numpy as np
@@ -49,44 +49,44 @@ def parts(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     return numpy_dtype(row.part) if row is not None and row.part else None
 
 
-def check(dtype: np.dtype[Any]) -> None:
+def check_numeric(dtype: np.dtype[Any]) -> None:
     """Raise TypeError for an array that does not hold numbers."""
     import numpy as np
 
-    # the dtypes of ml_dtypes call themselves void, as raw bytes and records do
-    numbers = dtype.kind in "biufc" or (dtype.kind in "VW" and dtype.type is not np.void)
-    if not numbers and parts(dtype) is None:
+    # the dtypes of ml_dtypes have the kind void, like raw bytes and records
+    numeric = dtype.kind in "biufc" or (dtype.kind in "VW" and dtype.type is not np.void)
+    if not numeric and complex_part(dtype) is None:
         raise TypeError(f"no statistics for dtype {dtype}: it does not hold numbers")
 
 
 def is_wide(dtype: np.dtype[Any]) -> bool:
-    """Whether the values have more digits or a larger range than float64."""
+    """Return whether values have more digits or a larger range than float64."""
     return dtype.itemsize >= (8 if dtype.kind in "iu" else 9) and dtype.kind in "iuf"
 
 
 def pieces(chunk: NDArray[Any]) -> Iterator[Piece]:
-    """The values of a chunk, exactly; complex numbers by their magnitude.
+    """Yield the exact values of a chunk; complex numbers by their magnitude.
 
     >>> import numpy as np
     >>> [piece.values.tolist() for piece in pieces(np.array([3 + 4j]))]
     [[5.0]]
     """
-    part = parts(chunk.dtype)
+    part = complex_part(chunk.dtype)
     if part is not None:
         yield from _magnitudes(chunk, part)
     elif not is_wide(chunk.dtype):
-        yield Piece(float64(chunk))
+        yield Piece(as_float64(chunk))
     elif chunk.dtype.kind == "f":
         yield from _long(chunk)
     else:
         yield _integers(chunk)
 
 
-def float64(chunk: NDArray[Any]) -> Float64:
-    """Real numbers as float64: exact, but for the dtypes that `is_wide` names.
+def as_float64(chunk: NDArray[Any]) -> Float64:
+    """Return real numbers as float64, exactly unless the dtype `is_wide`.
 
     >>> import numpy as np
-    >>> float64(np.array([True, False]))
+    >>> as_float64(np.array([True, False]))
     array([1., 0.])
     """
     import numpy as np
@@ -99,28 +99,28 @@ def float64(chunk: NDArray[Any]) -> Float64:
         return _float32((high << np.uint32(16)).view(np.float32))
     values = chunk.astype(np.float64)
     if name == "float8_e8m0fnu":
-        values[chunk.view(np.uint8) == 0] = 2.0**-127  # passes through a subnormal float32
+        values[chunk.view(np.uint8) == 0] = 2.0**-127  # a subnormal float32 on the way
     return values
 
 
-def real(chunk: NDArray[Any]) -> Float64:
-    """Real numbers as float64, of complex ones the magnitude; nothing of their order is lost.
+def as_real(chunk: NDArray[Any]) -> Float64:
+    """Return real numbers as float64, and of complex numbers the magnitudes.
 
     >>> import numpy as np
-    >>> real(np.array([[3 + 4j, 1]]))
+    >>> as_real(np.array([[3 + 4j, 1]]))
     array([[5., 1.]])
     """
     import numpy as np
 
-    if parts(chunk.dtype) is None:
-        return float64(chunk)
+    if complex_part(chunk.dtype) is None:
+        return as_float64(chunk)
     if chunk.dtype.fields is not None:
-        x, y = float64(chunk["real"]), float64(chunk["imag"])
+        x, y = as_float64(chunk["real"]), as_float64(chunk["imag"])
     else:
         wide = chunk.astype(np.complex128)
         x, y = wide.real, wide.imag
-    found: Float64 = np.hypot(x, y)
-    return found
+    magnitudes: Float64 = np.hypot(x, y)
+    return magnitudes
 
 
 def _float32(chunk: NDArray[np.float32]) -> Float64:
@@ -143,7 +143,7 @@ def _integers(chunk: NDArray[Any]) -> Piece:
         return Piece(values)
     # as uint64, the absolute value of -2**63 is right again
     size = np.abs(chunk).view(np.uint64)
-    # 53 bits are what float64 holds: without the last 11, nothing is rounded up
+    # float64 holds 53 bits: without the last 11, nothing is rounded up
     kept = np.where(size >> np.uint64(53), size & ~np.uint64(0x7FF), size)
     return Piece(values, kept.astype(np.float64))
 
@@ -169,8 +169,8 @@ def _magnitudes(chunk: NDArray[Any], part: np.dtype[Any]) -> Iterator[Piece]:
     else:
         both = chunk.view(part)
         real, imag = both[0::2], both[1::2]
-    if part.itemsize < 8:  # float64 has room for the squares; NaN wins over Inf by itself
-        x, y = float64(real), float64(imag)
+    if part.itemsize < 8:  # float64 holds the squares; NaN takes precedence over Inf
+        x, y = as_float64(real), as_float64(imag)
         yield Piece(np.sqrt(x * x + y * y))
         return
     size = np.hypot(real, imag)
