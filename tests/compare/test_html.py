@@ -250,7 +250,7 @@ def test_a_browser_opens_a_detail(report, tmp_path):
     detail = detail[: detail.index("</aside>")]
     assert "difference 3 of 4" in detail
     assert "step 3 · rank 0" in detail
-    assert "elements that differ" in detail
+    assert "differing elements" in detail
     assert detail.count("<canvas") == 3
     assert "&lt;/script&gt;&lt;script&gt;document.title='owned'" in detail
     assert "<img" not in found
