@@ -1,4 +1,4 @@
-"""The pages of docs/ that are programs: they are run as written."""
+"""The examples in docs/ run as written."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ PAGES = (
 ).split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_are_one_program(tmp_path, page, torch_forks):
+def test_examples_of_a_page_run(tmp_path, page, torch_forks):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     program = tmp_path / "program.py"
     program.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
@@ -30,7 +31,7 @@ def test_the_examples_of_a_page_are_one_program(tmp_path, page, torch_forks):
     assert torch_forks(program, env) == [0], Path(f"{program}.e0").read_text()
 
 
-def test_the_page_on_numerics_names_every_rule():
+def test_numerics_page_names_every_rule():
     from tensortap import alerts
 
     text = (ROOT / "docs" / "numerics.md").read_text()

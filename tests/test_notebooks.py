@@ -1,4 +1,4 @@
-"""The notebooks of examples/: executed as they are, and what their widgets do when used."""
+"""The notebooks in examples/ run, and their widgets work."""
 
 from __future__ import annotations
 
@@ -63,21 +63,23 @@ FIGURE = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "figures"), [("torch", 6), ("jax", 4)])
-def test_a_notebook_shows_its_figures(name, figures, tmp_path, monkeypatch):
+def test_notebook_shows_its_figures(name, figures, tmp_path, monkeypatch):
     notebook = execute(name, tmp_path, monkeypatch)
     assert shown(notebook, FIGURE) == figures
     if name == "torch":
         assert {"loss.html", "report.html", "runs"} <= set(os.listdir(tmp_path))
 
 
-def test_the_widgets_of_a_notebook_do_what_they_say(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_notebook_widgets_work(tmp_path, monkeypatch):
     notebook = execute("interactive", tmp_path, monkeypatch, CLICK)
     assert shown(notebook, WIDGET) == 3
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_kept_without_outputs(name):
+def test_notebook_is_stored_without_outputs(name):
     content = json.loads((FOLDER / f"{name}.ipynb").read_text())
     for cell in content["cells"]:
         assert not cell.get("outputs")

@@ -1,4 +1,4 @@
-"""The package as a whole: its names, its version, and what importing it costs."""
+"""The package: its names, its version, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import tensortap as tap
 
 ROOT = Path(__file__).parents[1]
@@ -18,7 +20,7 @@ HEAVY = (
 ).split()
 
 
-def test_the_public_names():
+def test_public_names():
     """Whoever adds a verb adds it here."""
     assert tap.__all__ == [
         "HDF5", "Kind", "Receipt", "Record", "Recorder", "Shard", "StopTraining", "Summary",
@@ -33,7 +35,7 @@ def test_the_public_names():
     assert set(tap.__all__) <= set(dir(tap))
 
 
-def test_every_public_name_is_there_and_says_what_it_is():
+def test_public_names_have_docstrings():
     for name in tap.__all__:
         found = getattr(tap, name)
         if name not in ("__version__", "alerts", "errors", "integrations", "testing", "viz"):
@@ -41,11 +43,11 @@ def test_every_public_name_is_there_and_says_what_it_is():
             assert found.__module__.startswith("tensortap"), name
 
 
-def test_a_name_that_is_not_there():
+def test_unknown_name():
     assert not hasattr(tap, "nothing")
 
 
-def test_the_version_is_the_top_of_the_changelog():
+def test_version_is_the_top_of_the_changelog():
     top = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert top[1].strip("[]") == tap.__version__
 
@@ -59,7 +61,7 @@ def python(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_importing_loads_nothing_heavy_and_starts_nothing():
+def test_import_loads_nothing_heavy_and_starts_nothing():
     code = f"""
 import threading, os
 files = len(os.listdir("/proc/self/fd"))
@@ -70,7 +72,7 @@ print(threading.active_count(), len(os.listdir("/proc/self/fd")) - files)
     assert python(code).splitlines() == ["[]", "1 0"]
 
 
-def test_catching_a_number_with_nobody_there_loads_nothing_heavy_either(tmp_path, monkeypatch):
+def test_catch_without_session_loads_nothing_heavy(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
     code = f"""
@@ -81,7 +83,8 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert python(code) == "[]\n"
 
 
-def test_importing_costs_little_more_than_what_it_stands_on(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_import_is_about_as_fast_as_its_dependencies(tmp_path, monkeypatch):
     """CPU time inside fresh interpreters, in turns, so that a busy machine slows both alike."""
     # as users have it: compiled once, whatever this environment says of that
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)

@@ -1,4 +1,4 @@
-"""The README and the docs: what they tell people to type is typed here."""
+"""The examples in the README run as written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def snippets() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_first_screen_works_as_written(tmp_path):
+@pytest.mark.slow
+def test_first_screen_works(tmp_path):
     training, session, *_ = snippets()
     where = {"XDG_CONFIG_HOME": str(tmp_path), "TENSORTAP_PORT": "0"}
     script = """
@@ -50,7 +51,8 @@ assert weight.shape == (5, 3) and weight.dtype.is_floating_point, weight
     assert "loss" in done.stdout
 
 
-def test_the_snippets_about_runs_work_as_written(tmp_path):
+@pytest.mark.slow
+def test_runs_snippets_work(tmp_path):
     _, _, writing, reading, *_ = snippets()
     code = f"""
 import torch, tensortap as tap
@@ -72,7 +74,7 @@ assert run.names() == ["hidden", "layer1_output"]
     assert "layer1_output.pt" in done.stdout
 
 
-def test_the_snippet_about_tracking_works_as_written(tmp_path, monkeypatch):
+def test_track_snippet_works(tmp_path, monkeypatch):
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     model = torch.nn.Linear(4, 2)
@@ -84,7 +86,7 @@ def test_the_snippet_about_tracking_works_as_written(tmp_path, monkeypatch):
     assert "Optimiser_State.exp_avg" in set(frame.metadata.tensor_type)
 
 
-def test_the_snippet_about_comparing_works_as_written(tmp_path, monkeypatch):
+def test_compare_snippet_works(tmp_path, monkeypatch):
     import numpy as np
 
     monkeypatch.chdir(tmp_path)
@@ -130,7 +132,7 @@ def trained(model, steps=3):
     return train
 
 
-def test_the_snippet_about_tracing_works_as_written():
+def test_trace_snippet_works():
     model = Net()
     names = {"tap": tap, "model": model, "train": trained(model)}
     exec(snippets()[6], names)
@@ -139,7 +141,8 @@ def test_the_snippet_about_tracing_works_as_written():
     assert set(names["tracer"].results) >= {"forward", "forward.x", "forward.out.logits"}
 
 
-def test_the_snippet_about_watching_works_as_written(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_watch_snippet_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = Net()
     exec(snippets()[7], {"tap": tap, "model": model, "train": trained(model)})
@@ -147,7 +150,8 @@ def test_the_snippet_about_watching_works_as_written(tmp_path, monkeypatch):
     assert {"fc", "model"} <= films
 
 
-def test_the_snippet_about_figures_works_as_written(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_figures_snippet_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = Net()
     path = tap.init(tmp_path)
@@ -161,12 +165,12 @@ def test_the_snippet_about_figures_works_as_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`tap\.(\w+)", README))))
-def test_every_verb_that_the_readme_names_exists(name):
+def test_verbs_in_the_readme_exist(name):
     assert getattr(tap, name) is not None
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"`tensortap (\w+)", README))))
-def test_every_command_that_the_readme_names_exists(command):
+def test_commands_in_the_readme_exist(command):
     from typer.testing import CliRunner
 
     from tensortap.cli.main import app
@@ -181,7 +185,7 @@ def test_settings_page_lists_exactly_the_settings_in_use():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])
-def test_links_and_pictures_lead_somewhere(page):
+def test_links_and_pictures_exist(page):
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         if not target.startswith("http"):

@@ -1,4 +1,4 @@
-"""What people use in their own tests."""
+"""Assertions for the tests of users."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
     return {"right": made("1", "4"), "wrong": made("1.001", "4"), "short": made("1", "3")}
 
 
-def test_a_run_that_agrees(runs):
+def test_matching_runs_pass(runs):
     report = tap.testing.assert_runs_match(runs["right"], str(runs["right"]))
     assert report.compared == 4
     tap.testing.assert_runs_match(runs["wrong"], runs["right"], rtol=2e-3)
@@ -46,7 +46,7 @@ def test_a_run_that_agrees(runs):
     tap.testing.assert_runs_match(runs["short"], runs["right"], allow_missing=True)
 
 
-def test_a_run_that_does_not(runs):
+def test_differing_runs_fail(runs):
     with pytest.raises(AssertionError) as caught:
         tap.testing.assert_runs_match(runs["wrong"], runs["right"])
     text = str(caught.value)
@@ -56,19 +56,20 @@ def test_a_run_that_does_not(runs):
         tap.testing.assert_runs_match(runs["short"], runs["right"])
 
 
-def test_nothing_to_compare_is_no_agreement(runs):
+def test_runs_with_nothing_in_common_fail(runs):
     with pytest.raises(AssertionError, match="nothing to compare"):
         tap.testing.assert_runs_match(runs["right"], runs["right"], names="no such name")
 
 
-def test_what_is_no_run(runs, tmp_path):
+def test_rejects_values_that_are_not_runs(runs, tmp_path):
     with pytest.raises(tap.TensortapError, match="which does not exist"):
         tap.testing.assert_runs_match(runs["right"], tmp_path / "nothing")
     with pytest.raises(tap.TensortapError, match="no such file"):
         tap.testing.assert_runs_match("nothing", "nothing")
 
 
-def test_in_pytest_the_report_is_the_message(runs, tmp_path):
+@pytest.mark.slow
+def test_report_is_the_message_in_pytest(runs, tmp_path):
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nnames = "hidden"\nrtol = 0.1\n')
     (tmp_path / "test_it.py").write_text(

@@ -1,4 +1,4 @@
-"""Runs to compare, written as a training would."""
+"""Fixtures that write runs to compare."""
 
 from __future__ import annotations
 

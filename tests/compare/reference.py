@@ -1,4 +1,4 @@
-"""Each figure by its definition, in exact arithmetic, one pair at a time."""
+"""Reference figures in exact arithmetic, one pair at a time."""
 
 from __future__ import annotations
 

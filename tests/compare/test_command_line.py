@@ -1,4 +1,4 @@
-"""`tensortap compare`, as people type it."""
+"""The command `tensortap compare`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def runs(write):
     return write(layers(late)), write(layers())
 
 
-def test_runs_that_agree_and_runs_that_differ(runs, tmp_path):
+@pytest.mark.slow
+def test_exit_code_of_equal_and_differing_runs(runs, tmp_path):
     out, _ = compare(runs[1], runs[1], real=True)
     assert out.startswith("✓ agree")
     out, said = compare(*runs, code=1, real=True)
@@ -82,7 +83,7 @@ def test_json(runs):
     ]  # fmt: skip
 
 
-def test_the_tolerance_and_what_is_looked_at(runs, write, tmp_path):
+def test_tolerance_and_selection_options(runs, write, tmp_path):
     compare(*runs, "--atol", "1e-2")
     compare(*runs, "--steps", ":2")
     compare(*runs, "--steps", "1")
@@ -108,6 +109,7 @@ def test_the_tolerance_and_what_is_looked_at(runs, write, tmp_path):
     compare(part, runs[1], "--allow-missing")
 
 
+@pytest.mark.slow
 def test_processes(runs):
     out, _ = compare(*runs, "--processes", 2, "--json", code=1, real=True)
     assert len(json.loads(out)["differences"]) == 4
@@ -126,6 +128,7 @@ def test_html(runs, tmp_path):
     assert "cannot write" in one_line(*runs, "--html", tmp_path / "no" / "report.html")
 
 
+@pytest.mark.slow
 def test_files(tmp_path):
     x = torch.arange(6.0).reshape(2, 3)
     torch.save(x, tmp_path / "x.pt")

@@ -1,4 +1,4 @@
-"""The example: a bug in one layer of a transformer, and compare names layer, step and rank."""
+"""The example that finds bugs in a transformer names layer, step and rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import tensortap as tap
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 BUGS = ("scale", "heads", "rounding", "race")
@@ -43,7 +45,7 @@ def report_of(example, bug):
         ("race", ("blocks.2.mlp.0.weight", "Weight_Gradient", 4), 1, ()),
     ],
 )
-def test_the_bug_is_found(example, bug, place, rank, why):
+def test_finds_the_bug(example, bug, place, rank, why):
     report = report_of(example, bug)
     first = report.first
     assert (first.key.name, first.key.kind, first.key.step) == place
@@ -55,7 +57,7 @@ def test_the_bug_is_found(example, bug, place, rank, why):
 
 
 @pytest.mark.timeout(500)
-def test_only_the_rank_that_raced_differs_at_first(example):
+def test_only_the_racing_rank_differs_at_first(example):
     report = report_of(example, "race")
     at_first = [each for each in report.differences if each.key.step == 4]
     assert {each.key.rank for each in at_first} == {1}

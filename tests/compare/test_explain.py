@@ -1,4 +1,4 @@
-"""Each hypothesis: where it holds, and where it must not be claimed."""
+"""Each hypothesis is claimed where it holds, and only there."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_nothing_is_claimed_of(name):
+def test_claims_nothing_for(name):
     a, b = NOTHING[name]
     assert explain(a, b) == ()
     assert explain(b, a) == ()
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_nothing_is_claimed_of_small_random_arrays(seed):
+def test_claims_nothing_for_small_random_arrays(seed):
     """Few elements of few kinds: by chance, many things nearly hold."""
     rng = np.random.default_rng(seed)
     shape = tuple(rng.integers(2, 4, rng.integers(1, 4)))
@@ -114,7 +114,7 @@ def test_not_transposed():
     [(8, "8 times"), (1 / 8, "1/8 times"), (-2, "-2 times"), (1 / 3, "1/3 times"),
      (64**-0.5 / 2**0.5, "1/√128"), (0.7123, "0.7123 times")],
 )  # fmt: skip
-def test_a_factor(factor, said):
+def test_factor(factor, said):
     for x in (X, LARGE, X.astype(np.float64)):
         (found,) = explain(x * x.dtype.type(factor), x)
         assert found.kind == "factor"
@@ -125,7 +125,7 @@ def test_a_factor(factor, said):
     assert found.details["factor"] == pytest.approx(factor, rel=1e-2)
 
 
-def test_no_factor():
+def test_not_a_factor():
     a = X * np.float32(8)
     a[2, 2] *= np.float32(1.01)
     assert kinds(a, X) == []
@@ -138,7 +138,7 @@ def test_no_factor():
     assert kinds(2 * sparse, sparse) == []  # one element tells no factor
 
 
-def test_a_sign():
+def test_sign():
     (found,) = explain(-X, X)
     assert (found.kind, str(found)) == ("sign", "a is b with its sign flipped")
     assert kinds(np.abs(X), X) == []
@@ -247,7 +247,7 @@ def test_not_stale():
     assert kinds(np.ones((4, 4)), np.zeros((4, 4)) + 2, previous_b=np.ones((4, 4))) == []
 
 
-def test_tensors_of_torch():
+def test_torch_tensors():
     torch = pytest.importorskip("torch")
     x = torch.randn(5, 7)
     assert kinds(x.T, x) == ["transposed"]

@@ -1,4 +1,4 @@
-"""Files of every format against each other, and against objects."""
+"""Compare files of every format with each other and with objects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_files_across_formats(folder, first, second, dtype):
     assert (found.parts or [found])[0].worst == (6, 4)  # two dicts of one are still dicts
 
 
-def test_a_file_of_many_tensors_is_a_dict(folder):
+def test_file_of_many_tensors_is_a_dict(folder):
     tensors = {"a": torch.ones(3), "b": torch.zeros(2, dtype=torch.float8_e4m3fn)}
     safetensors.save_file(tensors, "many.safetensors", metadata={"format": "pt"})
     torch.save(tensors, "many.pt")
@@ -71,7 +71,7 @@ def test_a_file_of_many_tensors_is_a_dict(folder):
     assert [(part.path, part.reason) for part in found.parts] == [('["b"]', "only a has it")]
 
 
-def test_text_that_is_no_file_is_text(folder):
+def test_text_without_a_file_is_text(folder):
     assert tap.compare("a cat", "a cat")
     assert not tap.compare("a cat", "a dog")
     assert not tap.compare("", None)
@@ -117,7 +117,7 @@ def test_truncated_files(folder, name, keep):
         7,
     ],
 )
-def test_safetensors_that_lie(folder, entry):
+def test_malformed_safetensors(folder, entry):
     header = json.dumps({"x": entry}).encode()
     pathlib.Path("x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(TensortapError, match=r"x\.safetensors"):
@@ -151,7 +151,7 @@ def test_pickles_of_custom_classes_need_trust(folder):
     assert found.parts[0].path == ".x"
 
 
-def test_formats_of_users(folder):
+def test_registered_formats(folder):
     class Note:
         def __init__(self, text):
             self.text = text
@@ -168,7 +168,7 @@ def test_formats_of_users(folder):
         files._formats.pop(0)
 
 
-def test_an_array_that_cannot_be_mapped(folder):
+def test_array_that_cannot_be_mapped(folder):
     np.save("empty.npy", np.empty((0, 3)))
     assert tap.compare("empty.npy", np.empty((0, 3)))
     np.save("objects.npy", np.array([1, "x"], object), allow_pickle=True)
@@ -179,7 +179,7 @@ def test_an_array_that_cannot_be_mapped(folder):
     assert tap.compare("old.pt", np.ones(3))
 
 
-def test_runs_are_for_later_and_not_for_values(folder):
+def test_rejects_runs_mixed_with_values(folder):
     run = folder / "run"
     run.mkdir()
     (run / "run.json").write_text("{}")
@@ -189,6 +189,7 @@ def test_runs_are_for_later_and_not_for_values(folder):
         tap.compare(1, 1, allow_missing=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs Linux")
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".pt"])
 def test_files_larger_than_memory(folder, suffix):
@@ -226,7 +227,8 @@ print("kept")
     assert done.stdout == "kept\n", done.stderr
 
 
-def test_the_verb_is_there_whatever_was_imported_first():
+@pytest.mark.slow
+def test_compare_is_callable_after_any_import_order():
     src = str(pathlib.Path(tap.__file__).parents[1])
     for first in ("pass", "import tensortap.compare.values", "from tensortap import compare"):
         code = (

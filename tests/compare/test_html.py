@@ -1,4 +1,4 @@
-"""The HTML file of a report: whole, safe, small, and what a real browser makes of it."""
+"""The HTML report is complete, safe, small, and works in a real browser."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def report(write):
 # -- what is in the file -------------------------------------------------------------------
 
 
-def test_the_data_of_a_page(report):
+def test_page_data(report):
     data = data_of(html.render(report))
     assert data["agree"] is False
     assert data["counts"]["compared"] == 24
@@ -77,7 +77,7 @@ def test_the_data_of_a_page(report):
     assert set(data["pictures"]) == {"0", "1", "2", "3"}
 
 
-def test_nothing_in_a_name_is_markup(report):
+def test_escapes_names(report):
     page = html.render(report)
     scripts, others = [], []
 
@@ -93,13 +93,13 @@ def test_nothing_in_a_name_is_markup(report):
     assert "</script><script>document" not in page
 
 
-def test_nothing_is_fetched():
+def test_page_fetches_nothing():
     page = html.render(CompareReport("a", "b", 0, 0, 0))
     assert "default-src 'none'" in page
     assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttp|innerHTML", page)
 
 
-def test_half_a_surrogate_can_be_written(tmp_path):
+def test_writes_lone_surrogates(tmp_path):
     key = Key("\ud800x", "Value", 0, 0, 0)
     report = CompareReport("a", "b", 1, 0, 0, (Difference(key, Comparison(False, "\udfff")),))
     path = report.write_html(tmp_path / "report.html")
@@ -107,7 +107,8 @@ def test_half_a_surrogate_can_be_written(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_a_large_report_stays_small_and_quick(tmp_path):
+@pytest.mark.slow
+def test_size_of_a_large_report_is_bounded(tmp_path):
     rng = np.random.default_rng(0)
     names = [f"blocks.{i // 10}.part.{i % 10}" for i in range(4000)]
     random = iter((rng.random(340 * len(names)) * 1e-6).tolist())
@@ -144,7 +145,7 @@ def test_a_large_report_stays_small_and_quick(tmp_path):
     assert cells[data["names"].index(names[-1])].max() >= html.DIFFERS
 
 
-def test_the_first_that_was_not_expected_is_always_there():
+def test_page_always_has_the_first_unexpected_difference():
     found = Comparison(False, "1 of 4 elements", count=4, mismatches=1, rel_l2=0.1)
     many = [Difference(Key("a", "Value", n, 0, 0), found, expected="so") for n in range(2500)]
     last = Difference(Key("b", "Value", 9999, 0, 0), found)
@@ -161,12 +162,13 @@ def decoded(picture, scale):
     return raw.reshape(picture["rows"], picture["columns"]) / 127 * scale
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 90), min_size=0, max_size=3),
     st.sampled_from(["f4", "f8", "f2", "i8", "u1", "?", "c8", "bfloat16"]),
     st.integers(0, 10),
 )
-def test_a_picture_keeps_the_extreme_of_every_block(shape, dtype, seed):
+def test_picture_keeps_the_extreme_of_every_block(shape, dtype, seed):
     kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     x = (np.random.default_rng(seed).standard_normal(shape) * 50).astype(kind)
     found = pictures.shrink(np.asarray(x))
@@ -187,14 +189,14 @@ def blocks(size):
     return [slice(*pair) for pair in itertools.pairwise(edges)]
 
 
-def test_a_picture_in_pieces_is_the_same(monkeypatch):
+def test_picture_is_independent_of_chunks(monkeypatch):
     x = np.random.default_rng(0).standard_normal((130, 999))
     whole = pictures.shrink(x, x.round(1))
     monkeypatch.setattr(pictures, "_AT_ONCE", 100)
     assert np.array_equal(whole, pictures.shrink(x, x.round(1)))
 
 
-def test_pictures_of_what_is_not_finite():
+def test_pictures_of_non_finite_values():
     a = np.array([[1.0, np.nan, np.inf, np.inf]])
     b = np.array([[1.0, np.nan, np.inf, -np.inf]])
     found = pictures.pictures_of(a, b)
@@ -206,12 +208,12 @@ def test_pictures_of_what_is_not_finite():
     )
 
 
-def test_a_small_difference_is_not_drawn_as_none():
+def test_small_difference_is_not_drawn_as_zero():
     found = pictures.pictures_of(np.array([1e-9, 1.0]), np.zeros(2))
     assert decoded(found["d"], 127).tolist() == [[1, 127]]
 
 
-def test_what_has_no_picture():
+def test_values_without_picture():
     assert pictures.pictures_of("text", "other") is None
     assert pictures.pictures_of(np.array(["a"]), np.array(["b"])) is None
     assert pictures.pictures_of(np.empty((0, 3)), np.empty((0, 3))) is None
@@ -240,8 +242,9 @@ def browse(tmp_path, page, fragment=""):
     return re.sub(r"<style>.*?</style>", "", body, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-def test_a_browser_opens_a_detail(report, tmp_path):
+def test_browser_opens_a_detail(report, tmp_path):
     page = report.write_html(tmp_path / "report.html")
     found = browse(tmp_path, page, "#d=2")
     assert "<title>differ · tensortap compare</title>" in found
@@ -258,8 +261,9 @@ def test_a_browser_opens_a_detail(report, tmp_path):
     assert "only in the first" in found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-def test_a_browser_opens_an_agreement(write, tmp_path):
+def test_browser_opens_a_report_without_differences(write, tmp_path):
     report = compare_runs(write(layers()), write(layers()))
     found = browse(tmp_path, report.write_html(tmp_path / "report.html"))
     assert "✓ The runs agree" in found
@@ -293,8 +297,9 @@ document.body.prepend(out);
 </script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-def test_a_browser_filters_and_opens_what_is_clicked(report, tmp_path):
+def test_browser_filters_and_opens_a_clicked_cell(report, tmp_path):
     page = tmp_path / "report.html"
     page.write_text(html.render(report) + CLICKS, encoding="utf-8")
     found = browse(tmp_path, page)

@@ -1,4 +1,4 @@
-"""A live session, compared with a run and with itself."""
+"""Compare a live session with a run and with itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 import tensortap as tap
 from tensortap.compare.compared_run import ComparedRun
 from tests.runs.conftest import ROOT
+
+pytestmark = pytest.mark.slow
 
 CODE = """
 import sys, torch, numpy as np, tensortap as tap
@@ -28,7 +31,7 @@ tap.finish()
 """
 
 
-def test_a_live_session_and_the_run_that_was_kept_beside_it(tmp_path, monkeypatch):
+def test_live_session_agrees_with_its_run(tmp_path, monkeypatch):
     serving = """
 import subprocess, sys
 import tensortap as tap

@@ -1,4 +1,4 @@
-"""What a report says: as text, as JSON, in a notebook, and with the values it is about."""
+"""Reports as text, as JSON, in a notebook, and the values behind them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def report(write):
     return compare_runs(write(layers(half)), write(layers()))
 
 
-def test_the_text_of_a_difference(report):
+def test_text_of_a_difference(report):
     text = shown(report)
     assert text.startswith("✗ differ")
     assert "12 records compared, 2 differ" in text
@@ -58,7 +58,7 @@ def test_the_text_of_a_difference(report):
 
 
 @pytest.mark.parametrize("width", [70, 80, 160])
-def test_a_difference_has_a_line_in_a_narrow_terminal(width):
+def test_narrow_terminal_has_one_line_per_difference(width):
     note = "statistics differ: " + "min -2.14423 and -3.20997, " * 3
     found = Comparison(
         equal=False, reason="", notes=(note,), max_abs=1.2, max_rel=0.3, count=4, mismatches=4
@@ -74,21 +74,21 @@ def test_a_difference_has_a_line_in_a_narrow_terminal(width):
         assert len(table) == 3  # the heading, and a line each
 
 
-def test_the_text_of_an_agreement(write):
+def test_text_of_agreeing_runs(write):
     report = compare_runs(write(layers()), write(layers()))
     text = shown(report)
     assert text.startswith("✓ agree")
     assert "first" not in text.splitlines()[-1]
 
 
-def test_few_rows_are_shown_and_the_rest_is_counted(write):
+def test_shows_few_rows_and_counts_the_rest(write):
     report = compare_runs(write(layers(lambda n, s, x: x + 1)), write(layers()))
     text = shown(report_text(report, 5))
     assert text.count("Activation") == 5 + 1  # and the first
     assert "… and 7 more" in text
 
 
-def test_what_is_missing_is_said_with_its_steps(write):
+def test_missing_records_are_listed_with_steps(write):
     other = [row for row in layers() if row[0] != "mlp" or row[2] == 1]
     report = compare_runs(write(layers()), write([*other, ("new", "Value", 9, 1.0)]))
     text = shown(report)
@@ -100,7 +100,7 @@ def test_what_is_missing_is_said_with_its_steps(write):
     assert [(gap.side, gap.name, gap.count) for gap in found] == [("a", "mlp", 3), ("b", "new", 1)]
 
 
-def test_what_differed_around_the_runs_comes_first():
+def test_environment_differences_come_first():
     provenance = {
         "command": (["train.py"], ["train.py", "--fast"]),
         "packages": ({"torch": "2.1"}, {"torch": "2.2"}),
@@ -114,7 +114,7 @@ def test_what_differed_around_the_runs_comes_first():
     assert "\x1b" not in text
 
 
-def test_names_do_not_reach_the_terminal_as_they_are():
+def test_control_characters_do_not_reach_the_terminal():
     key = Key(HOSTILE + "x" * 5000, "Activation", 0, 0, -1)
     found = Difference(key, Comparison(False, HOSTILE), explanations=(HOSTILE,), expected=HOSTILE)
     report = CompareReport(
@@ -130,7 +130,7 @@ def test_names_do_not_reach_the_terminal_as_they_are():
     assert "</script>" not in report._repr_html_()
 
 
-def test_the_values_of_a_difference_are_read_when_asked_for(report):
+def test_values_of_a_difference_are_read_lazily(report):
     a, b = report.values(report.first)
     assert isinstance(a, np.ndarray)
     assert np.array_equal(a, b / 2)
@@ -138,7 +138,7 @@ def test_the_values_of_a_difference_are_read_when_asked_for(report):
         CompareReport("a", "b", 1, 1, 0).values(report.first)
 
 
-def test_json_has_everything_and_is_json(report):
+def test_json_report_is_complete(report):
     text = json.dumps(report.to_json(), allow_nan=False)
     found = json.loads(text)
     assert (found["format"], found["of"], found["agree"]) == (1, "runs", False)
@@ -154,13 +154,13 @@ def test_json_has_everything_and_is_json(report):
     assert found["missing"] == []
 
 
-def test_json_of_numbers_that_it_has_not():
+def test_json_of_non_finite_numbers():
     assert as_json((float("nan"), float("inf"), -float("inf"), np.float64(1.5), 1 + 2j)) == [
         "NaN", "Infinity", "-Infinity", 1.5, "(1+2j)",
     ]  # fmt: skip
 
 
-def test_two_files_as_text_and_json():
+def test_file_comparison_as_text_and_json():
     found = tap.compare({"w": np.ones(3), "n": "a"}, {"w": np.array([1, 2, np.nan]), "n": "b"})
     text = shown(comparison_text(found, "a.pt", "b.pt"))
     assert text.startswith("✗ differ   a.pt and b.pt")
@@ -171,7 +171,7 @@ def test_two_files_as_text_and_json():
     assert [part["path"] for part in said["comparison"]["parts"]] == ['["w"]', '["n"]']
 
 
-def test_a_worker_may_be_sent_a_report(report):
+def test_report_is_picklable(report):
     import pickle
 
     again = pickle.loads(pickle.dumps(report))
@@ -179,7 +179,7 @@ def test_a_worker_may_be_sent_a_report(report):
     assert np.array_equal(again.values(again.first)[1], report.values(report.first)[1])
 
 
-def test_what_is_another_in_every_job_is_not_said_to_differ(tmp_path):
+def test_ignores_variables_that_differ_in_every_job(tmp_path):
     for side, number in (("a", "1"), ("b", "2")):
         (tmp_path / side).mkdir()
         variables = {
@@ -192,7 +192,7 @@ def test_what_is_another_in_every_job_is_not_said_to_differ(tmp_path):
     assert found == {"environment": ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"})}
 
 
-def test_as_text_it_names_what_only_one_side_has(write):
+def test_text_names_records_of_one_run_only(write):
     a = write([(f"old.{i}", "Activation", 0, np.ones(2)) for i in range(7)])
     b = write([("new.0", "Activation", 0, np.ones(2))])
     text = str(tap.compare(a, b))

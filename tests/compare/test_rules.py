@@ -1,4 +1,4 @@
-"""ComparisonOptions: the file, the grammar, and what they change."""
+"""Rules: the file, the grammar, and their effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_conditions(text, holds):
     assert condition(text).holds(FAR) is holds
 
 
-def test_a_condition_never_holds_where_one_side_is_not_finite():
+def test_condition_never_holds_for_non_finite_values():
     assert not condition("max_abs <= 1").holds(Comparison(False, count=3, nonfinite=1))
     assert not condition("max_abs <= 1").holds(Comparison(False, "shapes"))
 
@@ -50,7 +50,7 @@ def test_a_condition_never_holds_where_one_side_is_not_finite():
         ("max_abs <= 1; x", 12),
     ],
 )
-def test_mistakes_have_a_place(text, place):
+def test_errors_have_a_position(text, place):
     with pytest.raises(BadCondition) as error:
         condition(text)
     assert error.value.position == place
@@ -69,7 +69,7 @@ def test_mistakes_have_a_place(text, place):
         ("[other]\n", "line 1, column"),
     ],
 )
-def test_a_file_with_a_mistake_says_where(text, where):
+def test_file_errors_name_line_and_column(text, where):
     with pytest.raises(TensortapError, match=where):
         parse_rules(text)
 
@@ -79,7 +79,7 @@ def test_no_such_file(tmp_path):
         load_rules(tmp_path / "rules.toml")
 
 
-def test_rules_judge(write, tmp_path):
+def test_rules_override_the_tolerance(write, tmp_path):
     x = np.arange(5000, dtype="f4") + 1
     one = write([(n, "Value", 0, x) for n in ("a", "b", "c", "d")])
     two = write([(n, "Value", 0, x * np.float32(1.001)) for n in ("a", "b", "c", "d")])
@@ -109,7 +109,7 @@ def test_rules_judge(write, tmp_path):
     assert len(compare_runs(one, two).differences) == 4
 
 
-def test_the_first_rule_that_fits_counts():
+def test_first_matching_rule_applies():
     book = parse_rules('[[rule]]\nnames="x"\natol=1\n[[rule]]\nnames="."\natol=2')
     assert book.find("x", "Value").atol == 1
     assert book.find("y", "Value").atol == 2

@@ -1,4 +1,4 @@
-"""Two runs: what matches what, what is missing, what comes first."""
+"""Match the records of two runs, and find what is missing and what differs first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_runs_that_agree(write):
     assert tap.compare(tap.open(one), str(two))
 
 
-def test_the_first_is_the_first_in_the_order_of_execution(write):
+def test_first_difference_follows_the_order_of_execution(write):
     def change(name, step, x):
         return x * 1.5 if (name, step) in {("c", 1), ("b", 1), ("a", 2)} else x
 
@@ -51,7 +51,7 @@ def test_tolerance(write):
     assert compare_runs(one, two, rtol=1e-3)
 
 
-def test_what_only_one_has_does_not_pass(write):
+def test_missing_records_fail(write):
     one, two = write(training()), write([*training(steps=2), ("d", "Value", 0, 1.0)])
     report = compare_runs(one, two)
     assert not report
@@ -63,7 +63,7 @@ def test_what_only_one_has_does_not_pass(write):
     assert compare_runs(one, two, allow_missing=True)
 
 
-def test_alerts_are_not_what_the_training_did(write):
+def test_alerts_are_not_compared(write):
     looked_out = [*training(), ("b", "Alert", 1, {"rule": "nan", "message": "1 NaN of 3"})]
     one, two = write(training()), write(looked_out)
     assert compare_runs(one, two)
@@ -96,7 +96,7 @@ def test_mapping(write):
 
 
 @pytest.mark.parametrize("text", ["", "no sign", "=x", "(=x", r"a=\2"])
-def test_an_impossible_mapping(text):
+def test_rejects_invalid_mappings(text):
     with pytest.raises(TensortapError, match="mapping"):
         parse_mapping(text)
 
@@ -169,7 +169,7 @@ def test_stale_by_one_step(write):
     assert any("step" in text for text in report.first.explanations), report.first
 
 
-def test_the_noise_floor(write):
+def test_noise_floor(write):
     def noisy(seed, size):
         rng = np.random.default_rng(seed)
         return training(lambda n, s, x: x + size * rng.standard_normal(x.shape).astype("f4"))

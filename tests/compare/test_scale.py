@@ -1,4 +1,4 @@
-"""Comparisons in threads, processes, a cluster; runs on object storage; many records."""
+"""Compare in threads, processes and a cluster, on object storage, with many records."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 from tensortap.compare.runs import compare_runs
 from tensortap.errors import NotFound, TensortapError
+
+pytestmark = pytest.mark.slow
 
 
 def records(change=None, count=200):
@@ -49,7 +51,7 @@ def test_processes(runs):
 
 
 @pytest.mark.filterwarnings("ignore")  # what a cluster says when it starts and ends
-def test_a_dask_cluster(runs):
+def test_dask_cluster(runs):
     from distributed import Client, LocalCluster
 
     with (
@@ -112,7 +114,7 @@ def test_runs_on_object_storage(runs, storage, monkeypatch):
         tap.open("nosuch://bucket/none")
 
 
-def test_a_url_that_leads_nowhere(tmp_path):
+def test_unreachable_url(tmp_path):
     with pytest.raises((NotFound, TensortapError)):
         compare_runs(f"file://{tmp_path}/none", f"file://{tmp_path}/none")
 

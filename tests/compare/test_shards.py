@@ -1,4 +1,4 @@
-"""One process against several: shards are put together before they are compared."""
+"""Shards of several processes are assembled before they are compared."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import tensortap as tap
 from tensortap.compare.runs import compare_runs
 from tests.runs.conftest import ROOT
+
+pytestmark = pytest.mark.slow
 
 PARALLEL = """
     import os, sys, torch, torch.distributed as dist
@@ -79,7 +81,7 @@ def parallel(tmp_path_factory, torch_forks):
     return right, wrong
 
 
-def test_one_process_against_four_way_tensor_parallel(one, parallel):
+def test_single_process_agrees_with_tensor_parallel(one, parallel):
     run, _ = parallel
     shard = next(iter(tap.open(run).records("weight"))).shard
     assert shard.global_shape == (10, 6)
@@ -90,7 +92,7 @@ def test_one_process_against_four_way_tensor_parallel(one, parallel):
     assert not report.missing
 
 
-def test_a_shard_that_differs_is_found(one, parallel):
+def test_finds_a_differing_shard(one, parallel):
     report = compare_runs(one, parallel[1])
     assert not report
     assert (report.first.key.name, report.first.key.step) == ("weight", 1)
@@ -119,7 +121,7 @@ def record_all(folder, parts):
     return run
 
 
-def test_replicas_are_checked_against_each_other(tmp_path):
+def test_replicas_must_agree(tmp_path):
     x = np.arange(6.0)
     plain = record_all(tmp_path / "a", [(x, None)])
     same = tap.Shard((6,), (0,), ("R",))
@@ -130,7 +132,7 @@ def test_replicas_are_checked_against_each_other(tmp_path):
     assert "replicas of ranks 0 and 1 differ" in str(report.first)
 
 
-def test_shards_that_make_no_whole(tmp_path):
+def test_incomplete_shards(tmp_path):
     x = np.arange(6.0)
     plain = record_all(tmp_path / "a", [(x, None)])
     half = record_all(tmp_path / "b", [(x[:3], tap.Shard((6,), (0,)))])

@@ -1,4 +1,4 @@
-"""Any two values: what agrees, what differs, and how it is said."""
+"""Compare any two values, and describe differences."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tensors_of_every_framework_and_dtype_against_each_other(first, second):
     atol=st.floats(0, 1),
     rtol=st.floats(0, 1),
 )
-def test_the_result_is_that_of_the_definition(data, shape, atol, rtol):
+def test_result_matches_the_definition(data, shape, atol, rtol):
     elements = st.floats(-1e6, 1e6)
     a = data.draw(hnp.arrays(np.float64, shape, elements=elements))
     b = data.draw(hnp.arrays(np.float64, shape, elements=elements))
@@ -95,7 +95,7 @@ FINITE = hnp.arrays(np.float64, 5, elements=st.floats(allow_nan=False, allow_inf
     atol=st.one_of(st.just(0.0), st.floats(0, 1e308)),
     rtol=st.one_of(st.just(0.0), st.floats(0, 10)),
 )
-def test_the_tolerance_that_would_have_passed_passes_and_less_does_not(a, b, atol, rtol):
+def test_passing_tolerance_is_the_smallest(a, b, atol, rtol):
     with np.errstate(all="ignore"):
         if not np.isfinite(a - b).all():
             return
@@ -113,7 +113,7 @@ def test_the_tolerance_that_would_have_passed_passes_and_less_does_not(a, b, ato
             assert not compare_values(a, b, atol=atol, rtol=found.passing_rtol * (1 - 1e-14))
 
 
-def test_no_tolerance_passes_where_none_can():
+def test_no_passing_tolerance():
     nan = compare_values(np.array([1.0, np.nan]), np.array([1.0, 2.0]))
     assert (nan.passing_atol, nan.passing_rtol, nan.nonfinite, nan.worst) == (None, None, 1, (1,))
     zero = compare_values(np.array([1.0]), np.array([0.0]))
@@ -137,7 +137,7 @@ def test_nan_and_infinity():
     assert compare_values(math.nan, np.float16(np.nan))
 
 
-def test_integers_are_exact_whatever_their_size():
+def test_integers_of_any_size_are_exact():
     big = 2**62
     assert not compare_values(np.array([big]), np.array([big + 1]))
     assert not compare_values(np.array([2**64 - 1], np.uint64), np.array([-1]))
@@ -199,7 +199,7 @@ def test_longdouble_is_not_rounded():
     assert compare_values(a, np.array([1.0]))
 
 
-def test_shapes_that_differ_are_a_difference():
+def test_different_shapes_differ():
     found = compare_values(np.ones((2, 3)), torch.ones(3, 2))
     assert not found
     assert found.shapes == ((2, 3), (3, 2))
@@ -263,7 +263,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("a", "b"), SAME, ids=lambda x: type(x).__name__)
-def test_what_agrees(a, b):
+def test_equal_values(a, b):
     assert compare_values(a, b), compare_values(a, b)
     assert repr(compare_values(a, b)).startswith("<equal")
 
@@ -297,14 +297,14 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("a", "b", "said"), DIFFERENT, ids=lambda x: type(x).__name__)
-def test_what_differs_and_how_it_is_said(a, b, said):
+def test_reasons_of_differences(a, b, said):
     for found in (compare_values(a, b), compare_values([a], [b])):
         assert not found
         assert said in repr(found), repr(found)
     assert not compare_values(b, a)
 
 
-def test_the_path_of_a_difference():
+def test_path_of_a_difference():
     a = {"layers": [0, 1, 2, {"w": np.ones(3)}], Point(1, 2): Layer([1.0])}
     b = {"layers": [0, 1, 2, {"w": np.zeros(3)}], Point(1, 2): Layer([2.0])}
     found = compare_values(a, b)
@@ -318,13 +318,13 @@ def test_the_path_of_a_difference():
     assert '["layers"][3]["w"]: 3 of 3 elements' in repr(found)
 
 
-def test_many_differences_are_counted_and_some_kept():
+def test_keeps_some_of_many_differences():
     found = compare_values(list(range(5000)), list(range(1, 5001)))
     assert (found.differing, len(found.parts)) == (5000, 1000)
     assert repr(found).endswith("… and 4,990 more")
 
 
-def test_containers_that_contain_themselves():
+def test_recursive_containers():
     a, b = [1], [1]
     a.append(a)
     b.append(b)
@@ -333,7 +333,7 @@ def test_containers_that_contain_themselves():
     assert not compare_values(a, b)
 
 
-def test_containers_too_deep_are_refused():
+def test_rejects_deeply_nested_containers():
     a = b = 1
     for _ in range(500):
         a, b = [a], [b]
@@ -341,7 +341,7 @@ def test_containers_too_deep_are_refused():
         compare_values(a, b)
 
 
-def test_values_as_records_hold_them():
+def test_record_nodes():
     value = {"w": np.arange(5000.0), "n": [1, (2, 3)], "p": Layer(1 + 2j), 5: {1, 2}, "b": b"x"}
     node = borrow(value)
     assert compare_values(node, value)
@@ -353,7 +353,7 @@ def test_values_as_records_hold_them():
     assert compare_values(borrow(ValueError), borrow(ValueError))
 
 
-def test_types_with_a_comparison_of_their_own():
+def test_registered_comparisons():
     class Price:
         def __init__(self, cents):
             self.cents = cents
@@ -368,7 +368,7 @@ def test_types_with_a_comparison_of_their_own():
         files._formats.pop(0)
 
 
-def test_somebody_elses_comparison_may_fail():
+def test_user_comparison_may_raise():
     class Odd:
         __hash__ = None
 
@@ -380,7 +380,7 @@ def test_somebody_elses_comparison_may_fail():
     assert "RuntimeError" in repr(found)
 
 
-def test_what_cannot_be_compared_says_what_to_do():
+def test_error_names_a_remedy():
     with pytest.raises(tap.TensortapError, match="to_dense"):
         compare_values(torch.eye(2).to_sparse(), torch.eye(2))
 
@@ -391,7 +391,7 @@ def test_tolerances_are_checked(wrong):
         compare_values(1, 1, **wrong)
 
 
-def test_a_result_is_frozen_and_says_how_close_it_was():
+def test_result_is_frozen_and_describes_closeness():
     found = compare_values(np.array([1.0, 2.0]), np.array([1.0, 2.000001]))
     assert isinstance(found, Comparison)
     assert repr(found).startswith("<close: max|Δ|=1e-06")
@@ -406,7 +406,7 @@ def test_figures_of_small_formats():
     assert (found.ulps, found.max_abs, found.worst) == (1, 0.125, (0,))
 
 
-def test_conjugates_and_other_views_of_torch():
+def test_conjugate_views_of_torch():
     x = torch.randn(4, dtype=torch.complex64)
     assert compare_values(x.conj(), x.numpy().conj())
     assert compare_values(x.imag, x.numpy().imag)
