@@ -8,7 +8,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.fixtures import errors, forks, found, gloo, no_errors, open_run  # noqa: F401 - fixtures
+from tests.fixtures import errors, forks, found, gloo, no_errors, open_run, run_program  # noqa: F401 - fixtures
 
 # No deadlines: two workers share two cores with the processes that the tests start, and a first
 # call into torch or jax takes as long as it takes.

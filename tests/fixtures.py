@@ -132,3 +132,17 @@ class Ranks:
 def gloo(tmp_path_factory, forks):
     """Run a program in several ranks."""
     return Ranks(tmp_path_factory.mktemp("ranks"), forks)
+
+
+@pytest.fixture(scope="session")
+def run_program(torch_forks):
+    """Run a program in a folder to its end; returns what it printed."""
+
+    def run(folder: Path, code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
+        program = folder / "program.py"
+        program.write_text(textwrap.dedent(code))
+        codes = torch_forks(program, {**os.environ, **(env or {})}, *arguments)
+        assert codes == [0], Path(f"{program}.e0").read_text()
+        return Path(f"{program}.o0").read_text()
+
+    return run

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import tensortap as tap
-from tests.runs.conftest import run_program
 
 ROOT = Path(__file__).parents[1]
 TRAIN = """
@@ -24,16 +23,12 @@ TRAIN = """
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, run_program):
     folder = tmp_path_factory.mktemp("project")
 
     def made(*arguments):
-        return (
-            folder
-            / run_program(
-                folder, TRAIN, *arguments, env={"TENSORTAP_SERVER": "127.0.0.1:1"}
-            ).strip()
-        )
+        env = {"TENSORTAP_SERVER": "127.0.0.1:1"}
+        return folder / run_program(folder, TRAIN, *arguments, env=env).strip()
 
     return {"right": made("1", "4"), "wrong": made("1.001", "4"), "short": made("1", "3")}
 

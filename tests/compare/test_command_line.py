@@ -185,7 +185,7 @@ def test_bad_options(runs, tmp_path):
     assert "pattern=replacement" in one_line(*runs, "--map", "nothing")
     assert "is invalid" in one_line(*runs, "--map", "(=x")
     assert "is invalid" in one_line(*runs, "--map", r"a(.*)=\2")
-    assert "makes 'x' of both" in one_line(*runs, "--map", ".+=x")
+    assert "the name 'x'" in one_line(*runs, "--map", ".+=x")
     assert "not a regular expression" in one_line(*runs, "--names", "(")
     assert "steps must be like 10:20" in one_line(*runs, "--steps", "ten")
     assert "the first is after the last" in one_line(*runs, "--steps", "5:2")
