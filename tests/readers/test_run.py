@@ -65,7 +65,7 @@ class TestIndexedRun(TestSealedRun):
         for name in found.names():
             for _ in range(4):
                 found.records(name, last=1)
-            assert name in found._index
+            assert name in found._index._records
         return found
 
 

@@ -111,4 +111,4 @@ def test_export(folder, run, tmp_path, target):
         with np.load(tmp_path / target) as found:
             assert found["hidden@3"].tolist() == [[3.0] * 3] * 2
     _, said = tensortap(folder, "export", run, tmp_path / "x.csv", code=2)
-    assert "no export to '.csv'" in said
+    assert "got '.csv'" in said

@@ -348,4 +348,4 @@ def test_run_contains_receipt(program):
     assert (one, two) == ("3 2 5 2400000", "1 1 2 800000")
     assert times == "True True"
     assert "no receipt of rank 3" in said
-    assert said.endswith("there is that of [0]")
+    assert said.endswith("there are receipts of ranks 0")

@@ -23,7 +23,6 @@ from tensortap.select import fits
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_Index = tuple[list[Record], dict[int, list[Record]]]  # all records of a name; the same by step
 _Cells = tuple[bytes | None, list[dict[str, str]] | None]
 _CELLS = ["value", "payloads", "seq"]
 _CACHED_CELLS = 16  # row groups
@@ -42,11 +41,9 @@ class RunReader:
         self.by_rank: dict[int, RankTables] = {}
         self.lock = threading.RLock()  # hold it to read several things that must be consistent
         self._payloads = PayloadFiles(self.path, self._mirror.fetch if self._mirror else None)
-        self._positions: dict[tuple[int, int], tuple[Unit, int]] = {}  # rank, seq → unit, row
-        self._cell_cache: dict[tuple[int, Unit], pa.Table] = {}
+        self._values = _ValueCells()
         self._last_seq: dict[int, int] = {}  # rank → newest record that `new_records` returned
-        self._index: dict[str, _Index] = {}
-        self._searches: collections.Counter[str] = collections.Counter()
+        self._index = _NameIndex()
         self.refresh()
 
     def refresh(self) -> None:
@@ -56,8 +53,7 @@ class RunReader:
                 self._mirror.refresh()
             self.info = layout.read_info(self.path)
             for rank in layout.ranks_of(self.path):
-                if rank not in self.by_rank:
-                    self.by_rank[rank] = RankTables(self.path, rank)
+                self.by_rank.setdefault(rank, RankTables(self.path, rank))
             for tables in self.by_rank.values():
                 before = (len(tables.parts), len(tables.tail))
                 tables.refresh()
@@ -98,26 +94,10 @@ class RunReader:
         last: int | None = None,
     ) -> list[Record]:
         with self.lock:
-            if name not in self._index and (step is not None or last is not None):
-                self._searches[name] += 1
-                if self._searches[name] < _SEARCHES_BEFORE_INDEX:
-                    return self._search(name, step, rank, kind, last)
-            records, by_step = self._index.get(name) or self._add_index(name)
-            if step is not None:
-                records = by_step.get(step, [])
-            return [record for record in records if fits(record, step, rank, kind)]
-
-    def _add_index(self, name: str) -> _Index:
-        """Remember all records of a name until something new is written."""
-        records = self._search(name)
-        by_step: dict[int, list[Record]] = {}
-        for record in records:
-            by_step.setdefault(record.step, []).append(record)
-        indexed = sum(len(others) for others, _ in self._index.values())
-        if indexed + len(records) > _INDEXED_RECORDS:
-            self._index.clear()
-        self._index[name] = records, by_step
-        return self._index[name]
+            if (step is not None or last is not None) and not self._index.is_due(name):
+                return self._search(name, step, rank, kind, last)
+            found = self._index.records(name, step, self._search)
+            return [record for record in found if fits(record, step, rank, kind)]
 
     def _search(
         self,
@@ -128,16 +108,6 @@ class RunReader:
         last: int | None = None,
     ) -> list[Record]:
         """Read only the row groups that may hold what is wanted, from the newest back."""
-        import pyarrow.compute as pc
-
-        def matches(table: pa.Table) -> Any:
-            mask = _compare(table, "name", name)
-            if step is not None:
-                mask = pc.and_(mask, _compare(table, "step", step))
-            if kind is not None:
-                mask = pc.and_(mask, _compare(table, "kind", kind.value))
-            return mask
-
         found: list[Record] = []
         for tables in self.by_rank.values():
             if rank is not None and tables.rank != rank:
@@ -149,7 +119,7 @@ class RunReader:
                 enough = last if len(kinds) == 1 else None
             here: list[Record] = []
             for unit in reversed(tables.units(name, step)):
-                here = self._read(tables, unit, matches) + here
+                here = self._read(tables, unit, lambda t: _matches(t, name, step, kind)) + here
                 if enough is not None and len(here) >= enough:
                     break
             found += here
@@ -204,29 +174,29 @@ class RunReader:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found: list[tuple[Record, int]] = []
+        newest: dict[tuple[int, str, str], tuple[int, Unit]] = {}
         with self.lock:
-            for tables in self.by_rank.values():
-                newest: dict[tuple[str, str], tuple[int, Unit]] = {}
-                for unit in tables.units():
-                    keys = tables.read(unit, ["name", "kind", "seq", "missing"])
-                    keys = keys.filter(pc.invert(keys.column("missing")))
-                    groups = keys.group_by(["name", "kind"]).aggregate([("seq", "max")])
-                    columns = [groups.column(c).to_pylist() for c in ("name", "kind", "seq_max")]
-                    for name, kind, seq in zip(*columns, strict=True):
-                        newest[name, kind] = max(newest.get((name, kind), (-1, unit)), (seq, unit))
-                by_unit: dict[Unit, list[int]] = {}
-                for seq, unit in newest.values():
-                    by_unit.setdefault(unit, []).append(seq)
-                counts = tables.counts()
-                for unit, seqs in by_unit.items():
-                    wanted = column(seqs, pa.int64())
-                    records = self._read(
-                        tables,
-                        unit,
-                        lambda t: pc.is_in(t.column("seq"), value_set=wanted),  # noqa: B023
-                    )
-                    found += [(r, counts[r.name, r.kind.value]) for r in records]
+            for tables, unit in self._units():
+                keys = tables.read(unit, ["name", "kind", "seq", "missing"])
+                keys = keys.filter(pc.invert(keys.column("missing")))
+                groups = keys.group_by(["name", "kind"]).aggregate([("seq", "max")])
+                columns = [groups.column(c).to_pylist() for c in ("name", "kind", "seq_max")]
+                for name, kind, seq in zip(*columns, strict=True):
+                    key = tables.rank, name, kind
+                    newest[key] = max(newest.get(key, (-1, unit)), (seq, unit))
+            seqs: dict[tuple[int, Unit], list[int]] = {}
+            for (rank, _, _), (seq, unit) in newest.items():
+                seqs.setdefault((rank, unit), []).append(seq)
+            found: list[tuple[Record, int]] = []
+            counts = {rank: tables.counts() for rank, tables in self.by_rank.items()}
+            for (rank, unit), wanted in seqs.items():
+                chosen = column(wanted, pa.int64())
+                records = self._read(
+                    self.by_rank[rank],
+                    unit,
+                    lambda t: pc.is_in(t.column("seq"), value_set=chosen),  # noqa: B023
+                )
+                found += [(r, counts[rank][r.name, r.kind.value]) for r in records]
         order = {name: i for i, name in enumerate(self.names())}
         return sorted(found, key=lambda each: (order[each[0].name], each[0].seq, each[0].rank))
 
@@ -250,16 +220,14 @@ class RunReader:
         if not len(rows):
             return []
         records = records_of(tables.read(unit, HEAD_COLUMNS).take(rows))
-        if unit != TAIL:  # its rows move to other places when it is sealed
-            for row, record in zip(rows.to_pylist(), records, strict=True):
-                self._positions[tables.rank, record.seq] = (unit, row)
+        self._values.remember(tables.rank, unit, rows.to_pylist(), records)
         return records
 
     # -- values ------------------------------------------------------------------------------
 
     def load(self, record: Record) -> Record:
         with self.lock:
-            data, payloads = self._cells(record)
+            data, payloads = self._values.cells(self.by_rank[record.rank], record)
         return msgspec.structs.replace(record, value=self.value_of(data, payloads))
 
     def value_of(self, data: bytes | None, payloads: list[dict[str, str]] | None) -> Value:
@@ -267,33 +235,6 @@ class RunReader:
         with self.lock:
             views = [self._payloads.view(each["file"], each["key"]) for each in payloads or ()]
         return decode_value(data, views)
-
-    def _cells(self, record: Record) -> _Cells:
-        import pyarrow.compute as pc
-
-        tables = self.by_rank[record.rank]
-        position = self._positions.get((record.rank, record.seq))
-        if position is not None:
-            return _cells_of(self._cell_table(tables, position[0]), position[1])
-        for unit in tables.units(record.name, record.step):
-            table = self._cell_table(tables, unit)
-            rows = pc.indices_nonzero(_compare(table, "seq", record.seq)).to_pylist()
-            if rows:
-                return _cells_of(table, rows[0])
-        raise CorruptFile(f"{record.name!r} at step {record.step} is no longer in {self.path}")
-
-    def _cell_table(self, tables: RankTables, unit: Unit) -> pa.Table:
-        """Return the cells of a row group; the last few row groups stay in memory."""
-        if unit == TAIL:
-            return tables.read(unit, _CELLS)
-        key = tables.rank, unit
-        table = self._cell_cache.pop(key, None)
-        if table is None:
-            table = tables.read(unit, _CELLS)
-        self._cell_cache[key] = table
-        if len(self._cell_cache) > _CACHED_CELLS:
-            del self._cell_cache[next(iter(self._cell_cache))]
-        return table
 
     def file(self, name: str) -> Path:
         """Return the path of a file that `dump` wrote into the run."""
@@ -311,14 +252,12 @@ class RunReader:
 
     def table(self, columns: list[str] | None = None) -> pa.Table:
         """Return all rows of all ranks, including those of dropped records."""
-        return _joined(
-            [
-                tables.read_part(part, columns)
-                for tables in self.by_rank.values()
-                for part in range(len(tables.part_sizes()))
-            ],
-            columns,
-        )
+        parts = [
+            tables.read_part(part, columns)
+            for tables in self.by_rank.values()
+            for part in range(len(tables.part_sizes()))
+        ]
+        return _joined(parts, columns)
 
     def statistics(self, columns: list[str]) -> pa.Table:
         """Return the rows that have statistics, without reading the values of the others."""
@@ -348,12 +287,95 @@ class RunReader:
         return {rank: read_receipt(data) for rank, data in found.items() if isinstance(data, dict)}
 
 
-def _cells_of(table: pa.Table, row: int) -> _Cells:
-    return table.column("value")[row].as_py(), table.column("payloads")[row].as_py()
+class _NameIndex:
+    """All records of names that are searched often, until something new is written."""
+
+    def __init__(self) -> None:
+        self._searches: collections.Counter[str] = collections.Counter()
+        self._records: dict[str, list[Record]] = {}
+        self._by_step: dict[str, dict[int, list[Record]]] = {}
+
+    def is_due(self, name: str) -> bool:
+        """Count a search, and return whether a name has an index or is to get one."""
+        self._searches[name] += 1
+        return name in self._records or self._searches[name] >= _SEARCHES_BEFORE_INDEX
+
+    def records(
+        self, name: str, step: int | None, search: Callable[[str], list[Record]]
+    ) -> list[Record]:
+        """Return the records of a name, or those of one step; `search` finds all of a name."""
+        if name not in self._records:
+            records = search(name)
+            if sum(map(len, self._records.values())) + len(records) > _INDEXED_RECORDS:
+                self.clear()
+            self._records[name] = records
+            by_step = self._by_step[name] = {}
+            for record in records:
+                by_step.setdefault(record.step, []).append(record)
+        return self._records[name] if step is None else self._by_step[name].get(step, [])
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self._records, self._by_step = {}, {}
+
+
+class _ValueCells:
+    """The cells that describe values, with a cache of the row groups used last."""
+
+    def __init__(self) -> None:
+        self._positions: dict[tuple[int, int], tuple[Unit, int]] = {}  # rank, seq → unit, row
+        self._tables: dict[tuple[int, Unit], pa.Table] = {}
+
+    def remember(self, rank: int, unit: Unit, rows: list[int], records: list[Record]) -> None:
+        """Note the rows of records, so that their cells need no search."""
+        if unit != TAIL:  # its rows get other positions when it is sealed
+            for row, record in zip(rows, records, strict=True):
+                self._positions[rank, record.seq] = (unit, row)
+
+    def cells(self, tables: RankTables, record: Record) -> _Cells:
+        """Return the cells ``value`` and ``payloads`` of a record."""
+        import pyarrow.compute as pc
+
+        unit, row = self._positions.get((record.rank, record.seq), (TAIL, -1))
+        if row >= 0:
+            return self._cells_at(tables, unit, row)
+        for unit in tables.units(record.name, record.step):
+            table = self._table(tables, unit)
+            rows = pc.indices_nonzero(_compare(table, "seq", record.seq)).to_pylist()
+            if rows:
+                return self._cells_at(tables, unit, rows[0])
+        raise CorruptFile(f"{record.name!r} at step {record.step} is no longer in the run")
+
+    def _cells_at(self, tables: RankTables, unit: Unit, row: int) -> _Cells:
+        table = self._table(tables, unit)
+        return table.column("value")[row].as_py(), table.column("payloads")[row].as_py()
+
+    def _table(self, tables: RankTables, unit: Unit) -> pa.Table:
+        if unit == TAIL:
+            return tables.read(unit, _CELLS)
+        key = tables.rank, unit
+        table = self._tables.pop(key, None)
+        if table is None:
+            table = tables.read(unit, _CELLS)
+        self._tables[key] = table
+        if len(self._tables) > _CACHED_CELLS:
+            del self._tables[next(iter(self._tables))]
+        return table
 
 
 def _capture_order(record: Record) -> tuple[int, int]:
     return record.time_ns, record.seq
+
+
+def _matches(table: pa.Table, name: str, step: int | None, kind: Kind | None) -> Any:
+    import pyarrow.compute as pc
+
+    mask = _compare(table, "name", name)
+    if step is not None:
+        mask = pc.and_(mask, _compare(table, "step", step))
+    if kind is not None:
+        mask = pc.and_(mask, _compare(table, "kind", kind.value))
+    return mask
 
 
 def _compare(table: pa.Table, name: str, value: object, operator: str = "equal") -> Any:
