@@ -382,7 +382,7 @@ def test_inbox_distinguishes_kinds():
     inbox.write([record("x", 9, kind=Kind.GRADIENT)])
     assert [inbox.take(0).value for _ in range(3)] == [3, 4, 9]
     assert inbox.take(0) is None
-    assert (inbox.replaced, inbox.written, inbox.nbytes, len(inbox)) == (3, 6, 0, 0)
+    assert (inbox.dropped, inbox.written, inbox.nbytes, len(inbox)) == (3, 6, 0, 0)
 
 
 def test_inbox_drops_the_most_repeated_name_first():
@@ -396,4 +396,4 @@ def test_inbox_drops_the_most_repeated_name_first():
         left.append((found.name, found.value))
     assert left[0] == ("rare", 1)
     assert left[-1] == ("often", 19)
-    assert inbox.replaced == 21 - len(left) > 5
+    assert inbox.dropped == 21 - len(left) > 5

@@ -1,4 +1,4 @@
-"""What has arrived at a worker and waits to be processed."""
+"""Records that have arrived at a worker and wait to be processed."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from tensortap.record import Record
 
 
 class Inbox(History):
-    """A history that records are taken out of, in the order in which they came.
+    """A history from which records are taken in the order of their arrival.
 
-    A worker may be slower than what it is sent. Of one name at most `each` wait: the oldest of
-    them makes room for the newest, and so does the oldest of the most repeated name when all
-    together are more than `bound` bytes. What was replaced is counted.
+    A worker may be slower than its program. At most `per_name` records of a name wait, and at most
+    `bound` bytes in all; beyond that the oldest record of the name, or of the most frequent name,
+    is dropped.
     """
 
-    def __init__(self, bound: int, each: int) -> None:
+    def __init__(self, bound: int, per_name: int) -> None:
         super().__init__(bound)
-        self.replaced = 0
-        self._each = each
+        self.dropped = 0
+        self._per_name = per_name
         self._woken = False
         self._arrivals = itertools.count()
         self._waiting: collections.OrderedDict[int, Record] = collections.OrderedDict()
-        self._places: dict[Key, collections.deque[int]] = {}
+        self._by_key: dict[Key, collections.deque[int]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def write(self, records: Collection[Record]) -> None:
-        """Take records in."""
+        """Add records; drop others if too many wait."""
         with self._changed:
             for record in records:
                 key = (record.name, record.kind, record.rank)
-                places = self._places.setdefault(key, collections.deque())
+                arrivals = self._by_key.setdefault(key, collections.deque())
                 number = next(self._arrivals)
                 self._waiting[number] = record
-                places.append(number)
+                arrivals.append(number)
                 self.nbytes += record_nbytes(record)
-                if len(places) > self._each:
-                    self._replace(places)
+                if len(arrivals) > self._per_name:
+                    self._drop_oldest(arrivals)
                 while self.nbytes > self.bound and len(self._waiting) > 1:
-                    self._replace(max(self._places.values(), key=len))
+                    self._drop_oldest(max(self._by_key.values(), key=len))
             self.written += len(records)
             self._changed.notify_all()
 
-    def _replace(self, places: collections.deque[int]) -> None:
-        self.nbytes -= record_nbytes(self._waiting.pop(places.popleft()))
-        self.replaced += 1
+    def _drop_oldest(self, arrivals: collections.deque[int]) -> None:
+        self.nbytes -= record_nbytes(self._waiting.pop(arrivals.popleft()))
+        self.dropped += 1
 
     def take(self, timeout: float) -> Record | None:
-        """The record that has waited longest; None when none comes before the time or a `wake`."""
+        """Return the record that has waited longest; None after `timeout` seconds or a `wake`."""
         with self._changed:
             if not self._waiting and not self._woken:
                 self._changed.wait(timeout)
@@ -60,12 +60,12 @@ class Inbox(History):
                 self._woken = False
                 return None
             _, record = self._waiting.popitem(last=False)
-            self._places[record.name, record.kind, record.rank].popleft()
+            self._by_key[record.name, record.kind, record.rank].popleft()
             self.nbytes -= record_nbytes(record)
             return record
 
     def wake(self) -> None:
-        """Let whoever waits for a record look around."""
+        """Make a waiting `take` return."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()

@@ -1,9 +1,9 @@
-"""A worker process: the user's own code, on the records that a training process sends.
+"""A worker process: runs the user's functions on the records of a training process.
 
-It is a live session of its own, on a port and with a key that only its parent knows. One thread
-listens, one minds the parent, and the main thread calls the user's functions, as slowly as they
-are. When the parent says so, or has gone however it went, what has arrived is processed, the
-user's files are closed, and the worker leaves, all of it within the time it was given.
+It has a server of its own, on a port and with a key that only its parent knows. One thread runs
+the server, one listens to the parent, and the main thread calls the user's functions. When the
+parent says so, or has died, the worker processes what has arrived, closes the user's files and
+ends, within its timeout.
 """
 
 from __future__ import annotations
@@ -16,41 +16,27 @@ import socket
 import threading
 import time
 import traceback
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tensortap.record import Record
 from tensortap.server.inbox import Inbox
 from tensortap.server.server import Server
+from tensortap.wire import worker as wire
 from tensortap.wire.address import Address
-from tensortap.wire.worker import (
-    TIME_UP,
-    UNASKED,
-    Answer,
-    Ask,
-    Counts,
-    Done,
-    End,
-    Fault,
-    Lines,
-    Orders,
-    Ready,
-    send,
-)
 
-_LOOK = 0.5  # seconds between two looks at the parent where the system does not tell of its end
-_IDLE = 1.0  # seconds without a record after which files are brought up to date
-_LAST_WORDS = 1.0  # seconds in which what a parent sent before it died may still arrive
-_DRAIN = 0.75  # of the time at the end is for what has arrived, the rest for closing files
-_TELL = 0.25  # seconds between two words to the parent about how many were processed
-_NICE = 10  # training has the right of way
-_DEEP = 20  # calls by which two errors are told apart
+_PARENT_INTERVAL = 0.5  # seconds between checks of the parent, where there are no pidfds
+_IDLE = 1.0  # seconds without a record until files are flushed
+_DRAIN_TIMEOUT = 1.0  # seconds for records that a parent sent before it died
+_PROCESSING_SHARE = 0.75  # of the time at the end; the rest is for closing files
+_REPORT_INTERVAL = 0.25
+_NICE = 10  # training has priority
+_TRACEBACK_DEPTH = 20  # frames by which two errors are compared
 _MOST_FAULTS = 1000
 
 
 class Functions(NamedTuple):
-    """What a worker calls."""
+    """The user's functions."""
 
     on_record: Callable[[Record], object]
     on_close: Callable[[], object] | None = None
@@ -61,18 +47,20 @@ class TimeUp(BaseException):
     """Raised in the user's code when the time at the end is over."""
 
 
-class Worker:
-    """The work of one process; `run` returns when it is done."""
+class WorkerProcess:
+    """The main loop of a worker; `run` returns when the work is done."""
 
-    def __init__(self, orders: Orders, line: socket.socket, load: Callable[[], Functions]) -> None:
+    def __init__(
+        self, orders: wire.Orders, line: socket.socket, load: Callable[[], Functions]
+    ) -> None:
         self._orders = orders
         self._line = line
         self._load = load
-        self._inbox = Inbox(orders.bound, orders.each)
+        self._inbox = Inbox(orders.bound, orders.per_name)
         self._server: Server | None = None
-        self._processed = self._failed = 0
+        self._processed = self._errors = 0
         self._faults: set[object] = set()
-        self._asked: list[int] = []  # that wait for everything to be processed
+        self._drain_requests: list[int] = []
         self._in_user_code = False
         self._ending = threading.Event()
         self._end_at = 0.0
@@ -80,33 +68,33 @@ class Worker:
         self._finished = threading.Event()
 
     def run(self) -> int:
-        """Work until the end; the exit code of the process."""
-        self._settle_in()
-        threading.Thread(target=self._mind, name="tensortap-parent", daemon=True).start()
-        words = ""
+        """Process records until the end; return the exit code."""
+        self._set_up()
+        listen = self._listen_to_parent
+        threading.Thread(target=listen, name="tensortap-parent", daemon=True).start()
+        error = ""
         functions = None
         try:
             self._server = Server(Address("127.0.0.1", 0), self._inbox, self._orders.key)
-            send(self._line, Ready(self._server.address.port))
+            wire.send(self._line, wire.Ready(self._server.address.port))
             functions = self._load()
-            self._work(functions)
+            self._process_records(functions)
         except TimeUp:
             pass
         except BaseException:
-            words = traceback.format_exc()
+            error = traceback.format_exc()
         self._end(self._orders.timeout)
-        left = len(self._inbox)
         self._close(functions)
         self._finished.set()
-        send(self._line, Done(self._counts(), words, left))
-        return 1 if words else 0
+        wire.send(self._line, wire.Done(self._counts(), error))
+        return 1 if error else 0
 
-    def _settle_in(self) -> None:
-        faulthandler.enable(self._line.fileno())  # a crash is told to the parent
+    def _set_up(self) -> None:
+        faulthandler.enable(self._line.fileno())  # the parent logs a crash
         os.nice(_NICE)
-        # whoever the user's code forks must not hold the line when we have gone
+        # processes that the user's code forks must not keep the line open after we have ended
         os.register_at_fork(after_in_child=self._line.close)
-        # Ctrl-C is for the whole group of processes: the parent says what follows from it
+        # Ctrl-C reaches the whole process group; the parent decides what follows
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._end(self._orders.timeout))
         signal.signal(signal.SIGALRM, self._on_alarm)
@@ -114,99 +102,98 @@ class Worker:
 
     # -- records -------------------------------------------------------------------------
 
-    def _work(self, functions: Functions) -> None:
-        told = time.monotonic()
-        fresh = False  # whether something came since files were brought up to date
+    def _process_records(self, functions: Functions) -> None:
+        reported_at = time.monotonic()
+        unflushed = False
         while not self._time_is_up:
             record = self._inbox.take(_IDLE)
             if record is not None:
-                fresh = True
+                unflushed = True
                 self._process(functions.on_record, record)
-                if time.monotonic() > told + _TELL:  # should it die, this is what is known
-                    told = time.monotonic()
-                    send(self._line, Answer(UNASKED, self._counts()))
+                if time.monotonic() > reported_at + _REPORT_INTERVAL:  # in case the worker dies
+                    reported_at = time.monotonic()
+                    wire.send(self._line, wire.Answer(wire.UNASKED, self._counts()))
                 continue
-            if self._asked:
-                self._idle(functions)
-                fresh = False
-                self._answer_drained()
-            elif fresh:
-                fresh = False
-                self._idle(functions)
+            if unflushed or self._drain_requests:
+                unflushed = False
+                self._flush(functions)
+                self._answer_drain_requests()
             if self._ending.is_set():
-                self._stop_listening()  # nothing more comes; what has come is next
+                self._stop_server()
                 if not len(self._inbox):
                     return
 
     def _process(self, on_record: Callable[[Record], object], record: Record) -> None:
         try:
-            self._guarded(on_record, record)
+            self._call(on_record, record)
             self._processed += 1
         except Exception as error:
-            self._failed += 1
-            self._fault(record.name, error)
+            self._errors += 1
+            self._report_fault(record.name, error)
 
-    def _idle(self, functions: Functions) -> None:
+    def _flush(self, functions: Functions) -> None:
         if functions.on_idle is not None:
             try:
-                self._guarded(functions.on_idle)
+                self._call(functions.on_idle)
             except Exception as error:
-                self._fault("flush", error)
+                self._report_fault("flush", error)
 
-    def _guarded(self, call: Callable[..., object], *args: Any) -> None:
+    def _call(self, function: Callable[..., object], *args: Any) -> None:
         self._in_user_code = True
         try:
-            call(*args)
+            function(*args)
         finally:
             self._in_user_code = False
 
-    def _fault(self, name: str, error: Exception) -> None:
-        """Say it once, not once a name: a slip in the user's code is the same under all of them."""
+    def _report_fault(self, name: str, error: Exception) -> None:
+        """Send an error to the parent, unless one with the same traceback was sent before."""
         trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None and _is_ours(trace):
-            trace = trace.tb_next  # from where we call it is of no interest
-        places = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
-        key = type(error), tuple(places[-_DEEP:])
+        while trace is not None and trace.tb_next is not None:
+            if trace.tb_frame.f_globals is not globals():
+                break
+            trace = trace.tb_next  # our own frames do not help the user
+        frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
+        key = type(error), tuple(frames[-_TRACEBACK_DEPTH:])
         if key not in self._faults and len(self._faults) < _MOST_FAULTS:
             self._faults.add(key)
-            words = traceback.format_exception(type(error), error, trace)
-            send(self._line, Fault(name, "".join(words)))
+            text = "".join(traceback.format_exception(type(error), error, trace))
+            wire.send(self._line, wire.Fault(name, text))
 
-    def _counts(self) -> Counts:
-        return Counts(self._processed, self._failed, self._inbox.replaced)
+    def _counts(self) -> wire.WorkerCounts:
+        return wire.WorkerCounts(self._processed, self._errors, self._inbox.dropped)
 
     # -- the end -------------------------------------------------------------------------
 
     def _close(self, functions: Functions | None) -> None:
-        self._stop_listening()
+        self._stop_server()
         if functions is None or functions.on_close is None:
             return
         try:
             functions.on_close()
         except Exception as error:
-            self._fault("on_close", error)
+            self._report_fault("on_close", error)
 
-    def _stop_listening(self) -> None:
+    def _stop_server(self) -> None:
         if self._server is not None:
             self._server.close()
 
     def _end(self, timeout: float) -> None:
-        """Finish what has arrived; the first to say so sets the time."""
+        """Finish within `timeout` seconds; later calls change nothing."""
         if not self._ending.is_set():
             self._end_at = time.monotonic() + timeout
             self._ending.set()
             self._inbox.wake()
             threading.Thread(
-                target=self._watch_the_time, args=(timeout,), name="tensortap-time", daemon=True
+                target=self._enforce_timeout, args=(timeout,), name="tensortap-time", daemon=True
             ).start()
 
-    def _watch_the_time(self, timeout: float) -> None:
-        if not self._finished.wait(timeout * _DRAIN):
+    def _enforce_timeout(self, timeout: float) -> None:
+        if not self._finished.wait(timeout * _PROCESSING_SHARE):
             self._time_is_up = True
-            # out of the user's code, if that is where it hangs: files are to be closed
+            # interrupt the user's code if it hangs, so that files can be closed
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
         time.sleep(max(0.0, self._end_at - time.monotonic()))
-        os._exit(TIME_UP)
+        os._exit(wire.TIME_UP)
 
     def _on_alarm(self, *_: object) -> None:
         if self._time_is_up and self._in_user_code:
@@ -214,66 +201,59 @@ class Worker:
 
     # -- the parent ----------------------------------------------------------------------
 
-    def _mind(self) -> None:
-        lines = Lines(self._line)
-        ended = _end_of(self._orders.parent)
-        poll = select.poll()  # not select: a forked worker has all descriptors of its parent
-        for fd in (self._line.fileno(), ended):
+    def _listen_to_parent(self) -> None:
+        reader = wire.MessageReader(self._line)
+        pidfd = _pidfd_of(self._orders.parent_pid)
+        poll = select.poll()  # not select(): a forked worker may have thousands of descriptors
+        for fd in (self._line.fileno(), pidfd):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
+        timeout = None if pidfd is not None else _PARENT_INTERVAL * 1000
         while not self._ending.is_set():
-            ready = [fd for fd, _ in poll.poll(None if ended is not None else _LOOK * 1000)]
+            ready = [fd for fd, _ in poll.poll(timeout)]
             if self._line.fileno() in ready:
-                for message in lines.read():
-                    if isinstance(message, Ask):
-                        self._ask(message)
-                    elif isinstance(message, End):
+                for message in reader.read():
+                    if isinstance(message, wire.Ask):
+                        self._answer(message)
+                    elif isinstance(message, wire.End):
                         self._end(message.timeout)
             if self._ending.is_set():
                 return
-            # not by the socket alone: a process that was forked meanwhile may hold its other end
-            if lines.ended or ended in ready or not _lives(self._orders.parent):
-                self._hear_out()
+            # the socket alone is not enough: another child of the parent may keep it open
+            if reader.ended or pidfd in ready or not _is_alive(self._orders.parent_pid):
+                self._wait_for_last_records()
                 self._end(self._orders.timeout)
 
-    def _hear_out(self) -> None:
-        """What a parent had sent when it died is on its way; its connection ends behind it."""
-        deadline = time.monotonic() + min(_LAST_WORDS, self._orders.timeout / 4)
+    def _wait_for_last_records(self) -> None:
+        """Wait until the parent's connection, and with it everything it sent, has been read."""
+        deadline = time.monotonic() + min(_DRAIN_TIMEOUT, self._orders.timeout / 4)
         while time.monotonic() < deadline:
             server = self._server
             if server is not None and not any(c.connected for c in list(server.clients.values())):
                 return
             time.sleep(0.01)
 
-    def _ask(self, ask: Ask) -> None:
+    def _answer(self, ask: wire.Ask) -> None:
         if ask.drained:
-            self._asked.append(ask.number)
+            self._drain_requests.append(ask.number)
             self._inbox.wake()
         else:
-            send(self._line, Answer(ask.number, self._counts()))
+            wire.send(self._line, wire.Answer(ask.number, self._counts()))
 
-    def _answer_drained(self) -> None:
-        while self._asked and not len(self._inbox):
-            send(self._line, Answer(self._asked.pop(0), self._counts()))
-
-
-def _is_ours(trace: types.TracebackType) -> bool:
-    return trace.tb_frame.f_globals is globals()
+    def _answer_drain_requests(self) -> None:
+        while self._drain_requests and not len(self._inbox):
+            wire.send(self._line, wire.Answer(self._drain_requests.pop(0), self._counts()))
 
 
-def _end_of(pid: int) -> int | None:
-    """A descriptor that can be read once the process has ended; None where there is no such."""
-    opener = getattr(os, "pidfd_open", None)
-    if opener is None:
-        return None
+def _pidfd_of(pid: int) -> int | None:
+    """Return a descriptor that becomes readable when the process ends; None where unsupported."""
     try:
-        found: int = opener(pid)
-    except OSError:  # gone already, or an older kernel: it is looked for again and again
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, an old kernel, or the process has ended
         return None
-    return found
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""How a worker process begins: what it was told, and where the user's functions are found.
+"""The start of a worker process: its orders, and the user's functions.
 
-The main module of the program is read only if a function is defined there, and only up to where
-its training begins.
+If a function is defined in the program's main module, that module is imported up to where its
+training begins.
 """
 
 from __future__ import annotations
@@ -19,88 +19,82 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap.errors import TensortapError
-from tensortap.server.worker_process import Functions, Worker
-from tensortap.wire.worker import MainIsRead, Orders, read_main
+from tensortap.server.worker_process import Functions, WorkerProcess
+from tensortap.wire.worker import MainImported, Orders, set_importing_main
 
 log = logging.getLogger("tensortap")
 
 
 def spawned(line: int) -> None:
-    """The start of a fresh interpreter: the orders come over standard input."""
+    """Run a worker in a fresh interpreter; its orders come over standard input."""
     from msgspec import msgpack
 
     orders = msgpack.decode(sys.stdin.buffer.read(), type=Orders)
     sys.path[:] = orders.path
     sys.argv[:] = orders.arguments
-    _go_to(orders.folder)
-    code = Worker(orders, socket.socket(fileno=line), lambda: functions_of(orders)).run()
-    _leave(code)
+    if orders.folder:
+        try:
+            os.chdir(orders.folder)
+        except OSError as error:
+            log.warning("tensortap: a worker cannot change to %s: %s", orders.folder, error)
+    _run(orders, socket.socket(fileno=line), lambda: functions_of(orders))
 
 
 def served(orders: Orders, line: socket.socket) -> None:
-    """The start of a process of multiprocessing's fork server."""
-    _leave(Worker(orders, line, lambda: functions_of(orders)).run())
+    """Run a worker in a process of multiprocessing's fork server."""
+    _run(orders, line, lambda: functions_of(orders))
 
 
 def forked(orders: Orders, line: socket.socket, functions: Functions) -> None:
-    """The start of a copy of the training process."""
-    signal.set_wakeup_fd(-1)  # the parent's
+    """Run a worker in a fork of the training process."""
+    signal.set_wakeup_fd(-1)  # it is the parent's
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.set_num_threads(1)  # the threads of the parent's pool are not here
-    _leave(Worker(orders, line, lambda: functions).run())
+        torch.set_num_threads(1)  # a fork does not have the threads of the parent's pool
+    _run(orders, line, lambda: functions)
 
 
-def _leave(code: int) -> None:
+def _run(orders: Orders, line: socket.socket, load: Callable[[], Functions]) -> None:
+    code = WorkerProcess(orders, line, load).run()
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code)
 
 
-def _go_to(folder: str) -> None:
-    if not folder:
-        return
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        log.warning("tensortap: a worker cannot go to %s: %s", folder, error)
-
-
 def functions_of(orders: Orders) -> Functions:
-    """What the user gave; the program's main module is imported only if it is defined there."""
+    """Return the user's functions; import the program's main module if they need it."""
     if orders.main and "__mp_main__" not in sys.modules:
         _import_main(orders.main, orders.main_is_module)
     try:
-        # written by our own parent, over a pipe that it made
+        # pickled by our own parent, over a pipe that it created
         recorder, on_close = _Unpickler(io.BytesIO(orders.functions)).load()
     except AttributeError as error:
         if not orders.main:
             raise
         raise TensortapError(
-            f"{error}: the worker imports the main module only as far as the first tap.init() or "
-            "tap.watch(); define on_record above it, or in a module of its own"
+            f"{error}: the worker imports the main module only up to the first tap.init() or "
+            "tap.watch(); define on_record above it, or in another module"
         ) from error
     return functions_for(recorder, on_close)
 
 
 def functions_for(recorder: Any, on_close: Callable[[], object] | None) -> Functions:
-    """A recorder has `close` and `flush` of its own; a function has not."""
+    """Return the functions of a recorder, which may have `close` and `flush`, or of a function."""
     close = getattr(recorder, "close", None)
-    if on_close is not None and close is not None:
-        own, given = close, on_close
+    if on_close is None or close is None:
+        return Functions(recorder, close or on_close, getattr(recorder, "flush", None))
 
-        def close_both() -> None:
-            try:
-                own()
-            finally:
-                given()
+    def close_both() -> None:
+        try:
+            close()
+        finally:
+            on_close()
 
-        close = close_both
-    return Functions(recorder, close or on_close, getattr(recorder, "flush", None))
+    return Functions(recorder, close_both, getattr(recorder, "flush", None))
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds what was defined in the main module."""
+    """Finds what is defined in the program's main module."""
 
     def find_class(self, module: str, name: str) -> Any:
         main = sys.modules.get("__mp_main__")
@@ -119,7 +113,7 @@ def _import_main(where: str, is_module: bool) -> None:
         spec = importlib.util.find_spec(where)
         loader: Any = spec.loader if spec is not None else None
         if spec is None or not hasattr(loader, "get_code"):
-            raise TensortapError(f"the main module {where} cannot be imported in the worker")
+            raise TensortapError(f"the worker cannot import the main module {where}")
         code = loader.get_code(where)
         module.__spec__, module.__package__ = spec, spec.parent
         module.__file__ = spec.origin
@@ -128,10 +122,10 @@ def _import_main(where: str, is_module: bool) -> None:
             code = compile(file.read(), where, "exec")
         module.__file__ = where
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-    read_main(True)
+    set_importing_main(True)
     try:
         exec(code, module.__dict__)  # noqa: S102  the user's own program
-    except MainIsRead:
-        pass  # a script without a guard: it was about to train
+    except MainImported:
+        pass  # a script without a guard, which was about to train
     finally:
-        read_main(False)
+        set_importing_main(False)

@@ -28,12 +28,12 @@ from tensortap.wire.worker import (
     UNASKED,
     Answer,
     Ask,
-    Counts,
     Done,
     End,
     Fault,
-    Lines,
+    MessageReader,
     Ready,
+    WorkerCounts,
     send,
 )
 
@@ -58,14 +58,14 @@ class WorkerSink(Sink):
     def __init__(self, task: Task, pool: Pool, *, arena: bool = True) -> None:
         self.task = task
         self.ledger = Ledger()
-        self.counts = Counts()  # as the running worker last reported
+        self.counts = WorkerCounts()  # as the running worker last reported
         self.restarts = 0
         self.broken = ""  # why the worker died, if it did
         self.closing = False
         self.handed = 0  # records that the queue has handed over
         self.lost = 0  # records that a worker had not processed when it died or ran out of time
         self._unsent = 0  # records that were still on their way to a worker that died
-        self._past = Counts()  # of workers that died
+        self._past = WorkerCounts()  # of workers that died
         self._functions = pickled(task)
         self._pool, self._arena = pool, arena
         self._changed = threading.Condition()
@@ -128,14 +128,14 @@ class WorkerSink(Sink):
         reasons = self.ledger.reasons()
         arrived = self.handed - self._unsent - reasons[TOO_LARGE] - reasons[ERROR]
         past, now = self._past, self.counts
-        failed, replaced = past.failed + now.failed, past.replaced + now.replaced
-        return max(0, arrived - self.processed - failed - replaced - self.lost)
+        errors, dropped = past.errors + now.errors, past.dropped + now.dropped
+        return max(0, arrived - self.processed - errors - dropped - self.lost)
 
     def reasons(self) -> dict[str, int]:
         """Return how many records were dropped, here or in the worker, by reason."""
         reasons = self.ledger.reasons()
-        reasons[OVER_BUDGET] += self._past.replaced + self.counts.replaced
-        reasons[ERROR] += self._past.failed + self.counts.failed
+        reasons[OVER_BUDGET] += self._past.dropped + self.counts.dropped
+        reasons[ERROR] += self._past.errors + self.counts.errors
         reasons[DISCONNECTED] += self.lost
         return reasons
 
@@ -157,7 +157,7 @@ class WorkerSink(Sink):
             raise
         finally:
             theirs.close()
-        self.counts = Counts()
+        self.counts = WorkerCounts()
         address = Address("127.0.0.1", 0)  # the worker tells its port when it listens
         self._live = LiveSink(address, self._pool, self.ledger, arena=self._arena, key=key)
         self.broken = ""
@@ -169,10 +169,10 @@ class WorkerSink(Sink):
 
     def _supervise(self, process: Process, line: socket.socket, live: LiveSink) -> None:
         """Read the worker's messages until it ends, then leave the rest to the queue's thread."""
-        lines = Lines(line)
+        reader = MessageReader(line)
         done = None
-        while not lines.ended:
-            for message in lines.read():
+        while not reader.ended:
+            for message in reader.read():
                 if isinstance(message, Ready):
                     live.address = Address("127.0.0.1", message.port)
                     self._wake_queue()
@@ -196,7 +196,7 @@ class WorkerSink(Sink):
             process.kill()
             code = process.wait(5.0)
         _hang_up(line)
-        self._exit = _Exit(code, done, lines.words)
+        self._exit = _Exit(code, done, reader.crash_text)
         self._wake_queue()
 
     def _wake_queue(self) -> None:
@@ -210,7 +210,7 @@ class WorkerSink(Sink):
         self.ledger.drop(self.give_up(), DISCONNECTED)
         if ended.done is not None:
             self.counts = ended.done.counts
-        words = (ended.done.words if ended.done is not None else "") or ended.words
+        words = (ended.done.error if ended.done is not None else "") or ended.words
         in_order = ended.done is not None or ended.code == TIME_UP or self._killed
         died = bool(words) or not self.closing or not in_order
         lost = self.outstanding
@@ -230,7 +230,7 @@ class WorkerSink(Sink):
             )  # fmt: skip
         self.lost += lost
         self._past = _sum(self._past, self.counts)
-        self.counts = Counts()
+        self.counts = WorkerCounts()
         if restart:
             self.restarts += 1
             try:
@@ -358,8 +358,8 @@ class Worker:
         return math.inf
 
 
-def _sum(a: Counts, b: Counts) -> Counts:
-    return Counts(a.processed + b.processed, a.failed + b.failed, a.replaced + b.replaced)
+def _sum(a: WorkerCounts, b: WorkerCounts) -> WorkerCounts:
+    return WorkerCounts(a.processed + b.processed, a.errors + b.errors, a.dropped + b.dropped)
 
 
 def _hang_up(line: socket.socket) -> None:

@@ -19,7 +19,7 @@ from tensortap.runs.folders import end_run, job_name, shared_run
 from tensortap.runs.layout import receipt_file, write_json
 from tensortap.settings import buffer_size
 from tensortap.sinks.store import StoreSink
-from tensortap.wire.worker import leave_main
+from tensortap.wire.worker import end_main_import
 
 log = logging.getLogger("tensortap")
 
@@ -80,7 +80,7 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
     folder of the run.
     """
     global _open, _registered
-    leave_main()
+    end_main_import()
     with _lock:
         _finish()
         rank, world_size = ranks.rank_and_world_size()

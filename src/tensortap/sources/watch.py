@@ -28,7 +28,7 @@ from tensortap.sources.watch_options import (
 from tensortap.sources.watch_workers import WorkerPool
 from tensortap.sources.watcher import Watcher
 from tensortap.sources.watching import Transform, Watching
-from tensortap.wire.worker import leave_main
+from tensortap.wire.worker import end_main_import
 
 log = logging.getLogger("tensortap")
 
@@ -77,7 +77,7 @@ def watch(
     `include` and `exclude` then apply to these targets.
     """
     given = dict(locals())
-    leave_main()
+    end_main_import()
     _check_not_importing_main()
     function = recorder if on_record is None else on_record
     if name is not None and function is None and on_close is None and name in _running:

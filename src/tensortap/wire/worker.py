@@ -1,31 +1,39 @@
-"""What a training process and a worker of its own say to each other besides records.
+"""Messages between a training process and its worker, besides records.
 
-They speak over a pair of sockets that only they hold: a line of JSON a message. A line that is
-none is the last words of a worker that crashed: its interpreter writes them there itself.
+Each message is one line of JSON over a pair of sockets. Other text on it is the traceback that the
+interpreter of a crashed worker writes there.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import ClassVar
 
 import msgspec
 
+UNASKED = -1
+"""Number of an `Answer` that the worker sends by itself."""
+
+TIME_UP = 75
+"""Exit code of a worker that ran out of time."""
+
+_LONGEST_CRASH_TEXT = 64 << 10
+
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is told when it starts.
+    """What a worker is told at its start.
 
-    `functions` is the pickle of what it is to call; `main` is where the program's main module
-    lies (a path, or a module's name), if the pickle needs it.
+    `functions` is the pickle of what it calls; `main` is the path or the name of the program's main
+    module, if the pickle needs it. At most `per_name` records of one name wait to be processed, and
+    `bound` bytes in all.
     """
 
     name: str
     key: bytes
-    parent: int
+    parent_pid: int
     timeout: float
     bound: int
-    each: int
+    per_name: int
     functions: bytes = b""
     main: str = ""
     main_is_module: bool = False
@@ -34,65 +42,60 @@ class Orders(msgspec.Struct, frozen=True):
     folder: str = ""
 
 
-class Counts(msgspec.Struct, frozen=True):
-    """What has become of the records that arrived."""
+class WorkerCounts(msgspec.Struct, frozen=True):
+    """How many records the worker has processed and dropped, and for how many its code raised."""
 
     processed: int = 0
-    failed: int = 0
-    replaced: int = 0
+    errors: int = 0
+    dropped: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The worker listens."""
+    """The worker listens on a port."""
 
     port: int
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
-    """The user's code raised under a name; said once a name and class of error."""
+    """The user's code raised an error for a name; sent once per error."""
 
     name: str
     text: str
 
 
-UNASKED = -1
-TIME_UP = 75  # the exit code of a worker that had to leave before it was done
-
-
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The answer to an `Ask`, or `UNASKED`."""
+    """The answer to an `Ask`; its number may be `UNASKED`."""
 
     number: int
-    counts: Counts
+    counts: WorkerCounts
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The worker has finished and leaves; `words` is why, if it had to, `left` what it left."""
+    """The worker ends; `error` is the traceback if it failed."""
 
-    counts: Counts
-    words: str = ""
-    left: int = 0
+    counts: WorkerCounts
+    error: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """What has become of everything so far? `drained`: answer when it has been processed."""
+    """Ask for the counts; with `drained` after all records have been processed."""
 
     number: int
     drained: bool = False
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Nothing more will come: finish within `timeout` seconds."""
+    """No more records will come: finish within `timeout` seconds."""
 
     timeout: float
 
 
-_ANY = msgspec.json.Decoder(Ready | Fault | Answer | Done | Ask | End)
-Message = Ready | Fault | Answer | Done | Ask | End
+WorkerMessage = Ready | Fault | Answer | Done | Ask | End
+_decoder = msgspec.json.Decoder(WorkerMessage)
 
 
-def send(line: socket.socket, message: Message) -> bool:
-    """Say something; False when nobody is there any more."""
+def send(line: socket.socket, message: WorkerMessage) -> bool:
+    """Send a message; return False if the other process has ended."""
     try:
         line.sendall(msgspec.json.encode(message) + b"\n")
     except OSError:
@@ -100,53 +103,51 @@ def send(line: socket.socket, message: Message) -> bool:
     return True
 
 
-class Lines:
-    """The messages that come over a socket; `words` is what was no message."""
-
-    LONGEST: ClassVar[int] = 64 << 10  # of last words
+class MessageReader:
+    """Reads messages from a socket; `crash_text` is everything that is not a message."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._rest = b""
-        self.words = ""
+        self.crash_text = ""
         self.ended = False
 
-    def read(self) -> Iterator[Message]:
-        """Wait for something, and give the messages in it; `ended` when the other side has gone."""
+    def read(self) -> Iterator[WorkerMessage]:
+        """Wait for messages and yield them; set `ended` when the other process has ended."""
         try:
-            found = self._line.recv(1 << 16)
+            received = self._line.recv(1 << 16)
         except OSError:
-            found = b""
-        if not found:
+            received = b""
+        if not received:
             self.ended = True
-            self.words += self._rest.decode(errors="replace")
+            self.crash_text += self._rest.decode(errors="replace")
             return
-        *lines, self._rest = (self._rest + found).split(b"\n")
+        *lines, self._rest = (self._rest + received).split(b"\n")
         for text in lines:
             try:
-                yield _ANY.decode(text)
+                yield _decoder.decode(text)
             except msgspec.DecodeError:
-                if len(self.words) < self.LONGEST:
-                    self.words += text.decode(errors="replace") + "\n"
+                if len(self.crash_text) < _LONGEST_CRASH_TEXT:
+                    self.crash_text += text.decode(errors="replace") + "\n"
 
 
-class MainIsRead(BaseException):
-    """Ends the import of a program's main module in a worker: what it needs is defined by now."""
+class MainImported(BaseException):
+    """Ends the import of a program's main module in a worker, before the program trains."""
 
 
-_reading_main = False
+_importing_main = False
 
 
-def read_main(reading: bool) -> None:
-    """Say that this process is a worker that imports the program's main module, or no more."""
-    global _reading_main
-    _reading_main = reading
+def set_importing_main(importing: bool) -> None:
+    """Note whether this process is a worker that imports the program's main module."""
+    global _importing_main
+    _importing_main = importing
 
 
-def leave_main() -> None:
-    """Called where training begins: a worker that only wants the functions goes no further.
+def end_main_import() -> None:
+    """End the import of the main module, if this is a worker that only needs its functions.
 
-    A script without ``if __name__ == "__main__"`` would train a second time, in the worker.
+    Without this a script without ``if __name__ == "__main__"`` would train again in the worker.
     """
-    if _reading_main:
-        raise MainIsRead
+    if _importing_main:
+        raise MainImported
