@@ -147,6 +147,7 @@ class WorkerSink(Sink):
         return self._process.pid
 
     def _start(self) -> None:
+        self.broken = ""  # records may wait in the queue while the process starts
         key = secrets.token_bytes(32)
         self._line, theirs = socket.socketpair()
         _ENDS.add(self._line)
@@ -160,7 +161,6 @@ class WorkerSink(Sink):
         self.counts = WorkerCounts()
         address = Address("127.0.0.1", 0)  # the worker tells its port when it listens
         self._live = LiveSink(address, self._pool, self.ledger, arena=self._arena, key=key)
-        self.broken = ""
         self.alive = True
         arguments = (self._process, self._line, self._live)
         threading.Thread(
