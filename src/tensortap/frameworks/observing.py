@@ -6,6 +6,7 @@ observer says what to capture, takes it, and takes the errors.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -171,6 +172,42 @@ class ModelTracing(Protocol):
 
     def compilable_probes(self, plain: Any) -> Mapping[str, Callable[..., Any]]:
         """Return probes that work in compiled graphs: enter, nested, bind, result."""
+        ...
+
+
+class RankChannel(Protocol):
+    """A connection of every rank of a group to the first one."""
+
+    is_first: bool
+    others: list[int]
+    """All ranks but the first."""
+
+    def quiet(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which the user's modes do not see what is sent."""
+        ...
+
+    def on_host(self, value: Any) -> Any:
+        """Return a tensor in the memory of the host; any other value as it is."""
+        ...
+
+    def send_numbers(self, *numbers: int) -> None:
+        """Send two integers to the first rank."""
+        ...
+
+    def receive_numbers(self, rank: int) -> list[int]:
+        """Receive two integers."""
+        ...
+
+    def send(self, data: memoryview) -> None:
+        """Send bytes to the first rank."""
+        ...
+
+    def receive(self, rank: int, size: int) -> memoryview:
+        """Receive this many bytes."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
         ...
 
 

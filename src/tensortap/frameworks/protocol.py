@@ -8,7 +8,7 @@ tests subclass ``tests/frameworks/contract.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -18,6 +18,7 @@ from tensortap.frameworks.observing import (
     Hooks,
     ModelTracing,
     Probe,
+    RankChannel,
     TrackHooks,
     TrackObserver,
     WatchObserver,
@@ -55,7 +56,10 @@ class Adapter:
     - `snapshot_small` is `snapshot` for the fast path: None if the value is not small;
     - `summarize` computes the statistics without a copy, or starts to on a device;
     - `view` returns a NumPy array over the value's own memory; None where that is impossible;
-    - `local_shard` returns this rank's part of a distributed tensor and where it belongs.
+    - `local_shard` returns this rank's part of a distributed tensor and where it belongs;
+    - `copy` returns a private copy on the same device, outside of every graph;
+    - `keyed_copy` returns such a copy with a key that is equal for equal contents, in one go; None
+      for values that need the general way. A copy may be `compact`: its ``tensor()`` is the value.
     """
 
     snapshot: Callable[[Any, Pool | None, Path], Snapshot]
@@ -65,6 +69,9 @@ class Adapter:
     summarize: Callable[[Any], Summary | PendingSummary] | None = None
     view: Callable[[Any], NDArray[Any] | None] | None = None
     local_shard: Callable[[Any], tuple[Any, Shard]] | None = None
+    copy: Callable[[Any], Any] | None = None
+    keyed_copy: Callable[[Any], tuple[Hashable, Any] | None] | None = None
+    compact: type | None = None
 
 
 class Framework(Protocol):
@@ -99,6 +106,17 @@ class Framework(Protocol):
 
     def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
         """Return hooks that watch a model, parameter or tensor; None if it is none of these."""
+        return None
+
+    def stack(self, name: str, values: list[Any], fill: float) -> Any:
+        """Return values stacked along a new first dimension, padded with `fill`; None for others.
+
+        Errors name what is stacked, `name`.
+        """
+        return None
+
+    def open_channel(self, group: Any) -> RankChannel | None:
+        """Connect the ranks of a process group; None if there is none, or only this rank."""
         return None
 
     def tracing(self) -> ModelTracing | None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.sources.tracing.kept import copied, fingerprint, marked_copy, whole
+from tensortap.sources.tracing.kept import copied, fingerprint, keyed_copy, whole
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -29,14 +29,14 @@ def any_bits(dtype, shape):
 def test_a_copy_is_the_same_bit_for_bit(dtype, shape):
     value = any_bits(dtype, shape)
     copied(value)  # the first of a class
-    mark, kept = marked_copy(value)
+    mark, kept = keyed_copy(value)
     found = whole(kept)
     assert (found.dtype, found.shape, bits(found)) == (dtype, torch.Size(shape), bits(value))
-    assert marked_copy(value.clone())[0] == mark
+    assert keyed_copy(value.clone())[0] == mark
     before = bits(found)
     value.view(-1).view(torch.uint8)[0] ^= 1
     assert bits(found) == before
-    assert marked_copy(value)[0] != mark
+    assert keyed_copy(value)[0] != mark
 
 
 def test_layouts_and_views_go_by_their_content():
@@ -68,12 +68,12 @@ def test_other_ways_to_tell_agree(size):
     value = torch.arange(float(size))
     assert fingerprint(value) == fingerprint(value.clone())
     if size > 4096:
-        assert marked_copy(value)[0] == fingerprint(value)
-    assert marked_copy(value.resolve_conj()) is not None
-    assert marked_copy(torch.zeros(size, dtype=torch.complex64).conj()) is None
-    assert marked_copy(torch.empty(0)) is None
-    assert marked_copy(torch.empty(size, device="meta")) is None
-    assert marked_copy(torch.eye(3).to_sparse()) is None
+        assert keyed_copy(value)[0] == fingerprint(value)
+    assert keyed_copy(value.resolve_conj()) is not None
+    assert keyed_copy(torch.zeros(size, dtype=torch.complex64).conj()) is None
+    assert keyed_copy(torch.empty(0)) is None
+    assert keyed_copy(torch.empty(size, device="meta")) is None
+    assert keyed_copy(torch.eye(3).to_sparse()) is None
 
 
 def test_modes_of_the_user_see_nothing():
@@ -89,6 +89,6 @@ def test_modes_of_the_user_see_nothing():
     value = torch.ones(3)
     copied(value)
     with Mode():
-        assert marked_copy(value) is None
+        assert keyed_copy(value) is None
         assert torch.equal(copied(value), value) is True
     assert [f for f in seen if f is not torch.equal] == []

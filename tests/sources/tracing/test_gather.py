@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tensortap.errors import TensortapError
+from tensortap.frameworks.torch import channel as channels
+from tensortap.frameworks.torch.channel import Channel, device_for
 from tensortap.sources.tracing import gather as module
-from tensortap.sources.tracing.gather import Gatherer, Way, device_for, gather
+from tensortap.sources.tracing.gather import Gatherer, gather
 from tensortap.sources.tracing.kept import Part
 
 pytestmark = pytest.mark.timeout(300)  # three processes, however busy the machine
@@ -243,7 +245,9 @@ def test_a_rank_that_dies_is_not_waited_for(gloo, dying, world):
         seen, faults = found[0]
         assert seen == [[0, 1, 2], [0, 1], [0, 1]]
         assert len(faults) == 1
-        assert faults[0].startswith("rank 2 did not come: what it traces is gathered no more:")
+        assert faults[0].startswith(
+            "rank 2 disconnected: its traced values are no longer gathered:"
+        )
         assert found[1] == [[None, None, None], []]
     else:  # the others keep what is theirs
         seen, faults = found[1]
@@ -280,19 +284,19 @@ class Line:
         return Work()
 
 
-def test_buffers_lie_where_the_backend_wants_them(monkeypatch):
+def test_buffers_are_on_the_device_of_the_backend(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert device_for("nccl") == torch.device("cuda", 3)
     assert device_for("gloo") == torch.device("cpu")
-    # no device here but the CPU: a meta tensor lies elsewhere, and that is what is seen
-    way = Way(None, [4, 7], 7, torch.device("meta"))
+    # there is no other device here than the CPU: meta tensors show where buffers are made
+    channel = Channel(None, [4, 7], 7, torch.device("meta"))
     devices = []
-    monkeypatch.setattr(way, "_send", lambda tensor: devices.append(tensor.device.type))
-    module._send(way, {"x": Part([torch.arange(9000)], [0], [1], [0])}, True)
+    monkeypatch.setattr(channel, "_send", lambda tensor: devices.append(tensor.device.type))
+    module._send(channel, {"x": Part([torch.arange(9000)], [0], [1], [0])}, True)
     assert devices == ["meta", "meta", "meta"]
 
 
-def test_where_there_is_no_gloo_it_is_nccl(monkeypatch):
+def test_uses_nccl_without_gloo(monkeypatch):
     made = []
 
     def nccl(store, rank, size, timeout):
@@ -300,34 +304,35 @@ def test_where_there_is_no_gloo_it_is_nccl(monkeypatch):
         return Line(messages)
 
     messages = []
-    monkeypatch.setattr(module, "device_for", lambda backend: torch.device("cpu"))
-    ways = []
+    monkeypatch.setattr(channels, "device_for", lambda backend: torch.device("cpu"))
+    monkeypatch.setattr(channels.private, "default_store", lambda: "store")
+    ends = []
     for rank in (4, 7):
         distributed = types.SimpleNamespace(
             is_gloo_available=lambda: False, ProcessGroupNCCL=nccl, get_rank=lambda rank=rank: rank,
             PrefixStore=lambda name, store: (name, store), group=types.SimpleNamespace(WORLD=None),
-            distributed_c10d=types.SimpleNamespace(_get_default_store=lambda: "store"),
         )  # fmt: skip
-        ways.append(Way.open(distributed, None, [4, 7]))
+        monkeypatch.setattr(channels, "distributed", distributed)
+        ends.append(Channel.connect(None, [4, 7]))
     assert made == [(0, 2, datetime.timedelta(minutes=30)), (1, 2, datetime.timedelta(minutes=30))]
-    assert [way.first for way in ways] == [True, False]
+    assert [channel.is_first for channel in ends] == [True, False]
     part = Part([torch.arange(9000), 5], [0, 1], [7, 7], [0, 0])
-    module._send(ways[1], {"x": part}, True)
-    found = {}
-    assert module._take(ways[0], 7, found).last
-    assert torch.equal(found["x"].values[0], part.values[0])
-    assert (found["x"].values[1], found["x"].ranks) == (5, [7, 7])
+    module._send(ends[1], {"x": part}, True)
+    gathered = {}
+    assert module._receive(ends[0], 7, gathered).last
+    assert torch.equal(gathered["x"].values[0], part.values[0])
+    assert (gathered["x"].values[1], gathered["x"].ranks) == (5, [7, 7])
     assert not messages
 
 
-def test_a_message_that_is_none(monkeypatch):
+def test_ignores_a_rank_that_sends_no_message():
     messages = []
-    ways = [Way(Line(messages), [0, 1], rank, torch.device("cpu")) for rank in range(2)]
-    ways[1].send_numbers(3, 0)
-    ways[1].send(memoryview(b"abc"))
+    ends = [Channel(Line(messages), [0, 1], rank, torch.device("cpu")) for rank in range(2)]
+    ends[1].send_numbers(3, 0)
+    ends[1].send(memoryview(b"abc"))
     faults = []
     gatherer = Gatherer(None, lambda name, error: faults.append(error))
-    gatherer._way, gatherer._others = ways[0], [1]
+    gatherer._channel, gatherer._others = ends[0], [1]
     assert gatherer.gather({"x": Part([1], [0], [0], [0])})["x"].values == [1]
     assert isinstance(faults[0], TensortapError)
     assert gatherer.gather({}) == {}  # nobody is waited for any more

@@ -61,10 +61,10 @@ def test_another_fill():
     assert math.isnan(stacked([np.ones(1), np.ones(2)], fill=math.nan)[0][0, 1])
     for one in (torch.ones(1).int(), np.ones(1, int)):
         two = one.repeat(2)
-        with pytest.raises(TensortapError, match="no nan to pad with"):
+        with pytest.raises(TensortapError, match=r"with nan: .* has no such value"):
             stacked([one, two], fill=math.nan)
     powers = torch.float8_e8m0fnu  # has no zero
-    with pytest.raises(TensortapError, match="no 0 to pad with"):
+    with pytest.raises(TensortapError, match=r"with 0: .* has no such value"):
         stacked([torch.ones(1).to(powers), torch.ones(2).to(powers)])
 
 
@@ -105,12 +105,12 @@ def test_dtypes_that_differ():
         (torch.ones(1), torch.ones(1).to(torch.float8_e4m3fn)),
         (np.ones(1), np.ones(1, int)),
     ):
-        with pytest.raises(TensortapError, match="which no dtype holds exactly"):
+        with pytest.raises(TensortapError, match=r"no dtype holds .* exactly"):
             stacked([a, b])
 
 
 def test_dimensions_that_differ():
-    with pytest.raises(TensortapError, match="x has tensors of 1 and of 2 dimensions"):
+    with pytest.raises(TensortapError, match="x: its tensors have 1 to 2 dimensions"):
         stacked([torch.ones(1), torch.ones(1, 1)])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -169,8 +170,24 @@ def _summarize(value: Any) -> Summary:
     return summarize_array(as_numpy(node))
 
 
-_ARRAY = Adapter(_snapshot, _nbytes, _describe, summarize=_summarize, view=lambda value: None)
-_TRACER = rejecting(
-    "inside jit, grad or vmap an array has no value yet: return it from the function and catch "
-    "the result, or use tap.track"
+def _own_copy(value: Any) -> Any:
+    return jax.numpy.array(value, copy=True)  # the original may be donated, and so deleted
+
+
+def _reject_copy(value: Any) -> Any:
+    raise CaptureError(
+        "JAX only traces this function, so its values do not exist yet: trace the function that "
+        "calls the compiled one, or use tap.catch(...) inside"
+    )
+
+
+_ARRAY = Adapter(
+    _snapshot, _nbytes, _describe, summarize=_summarize, view=lambda value: None, copy=_own_copy
+)
+_TRACER = replace(
+    rejecting(
+        "inside jit, grad or vmap an array has no value yet: return it from the function and "
+        "catch the result, or use tap.track"
+    ),
+    copy=_reject_copy,
 )

@@ -39,6 +39,12 @@ class NumpyFramework(Framework):
         """Return an array, or a scalar if `tensor` was one."""
         return build(tensor)
 
+    def stack(self, name: str, values: list[Any], fill: float) -> Any:
+        """Return arrays or numbers as one array."""
+        from tensortap.frameworks.numpy.stack import stack
+
+        return stack(name, values, fill)
+
 
 FRAMEWORK = NumpyFramework()
 

@@ -12,12 +12,14 @@ from tensortap.frameworks.observing import (
     Hooks,
     ModelTracing,
     Probe,
+    RankChannel,
     TrackHooks,
     TrackObserver,
     WatchObserver,
 )
 from tensortap.frameworks.protocol import Adapter, Framework, rejecting
 from tensortap.frameworks.torch import tensors
+from tensortap.frameworks.torch.copies import CompactTensor, copied_tensor, keyed_copy
 from tensortap.frameworks.torch.shards import local_shard
 from tensortap.frameworks.torch.summarize import summarize
 from tensortap.record import TensorData
@@ -32,16 +34,17 @@ class TorchFramework(Framework):
         """Return the adapter for a class of tensors."""
         if torch.Tensor not in cls.__mro__:
             return None
+        if cls is torch.Tensor:
+            return _TENSOR
+        if cls is torch.nn.Parameter:
+            return _PARAMETER
         if torch.nn.parameter.UninitializedTensorMixin in cls.__mro__:
             return _UNINITIALIZED
-        if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
-            rejected = rejecting(_WRAPPERS.get(cls.__name__) or _WRAPPER.format(cls.__name__))
-            return (
-                replace(rejected, local_shard=local_shard)
-                if cls.__name__ == "DTensor"
-                else rejected
-            )
-        return _TENSOR if cls in (torch.Tensor, torch.nn.Parameter) else _SUBCLASS
+        if cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+            return _SUBCLASS
+        rejected = rejecting(_WRAPPERS.get(cls.__name__) or _WRAPPER.format(cls.__name__))
+        shard = local_shard if cls.__name__ == "DTensor" else None
+        return replace(rejected, copy=copied_tensor, local_shard=shard)
 
     def rebuild(self, tensor: TensorData) -> Any:
         """Return a tensor on the CPU, in no graph."""
@@ -60,6 +63,18 @@ class TorchFramework(Framework):
 
         return hooks_on(target, observer, title)
 
+    def stack(self, name: str, values: list[Any], fill: float) -> Any:
+        """Return tensors or numbers as one tensor."""
+        from tensortap.frameworks.torch.stack import stack
+
+        return stack(name, values, fill)
+
+    def open_channel(self, group: Any) -> RankChannel | None:
+        """Connect the ranks of a process group of torch.distributed."""
+        from tensortap.frameworks.torch.channel import open_channel
+
+        return open_channel(group)
+
     def tracing(self) -> ModelTracing | None:
         """Return the knowledge about modules that `trace` needs."""
         from tensortap.frameworks.torch import trace_models
@@ -77,11 +92,12 @@ class TorchFramework(Framework):
 
 FRAMEWORK = TorchFramework()
 
-_TENSOR = Adapter(
+_PARAMETER = Adapter(
     tensors.snapshot, tensors.nbytes, tensors.describe, tensors.snapshot_small, summarize,
-    tensors.view,
+    tensors.view, copy=copied_tensor,
 )  # fmt: skip
-_SUBCLASS = replace(_TENSOR, snapshot=tensors.snapshot_subclass, snapshot_small=None)
+_TENSOR = replace(_PARAMETER, keyed_copy=keyed_copy, compact=CompactTensor)
+_SUBCLASS = replace(_PARAMETER, snapshot=tensors.snapshot_subclass, snapshot_small=None)
 _UNINITIALIZED = rejecting(
     "an uninitialized parameter has no data: catch it after the first forward"
 )

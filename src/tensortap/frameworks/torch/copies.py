@@ -18,7 +18,7 @@ from tensortap.frameworks.torch.tensors import dtype_name, is_lazy, quiet, why_n
 _LARGE = 1 << 20  # bytes
 
 
-class Small(NamedTuple):
+class CompactTensor(NamedTuple):
     """A small tensor as its bytes, which are equal if the tensors are."""
 
     dtype: torch.dtype
@@ -32,13 +32,13 @@ class Small(NamedTuple):
             return flat.view(self.dtype).view(self.shape)
 
 
-def marked_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
+def keyed_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
     """Return a key that tells whether a tensor has changed, and a copy of it.
 
     None for tensors that need a closer look, and for large ones: those are copied only if they
     have changed.
 
-    >>> marked_copy(torch.ones(2))[0].data.hex()
+    >>> keyed_copy(torch.ones(2))[0].data.hex()
     '0000803f0000803f'
     """
     # even reading an attribute would run a mode
@@ -51,8 +51,8 @@ def marked_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
         if nbytes <= SMALL:
             if not value.is_contiguous():
                 value = value.detach().contiguous()
-            small = Small(dtype, value.shape, read(value.data_ptr(), nbytes))
-            return small, small
+            compact = CompactTensor(dtype, value.shape, read(value.data_ptr(), nbytes))
+            return compact, compact
         if not value.is_contiguous() or torch.is_inference_mode_enabled():
             return None
         value = value.detach().clone()  # detached, so no graph records the clone

@@ -6,12 +6,15 @@ A release of torch that lacks one of them costs what the function says, and noth
 from __future__ import annotations
 
 import contextlib
+import datetime
 import sys
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
 import torch
+
+from tensortap.errors import TensortapError
 
 Context = contextlib.AbstractContextManager[Any]
 
@@ -106,6 +109,34 @@ def is_fullgraph(module: torch.nn.Module) -> bool:
     Buys: the output of such a module is observed outside of its graph. Otherwise it is not seen.
     """
     return bool(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False))
+
+
+def default_store() -> Any:
+    """Return the store of torch.distributed.
+
+    Buys: ranks find each other without a collective of the user's groups. Otherwise every rank
+    keeps the values that it traces.
+    """
+    from torch.distributed import distributed_c10d
+
+    try:
+        return distributed_c10d._get_default_store()
+    except AttributeError:
+        raise TensortapError("this release of torch has no default store") from None
+
+
+def timeout_of(group: Any) -> datetime.timedelta:
+    """Return the timeout of a process group.
+
+    Buys: gathering waits as long as the user's own collectives. Otherwise as long as torch's do by
+    default.
+    """
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(Exception):  # no backend for that device, or no options
+            timeout = group._get_backend(torch.device(device)).options._timeout
+            if isinstance(timeout, datetime.timedelta):
+                return timeout
+    return datetime.timedelta(minutes=30)
 
 
 def version_of(tensor: torch.Tensor) -> int:

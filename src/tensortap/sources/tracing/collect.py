@@ -18,7 +18,7 @@ from tensortap.sources.tracing.kept import (
     Turns,
     copied,
     fingerprint,
-    marked_copy,
+    keyed_copy,
     whole,
 )
 from tensortap.sources.tracing.records import put
@@ -93,7 +93,7 @@ class Collector:
         """Keep a copy of a value unless it equals the last one; return False if discarded."""
         options = self._options
         with self._lock:
-            both = None if options.pre_save_callbacks else marked_copy(value)
+            both = None if options.pre_save_callbacks else keyed_copy(value)
             mark: Hashable = None
             if both is not None:
                 mark, value = both

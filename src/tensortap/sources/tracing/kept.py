@@ -6,7 +6,6 @@ import copy
 import gc
 import itertools
 import pickle
-import sys
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
@@ -98,51 +97,46 @@ class Results(dict[str, Part]):
         raise KeyError(f"nothing was traced as {path!r}; {nearest(path, self)}")
 
 
-def marked_copy(value: Any) -> tuple[Hashable, Any] | None:
-    """The `fingerprint` of a plain tensor and a copy, in one go; of a small one it is its bytes.
+def keyed_copy(value: Any) -> tuple[Hashable, Any] | None:
+    """Return the `fingerprint` of a plain tensor and a copy of it; None for any other value.
 
-    None for any other value.
+    The copy may be compact: see `whole`.
     """
-    take = _takes.get(type(value))
+    take = _keyed_copies.get(type(value))
     return None if take is None else take(value)
 
 
-_takes: dict[type, Callable[[Any], tuple[Hashable, Any] | None]] = {}
-_smalls: set[type] = set()
+_keyed_copies: dict[type, Callable[[Any], tuple[Hashable, Any] | None]] = {}
+_compact: set[type] = set()
 
 
 def whole(kept: Any) -> Any:
-    """What was kept, as it is for users."""
-    return kept.tensor() if type(kept) in _smalls else kept
+    """Return a kept value as users see it."""
+    return kept.tensor() if type(kept) in _compact else kept
 
 
 def copied(value: Any) -> Any:
-    """A copy that shares nothing with the value; tensors in it belong to no graph.
+    """Return a copy that shares nothing with the value; tensors in it belong to no graph.
 
     >>> one = {"a": [1, 2]}
     >>> copied(one) == one, copied(one)["a"] is one["a"]
     (True, False)
     """
-    copy_of = _copies.get(type(value)) or _learn(value)
+    copy_of = _copies.get(type(value)) or _learn(type(value))
     return copy_of(value)
 
 
-def _learn(value: Any) -> Callable[[Any], Any]:
-    """How values of a class are copied: found out once a class."""
-    cls = type(value)
-    torch, jax = _loaded("torch", "Tensor"), _loaded("jax", "Array")
-    found: Callable[[Any], Any] = _copied_deeply
-    if torch is not None and issubclass(cls, torch.Tensor):
-        from tensortap.frameworks.torch import copies as torch_copies
-
-        found = torch_copies.copied_tensor
-        _takes[torch.Tensor] = torch_copies.marked_copy
-        _smalls.add(torch_copies.Small)
-    elif jax is not None and isinstance(value, jax.Array):
-        found = _copied_jax
-    if len(_copies) < 4096:  # a program that makes classes without end must not fill memory
-        _copies[cls] = found
-    return found
+def _learn(cls: type) -> Callable[[Any], Any]:
+    """Return how values of a class are copied, and cache it."""
+    adapter = adapter_of(cls)
+    if adapter.keyed_copy is not None:
+        _keyed_copies[cls] = adapter.keyed_copy
+    if adapter.compact is not None:
+        _compact.add(adapter.compact)
+    copy_of = adapter.copy or _copied_deeply
+    if len(_copies) < 4096:  # a program that keeps making classes must not fill the memory
+        _copies[cls] = copy_of
+    return copy_of
 
 
 def _itself(value: Any) -> Any:
@@ -155,42 +149,20 @@ _copies: dict[type, Callable[[Any], Any]] = dict.fromkeys(
 
 
 def _copied_deeply(value: Any) -> Any:
-    if isinstance(value, _BEYOND):
-        return _as_it_is(value)
-    torch, jax = _loaded("torch", "Tensor"), _loaded("jax", "Array")
-    classes = tuple([one for one in (torch and torch.Tensor, jax and jax.Array) if one])
-    memo: dict[int, Any] = {}
-    for one in _inside(value) if classes else ():
-        # a tensor that is no leaf of its graph refuses to be copied deeply
-        if isinstance(one, classes):
-            memo[id(one)] = copied(one)
-    try:
-        return copy.deepcopy(value, memo)
-    except Exception:  # a lock, a file, a socket: what is known of it is kept
-        return Opaque(type_name(type(value)), safe_repr(value))
-
-
-def _as_it_is(value: Any) -> Any:
-    """Functions and classes are not copied: through their global names they hold the program."""
     if isinstance(value, (ModuleType, FrameType)):
         return Opaque(type_name(type(value)), safe_repr(value))
-    return value
-
-
-def _loaded(name: str, attribute: str) -> Any:
-    module = sys.modules.get(name)
-    return module if hasattr(module, attribute) else None
-
-
-def _copied_jax(value: Any) -> Any:
-    import jax
-
-    if isinstance(value, jax.core.Tracer):
-        raise CaptureError(
-            "JAX only traces this function here, its values are not there yet: trace the function "
-            "that calls the compiled one, or use tap.catch(...) inside"
-        )
-    return jax.numpy.array(value, copy=True)  # a donated one is deleted
+    if isinstance(value, _BEYOND):
+        return value  # through its globals a function holds the whole program
+    memo: dict[int, Any] = {}
+    for one in _inside(value):
+        # deepcopy raises for a tensor that is no leaf of its graph
+        copy_of = adapter_of(type(one)).copy
+        if copy_of is not None:
+            memo[id(one)] = copy_of(one)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, a file, a socket: keep what is known of it
+        return Opaque(type_name(type(value)), safe_repr(value))
 
 
 def _inside(value: Any) -> Iterable[Any]:
