@@ -436,8 +436,8 @@ static void *work(void *argument)
 {
     Desk *w = argument;
     Comparison *job = w->job;
-    Environment before;
-    enter(&before);
+    FloatMode before;
+    use_ieee_mode(&before);
     for (;;) {
         size_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (task >= job->tasks)
@@ -445,7 +445,7 @@ static void *work(void *argument)
         if (!job->later || job->untouched[task])
             do_task(w, task);
     }
-    leave(&before);
+    restore_mode(&before);
     return NULL;
 }
 
@@ -601,11 +601,11 @@ static void put(const Comparison *job, Desk *const *desks, int n, Difference *fo
 Outcome compare(const Side *a, const Side *b, const Rules *rules, int threads, Difference *found)
 {
     Comparison job;
-    Environment before;
+    FloatMode before;
     Outcome outcome = NO_MEMORY;
-    enter(&before);
+    use_ieee_mode(&before);
     prepare(&job, a, b, rules);
-    int n = hands_for(job.count / A_THREAD, threads), hired = 0;
+    int n = thread_count(job.count / A_THREAD, threads), hired = 0;
     Desk **desks = calloc((size_t)n, sizeof *desks);
     job.parts = calloc(job.tasks + 1, sizeof *job.parts);
     job.untouched = calloc(job.tasks + 1, 1);
@@ -631,6 +631,6 @@ end:
     free(desks);
     free(job.parts);
     free(job.untouched);
-    leave(&before);
+    restore_mode(&before);
     return outcome;
 }

@@ -1,10 +1,10 @@
-/* Chunks of every kind of element: as float32 or float64, which the passes know. */
+/* Chunks of any kind of element, converted to float32 or float64 for the passes. */
 #include "worker.h"
 
 #include <math.h>
 #include <string.h>
 
-#define MOST_WINDOWS 3 /* with more of them, increments in memory are faster */
+#define MAX_WINDOWS 3 /* with more, increments in memory are faster */
 #define FIELD32_INF 0x7F800000u
 #define FIELD64_INF 0x7FF0000000000000u
 
@@ -50,7 +50,7 @@ static void count_far64(Worker *w, const uint64_t *bits, size_t n)
 
 static size_t scatter_bytes(const uint8_t *bytes, size_t n, uint64_t *near)
 {
-    /* several tables: an increment waits for the one before at the same address */
+    /* several tables, because an increment waits for the previous one at the same address */
     uint32_t tables[8][256];
     size_t counted = 0;
     memset(tables, 0, sizeof tables);
@@ -67,13 +67,13 @@ static size_t scatter_bytes(const uint8_t *bytes, size_t n, uint64_t *near)
     return counted;
 }
 
-/* Put as few windows as will do where most exponents were so far; 0 if too many would be needed. */
+/* Place as few windows as possible over the exponents so far; return 0 if too many are needed. */
 static int place_windows(Worker *w)
 {
     uint64_t total = 0;
     for (int e = 1; e < 255; e++)
         total += w->near[e];
-    for (w->width = WINDOW; w->width <= MOST_WINDOWS * WINDOW; w->width += WINDOW) {
+    for (w->width = WINDOW; w->width <= MAX_WINDOWS * WINDOW; w->width += WINDOW) {
         uint64_t sum = 0, best = 0;
         for (int e = 1; e < 255; e++) {
             sum += w->near[e];
@@ -90,8 +90,8 @@ static int place_windows(Worker *w)
     return 0;
 }
 
-/* Count the exponents that w->exponents holds, for a chunk with so many zeros and with `top` as
- * its largest; returns whether all of them were there. */
+/* Count the exponents in w->exponents, of a chunk with this many zeros and the largest exponent
+ * `top`. Return whether they account for all elements. */
 static int count_near(Worker *w, const Passes *p, size_t n, size_t zeros, int top)
 {
     size_t padded = (n + 63) / 64 * 64, counted = zeros;
@@ -109,10 +109,10 @@ static int count_near(Worker *w, const Passes *p, size_t n, size_t zeros, int to
     for (int at = 0; at < w->width; at += WINDOW)
         counted += p->window(w->exponents, padded, (uint8_t)(w->base + at), w->near);
     if (counted < n) {
-        size_t others = p->outside(w->exponents, padded, (uint8_t)w->base, (uint8_t)w->width,
-                                   w->near);
-        counted += others;
-        w->scatter = others > n / 16;
+        size_t outside = p->outside(w->exponents, padded, (uint8_t)w->base, (uint8_t)w->width,
+                                    w->near);
+        counted += outside;
+        w->scatter = outside > n / 16;
     }
     return counted == n;
 }
@@ -127,7 +127,7 @@ static double from_order32(int32_t order)
     return (double)value;
 }
 
-/* Take NaN and Inf out, and count them. */
+/* Count NaN and Inf, and copy the finite values to w->finite32. */
 static size_t sift32(Worker *w, const uint32_t *bits, size_t n)
 {
     size_t kept = 0, posinfs = 0, neginfs = 0;
@@ -178,10 +178,10 @@ static Moments chunk32(Worker *w, const Passes *p, const float *x, size_t n)
     Sums s;
     p->sums32(x, n, &s);
     Moments m = of_sums((int64_t)n, 0, &s);
-    if (!tells_deviations(&m)) {
-        double found[2];
-        p->deviations32(x, n, m.mean, found);
-        set_deviations(&m, found[0], found[1]);
+    if (!deviations_are_accurate(&m)) {
+        double sums[2];
+        p->deviations32(x, n, m.mean, sums);
+        set_deviations(&m, sums[0], sums[1]);
     }
     m.low = low;
     m.high = high;
@@ -206,7 +206,7 @@ static Moments moments64(Worker *w, const Passes *p, const double *x, size_t n, 
     if (low == high)
         return of_constant((int64_t)n, low, unit);
     if (unit != 0) {
-        /* in two steps: 2**-unit itself may be beyond float64 */
+        /* in two steps, because float64 may not hold 2**-unit */
         double half = ldexp(1.0, -unit / 2), other = ldexp(1.0, -unit - -unit / 2);
         for (size_t i = 0; i < n; i++)
             w->scaled[i] = x[i] * half * other;
@@ -215,10 +215,10 @@ static Moments moments64(Worker *w, const Passes *p, const double *x, size_t n, 
     Sums s;
     p->sums64(x, n, &s);
     Moments m = of_sums((int64_t)n, unit, &s);
-    if (!tells_deviations(&m)) {
-        double found[2];
-        p->deviations64(x, n, m.mean, found);
-        set_deviations(&m, found[0], found[1]);
+    if (!deviations_are_accurate(&m)) {
+        double sums[2];
+        p->deviations64(x, n, m.mean, sums);
+        set_deviations(&m, sums[0], sums[1]);
     }
     m.low = low;
     m.high = high;
@@ -243,7 +243,7 @@ static size_t sift64(Worker *w, const double *x, const double *ruler, size_t n)
     return kept;
 }
 
-/* `ruler` are the values, rounded towards zero: its exponents are the true ones. */
+/* `ruler` has the values rounded towards zero, which keeps the exact exponents. */
 static Moments chunk64(Worker *w, const Passes *p, const double *x, const double *ruler, size_t n)
 {
     Range64 r;
@@ -266,7 +266,7 @@ static Moments chunk64(Worker *w, const Passes *p, const double *x, const double
                      from_order64((int64_t)r.small));
 }
 
-/* ---- elements of every kind as float32 or float64 ---- */
+/* ---- conversion of elements ---- */
 
 #define EACH(type, body)                                                                          \
     do {                                                                                          \
@@ -275,7 +275,7 @@ static Moments chunk64(Worker *w, const Passes *p, const double *x, const double
             body;                                                                                 \
     } while (0)
 
-/* A whole number as float64, and the same without the bits that would round it up. */
+/* Convert an integer to float64 without the bits that would round it up. */
 static double ruler_of(uint64_t size)
 {
     return (double)(size >> 53 ? size & ~(uint64_t)0x7FF : size);
@@ -318,7 +318,7 @@ Moments take_chunk(Worker *w, Job *job, const char *data, size_t n)
         EACH(uint64_t, (d[i] = (double)in[i], w->rulers[i] = ruler_of(in[i])));
         return chunk64(w, p, d, w->rulers, n);
     case COMPLEX64: {
-        /* float64 has room for the squares; NaN wins over Inf by itself */
+        /* float64 holds the squares; NaN takes precedence over Inf */
         const float *part = (const void *)data;
         for (size_t i = 0; i < n; i++) {
             double x = (double)part[2 * i], y = (double)part[2 * i + 1];

@@ -1,6 +1,6 @@
-/* tensortap.stats._kernel: the statistics of memory, from an address to a finished Summary.
+/* tensortap.stats._kernel: from an address to a finished Summary.
  *
- * `stats/memory.py` is the Python side. What it computes is in summarize.c.
+ * The Python side is stats/summarize.py, the computation is in summarize.c.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -8,7 +8,7 @@
 #include "summarize.h"
 #include "python.h"
 
-#define FEW (1 << 14) /* elements for which letting go of the interpreter is not worth it */
+#define FEW (1 << 14) /* elements: for these, releasing the interpreter lock does not pay */
 #define FIELDS 17     /* of a Summary */
 
 static PyObject *summary; /* the class */
@@ -29,7 +29,7 @@ static PyObject *bins_of(const Statistics *s)
 static PyObject *as_summary(const Statistics *s)
 {
     if (summary == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "no class to make: call set_summary first");
+        PyErr_SetString(PyExc_RuntimeError, "call set_summary first");
         return NULL;
     }
     const int64_t counts[] = {s->count, s->zeros, s->nans, s->posinfs, s->neginfs};
@@ -54,8 +54,8 @@ static PyObject *as_summary(const Statistics *s)
 
 /* summarize(address, code, shape, strides, threads) -> Summary | None
  *
- * `shape` may be the number of elements, if these are contiguous; `strides` are in bytes, or None.
- * None is for values that only the NumPy path can tell. */
+ * `shape` may be the number of contiguous elements; `strides` are in bytes, or None for C order.
+ * Returns None for values that only NumPy can summarize. */
 static PyObject *kernel_summarize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
@@ -105,20 +105,20 @@ static PyObject *kernel_summarize(PyObject *module, PyObject *const *args, Py_ss
         return NULL;
     }
 
-    Statistics found;
+    Statistics result;
     Outcome outcome;
     if (count <= FEW) {
-        outcome = summarize_few(&array, kind, table, &found);
+        outcome = summarize_few(&array, kind, table, &result);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        outcome = summarize(&array, kind, table, (int)threads, &found);
+        outcome = summarize(&array, kind, table, (int)threads, &result);
         Py_END_ALLOW_THREADS
     }
     if (outcome == NO_MEMORY)
         return PyErr_NoMemory();
     if (outcome == BEYOND)
         Py_RETURN_NONE;
-    return as_summary(&found);
+    return as_summary(&result);
 }
 
 static PyObject *kernel_set_summary(PyObject *module, PyObject *cls)
@@ -144,18 +144,18 @@ static PyObject *kernel_use_team(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"summarize", (PyCFunction)(void (*)(void))kernel_summarize, METH_FASTCALL,
      "summarize(address, code, shape, strides, threads) -> Summary | None"},
-    {"set_summary", kernel_set_summary, METH_O, "The class that summarize makes."},
-    {"add_table", kernel_add_table, METH_O, "The code of an 8-bit dtype with these values."},
-    {"use_team", kernel_use_team, METH_VARARGS, "Work with the threads of an OpenMP."},
-    {"variants", kernel_variants, METH_NOARGS, "The code that this processor can run, best last."},
-    {"variant", kernel_variant, METH_NOARGS, "The code that it does run."},
-    {"use", kernel_use, METH_O, "Run other code than the best."},
+    {"set_summary", kernel_set_summary, METH_O, "Set the class of summaries."},
+    {"add_table", kernel_add_table, METH_O, "Add the 256 values of an 8-bit dtype and return its code."},
+    {"use_team", kernel_use_team, METH_VARARGS, "Use the threads of an OpenMP runtime."},
+    {"variants", kernel_variants, METH_NOARGS, "Return the variants that this processor can run, the best last."},
+    {"variant", kernel_variant, METH_NOARGS, "Return the variant in use."},
+    {"use", kernel_use, METH_O, "Use another variant."},
     {NULL},
 };
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, .m_name = "tensortap.stats._kernel",
-    .m_doc = "The statistics of memory, in C.", .m_size = -1, .m_methods = methods,
+    .m_doc = "Statistics of arrays in memory.", .m_size = -1, .m_methods = methods,
 };
 
 PyMODINIT_FUNC PyInit__kernel(void)

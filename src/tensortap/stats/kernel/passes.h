@@ -1,9 +1,9 @@
-/* The passes over one chunk of values that lies in the first-level cache.
+/* The passes over one chunk of values in the first-level cache.
  *
- * variants.c includes this file once for every kind of processor: PASS(name) gives each copy
- * its own names, and vectors are WIDTH bytes of float64 or BYTES_WIDTH of bytes. There are no
- * intrinsics. Whatever the width, there are eight sums side by side that are added up in the same
- * order: the figures are the same to the last bit (-ffp-contract=off is needed for that).
+ * variants.c includes this file once for each kind of processor: PASS(name) gives each copy its own
+ * names, and vectors are WIDTH bytes of float64 or BYTES_WIDTH bytes of bytes. There are no
+ * intrinsics. For any width there are eight sums side by side, added up in the same order, so that
+ * all copies are bit-identical (which needs -ffp-contract=off).
  */
 
 typedef double PASS(F64) __attribute__((vector_size(WIDTH)));
@@ -16,7 +16,7 @@ typedef uint64_t PASS(U64) __attribute__((vector_size(BYTES_WIDTH)));
 #define LANES (WIDTH / 8)
 #define VECTORS (8 / LANES)
 
-/* float16 to float32, in simple loops that become vectors. */
+/* Convert float16 to float32, in simple loops that the compiler vectorizes. */
 static void PASS(halves)(const uint16_t *restrict in, size_t n, float *restrict out)
 {
     uint32_t *bits = (void *)out;
@@ -29,8 +29,8 @@ static void PASS(halves)(const uint16_t *restrict in, size_t n, float *restrict 
     }
 }
 
-/* The largest and smallest of the values and of their magnitudes, as bits. */
-static void PASS(range32)(const uint32_t *restrict bits, size_t n, Range32 *restrict found)
+/* Find the largest and smallest values and magnitudes, as bits. */
+static void PASS(range32)(const uint32_t *restrict bits, size_t n, Range32 *restrict range)
 {
     int32_t low = INT32_MAX, high = INT32_MIN, small = INT32_MAX, large = 0;
     for (size_t i = 0; i < n; i++) {
@@ -41,10 +41,10 @@ static void PASS(range32)(const uint32_t *restrict bits, size_t n, Range32 *rest
         small = size < small ? size : small;
         large = size > large ? size : large;
     }
-    *found = (Range32){low, high, (uint32_t)small, (uint32_t)large};
+    *range = (Range32){low, high, (uint32_t)small, (uint32_t)large};
 }
 
-static void PASS(range64)(const uint64_t *restrict bits, size_t n, Range64 *restrict found)
+static void PASS(range64)(const uint64_t *restrict bits, size_t n, Range64 *restrict range)
 {
     int64_t low = INT64_MAX, high = INT64_MIN, small = INT64_MAX, large = 0;
     for (size_t i = 0; i < n; i++) {
@@ -55,7 +55,7 @@ static void PASS(range64)(const uint64_t *restrict bits, size_t n, Range64 *rest
         small = size < small ? size : small;
         large = size > large ? size : large;
     }
-    *found = (Range64){low, high, (uint64_t)small, (uint64_t)large};
+    *range = (Range64){low, high, (uint64_t)small, (uint64_t)large};
 }
 
 static size_t PASS(zeros32)(const uint32_t *restrict bits, size_t n)
@@ -74,7 +74,8 @@ static size_t PASS(zeros64)(const uint64_t *restrict bits, size_t n)
     return zeros;
 }
 
-/* The exponents as a byte each, as float32 has them: 0 is for all that it has not. */
+/* Write the exponent of each element as a byte, biased as in float32; 0 if float32 has no such
+ * normal number. */
 static void PASS(exponents32)(const uint32_t *restrict bits, size_t n, uint8_t *restrict out)
 {
     for (size_t i = 0; i < n; i++)
@@ -84,20 +85,19 @@ static void PASS(exponents32)(const uint32_t *restrict bits, size_t n, uint8_t *
 static void PASS(exponents64)(const uint64_t *restrict bits, size_t n, uint8_t *restrict out)
 {
     for (size_t i = 0; i < n; i++) {
-        uint32_t high = (uint32_t)(bits[i] >> 32); /* halves the vectors */
+        uint32_t high = (uint32_t)(bits[i] >> 32); /* 32 bits, for half as many vectors */
         uint32_t exponent = ((high << 1) >> 21) - (1023 - BIAS);
         out[i] = (uint8_t)(exponent - 1 < 254 ? exponent : 0);
     }
 }
 
-/* Count the bytes from `base` to `base + WINDOW - 1`: comparisons of whole vectors, where
- * increments in memory would wait for each other. `n` is a multiple of 64. Returns how many
- * were counted. */
+/* Count the bytes from `base` to `base + WINDOW - 1` and return their number. This compares whole
+ * vectors, because increments in memory would wait for each other. `n` is a multiple of 64. */
 static size_t PASS(window)(const uint8_t *restrict bytes, size_t n, uint8_t base,
                            uint64_t *restrict fields)
 {
     size_t counted = 0;
-    for (size_t start = 0; start < n; start += 128 * BYTES_WIDTH) { /* hits end at 255 */
+    for (size_t start = 0; start < n; start += 128 * BYTES_WIDTH) { /* a hit count holds at most 255 */
         size_t end = n - start < 128 * BYTES_WIDTH ? n : start + 128 * BYTES_WIDTH;
         for (int first = 0; first < WINDOW; first += 8) {
             PASS(U8) wanted[8], hits[8];
@@ -125,8 +125,8 @@ static size_t PASS(window)(const uint8_t *restrict bytes, size_t n, uint8_t base
     return counted;
 }
 
-/* Count the bytes that are neither from `base` to `base + width - 1` nor 0, and return how many
- * there are. */
+/* Count the bytes that are neither 0 nor from `base` to `base + width - 1`, and return their
+ * number. */
 static size_t PASS(outside)(const uint8_t *restrict bytes, size_t n, uint8_t base, uint8_t width,
                             uint64_t *restrict fields)
 {
@@ -150,7 +150,7 @@ static size_t PASS(outside)(const uint8_t *restrict bytes, size_t n, uint8_t bas
     return counted;
 }
 
-/* Eight sums to one. */
+/* Add up eight sums. */
 static double PASS(fold)(const F64 *sums)
 {
     double v[8];
@@ -170,7 +170,7 @@ static double PASS(fold)(const F64 *sums)
 
 #define LOAD64(y, from) FOR_VECTORS memcpy(&(y)[k], (from) + k * LANES, sizeof(F64))
 
-/* The last, incomplete vectors: what is missing is `rest`. */
+/* Load the last, incomplete vectors and fill them up with `rest`. */
 #define LOAD_END(y, from, n, rest)                                                                \
     do {                                                                                          \
         double end[8] = {rest, rest, rest, rest, rest, rest, rest, rest};                         \
@@ -196,7 +196,7 @@ static double PASS(fold)(const F64 *sums)
         p8[VECTORS] = {{0}}, y[VECTORS];                                                          \
     size_t i = 0;                                                                                 \
     for (; i + 8 <= n; i += 8) {                                                                  \
-        /* the chunk after this one: the memory works while we calculate */                       \
+        /* fetch the next chunk while this one is computed */                                     \
         __builtin_prefetch((const char *)(x + i) + CHUNK * sizeof *x);                            \
         LOAD(y, x + i);                                                                           \
         ADD_POWERS(y)                                                                             \
@@ -205,20 +205,20 @@ static double PASS(fold)(const F64 *sums)
         LOAD_END(y, x + i, n - i, 0.0);                                                           \
         ADD_POWERS(y)                                                                             \
     }                                                                                             \
-    *found = (Sums){PASS(fold)(sum), PASS(fold)(sizes), PASS(fold)(p2), PASS(fold)(p4),           \
-                    PASS(fold)(p8)}
+    *sums = (Sums){PASS(fold)(sum), PASS(fold)(sizes), PASS(fold)(p2), PASS(fold)(p4),            \
+                   PASS(fold)(p8)}
 
-static void PASS(sums32)(const float *restrict x, size_t n, Sums *restrict found)
+static void PASS(sums32)(const float *restrict x, size_t n, Sums *restrict sums)
 {
     SUMS(LOAD32);
 }
 
-static void PASS(sums64)(const double *restrict x, size_t n, Sums *restrict found)
+static void PASS(sums64)(const double *restrict x, size_t n, Sums *restrict sums)
 {
     SUMS(LOAD64);
 }
 
-/* The sums of the deviations from `mean` (what rounding left of it) and of their squares. */
+/* Add up the deviations from `mean` (its rounding error) and their squares. */
 #define ADD_DEVIATIONS(y)                                                                         \
     FOR_VECTORS                                                                                   \
     {                                                                                             \
@@ -238,15 +238,15 @@ static void PASS(sums64)(const double *restrict x, size_t n, Sums *restrict foun
         LOAD_END(y, x + i, n - i, mean);                                                          \
         ADD_DEVIATIONS(y)                                                                         \
     }                                                                                             \
-    found[0] = PASS(fold)(rest);                                                                  \
-    found[1] = PASS(fold)(squares)
+    sums[0] = PASS(fold)(rest);                                                                   \
+    sums[1] = PASS(fold)(squares)
 
-static void PASS(deviations32)(const float *restrict x, size_t n, double mean, double found[2])
+static void PASS(deviations32)(const float *restrict x, size_t n, double mean, double sums[2])
 {
     DEVIATIONS(LOAD32);
 }
 
-static void PASS(deviations64)(const double *restrict x, size_t n, double mean, double found[2])
+static void PASS(deviations64)(const double *restrict x, size_t n, double mean, double sums[2])
 {
     DEVIATIONS(LOAD64);
 }

@@ -1,12 +1,13 @@
-/* Of 8-bit elements, and of many 16-bit ones, how often each bit pattern occurs says everything. */
+/* Statistics from the number of occurrences of each bit pattern, for 8-bit elements and for many
+ * 16-bit ones. */
 #include "worker.h"
 
 #include <math.h>
 #include <string.h>
 
-#define FLUSH ((uint64_t)1 << 31) /* elements that a table of 32-bit counts can take */
+#define FLUSH ((uint64_t)1 << 31) /* elements until the 32-bit counts must be added up */
 
-void settle(Worker *w, Kind kind)
+void flush_patterns(Worker *w, Kind kind)
 {
     if (kind == BYTES) {
         for (int i = 0; i < 256; i++)
@@ -36,7 +37,8 @@ void count_patterns(Worker *w, Kind kind, const char *data, size_t n)
             w->few[0][in[i]]++;
     } else {
         const uint16_t *in = (const void *)data;
-        /* two tables and two places: neighbours are alike, and an increment waits for the last */
+        /* two tables and two positions: neighbors are often equal, and an increment waits for the
+         * previous one at the same address */
         uint32_t *first = w->many, *second = w->many + SECOND;
         const uint16_t *other = in + n / 2;
         for (; i + 4 <= n / 2; i += 4)
@@ -51,7 +53,7 @@ void count_patterns(Worker *w, Kind kind, const char *data, size_t n)
     }
     w->seen += n;
     if (w->seen >= FLUSH)
-        settle(w, kind);
+        flush_patterns(w, kind);
 }
 
 static double value_of(const Job *job, int pattern)
@@ -76,7 +78,7 @@ static double value_of(const Job *job, int pattern)
 }
 
 Moments of_patterns(Worker *w, const Job *job, const uint64_t *times, double *values,
-                           double *weights)
+                    double *weights)
 {
     int patterns = job->kind == BYTES ? 256 : PATTERNS;
     size_t kept = 0;
@@ -107,7 +109,7 @@ Moments of_patterns(Worker *w, const Job *job, const uint64_t *times, double *va
     int unit = unit_for(-low > high ? -low : high);
     if (low == high)
         return of_constant(n, low, unit);
-    double factor = ldexp(1.0, -unit); /* no such dtype reaches where this would overflow */
+    double factor = ldexp(1.0, -unit); /* no dtype of 16 bits makes it overflow */
     Sums s = {0};
     for (size_t i = 0; i < kept; i++) {
         double y = values[i] *= factor, many = weights[i], y2 = y * y, y4 = y2 * y2;

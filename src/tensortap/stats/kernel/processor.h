@@ -1,6 +1,6 @@
-/* The processor: how it treats numbers, and how many threads it is worth to have.
+/* The floating-point mode of the processor, and the number of threads to use.
  *
- * Define _GNU_SOURCE before the first header.
+ * Define _GNU_SOURCE before including the first header.
  */
 #ifndef TENSORTAP_PROCESSOR_H
 #define TENSORTAP_PROCESSOR_H
@@ -15,28 +15,28 @@
 #include <fenv.h>
 #endif
 
-#define MOST_THREADS 8 /* by default: memory has no more to give */
-#define LIMIT 64       /* threads, whatever the caller says */
+#define DEFAULT_THREADS 8 /* at most: more do not read memory any faster */
+#define MAX_THREADS 64    /* whatever the caller asks for */
 
 #if defined(__x86_64__)
-typedef unsigned int Environment;
-static inline void enter(Environment *before)
+typedef unsigned int FloatMode;
+static inline void use_ieee_mode(FloatMode *before)
 {
     *before = _mm_getcsr();
-    _mm_setcsr(0x1F80); /* all exceptions masked, to nearest, subnormals as they are */
+    _mm_setcsr(0x1F80); /* exceptions masked, round to nearest, subnormals not flushed */
 }
-static inline void leave(const Environment *before)
+static inline void restore_mode(const FloatMode *before)
 {
     _mm_setcsr(*before);
 }
 #else
-typedef fenv_t Environment;
-static inline void enter(Environment *before)
+typedef fenv_t FloatMode;
+static inline void use_ieee_mode(FloatMode *before)
 {
     fegetenv(before);
     fesetenv(FE_DFL_ENV);
 }
-static inline void leave(const Environment *before)
+static inline void restore_mode(const FloatMode *before)
 {
     fesetenv(before);
 }
@@ -53,17 +53,18 @@ static inline int usable_processors(void)
     return online > 0 ? (int)online : 1;
 }
 
-/* How many threads, where so many are worth it; `threads` 0: as many as the process may use. */
-static inline int hands_for(size_t worth, int threads)
+/* Return how many threads to use, if the work is enough for `useful` of them. `requested` 0 means
+ * as many as the process may use. */
+static inline int thread_count(size_t useful, int requested)
 {
-    if (worth <= 1)
+    if (useful <= 1)
         return 1;
-    if (threads <= 0) {
-        threads = usable_processors();
-        threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    if (requested <= 0) {
+        requested = usable_processors();
+        requested = requested < DEFAULT_THREADS ? requested : DEFAULT_THREADS;
     }
-    threads = threads < LIMIT ? threads : LIMIT;
-    return worth < (size_t)threads ? (int)worth : threads;
+    requested = requested < MAX_THREADS ? requested : MAX_THREADS;
+    return useful < (size_t)requested ? (int)useful : requested;
 }
 
 #endif

@@ -1,6 +1,6 @@
-/* What both kernels show to Python: tables of 8-bit dtypes, and which code runs.
+/* Functions that both kernels offer to Python: tables of 8-bit dtypes, and the choice of variants.
  *
- * For module.c alone, after Python.h: everything here is static.
+ * Only for module.c, after Python.h: everything here is static.
  */
 #ifndef TENSORTAP_PYTHON_H
 #define TENSORTAP_PYTHON_H
@@ -8,16 +8,16 @@
 #include "summarize.h"
 #include "variants.h"
 
-#define TABLES 64 /* dtypes of 8 bits */
+#define MAX_TABLES 64 /* dtypes of 8 bits */
 
-static double tables[TABLES][256];
+static double tables[MAX_TABLES][256];
 static int n_tables;
 
-/* A dimension or stride list; -1 on error. */
+/* Read a tuple of dimensions or strides and return its length; -1 on error. */
 static int read_tuple(PyObject *tuple, ptrdiff_t *out)
 {
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > MAX_DIMS) {
-        PyErr_Format(PyExc_TypeError, "a tuple of at most %d integers is wanted", MAX_DIMS);
+        PyErr_Format(PyExc_TypeError, "expected a tuple of at most %d integers", MAX_DIMS);
         return -1;
     }
     int n = (int)PyTuple_GET_SIZE(tuple);
@@ -36,12 +36,12 @@ static PyObject *kernel_add_table(PyObject *module, PyObject *values)
     Py_buffer view;
     if (PyObject_GetBuffer(values, &view, PyBUF_SIMPLE) < 0)
         return NULL;
-    int fits = view.len == sizeof *tables && n_tables < TABLES;
+    int fits = view.len == sizeof *tables && n_tables < MAX_TABLES;
     if (fits)
         memcpy(tables[n_tables], view.buf, sizeof *tables);
     PyBuffer_Release(&view);
     if (!fits) {
-        PyErr_Format(PyExc_ValueError, "a table is 256 float64, and there are at most %d", TABLES);
+        PyErr_Format(PyExc_ValueError, "expected 256 float64, and at most %d tables", MAX_TABLES);
         return NULL;
     }
     return PyLong_FromLong(BYTES + n_tables++);
@@ -51,14 +51,14 @@ static PyObject *kernel_variants(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
-    PyObject *found = PyList_New(0);
-    for (int i = 0; found != NULL && variant(i) != NULL; i++) {
+    PyObject *names = PyList_New(0);
+    for (int i = 0; names != NULL && variant(i) != NULL; i++) {
         PyObject *name = PyUnicode_FromString(variant(i));
-        if (name == NULL || PyList_Append(found, name) < 0)
-            Py_CLEAR(found);
+        if (name == NULL || PyList_Append(names, name) < 0)
+            Py_CLEAR(names);
         Py_XDECREF(name);
     }
-    return found;
+    return names;
 }
 
 static PyObject *kernel_variant(PyObject *module, PyObject *unused)
@@ -75,7 +75,7 @@ static PyObject *kernel_use(PyObject *module, PyObject *name)
     if (text == NULL)
         return NULL;
     if (!use_variant(text)) {
-        PyErr_Format(PyExc_ValueError, "this processor has no %s", text);
+        PyErr_Format(PyExc_ValueError, "this processor cannot run the variant %s", text);
         return NULL;
     }
     Py_RETURN_NONE;

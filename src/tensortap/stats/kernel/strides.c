@@ -1,3 +1,4 @@
+/* Arrays with arbitrary strides. */
 #include "worker.h"
 
 #include <string.h>

@@ -1,15 +1,14 @@
-/* The statistics of numbers in memory, in one pass.
+/* The statistics of numbers in memory, which is read once.
  *
- * The elements are cut into tasks and these into chunks, always in the same places. A chunk fits
- * into the first-level cache, where the passes of passes.h go over it a few times: range,
- * exponents, sums, and deviations where the sums alone would not tell them. What the chunks of a
- * task come to is added up by Chan's formula, and so are the tasks, in their order: the figures
- * do not depend on how many threads there were.
+ * The elements are divided into tasks and these into chunks, always at the same places. A chunk
+ * stays in the first-level cache while the passes of passes.h read it several times: range,
+ * exponents, sums, and deviations if the sums alone are not accurate enough. Chunks and tasks are
+ * merged in order by Chan's formula, so the result does not depend on the number of threads.
  *
- * Of 8-bit elements, and of many 16-bit ones, the bit patterns are counted instead.
+ * For 8-bit elements, and for many 16-bit ones, the bit patterns are counted instead.
  *
- * Whatever can be told by bits is told by bits. For the rest the processor is set to treat
- * subnormal numbers as IEEE 754 says, and set back: training may run with them flushed to zero.
+ * Zeros, NaN and infinities are recognized by their bits. For arithmetic, the processor is set to
+ * treat subnormal numbers as IEEE 754 says and reset afterwards: training may flush them to zero.
  */
 #define _GNU_SOURCE /* sched_getaffinity: processor.h */
 #include "summarize.h"
@@ -23,21 +22,23 @@
 #include "processor.h"
 #include "worker.h"
 
-#define TASK (16 * CHUNK)       /* what a thread takes at a time */
-#define A_THREAD (8 * TASK)     /* elements that are worth a thread */
-#define WORTH_A_TABLE (1 << 20) /* 16-bit elements from which counting patterns is faster */
-#define WORTH_A_SMALL (1 << 18) /* bfloat16 uses few of them, which stay in the cache */
+#define TASK (16 * CHUNK)   /* elements that a thread takes at once */
+#define A_THREAD (8 * TASK) /* elements that justify a thread of our own */
+/* numbers of 16-bit elements from which counting patterns is faster; bfloat16 values use few
+ * patterns, which stay in the cache */
+#define WORTH_PATTERNS (1 << 20)
+#define WORTH_PATTERNS_BFLOAT16 (1 << 18)
 
 /* ---- tasks and threads ---- */
 
 typedef struct {
     Job *job;
     Worker *worker;
-    pthread_t thread;
+    pthread_t id;
     int started;
-} Hand;
+} Thread;
 
-static void start(Worker *w, const Job *job)
+static void clear_counts(Worker *w, const Job *job)
 {
     w->zeros = w->nans = w->posinfs = w->neginfs = 0;
     memset(w->near, 0, sizeof w->near);
@@ -71,91 +72,88 @@ static Moments do_task(Worker *w, Job *job, size_t task)
 
 static void *work(void *argument)
 {
-    Hand *hand = argument;
-    Job *job = hand->job;
-    Environment before;
-    enter(&before);
-    start(hand->worker, job);
-    hand->started = 1;
+    Thread *thread = argument;
+    Job *job = thread->job;
+    FloatMode before;
+    use_ieee_mode(&before);
+    clear_counts(thread->worker, job);
+    thread->started = 1;
     for (;;) {
         size_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (task >= job->tasks)
             break;
-        job->parts[task] = do_task(hand->worker, job, task);
+        job->parts[task] = do_task(thread->worker, job, task);
     }
     if (job->by_patterns)
-        settle(hand->worker, job->kind);
-    leave(&before);
+        flush_patterns(thread->worker, job->kind);
+    restore_mode(&before);
     return NULL;
 }
 
-/* The team of threads of the program's OpenMP, which wait for work anyway: torch's. Threads of
- * our own would fight with them for the processors. A forked child has no team. */
+/* The threads of torch's OpenMP runtime, which wait for work anyway. Threads of our own would
+ * compete with them for the processors. A forked child does not have them. */
 static Team team;
-static pid_t team_of;
+static pid_t team_process;
 
 void use_team(Team given)
 {
     team = given;
-    team_of = getpid();
+    team_process = getpid();
 }
 
 static int has_team(void)
 {
-    return team.run != NULL && team_of == getpid();
+    return team.run != NULL && team_process == getpid();
 }
 
 typedef struct {
-    Hand *hands;
+    Thread *threads;
     int n;
-} Crew;
+} Threads;
 
 static void work_in_team(void *argument)
 {
-    Crew *crew = argument;
+    Threads *all = argument;
     int i = team.number();
-    if (i < crew->n)
-        work(&crew->hands[i]);
+    if (i < all->n)
+        work(&all->threads[i]);
 }
 
-/* Run the job with as many hands as there are; the first is this thread itself. */
-static void work_together(Hand *hands, int n)
+/* Run the job on up to n threads, of which this thread is the first. */
+static void work_together(Thread *threads, int n)
 {
-    sigset_t all, before;
-    int started = 1;
     if (n > 1 && has_team()) {
-        Crew crew = {hands, n};
-        team.run(work_in_team, &crew, (unsigned)n, 0);
-        for (int i = 0; i < n; i++)
-            if (!hands[i].started)
-                start(hands[i].worker, hands[i].job); /* a smaller team: nothing counted */
-        return;
+        Threads all = {threads, n};
+        team.run(work_in_team, &all, (unsigned)n, 0);
+    } else {
+        sigset_t all, before;
+        int created = 1;
+        if (n > 1) {
+            sigfillset(&all); /* signals belong to the program's own threads */
+            pthread_sigmask(SIG_BLOCK, &all, &before);
+            while (created < n &&
+                   pthread_create(&threads[created].id, NULL, work, &threads[created]) == 0)
+                created++;
+            pthread_sigmask(SIG_SETMASK, &before, NULL);
+        }
+        work(&threads[0]);
+        for (int i = 1; i < created; i++)
+            pthread_join(threads[i].id, NULL);
     }
-    /* signals are for the threads that know of them */
-    sigfillset(&all);
-    if (n > 1) {
-        pthread_sigmask(SIG_BLOCK, &all, &before);
-        while (started < n &&
-               pthread_create(&hands[started].thread, NULL, work, &hands[started]) == 0)
-            started++;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-    }
-    for (int i = started; i < n; i++)
-        start(hands[i].worker, hands[i].job); /* no thread to be had: nothing counted */
-    work(&hands[0]);
-    for (int i = 1; i < started; i++)
-        pthread_join(hands[i].thread, NULL);
+    for (int i = 0; i < n; i++)
+        if (!threads[i].started) /* fewer threads than requested */
+            clear_counts(threads[i].worker, threads[i].job);
 }
 
 /* ---- the result ---- */
 
-static void put_counts(const Worker *w, const Job *job, Statistics *found)
+static void put_counts(const Worker *w, const Job *job, Statistics *result)
 {
-    found->count = (int64_t)job->count;
-    found->zeros = w->zeros;
-    found->nans = w->nans;
-    found->posinfs = w->posinfs;
-    found->neginfs = w->neginfs;
+    result->count = (int64_t)job->count;
+    result->zeros = w->zeros;
+    result->nans = w->nans;
+    result->posinfs = w->posinfs;
+    result->neginfs = w->neginfs;
     int first = w->any_far ? FIRST_EXPONENT : 1 - BIAS;
     int last = w->any_far ? FIRST_EXPONENT + EXPONENTS - 1 : BIAS;
 #define COUNT(e)                                                                                  \
@@ -164,32 +162,32 @@ static void put_counts(const Worker *w, const Job *job, Statistics *found)
         first++;
     while (last >= first && COUNT(last) == 0)
         last--;
-    found->bins = last - first + 1;
-    found->first_bin = found->bins ? first : 0;
+    result->bins = last - first + 1;
+    result->first_bin = result->bins ? first : 0;
     for (int e = first; e <= last; e++)
-        found->bin[e - first] = COUNT(e);
+        result->bin[e - first] = COUNT(e);
 #undef COUNT
 }
 
-static void put_figures(const Moments *m, Statistics *found)
+static void put_figures(const Moments *m, Statistics *result)
 {
     if (m->n == 0) {
-        found->min = found->max = found->mean = found->std = found->mean_abs = (double)NAN;
-        found->max_abs = found->min_abs = found->rm2 = found->rm4 = found->rm8 = (double)NAN;
+        result->min = result->max = result->mean = result->std = result->mean_abs = (double)NAN;
+        result->max_abs = result->min_abs = result->rm2 = result->rm4 = result->rm8 = (double)NAN;
         return;
     }
-    int unit = m->unit == NOTHING ? 0 : m->unit;
+    int unit = m->unit == ONLY_ZEROS ? 0 : m->unit;
     double max_abs = -m->low > m->high ? -m->low : m->high;
-    found->min = m->low + 0.0; /* 0.0 of -0.0 */
-    found->max = m->high + 0.0;
-    found->max_abs = max_abs + 0.0;
-    found->min_abs = m->min_abs + 0.0;
-    found->mean = ldexp(m->mean, unit);
-    found->std = ldexp(m->n > 1 ? sqrt(m->m2 / (double)(m->n - 1)) : 0.0, unit);
-    found->mean_abs = ldexp(m->mean_abs, unit);
-    found->rm2 = ldexp(sqrt(m->p2), unit);
-    found->rm4 = ldexp(sqrt(sqrt(m->p4)), unit);
-    found->rm8 = ldexp(sqrt(sqrt(sqrt(m->p8))), unit);
+    result->min = m->low + 0.0; /* turns -0.0 into 0.0 */
+    result->max = m->high + 0.0;
+    result->max_abs = max_abs + 0.0;
+    result->min_abs = m->min_abs + 0.0;
+    result->mean = ldexp(m->mean, unit);
+    result->std = ldexp(m->n > 1 ? sqrt(m->m2 / (double)(m->n - 1)) : 0.0, unit);
+    result->mean_abs = ldexp(m->mean_abs, unit);
+    result->rm2 = ldexp(sqrt(m->p2), unit);
+    result->rm4 = ldexp(sqrt(sqrt(m->p4)), unit);
+    result->rm8 = ldexp(sqrt(sqrt(sqrt(m->p8))), unit);
 }
 
 static void add_counts(Worker *to, const Worker *from)
@@ -218,50 +216,50 @@ static void prepare(Job *job, const Array *array, Kind kind, const double *table
     }
     if (job->count > 0)
         normalize(&job->array, job->itemsize);
-    /* what is not aligned is copied to where it is */
+    /* elements that are not aligned are copied */
     size_t alignment = job->itemsize < 8 ? job->itemsize : 8;
     job->contiguous = job->array.ndim == 1 && (size_t)job->array.strides[0] == job->itemsize &&
                       (uintptr_t)job->array.data % alignment == 0;
-    size_t many = kind == BFLOAT16 ? WORTH_A_SMALL : WORTH_A_TABLE;
+    size_t many = kind == BFLOAT16 ? WORTH_PATTERNS_BFLOAT16 : WORTH_PATTERNS;
     job->by_patterns = kind == BYTES || (job->itemsize == 2 && job->count >= many);
     job->tasks = (job->count + TASK - 1) / TASK;
 }
 
-Outcome summarize_few(const Array *array, Kind kind, const double *table, Statistics *found)
+Outcome summarize_few(const Array *array, Kind kind, const double *table, Statistics *result)
 {
     static Worker worker;
     Job job;
     Moments total = {0};
-    Environment before;
+    FloatMode before;
     prepare(&job, array, kind, table);
     if (job.tasks > 1)
-        return summarize(array, kind, table, 1, found);
-    enter(&before);
-    start(&worker, &job);
+        return summarize(array, kind, table, 1, result);
+    use_ieee_mode(&before);
+    clear_counts(&worker, &job);
     if (job.kind == BYTES) {
         uint64_t patterns[256] = {0};
         double values[256], weights[256];
         worker.patterns = patterns;
         if (job.tasks)
             do_task(&worker, &job, 0);
-        settle(&worker, job.kind);
+        flush_patterns(&worker, job.kind);
         total = of_patterns(&worker, &job, patterns, values, weights);
     } else if (job.tasks) {
         total = do_task(&worker, &job, 0);
     }
-    put_counts(&worker, &job, found);
-    put_figures(&total, found);
-    leave(&before);
+    put_counts(&worker, &job, result);
+    put_figures(&total, result);
+    restore_mode(&before);
     return job.beyond ? BEYOND : DONE;
 }
 
-/* Workers are kept for the next call: the kernel clears every page of fresh memory. */
-static Worker *idle[MOST_THREADS];
+/* Workers are kept for the next call, because the operating system clears fresh memory. */
+static Worker *idle[DEFAULT_THREADS];
 
-static void dismiss(int place, Worker *w)
+static void release_worker(int index, Worker *w)
 {
-    if (w != NULL && place < MOST_THREADS)
-        w = __atomic_exchange_n(&idle[place], w, __ATOMIC_ACQ_REL);
+    if (w != NULL && index < DEFAULT_THREADS)
+        w = __atomic_exchange_n(&idle[index], w, __ATOMIC_ACQ_REL);
     if (w == NULL)
         return;
     free(w->patterns);
@@ -269,12 +267,12 @@ static void dismiss(int place, Worker *w)
     free(w);
 }
 
-/* A worker with room for so many patterns; NULL if there is no memory. */
-static Worker *hire(int place, size_t patterns)
+/* Return a worker with space for this many patterns; NULL if there is no memory. */
+static Worker *acquire_worker(int index, size_t patterns)
 {
     Worker *w = NULL;
-    if (place < MOST_THREADS)
-        w = __atomic_exchange_n(&idle[place], NULL, __ATOMIC_ACQ_REL);
+    if (index < DEFAULT_THREADS)
+        w = __atomic_exchange_n(&idle[index], NULL, __ATOMIC_ACQ_REL);
     if (w == NULL) {
         w = malloc(sizeof *w);
         if (w == NULL)
@@ -289,61 +287,61 @@ static Worker *hire(int place, size_t patterns)
     if (patterns > 256 && w->many == NULL)
         w->many = calloc(SECOND + PATTERNS, sizeof *w->many);
     if ((patterns > 0 && w->patterns == NULL) || (patterns > 256 && w->many == NULL)) {
-        dismiss(place, w);
+        release_worker(index, w);
         return NULL;
     }
     return w;
 }
 
-Outcome summarize(const Array *array, Kind kind, const double *table, int threads,
-                  Statistics *found)
+Outcome summarize(const Array *array, Kind kind, const double *table, int requested,
+                  Statistics *result)
 {
     Job job;
     Moments total = {0};
-    Environment before;
+    FloatMode before;
     Outcome outcome = NO_MEMORY;
     prepare(&job, array, kind, table);
-    if (threads <= 0 && has_team())
-        threads = team.size() < MOST_THREADS ? team.size() : MOST_THREADS;
-    int n = hands_for(job.count / (has_team() ? TASK : A_THREAD), threads);
+    if (requested <= 0 && has_team())
+        requested = team.size() < DEFAULT_THREADS ? team.size() : DEFAULT_THREADS;
+    int n = thread_count(job.count / (has_team() ? TASK : A_THREAD), requested);
     size_t patterns = job.by_patterns ? (kind == BYTES ? 256 : PATTERNS) : 0;
     double *values = NULL;
-    Hand *hands = calloc((size_t)n, sizeof *hands);
+    Thread *threads = calloc((size_t)n, sizeof *threads);
     job.parts = calloc(job.tasks + 1, sizeof *job.parts);
-    if (hands == NULL || job.parts == NULL)
+    if (threads == NULL || job.parts == NULL)
         goto end;
     for (int i = 0; i < n; i++) {
-        hands[i].job = &job;
-        hands[i].worker = hire(i, patterns);
-        if (hands[i].worker == NULL)
+        threads[i].job = &job;
+        threads[i].worker = acquire_worker(i, patterns);
+        if (threads[i].worker == NULL)
             goto end;
     }
     values = patterns ? malloc(2 * patterns * sizeof *values) : NULL;
     if (patterns && values == NULL)
         goto end;
-    work_together(hands, n);
+    work_together(threads, n);
 
-    enter(&before);
-    Worker *first = hands[0].worker;
+    use_ieee_mode(&before);
+    Worker *first = threads[0].worker;
     for (int i = 1; i < n; i++) {
-        add_counts(first, hands[i].worker);
+        add_counts(first, threads[i].worker);
         for (size_t k = 0; k < patterns; k++)
-            first->patterns[k] += hands[i].worker->patterns[k];
+            first->patterns[k] += threads[i].worker->patterns[k];
     }
     if (patterns)
         total = of_patterns(first, &job, first->patterns, values, values + patterns);
     else
         for (size_t i = 0; i < job.tasks; i++)
             add(&total, job.parts[i]);
-    put_counts(first, &job, found);
-    put_figures(&total, found);
-    leave(&before);
+    put_counts(first, &job, result);
+    put_figures(&total, result);
+    restore_mode(&before);
     outcome = job.beyond ? BEYOND : DONE;
 end:
-    for (int i = 0; hands != NULL && i < n && hands[i].worker != NULL; i++)
-        dismiss(i, hands[i].worker);
+    for (int i = 0; threads != NULL && i < n && threads[i].worker != NULL; i++)
+        release_worker(i, threads[i].worker);
     free(values);
     free(job.parts);
-    free(hands);
+    free(threads);
     return outcome;
 }

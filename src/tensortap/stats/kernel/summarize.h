@@ -1,11 +1,11 @@
-/* The statistics of numbers in memory: what module.c shows to Python. Nothing here knows of it. */
+/* The statistics of numbers in memory, independent of Python. */
 #ifndef TENSORTAP_SUMMARIZE_H
 #define TENSORTAP_SUMMARIZE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* What an element is. The 8-bit dtypes are all BYTES: a table says what each of the 256 is. */
+/* The kind of an element. All 8-bit dtypes are BYTES, with a table of their 256 values. */
 typedef enum {
     FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT16, UINT16, INT32, UINT32, INT64, UINT64,
     COMPLEX64, COMPLEX128, BYTES, KINDS
@@ -15,7 +15,7 @@ typedef enum {
 #define FIRST_EXPONENT (-1074) /* of the smallest float64 */
 #define EXPONENTS 2098         /* up to 2**1023 */
 
-/* Where the elements lie: strides are in bytes, and may be zero or negative. */
+/* An array in memory. Strides are in bytes and may be zero or negative. */
 typedef struct {
     const char *data;
     int ndim;
@@ -30,24 +30,25 @@ typedef struct {
     uint64_t bin[EXPONENTS];
 } Statistics;
 
-typedef enum { DONE, NO_MEMORY, BEYOND } Outcome; /* BEYOND: a magnitude that no float64 holds */
+typedef enum { DONE, NO_MEMORY, BEYOND } Outcome; /* BEYOND: float64 cannot hold a magnitude */
 
 size_t itemsize_of(Kind kind);
 
-/* How OpenMP runs a function on its threads: GOMP_parallel, and what it says of them. */
+/* Functions of an OpenMP runtime: GOMP_parallel, omp_get_thread_num and omp_get_max_threads. */
 typedef struct {
     void (*run)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
     int (*number)(void);
     int (*size)(void);
 } Team;
 
+/* Use the threads of an OpenMP runtime. */
 void use_team(Team given);
 
-/* `table` is for BYTES. `threads` 0: as many as the process may use, if the array is large. */
+/* `table` is for BYTES. `threads` 0 means as many as the process may use, for a large array. */
 Outcome summarize(const Array *array, Kind kind, const double *table, int threads,
-                  Statistics *found);
+                  Statistics *result);
 
-/* The same for few elements, in memory that all callers share: only one of them at a time. */
-Outcome summarize_few(const Array *array, Kind kind, const double *table, Statistics *found);
+/* The same for few elements. Uses static memory: only one thread may call it at a time. */
+Outcome summarize_few(const Array *array, Kind kind, const double *table, Statistics *result);
 
 #endif

@@ -1,4 +1,4 @@
-/* Code between BEGIN_… and END_TARGET is compiled for that kind of processor. */
+/* Code between BEGIN_AVX2 or BEGIN_AVX512 and END_TARGET is compiled for such processors. */
 #ifndef TENSORTAP_TARGETS_H
 #define TENSORTAP_TARGETS_H
 

@@ -1,4 +1,4 @@
-/* passes.h, compiled for every kind of processor. */
+/* passes.h, compiled for each kind of processor. */
 #include "variants.h"
 
 #include <string.h>

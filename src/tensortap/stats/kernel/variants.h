@@ -1,16 +1,16 @@
-/* The passes over a chunk, and which code for them this processor runs. */
+/* The passes over a chunk, and the choice of the code for this processor. */
 #ifndef TENSORTAP_VARIANTS_H
 #define TENSORTAP_VARIANTS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#define CHUNK 4096 /* elements: their float64 fit into the first-level cache */
-#define WINDOW 16  /* exponents that are counted by comparisons at a time */
-#define BIAS 127   /* of the exponents that float32 has */
+#define CHUNK 4096 /* elements: as float64 they fit into the first-level cache */
+#define WINDOW 16  /* exponents that are counted by comparisons at once */
+#define BIAS 127   /* of float32 exponents */
 
 typedef struct {
-    int32_t low, high; /* in the order of the values: see passes.h */
+    int32_t low, high; /* integers in the order of the floats: see passes.h */
     uint32_t small, large;
 } Range32;
 
@@ -41,10 +41,10 @@ typedef struct {
 
 const Passes *used_passes(void);
 
-/* The names of the variants, best last; NULL at the end or where this processor can't. */
+/* Return the name of a variant, the best one last; NULL if this processor cannot run it. */
 const char *variant(int index);
 const char *used_variant(void);
-int use_variant(const char *name); /* 0 if this processor can't */
-void choose_variant(void);         /* the best */
+int use_variant(const char *name); /* 0 if this processor cannot run it */
+void choose_variant(void);         /* use the best */
 
 #endif
