@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 from tensortap.dtypes import DTYPES, numpy_dtype
 from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks import describe
+from tensortap.frameworks.registry import framework_named
 from tensortap.frameworks.view import array_of
 from tensortap.runs import pickles
 from tensortap.runs.payloads import TensorReader
@@ -130,16 +130,12 @@ def _resolve(name: type | str) -> type | None:
 
 
 def _save_torch(obj: Any, path: Path) -> None:
-    import torch
-
-    torch.save(obj, path)
+    framework_named("torch").save(obj, path)
 
 
 def _load_torch(path: Path, trust: bool, mapped: bool = False) -> Any:
-    import torch
-
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trust, mmap=mapped)
+        return framework_named("torch").load(path, trust=trust, mapped=mapped)
     except pickle.UnpicklingError as error:
         raise UntrustedFile(
             f"{path.name} holds more than tensors and may run code when read: "
@@ -148,8 +144,7 @@ def _load_torch(path: Path, trust: bool, mapped: bool = False) -> Any:
 
 
 def _map_torch(path: Path, trust: bool) -> Any:
-    # only zip archives can be mapped, which is what torch writes today
-    return _load_torch(path, trust, mapped=zipfile.is_zipfile(path))
+    return _load_torch(path, trust, mapped=True)
 
 
 def _save_numpy(obj: Any, path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from typing import Any, BinaryIO
 
 from tensortap.errors import TensortapError
+from tensortap.frameworks.registry import framework_named, loaded_frameworks
 
 
 class UntrustedFile(TensortapError):
@@ -15,7 +15,7 @@ class UntrustedFile(TensortapError):
 
 
 def save(obj: Any, stream: BinaryIO) -> None:
-    """Pickle an object; torch tensors are embedded as `torch.save` writes them."""
+    """Pickle an object; tensors are embedded as their framework says."""
     _Pickler(stream, protocol=4).dump(obj)
 
 
@@ -26,12 +26,10 @@ def load(stream: BinaryIO, name: str) -> Any:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
-        # torch's own reduction cannot read float8, and trusts the bytes that it reads
-        if torch is not None and isinstance(obj, torch.Tensor):
-            data = io.BytesIO()
-            torch.save(obj, data)
-            return torch.load, (io.BytesIO(data.getvalue()),)
+        for framework in loaded_frameworks():
+            reduction = framework.reduction(obj)
+            if reduction is not None:
+                return reduction
         return NotImplemented
 
 
@@ -49,6 +47,7 @@ _HARMLESS = {
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
     "numpy.core.numeric": {"_frombuffer"},
     "numpy._core.numeric": {"_frombuffer"},
+    "tensortap.frameworks.rebuild": {"rebuild_tensor"},
     "torch": {"Size", "device"},
 }
 
@@ -77,9 +76,7 @@ class _SafeUnpickler(pickle.Unpickler):
 
 
 def _load_torch(stream: io.BytesIO) -> Any:
-    import torch
-
-    return torch.load(stream, map_location="cpu", weights_only=True)
+    return framework_named("torch").load(stream, trust=False)
 
 
 def _is_dtype(module: str, name: str) -> bool:

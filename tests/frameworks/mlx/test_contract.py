@@ -7,6 +7,7 @@ from tensortap.dtypes import DTYPES
 from tensortap.errors import CaptureError
 from tensortap.frameworks import rebuild, snapshot
 from tensortap.record import TensorData
+from tensortap.runs.object_files import format_of, load_file
 from tests.frameworks.contract import FrameworkContract
 
 
@@ -64,3 +65,13 @@ def test_a_dtype_that_mlx_lacks_comes_back_as_numpy():
     back = rebuild(TensorData("mlx", "float8_e5m2", (2,), b"ab"))
     assert type(back) is np.ndarray
     assert back.tobytes() == b"ab"
+
+
+def test_arrays_in_a_pickle(tmp_path):
+    value = {"a": [mx.array([1.5, 2.5], mx.bfloat16)], "b": "text"}
+    path = tmp_path / "value.pkl"
+    form = format_of(value)
+    form.save(value, path)
+    loaded = load_file(path)
+    assert loaded["a"][0].dtype == mx.bfloat16
+    assert mx.array_equal(loaded["a"][0], value["a"][0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path as FilePath
+from typing import Any, BinaryIO
 
 import torch
 
@@ -62,6 +63,24 @@ class TorchFramework(Framework):
         from tensortap.frameworks.torch.watch import hooks_on
 
         return hooks_on(target, observer, title)
+
+    def save(self, value: Any, path: FilePath) -> None:
+        """Write a ``.pt`` file."""
+        from tensortap.frameworks.torch.files import save
+
+        save(value, path)
+
+    def load(self, file: FilePath | BinaryIO, *, trust: bool, mapped: bool = False) -> Any:
+        """Read a ``.pt`` file; tensors are on the CPU."""
+        from tensortap.frameworks.torch.files import load
+
+        return load(file, trust, mapped)
+
+    def reduction(self, value: Any) -> tuple[Any, tuple[Any, ...]] | None:
+        """Embed a tensor in a pickle as `torch.save` writes it."""
+        from tensortap.frameworks.torch.files import reduction
+
+        return reduction(value)
 
     def stack(self, name: str, values: list[Any], fill: float) -> Any:
         """Return tensors or numbers as one tensor."""
