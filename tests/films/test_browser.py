@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import shutil
-import threading
 
 import numpy as np
 import pytest
 
 import tensortap as tap
 from tests.films.filming import record
+from tests.served import served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 PLAY = """
@@ -35,11 +33,6 @@ async (source) => {
 """
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def films(tmp_path_factory):
     """Serve a complete film and an interrupted one; return the address."""
@@ -50,14 +43,8 @@ def films(tmp_path_factory):
     shutil.copy(folder / "x-rank0.mp4", folder / "cut.mp4")
     recorder.close()
     (folder / "index.html").write_text("<!doctype html><body></body>")
-    handler = functools.partial(QuietHandler, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(folder) as address:
+        yield address
 
 
 @pytest.mark.slow

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +12,6 @@ import tensortap as tap
 from tensortap import TensortapError
 from tensortap.errors import NotFound
 from tests.films.filming import frames_of
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +73,7 @@ def test_errors_leave_no_file(run, tmp_path):
         opened.film("weight", tmp_path / "w.mp4")
     with pytest.raises(NotFound, match="captured steps are 0 to 50"):
         opened.film("weights", tmp_path / "w.mp4", steps=(60, None))
-    with pytest.raises(NotFound, match="no 'weights' of rank 3"):
+    with pytest.raises(NotFound, match="no 'weights' on rank 3"):
         opened.film("weights", tmp_path / "w.mp4", rank=3)
     with pytest.raises(TensortapError, match=r"a film is \.mp4 or \.gif"):
         opened.film("weights", tmp_path / "w.avi")
@@ -90,26 +86,30 @@ def test_errors_leave_no_file(run, tmp_path):
     assert (tmp_path / "w.mp4").read_text() == "mine"
 
 
-def command(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "tensortap", "film", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    return done.stderr
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Return a function that runs ``tensortap film`` here and returns its code and messages."""
+    from tensortap.cli.main import main
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tensortap", "film", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output, messages = capsys.readouterr()
+        assert output == ""
+        return ended.value.code, messages
+
+    return run
 
 
-def test_command_makes_a_film(run, tmp_path):
+def test_command_makes_a_film(run, tmp_path, command):
     target = tmp_path / "out.mp4"
-    said = command(
+    code, messages = command(
         run, "weights", target, "--mode", "surface", "--size", "400x300", "--fps", "10",
         "--range=-1,1", "--steps", "10:40", "--rank", "0", "--kind", "value", "--theme", "light",
         "--legend-color", "#ff8c00", "--no-symmetric", "--seed", "3",
     )  # fmt: skip
-    assert said == f"tensortap: wrote 4 frames to {target}\n"
+    assert (code, messages) == (0, f"tensortap: wrote 4 frames to {target}\n")
     pictures, times = frames_of(target)
     assert pictures[0].shape == (300, 400, 3)
     heading = pictures[0][:40].astype(int)
@@ -118,7 +118,7 @@ def test_command_makes_a_film(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing"], "no 'nothing'"),
         (["weights", "--size", "big"], "--size must look like 640x480, got 'big'"),
@@ -130,18 +130,11 @@ def test_command_makes_a_film(run, tmp_path):
         (["weights", "--steps", "x"], "steps must be like 10:20"),
     ],
 )
-def test_command_reports_misuse_in_one_line(run, tmp_path, arguments, said, monkeypatch, capsys):
-    from tensortap.cli.main import main
-
+def test_command_reports_misuse_in_one_line(run, tmp_path, arguments, message, command):
     name, *options = arguments
-    target = str(tmp_path / "out.mp4")
-    monkeypatch.setattr(sys, "argv", ["tensortap", "film", str(run), name, target, *options])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    out, found = capsys.readouterr()
-    assert not out
-    assert found.startswith("tensortap: ")
-    assert said in found
-    assert found.count("\n") == 1
+    code, messages = command(run, name, tmp_path / "out.mp4", *options)
+    assert code == 2
+    assert messages.startswith("tensortap: ")
+    assert message in messages
+    assert messages.count("\n") == 1
     assert not list(tmp_path.iterdir())

@@ -57,11 +57,11 @@ def written(monkeypatch):
 )
 def test_texts_neither_overlap_nor_leave_the_frame(written, mode, size):
     width, height = size
-    said = {"kind": Kind.GRADIENT, "rank": 3, "world_size": 8, "device": "cuda:3"}
+    tags = {"kind": Kind.GRADIENT, "rank": 3, "world_size": 8, "device": "cuda:3"}
     for name, message in (("w", "epoch 3"), (LONG, "warm up of the learning rate, second try")):
         written.clear()
         painter = Painter(Style(size=size, mode=mode))
-        painter.draw(record(TENSORS[mode], name, 12_345, message=message, **said))
+        painter.draw(record(TENSORS[mode], name, 12_345, message=message, **tags))
         boxes = [box for box in written if box[0].strip()]
         assert len(boxes) > 5
         for words, left, top, right, bottom in boxes:
@@ -85,14 +85,14 @@ def test_shows_statistics_and_counts_at_320_by_240(written):
 
 @pytest.mark.parametrize("room", [620, 400, 300])
 def test_shape_and_sampling_have_priority(room):
-    said = {"rank": 3, "world_size": 8, "device": "cuda:3", "message": "warm up, second try" * 3}
-    look = FrameContent(record(np.zeros((5000, 64), np.float32), kind=Kind.GRADIENT, **said))
+    tags = {"rank": 3, "world_size": 8, "device": "cuda:3", "message": "warm up, second try" * 3}
+    content = FrameContent(record(np.zeros((5000, 64), np.float32), kind=Kind.GRADIENT, **tags))
     words, message = second_line(
-        look, "4,000 of 5,000 rows", "1 row not finite · t-SNE", 12, room, 10
+        content, "4,000 of 5,000 rows", "1 row not finite · t-SNE", 12, room, 10
     )
     assert "[5000, 64]" in words
     assert "4,000 of 5,000 rows" in words
     assert message.startswith("warm")
     assert text_width(words, 12) + 10 + text_width(message, 12) <= room
-    everything, _ = second_line(look, "note", "aside", 12, 2000, 10)
+    everything, _ = second_line(content, "note", "aside", 12, 2000, 10)
     assert everything == "gradient · [5000, 64] float32 · rank 3 of 8 · cuda:3 · note · aside"

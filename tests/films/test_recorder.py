@@ -54,8 +54,8 @@ def test_films_a_moving_diagonal(tmp_path):
 
 
 def test_nan_keeps_its_color_in_a_film(tmp_path):
-    x = np.random.default_rng(0).standard_normal((4096, 4096), np.float32)
-    x[1000, 2000] = np.nan
+    x = np.random.default_rng(0).standard_normal((2048, 2048), np.float32)
+    x[500, 1000] = np.nan
     with tap.Recorder(tmp_path) as recorder:
         recorder(record(x))
     (picture,), _ = frames_of(tmp_path / "x-rank0.mp4")
@@ -267,19 +267,3 @@ def test_forked_child_does_not_complete_the_film(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(frames_of(tmp_path / "videos" / "x-rank0.mp4")[0]) == 20
-
-
-def test_killed_recorder_leaves_a_film_that_plays(tmp_path):
-    program = textwrap.dedent(PROGRAM).replace("END", "pass")
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE)
-    try:
-        for line in child.stdout:
-            if int(line) == 30:
-                break
-    finally:
-        child.kill()
-        child.stdout.close()
-        child.wait()
-    pictures, times = frames_of(tmp_path / "videos" / "x-rank0.mp4")
-    assert len(pictures) >= 30
-    assert times[:30] == pytest.approx([i / 20 for i in range(30)], abs=1e-3)

@@ -88,7 +88,7 @@ def test_damaged_film_plays_up_to_the_damage(tmp_path):
     fragments = [box for box in boxes(data) if box[2] in (b"moof", b"mdat")]
     assert len(fragments) == 16  # one per frame, except the last
     for number, (at, length, _) in enumerate(fragments):
-        for cut in (at, at + 8, at + length // 2):
+        for cut in (at, at + length // 2):
             path = tmp_path / "cut.mp4"
             path.write_bytes(data[:cut])
             found = []

@@ -15,7 +15,7 @@ from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.table.run_source import RunSource
 from tensortap.table.table import Table, table_of
-from tests.viz.conftest import LAYERS, STEPS, Writer, training
+from tests.viz.conftest import LAYERS, STEPS, RunWriter, training
 
 
 def checked(table, records):
@@ -91,7 +91,7 @@ class TestRunOfTwoRanks(TableContract):
 
     @pytest.fixture
     def made(self, tmp_path):
-        writer = Writer(tmp_path, 2)
+        writer = RunWriter(tmp_path, 2)
         writer.write(training(ranks=2))
         writer.close()
         return table_of(tap.open(writer.path))

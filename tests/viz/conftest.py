@@ -1,4 +1,4 @@
-"""A small training, as records, that every figure can be drawn from."""
+"""Records of a small training job, from which every figure can be drawn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 12
 
 
 def values(layer: int, step: int, kind: Kind) -> np.ndarray:
-    """What a layer holds: larger from step to step, and broken once."""
+    """Return the values of a layer: they grow from step to step, and two have NaN or Inf."""
     rng = np.random.default_rng([layer, step, len(kind.value)])
     found = rng.standard_normal(256).astype("f4") * np.float32(1.5**step * 10.0**-layer)
     if (layer, step, kind) == (2, 7, Kind.ACTIVATION):
@@ -30,7 +30,7 @@ def values(layer: int, step: int, kind: Kind) -> np.ndarray:
 
 
 def training(steps=range(STEPS), ranks=1, layers=LAYERS) -> list[Record]:
-    """Records of activations, gradients and a loss, and one alert."""
+    """Return records of activations, gradients, a loss, and one alert."""
     found = []
 
     def add(name, kind, step, rank, **fields):
@@ -47,14 +47,14 @@ def training(steps=range(STEPS), ranks=1, layers=LAYERS) -> list[Record]:
                     add(name, kind, step, rank, **head, stats=stats)
             add("loss", Kind.METRIC, step, rank, value=1.0 / (1 + step) + rank)
             if step == 7:
-                said = Alert("nan", layers[2], Kind.ACTIVATION, 7, rank, layers[2], "3 NaN")
+                alert = Alert("nan", layers[2], Kind.ACTIVATION, 7, rank, layers[2], "3 NaN")
                 seq = sum(r.rank == rank for r in found)
-                found.append(record_of(said, seq=seq, time_ns=7_500_000))
+                found.append(record_of(alert, seq=seq, time_ns=7_500_000))
     return found
 
 
-class Writer:
-    """Writes records into a run, a sink a rank."""
+class RunWriter:
+    """Writes records into a run, with one sink per rank."""
 
     def __init__(self, folder, ranks=1):
         self.path = make_run(folder, ranks)
@@ -78,15 +78,15 @@ class Writer:
 
 @pytest.fixture
 def writer(tmp_path):
-    made = Writer(tmp_path)
+    made = RunWriter(tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
 def run_path(tmp_path_factory):
-    """A finished run."""
-    made = Writer(tmp_path_factory.mktemp("runs"))
+    """Write a complete run."""
+    made = RunWriter(tmp_path_factory.mktemp("runs"))
     made.write(training())
     made.close()
     return made.path

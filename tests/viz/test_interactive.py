@@ -176,16 +176,16 @@ def test_reads_training_statistics_from_any_source(run_path, table):
 
 
 def test_enables_widgets_in_colab(run_path, monkeypatch):
-    told = []
+    calls = []
     output = types.ModuleType("google.colab.output")
-    output.enable_custom_widget_manager = lambda: told.append(True)
+    output.enable_custom_widget_manager = lambda: calls.append(True)
     colab = types.ModuleType("google.colab")
     monkeypatch.setitem(sys.modules, "google.colab", colab)
     monkeypatch.setitem(sys.modules, "google.colab.output", output)
     prepare_colab()
-    assert told == [True]
+    assert calls == [True]
     viz.interactive(viz.exp_hist, run_path, layer="embed")
-    assert len(told) > 1
+    assert len(calls) > 1
 
 
 def test_rejects_wrong_arguments(run_path, monkeypatch):

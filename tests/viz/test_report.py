@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from html.parser import HTMLParser
 
 import pytest
-from playwright.sync_api import sync_playwright
 from typer.testing import CliRunner
 
 import tensortap as tap
@@ -18,8 +16,6 @@ from tensortap.cli.main import app
 from tensortap.record import Kind, Record
 from tensortap.viz.run_report import report_html
 from tests.viz.conftest import HOSTILE, LAYERS, training
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
 class PageReader(HTMLParser):
@@ -80,41 +76,6 @@ def test_names_never_become_markup(page):
     assert not any("src" in attributes for attributes in scripts)
 
 
-@pytest.mark.slow
-def test_browser_draws_figures_in_both_color_schemes(page, tmp_path):
-    assert CHROMIUM, "the tests of pages need chromium: apt-get install chromium"
-    path = tmp_path / "report.html"
-    path.write_text(page)
-    logged, requests = [], []
-    background = "getComputedStyle(document.querySelector('#figure0 .main-svg')).backgroundColor"
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
-        tab.on("console", lambda message: logged.append(message.text))
-        tab.on("pageerror", lambda error: logged.append(str(error)))
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.goto(path.as_uri())
-        tab.wait_for_selector("#figure0 .main-svg", timeout=60_000)
-        overview = tab.locator("section", has_text="Overview")
-        overview.get_by_role("button", name="Gradient").click()
-        overview.locator(".pane:not([hidden]) .main-svg").first.wait_for(timeout=60_000)
-        labels = tab.evaluate(
-            "[...document.querySelectorAll('.ytick text')].map(each => each.textContent)"
-        )
-        assert any("<b>bold" in label for label in labels)
-        assert tab.evaluate(background) == "rgb(255, 255, 255)"
-        tab.emulate_media(color_scheme="dark")
-        for _ in range(600):  # wait_for_function would need eval, which the page forbids
-            if tab.evaluate(background) == "rgb(23, 27, 34)":
-                break
-            tab.wait_for_timeout(100)
-        assert tab.evaluate(background) == "rgb(23, 27, 34)"
-        assert tab.title() != "owned"
-        browser.close()
-    assert logged == []
-    assert not [url for url in requests if not url.startswith(("file:", "data:", "blob:"))]
-
-
 def test_command_writes_a_report(run_path, tmp_path):
     out = tmp_path / "out.html"
     done = CliRunner().invoke(app, ["report", str(run_path), str(out)])
@@ -141,12 +102,12 @@ def test_reports_a_run_without_statistics(writer):
 
 def test_reports_dropped_records(writer):
     writer.write(training(range(2)))
-    writer.stores[0].note_dropped("<i>gone</i>", Kind.ACTIVATION, 1, 0)
+    writer.stores[0].note_dropped("<i>x</i>", Kind.ACTIVATION, 1, 0)
     writer.write(training(range(2, 3)))
     writer.close()
     text = text_of(writer.path)
     assert "1 record dropped over budget." in text
-    assert "<i>gone</i>" in text
+    assert "<i>x</i>" in text
 
 
 def test_reports_records_and_logframes(run_path):

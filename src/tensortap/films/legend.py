@@ -147,18 +147,19 @@ def _badges(summary: Summary, size: int, room: float) -> list[tuple[str, Rgb]]:
     )
     badges = [(f"{name} {n:,}", color) for name, n, color in counts if n]
     if sum(badge_width(words, size) + size * 0.5 for words, _ in badges) > room:
-        badges = [(f"{name} {_short_count(n)}", color) for name, n, color in counts if n]
+        badges = [(f"{name} {short_count(n)}", color) for name, n, color in counts if n]
     return badges
 
 
-def _short_count(count: int) -> str:
-    """
-    >>> _short_count(999), _short_count(1_234), _short_count(56_789_000)
-    ('999', '1k', '56M')
+def short_count(count: int, digits: int = 3) -> str:
+    """Return a count with a unit if it has more digits.
+
+    >>> short_count(999), short_count(56_789_000), short_count(1_500_000, 5)
+    ('999', '56.8M', '1.5M')
     """
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count // size}{unit}"
+        if count >= size and count >= 10**digits:
+            return f"{count / size:.3g}{unit}"
     return str(count)
 
 

@@ -15,7 +15,12 @@ import numpy as np
 from tensortap.errors import MissingExtra
 from tensortap.films.canvas import Canvas
 from tensortap.films.content import FrameContent
-from tensortap.films.legend import draw_bar_ticks, draw_color_bar, draw_plot_axes
+from tensortap.films.legend import (
+    draw_bar_ticks,
+    draw_color_bar,
+    draw_plot_axes,
+    short_count,
+)
 from tensortap.films.scales import RangeFollower, as_shares, cell_ticks, ticks
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import SEQUENTIAL, STEPS, color_table, packed
@@ -55,7 +60,7 @@ class ProjectionPicture:
         self._similarity = Similarity(style.seed)
         self._followers = RangeFollower("follow"), RangeFollower("follow")
         table = color_table(style.colormap if style.colormap != "auto" else SEQUENTIAL)
-        # without the end that could not be told from the background
+        # without the end that is too close to the background
         start = 0.12 if style.theme == "dark" else 0.0
         self._table = table[[round(start * STEPS + 0.88 * i) for i in range(STEPS)]]
         self._points = np.empty((0, 2))
@@ -115,7 +120,7 @@ class ProjectionPicture:
         x, y = (bar.left + bar.right) / 2, room.top + down / 2
         canvas.text(x, y, "row", layout.small, layout.colors.dim, "middle")
         rows = cell_ticks(self._count, max(2, bar.height // (layout.small * 3)))
-        labels = [(float(row), _short_row(row)) for row in rows]
+        labels = [(float(row), short_count(row, 5)) for row in rows]
         draw_bar_ticks(canvas, layout, bar, (0.0, float(max(1, self._count - 1))), labels)
 
     def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
@@ -145,16 +150,6 @@ class ProjectionPicture:
         ys = plot.bottom - 1 - shares[:, 1] * (plot.height - 1)
         radius = max(1.5, min(5.0, 60 / math.sqrt(len(points)))) * max(1.0, layout.small / 12)
         canvas.dots(xs, ys, round(radius, 1), self._colors[shown])
-
-
-def _short_row(row: int) -> str:
-    """
-    >>> _short_row(20_000), _short_row(250_000), _short_row(1_500_000)
-    ('20000', '250k', '1.5M')
-    """
-    if row < 100_000:
-        return str(row)
-    return f"{row / 1e6:g}M" if row >= 10**6 else f"{row / 1e3:g}k"
 
 
 def _sample(rng: np.random.Generator, count: int, most: int) -> NDArray[np.int64]:

@@ -12,7 +12,14 @@ from tensortap.table.table import Table, locked
 from tensortap.viz.figures.encoding import Figure, share, some_names, text
 from tensortap.viz.figures.exponent_history import ridge_figure, steps_figure
 from tensortap.viz.figures.format_range import POWERS, range_labels, range_shapes
-from tensortap.viz.figures.panels import axis_id, axis_name, left_out_note, panel_grid, panel_title
+from tensortap.viz.figures.panels import (
+    PanelGrid,
+    axis_id,
+    axis_name,
+    left_out_note,
+    panel_grid,
+    panel_title,
+)
 from tensortap.viz.figures.theme import FigureTheme, layout, message_figure, theme_of
 
 if TYPE_CHECKING:
@@ -85,15 +92,9 @@ def exponents_figure(
     for number, (each, values) in enumerate(shown.items()):
         x, y = axis_id("x", number), axis_id("y", number)
         data.append(_bars(values, target, x, y, colors))
-        made[axis_name("x", number)] = {
-            "domain": grid.domain(number)[0], "anchor": y, "range": [low, high], "tick0": 0,
-            "nticks": 10 if several else 24, **POWERS, **({"matches": "x"} if number else {}),
-        }  # fmt: skip
-        room = 1.16 * max(data[-1]["y"], default=0.0) or 1.0  # for the labels above the bars
-        made[axis_name("y", number)] = {
-            "domain": grid.domain(number)[1], "anchor": x, "ticksuffix": " %", "nticks": 5,
-            **({"type": "log"} if log else {"range": [0, room]}),
-        }  # fmt: skip
+        made[axis_name("x", number)], made[axis_name("y", number)] = _axes(
+            grid, number, (low, high), max(data[-1]["y"], default=0.0), log
+        )
         words = each if several else f"{each} · {kind} · step {step:,}"
         title = {**panel_title(words, grid, number, colors), "yshift": 18}
         below = " · ".join(_facts(values, target, several, colors))
@@ -106,6 +107,22 @@ def exponents_figure(
                 made["annotations"] += range_labels(target, x, y, colors, width)
     made["annotations"] += left_out_note(min(len(names), _MAX_PANELS), len(names), colors)
     return {"data": data, "layout": made}
+
+
+def _axes(
+    grid: PanelGrid, number: int, ends: tuple[int, int], highest: float, log: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the axes of a panel, with room for the labels above the highest bar."""
+    across, up = grid.domain(number)
+    x = {
+        "domain": across, "anchor": axis_id("y", number), "range": list(ends), "tick0": 0,
+        "nticks": 10 if grid.panels > 1 else 24, **POWERS, **({"matches": "x"} if number else {}),
+    }  # fmt: skip
+    y = {
+        "domain": up, "anchor": axis_id("x", number), "ticksuffix": " %", "nticks": 5,
+        **({"type": "log"} if log else {"range": [0, 1.16 * highest or 1.0]}),
+    }  # fmt: skip
+    return x, y
 
 
 def _read(table: Table, name: str, kind: str, step: int, rank: int | None) -> StepExponents | None:

@@ -79,10 +79,10 @@ def heatmap_figure(
                 cells.bad == code, cells.steps, row_labels, color, f"holds {word}", colors.page,
                 name=word, showlegend=False, hovertemplate=hover, **custom,
             )  # fmt: skip
+    alerts = table.alerts() if alerts is None else alerts
+    layers = set(cells.layers)
     shown = [
-        alert
-        for alert in (table.alerts() if alerts is None else alerts)
-        if alert.kind.value == kind and rank in (None, alert.rank) and alert.name in cells.layers
+        a for a in alerts if a.kind.value == kind and a.name in layers and rank in (None, a.rank)
     ]
     if shown:
         data.append(_alerts_trace(shown, row_labels, cells, theme))

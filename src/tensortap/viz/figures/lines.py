@@ -146,7 +146,7 @@ def _traces(
         hovertemplate=f"%{{y:.5~g}}  {metric}{at_step}<extra>{hover}</extra>", **shared,
     )  # fmt: skip
     if off.any():
-        at = np.flatnonzero(off)[:: max(1, int(off.sum()) // _MAX_MARKS)]
+        at = _some(off)
         yield marks_trace(
             line.step[at], np.full(len(at), panel.floor), style["color"], size=7,
             symbol="triangle-down-open", name=label, showlegend=False, customdata=typed(value[at]),
@@ -154,7 +154,7 @@ def _traces(
         )  # fmt: skip
     bad = ((line.bad > 0) | ~np.isfinite(line.value)) & line.known
     if bad.any():
-        at = _one_per_pixel(line.step, line.bad, np.flatnonzero(bad), panel.pixels)
+        at = _some(bad)
         yield marks_trace(
             line.step[at], _last_values(drawn, at, panel.floor), panel.theme.nan,
             edge=panel.theme.page, name="not finite", showlegend=False,
@@ -164,15 +164,10 @@ def _traces(
         )  # fmt: skip
 
 
-def _one_per_pixel(step: Whole, count: Whole, at: Whole, pixels: int) -> Whole:
-    """Return the mark with the largest count of each pixel, if there are many marks."""
-    if len(at) <= _MAX_MARKS:
-        return at
-    span = max(1, int(step[-1] - step[0]))
-    pixel = (step[at] - step[0]) * min(pixels, _MAX_MARKS) // span
-    order = np.lexsort((-count[at], pixel))
-    first = np.unique(pixel[order], return_index=True)[1]
-    return np.sort(at[order[first]])
+def _some(mask: NDArray[np.bool_]) -> Whole:
+    """Return the places of a mask, evenly thinned if there are many."""
+    at = np.flatnonzero(mask)
+    return at[:: max(1, len(at) // _MAX_MARKS)]
 
 
 def _last_values(value: Reals, at: Whole, floor: float) -> Reals:

@@ -1,15 +1,13 @@
-"""The widgets of `viz.interactive` in a real browser.
+"""Figures in a real browser: the widgets of `viz.interactive`, and the report of a run.
 
-Plotly's JavaScript draws their state, and its click messages go back to Python, as in a notebook.
+For widgets, plotly's JavaScript draws their state, and its click messages go back to Python, as in
+a notebook.
 """
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
 import shutil
-import threading
 from pathlib import Path
 
 import plotly
@@ -18,6 +16,7 @@ from ipywidgets.widgets.widget import _remove_buffers
 from playwright.sync_api import sync_playwright
 
 from tensortap import viz
+from tests.served import served
 from tests.viz.conftest import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -43,23 +42,13 @@ for (const name of ["figure", "loss"]) {
 </script>"""
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def address(tmp_path):
-    shutil.copy(BUNDLE, tmp_path)
-    (tmp_path / "index.html").write_text(PAGE)
-    handler = functools.partial(QuietHandler, directory=str(tmp_path))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+@pytest.fixture(scope="module")
+def browser():
+    assert CHROMIUM, "the tests of pages need chromium: apt-get install chromium"
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 def click(tab, name, across, down):
@@ -73,15 +62,15 @@ def click(tab, name, across, down):
 
 
 @pytest.mark.slow
-def test_clicks_open_a_layer_and_choose_a_step(run_path, tmp_path, address):
-    assert CHROMIUM, "the tests of pages need chromium: apt-get install chromium"
+def test_clicks_open_a_layer_and_choose_a_step(run_path, tmp_path, browser):
     shown = viz.interactive(viz.scalar_global_heatmap, run_path, tt="Activation")
     widgets = {"figure": shown.figure, "loss": shown.loss}
     states = {name: _remove_buffers(each.get_state())[0] for name, each in widgets.items()}
+    shutil.copy(BUNDLE, tmp_path)
+    (tmp_path / "index.html").write_text(PAGE)
     (tmp_path / "state.json").write_text(json.dumps(states, default=str, allow_nan=False))
     logged = []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with served(tmp_path) as address:
         tab = browser.new_page(viewport={"width": 1000, "height": 900})
         tab.on("pageerror", lambda error: logged.append(str(error)))
         tab.on("console", lambda message: logged.append(message.text))
@@ -90,7 +79,7 @@ def test_clicks_open_a_layer_and_choose_a_step(run_path, tmp_path, address):
             tab.wait_for_selector(f"#{name} .nsewdrag", timeout=60_000)
         cell = click(tab, "figure", 0.4, 0.7)  # the fourth of five layers
         curve = click(tab, "loss", 0.5, 0.5)
-        browser.close()
+        tab.close()
     assert logged == []
     shown.figure._js2py_pointsCallback = cell
     names, step = shown.detail.layout.meta["names"], shown.detail.layout.meta["step"]
@@ -98,3 +87,34 @@ def test_clicks_open_a_layer_and_choose_a_step(run_path, tmp_path, address):
     assert shown.step.value == step
     shown.loss._js2py_pointsCallback = curve
     assert shown.step.value == curve["points"]["xs"][0] != step
+
+
+@pytest.mark.slow
+def test_report_is_drawn_in_both_color_schemes(run_path, tmp_path, browser):
+    path = viz.report(run_path, tmp_path / "report.html")
+    logged, requests = [], []
+    background = "getComputedStyle(document.querySelector('#figure0 .main-svg')).backgroundColor"
+    tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    tab.on("console", lambda message: logged.append(message.text))
+    tab.on("pageerror", lambda error: logged.append(str(error)))
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("#figure0 .main-svg", timeout=60_000)
+    overview = tab.locator("section", has_text="Overview")
+    overview.get_by_role("button", name="Gradient").click()
+    overview.locator(".pane:not([hidden]) .main-svg").first.wait_for(timeout=60_000)
+    labels = tab.evaluate(
+        "[...document.querySelectorAll('.ytick text')].map(each => each.textContent)"
+    )
+    assert any("<b>bold" in label for label in labels)
+    assert tab.evaluate(background) == "rgb(255, 255, 255)"
+    tab.emulate_media(color_scheme="dark")
+    for _ in range(600):  # wait_for_function would need eval, which the page forbids
+        if tab.evaluate(background) == "rgb(23, 27, 34)":
+            break
+        tab.wait_for_timeout(100)
+    assert tab.evaluate(background) == "rgb(23, 27, 34)"
+    assert tab.title() != "owned"
+    tab.close()
+    assert logged == []
+    assert not [url for url in requests if not url.startswith(("file:", "data:", "blob:"))]
