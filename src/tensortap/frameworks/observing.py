@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tensortap.record import Kind, Shard, Summary
+
+if TYPE_CHECKING:
+    from tensortap.frameworks.protocol import PendingSummary
 
 _DEPTH = 20
 
@@ -78,6 +81,17 @@ class TrackObserver(HookObserver, Protocol):
 
     skipped: Callable[[], bool]
     """Whether the optimizer skipped the last step; hooks on an optimizer replace it."""
+
+    def add(
+        self,
+        observed: Observed,
+        stats: Summary | None,
+        later: PendingSummary | None = None,
+        value: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Take statistics that are known, or that a device is still computing."""
+        ...
 
 
 class WatchObserver(HookObserver, Protocol):

@@ -190,6 +190,10 @@ def track(
         if module is not None:
             raise TypeError("track a torch module, or model_state= of JAX, not both")
         state = None if isinstance(optimizer_state, bool) else optimizer_state
+        if observer.settings.stash is not None or observer.settings.tensors:
+            observer.unseen["inside compiled functions"] = (
+                "stash and tensors see states only; use tap.catch inside the function"
+            )
         return Tracker(JaxTracking(model_state, state, observer), observer)
     for framework in loaded_frameworks():
         hooks = framework.track(module, optimizer, observer)

@@ -9,44 +9,29 @@ import jax
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.jax.observation import Observation
 from tensortap.frameworks.jax.trees import observe_trees
-from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.observing import Observed, TrackObserver
 from tensortap.frameworks.protocol import PendingSummary
-from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
-from tensortap.sources.observer import Observer
 
 
 class JaxTracking:
     """Observes intercepted functions, and parameters, optimizer state and gradients."""
 
-    def __init__(self, model_state: Any, optimizer_state: Any, observer: Observer) -> None:
-        settings = observer.settings
+    def __init__(self, model_state: Any, optimizer_state: Any, observer: TrackObserver) -> None:
         self.observer = observer
         self._like = model_state
-        self._intercept = Intercept(self._wants, pipeline.fault)
+        self._intercept = Intercept(observer.wants, observer.fault)
         self._calls: dict[tuple[Kind, str], int] = {}
         # the arguments of `step`, in this order
         self._states = [
             name
-            for name, tracked in (
-                ("model_state", settings.weights and model_state is not None),
-                ("optimizer_state", settings.optimizer_state and optimizer_state is not None),
-                ("grads", settings.gradients and settings.weights),
+            for name, kind, given in (
+                ("model_state", Kind.WEIGHT, model_state is not None),
+                ("optimizer_state", Kind.OPTIMISER_STATE, optimizer_state is not None),
+                ("grads", Kind.WEIGHT_GRADIENT, True),
             )
-            if tracked
+            if kind in observer.kinds and given
         ]
-        if settings.stash is not None or settings.tensors:
-            observer.unseen["inside compiled functions"] = (
-                "stash and tensors see states only; use tap.catch inside the function"
-            )
-
-    def _wants(self, kind: Kind, name: str) -> bool:
-        settings = self.observer.settings
-        if kind is Kind.ACTIVATION and not settings.activations:
-            return False
-        if kind is Kind.GRADIENT and not settings.gradients:
-            return False
-        return self.observer.patterns.wants(kind, name)
 
     def attach(self) -> None:
         """Do nothing: functions are observed only when `intercept` calls them."""
@@ -56,14 +41,14 @@ class JaxTracking:
 
     def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the results of a function and record what its modules compute."""
-        if not self.observer.on or not pipeline.enabled:
+        if not self.observer.capturing:
             return function(*args, **kwargs)
         results, observations = self._intercept(function, *args, **kwargs)
         try:
             self._record(observations)
             self.observer.unseen.update(self._intercept.unseen)
         except Exception as error:
-            pipeline.fault(getattr(function, "__name__", "intercept"), error)
+            self.observer.fault(getattr(function, "__name__", "intercept"), error)
         return results
 
     def _record(self, observations: list[Observation]) -> None:
@@ -90,10 +75,10 @@ class JaxTracking:
         if unknown:
             raise TypeError(f"{', '.join(unknown)} is not tracked")
         self._calls.clear()
-        if not self.observer.on or not pipeline.enabled or not given:
+        if not self.observer.capturing or not given:
             return
         observations = observe_trees(
-            self._wants,
+            self.observer.wants,
             given.get("model_state"),
             given.get("optimizer_state"),
             given.get("grads"),
