@@ -11,6 +11,7 @@ import time
 import pytest
 
 import tensortap as tap
+from tensortap.frameworks.registry import framework_named
 from tensortap.record import Kind
 from tensortap.sinks import launch
 from tensortap.sinks import worker as workers
@@ -127,11 +128,13 @@ def test_forks_with_a_lambda(start, notes):
 
 
 def test_rejects_fork_after_cuda(monkeypatch):
-    monkeypatch.setattr(launch, "cuda_is_initialized", lambda: True)
+    import torch
+
+    assert framework_named("torch").survives_fork()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(tap.TensortapError, match=r"after CUDA was initialized.*'spawn'"):
         tap.watch(on_record=print, start_method="fork")
     monkeypatch.undo()
-    assert not launch.cuda_is_initialized()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ tests subclass ``tests/frameworks/contract.py``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -127,6 +128,22 @@ class Framework(Protocol):
     def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
         """Return hooks that watch a model, parameter or tensor; None if it is none of these."""
         return None
+
+    def without_graph(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which operations are not recorded for gradients."""
+        return contextlib.nullcontext()
+
+    def version_of(self, value: Any) -> int:
+        """Return a number that grows when a tensor is changed in place; 0 if nobody counts."""
+        return 0
+
+    def survives_fork(self) -> bool:
+        """Return whether a fork of this process can use the framework."""
+        return True
+
+    def after_fork(self) -> None:
+        """Make the framework usable in a fork of the training process."""
+        return
 
     def stack(self, name: str, values: list[Any], fill: float) -> Any:
         """Return values stacked along a new first dimension, padded with `fill`; None for others.

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap.errors import TensortapError
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.server.worker_process import Functions, WorkerProcess
 from tensortap.wire.worker import MainImported, Orders, set_importing_main
 
@@ -48,9 +49,8 @@ def served(orders: Orders, line: socket.socket) -> None:
 def forked(orders: Orders, line: socket.socket, functions: Functions) -> None:
     """Run a worker in a fork of the training process."""
     signal.set_wakeup_fd(-1)  # it is the parent's
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)  # a fork does not have the threads of the parent's pool
+    for framework in loaded_frameworks():
+        framework.after_fork()
     _run(orders, line, lambda: functions)
 
 

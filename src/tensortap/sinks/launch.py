@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tensortap.errors import TensortapError
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.wire.worker import Orders
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -80,20 +81,13 @@ def launch(task: Task, functions: bytes, key: bytes, line: socket.socket) -> Pro
         return _LAUNCH[task.start_method](task, orders, line)
 
 
-def cuda_is_initialized() -> bool:
-    """Return whether this process uses CUDA, whose state a fork does not survive."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return bool(cuda is not None and cuda.is_initialized())
-
-
 def check_start_method(start_method: str) -> None:
     """Raise if a worker cannot be started by this method."""
     if start_method not in START_METHODS:
         raise ValueError(
             f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}"
         )
-    if start_method == "fork" and cuda_is_initialized():
+    if start_method == "fork" and not all(each.survives_fork() for each in loaded_frameworks()):
         raise TensortapError(
             "start_method='fork' does not work after CUDA was initialized: use 'spawn', or call "
             "tap.watch before anything touches the GPU"

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -16,6 +15,7 @@ from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.errors import CaptureError
 from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.ledger import DISCONNECTED
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.queue import Queue, write_to
@@ -195,15 +195,18 @@ class Watching:
     def _transformed(self, name: str, value: Any) -> Any:
         """Return the result of the user's transform, which runs on the device without a graph."""
         assert self._transform is not None
-        before = getattr(value, "_version", None)
+        frameworks = list(loaded_frameworks())
+        before = [framework.version_of(value) for framework in frameworks]
         try:
-            with _no_grad():
+            with contextlib.ExitStack() as stack:
+                for framework in frameworks:
+                    stack.enter_context(framework.without_graph())
                 result = self._transform(value)
         except Exception as error:
             reason = f"transform raised for {name!r}: {type(error).__name__}: {error}"
             pipeline.fault(f"transform of {self._name}", CaptureError(reason))
             return None
-        if getattr(value, "_version", None) != before:
+        if [framework.version_of(value) for framework in frameworks] != before:
             pipeline.fault(f"in-place transform of {self._name}", CaptureError(
                 f"transform changed {name!r} in place, which changes the training; "
                 "return a new tensor instead"
@@ -215,11 +218,3 @@ def _kinds_of(settings: TrackOptions) -> frozenset[Kind]:
     values = (Kind.ACTIVATION, Kind.WEIGHT) if settings.activations else ()
     gradients = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT) if settings.gradients else ()
     return frozenset((*values, *gradients))
-
-
-def _no_grad() -> contextlib.AbstractContextManager[Any]:
-    torch: Any = sys.modules.get("torch")
-    context: contextlib.AbstractContextManager[Any] = (
-        torch.no_grad() if torch is not None else contextlib.nullcontext()
-    )
-    return context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -19,7 +20,7 @@ from tensortap.frameworks.observing import (
     WatchObserver,
 )
 from tensortap.frameworks.protocol import Adapter, Framework, rejecting
-from tensortap.frameworks.torch import tensors
+from tensortap.frameworks.torch import private, tensors
 from tensortap.frameworks.torch.copies import CompactTensor, copied_tensor, keyed_copy
 from tensortap.frameworks.torch.shards import local_shard
 from tensortap.frameworks.torch.summarize import summarize
@@ -81,6 +82,23 @@ class TorchFramework(Framework):
         from tensortap.frameworks.torch.files import reduction
 
         return reduction(value)
+
+    def without_graph(self) -> contextlib.AbstractContextManager[Any]:
+        """Return `torch.no_grad()`."""
+        context: contextlib.AbstractContextManager[Any] = torch.no_grad()
+        return context
+
+    def version_of(self, value: Any) -> int:
+        """Return how often a tensor was changed in place."""
+        return private.version_of(value) if isinstance(value, torch.Tensor) else 0
+
+    def survives_fork(self) -> bool:
+        """Return whether CUDA is unused: its state does not survive a fork."""
+        return not torch.cuda.is_initialized()
+
+    def after_fork(self) -> None:
+        """Use one thread: a fork does not have the threads of the parent's pool."""
+        torch.set_num_threads(1)
 
     def stack(self, name: str, values: list[Any], fill: float) -> Any:
         """Return tensors or numbers as one tensor."""
