@@ -37,3 +37,18 @@ def test_numerics_page_names_every_rule():
     text = (ROOT / "docs" / "numerics.md").read_text()
     for rule in alerts.DEFAULT:
         assert f"`alerts.{rule.__name__}(" in text
+
+
+def test_architecture_table_names_files_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text.partition("## I want to add a")[2].partition("\n## ")[0]
+    paths = re.findall(r"`((?:src|tests|docs)/[^`]+)`", table)
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_architecture_describes_every_folder():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    folders = [path.name for path in (ROOT / "src" / "tensortap").iterdir() if path.is_dir()]
+    named = [name for name in folders if name != "__pycache__" and f"`{name}/`" not in text]
+    assert named == []
