@@ -6,6 +6,7 @@ import collections
 import heapq
 import itertools
 import threading
+from bisect import bisect_left
 from collections.abc import Collection
 
 from tensortap.record import Blob, Kind, Number, Opaque, Record, TensorData, Value
@@ -173,8 +174,9 @@ class History:
             cursor = max(cursor, oldest)
             end = min(self.written, cursor + limit)
             for key, positions in self._positions.items():
-                if positions[0] < end and positions[-1] >= cursor:
-                    positioned += _between(positions, self._series[key], cursor, end)
+                part = bisect_left(positions, cursor), bisect_left(positions, end)
+                records = itertools.islice(self._series[key], *part)
+                positioned += zip(itertools.islice(positions, *part), records, strict=True)
         positioned.sort(key=lambda each: each[0])
         return max(cursor, end), [record for _, record in positioned]
 
@@ -203,19 +205,3 @@ class History:
         """Wait until `count` records have been written in total; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self.written >= count, timeout)
-
-
-def _between(
-    positions: collections.deque[int], held: collections.deque[Record], start: int, end: int
-) -> list[tuple[int, Record]]:
-    """Return the records at positions from `start` to before `end`, searched from the nearer side.
-
-    The order of the result is not defined.
-    """
-    if start - positions[0] > positions[-1] - end:
-        newest = zip(reversed(positions), reversed(held), strict=True)
-        wanted = itertools.takewhile(lambda each: each[0] >= start, newest)
-        return [each for each in wanted if each[0] < end]
-    oldest = zip(positions, held, strict=True)
-    wanted = itertools.takewhile(lambda each: each[0] < end, oldest)
-    return [each for each in wanted if each[0] >= start]

@@ -11,7 +11,7 @@ from tensortap import frameworks
 from tensortap.buffers import Pool
 from tensortap.record import Kind, Record
 from tensortap.server import trends
-from tensortap.server.cache import RecordCache, record_key
+from tensortap.server.trends import RecordCache, record_key
 from tensortap.stats import summarize_array
 
 

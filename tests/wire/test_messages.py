@@ -150,7 +150,7 @@ HEADERS = [
     (wire.HELLO, wire.Hello(1, "0.1.0", "source", bytes(16))),
     (wire.CHALLENGE, wire.Challenge(wire.PROTOCOL, "0.1.0", bytes(16), bytes(32))),
     (wire.PROOF, wire.Proof(bytes(32), wire.Client(bytes(16)))),
-    (wire.WELCOME, wire.Welcome(1 << 28, 1 << 33, bytes(16), "host", 77)),
+    (wire.WELCOME, wire.Welcome(1 << 28, 1 << 33, bytes(16))),
     (wire.REFUSED, wire.Refusal("no")),
     (
         wire.RECORDS,
@@ -168,7 +168,7 @@ HEADERS = [
     (wire.SEGMENTS, wire.Segments((1, 2))),
     (wire.QUERY, wire.Query(3, "load", {"name": "x", "seq": 1})),
     (wire.REPLY, wire.Reply(3, "", 100)),
-    (wire.GOODBYE, wire.Goodbye("bye")),
+    (wire.GOODBYE, wire.Goodbye()),
 ]
 
 

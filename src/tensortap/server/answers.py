@@ -14,8 +14,14 @@ from tensortap.errors import NotFound
 from tensortap.record import Kind, Record
 from tensortap.runs.rows import number_of
 from tensortap.server import questions
-from tensortap.server.cache import RecordCache, record_key
-from tensortap.server.trends import TIME_BUDGET, TREND_LENGTH, captures_per_second, trend
+from tensortap.server.trends import (
+    TIME_BUDGET,
+    TREND_LENGTH,
+    RecordCache,
+    captures_per_second,
+    record_key,
+    trend,
+)
 from tensortap.text.records import record_line
 from tensortap.values import tensors
 from tensortap.wire import messages as wire

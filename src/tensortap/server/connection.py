@@ -111,17 +111,11 @@ class Connection:
         """Return the acknowledgement to send now, if one is due."""
         if not self._ack_due and not self._freed:
             return None
-        freed = []
-        with contextlib.suppress(IndexError):
-            while True:
-                freed.append(self._freed.popleft())
-        ack = wire.Ack(
-            self.client.last_batch, self._used_credit, tuple(freed), tuple(self._rejected)
-        )
-        self._used_credit = 0
-        self._rejected.clear()
+        freed = tuple([self._freed.popleft() for _ in range(len(self._freed))])
+        rejected, self._rejected = tuple(self._rejected), []
+        credit, self._used_credit = self._used_credit, 0
         self._ack_due = False
-        return ack
+        return wire.Ack(self.client.last_batch, credit, freed, rejected)
 
     # -- shared memory -------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Handshake:
         if route in self._challenged:
             raise WireError("a second hello")
         if len(self._challenged) >= _MOST_CHALLENGED:
-            self._expire(next(iter(self._challenged)))
+            del self._challenged[next(iter(self._challenged))]
         nonce = secrets.token_bytes(keys.NONCE)
         deadline = time.monotonic() + HANDSHAKE_TIMEOUT
         self._challenged[route] = _Challenged(hello, nonce, deadline)
@@ -68,11 +68,7 @@ class Handshake:
         """Forget clients that have not answered their challenge in time."""
         now = time.monotonic()
         for route in [r for r, each in self._challenged.items() if now > each.deadline]:
-            self._expire(route)
-
-    def _expire(self, route: bytes) -> None:
-        del self._challenged[route]
-        self._rejected["handshake timeout"] += 1
+            del self._challenged[route]
 
     def answer_zap(self, zap: zmq.Socket[bytes]) -> None:
         """Tell ZeroMQ which CURVE keys to accept: only the clients' key, derived from ours."""

@@ -6,8 +6,6 @@ import collections
 import contextlib
 import functools
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -115,7 +113,7 @@ class Server:
                     self._send_replies()
                 self._acknowledge()
                 self._tidy()
-            goodbye = wire.message(wire.GOODBYE, wire.Goodbye("the session was closed"))
+            goodbye = wire.message(wire.GOODBYE, wire.Goodbye())
             for route in list(self._connections):
                 self._send(route, goodbye)
         except Exception:
@@ -219,7 +217,6 @@ class Server:
         # first the events before: the file descriptor may have been another connection's
         self._read_monitor()
         if isinstance(header, wire.Hello):
-            self._pending.greeted(fd)
             challenge = self.handshake.challenge(route, header)
             self._send(route, wire.message(wire.CHALLENGE, challenge))
         elif isinstance(header, wire.Proof):
@@ -244,9 +241,7 @@ class Server:
         self._connections[route] = connection
         if fd >= 0:
             self._by_fd[fd] = connection
-        welcome = wire.Welcome(
-            connection.credit, self.history.bound, nonce, socket.gethostname(), os.getpid()
-        )
+        welcome = wire.Welcome(connection.credit, self.history.bound, nonce)
         self._send(route, wire.message(wire.WELCOME, welcome))
 
     def _read_monitor(self) -> None:

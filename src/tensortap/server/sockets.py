@@ -8,9 +8,8 @@ import os
 import socket
 import struct
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import zmq
 
 from tensortap.errors import TensortapError
@@ -70,11 +69,10 @@ def source_fd(frame: zmq.Frame) -> int:
         return -1
 
 
-class PendingSocket(msgspec.Struct):
+class PendingSocket(NamedTuple):
     """A TCP connection whose client has not proven that it has the key, or was rejected."""
 
     deadline: float
-    counted: bool = False
     rejected: bool = False
 
 
@@ -92,11 +90,6 @@ class PendingSockets:
         """Start the handshake timeout of a new connection."""
         self._sockets[fd] = PendingSocket(time.monotonic() + HANDSHAKE_TIMEOUT)
 
-    def greeted(self, fd: int) -> None:
-        """Leave it to the handshake to count a timeout, because the client said hello."""
-        if fd in self._sockets:
-            self._sockets[fd].counted = True
-
     def done(self, fd: int) -> None:
         """Forget a connection that was closed, or has completed the handshake."""
         self._sockets.pop(fd, None)
@@ -109,8 +102,7 @@ class PendingSockets:
         before = self._sockets.get(fd)
         if before is not None and before.rejected:
             return False
-        deadline = time.monotonic() + _REFUSAL_TIMEOUT
-        self._sockets[fd] = PendingSocket(deadline, counted=True, rejected=True)
+        self._sockets[fd] = PendingSocket(time.monotonic() + _REFUSAL_TIMEOUT, rejected=True)
         return True
 
     def close_expired(self) -> None:
@@ -119,7 +111,7 @@ class PendingSockets:
         for fd, pending in list(self._sockets.items()):
             if now > pending.deadline or _received_nbytes(fd) > _HANDSHAKE_NBYTES:
                 del self._sockets[fd]
-                if not pending.counted:
+                if not pending.rejected:
                     self._rejected["handshake timeout"] += 1
                 _shut_down(fd)
 

@@ -1,16 +1,39 @@
-"""Recent trend and capture rate per name."""
+"""Recent trend and capture rate per name, and a cache of what was computed for records."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 from tensortap.frameworks.view import as_numpy
 from tensortap.history import payload_nbytes
 from tensortap.record import Record, TensorData
-from tensortap.server.cache import RecordCache, record_key
 from tensortap.stats import summarize_array
+
+Computed = TypeVar("Computed")
+RecordKey = tuple[str, str, int, int, int]
+
+
+def record_key(record: Record) -> RecordKey:
+    """Return what identifies a record, without a reference to its value."""
+    return record.name, record.kind.value, record.rank, record.seq, record.time_ns
+
+
+class RecordCache(dict[RecordKey, Computed]):
+    """A dict that evicts its oldest quarter when it is full."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def __setitem__(self, key: RecordKey, computed: Computed) -> None:
+        if len(self) >= self.size:
+            for old in list(self)[: self.size // 4]:
+                self.pop(old, None)
+        super().__setitem__(key, computed)
+
 
 TREND_LENGTH = 16
 TIME_BUDGET = 0.05

@@ -151,7 +151,7 @@ class LiveSink(Sink):
         if channel is not None:
             if channel.state is ConnectionState.OPEN:
                 self._report_dropped()
-                channel.send(wire.message(wire.GOODBYE, wire.Goodbye("the program ended")))
+                channel.send(wire.message(wire.GOODBYE, wire.Goodbye()))
             channel.close(linger=500)
         if self._context is not None:
             # not term(): it would wait for the server, and the program wants to end

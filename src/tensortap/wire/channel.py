@@ -224,10 +224,11 @@ class Channel:
             self.send(wire.message(wire.PROOF, msgspec.structs.replace(proof, mac=mac)))
             self._deadline = time.monotonic() + _HANDSHAKE_TIMEOUT
             return
-        welcome = wire.expect(header, wire.Welcome)
+        if not isinstance(header, wire.Welcome):
+            raise WireError(f"{type(header).__name__} during the handshake")
         if not self._server_proven:  # any process on that port would receive our tensors
             raise Refused(f"the session at {self.address} did not prove that it has the key")
-        self.welcome = welcome
+        self.welcome = header
         self._deadline = None
         self._pause = 0.1
         self.refusal = ""

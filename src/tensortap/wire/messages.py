@@ -22,7 +22,7 @@ each other that they do not match.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -107,8 +107,6 @@ class Welcome(msgspec.Struct, frozen=True):
     credit: int
     largest: int
     nonce: bytes | None = None
-    host: str = ""
-    pid: int = 0
 
 
 class External(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -183,8 +181,6 @@ class Reply(msgspec.Struct, frozen=True):
 class Goodbye(msgspec.Struct, frozen=True):
     """The last message of either side."""
 
-    reason: str = ""
-
 
 _HEADERS: dict[bytes, type[msgspec.Struct]] = {
     HELLO: Hello,
@@ -204,8 +200,6 @@ _decoders = {kind: msgspec.msgpack.Decoder(header) for kind, header in _HEADERS.
 _records = msgspec.msgpack.Decoder(list[Record])
 _encode = msgspec.msgpack.Encoder().encode
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-
-Header = TypeVar("Header", bound=msgspec.Struct)
 
 
 def message(kind: bytes, header: msgspec.Struct) -> list[bytes]:
@@ -229,13 +223,6 @@ def read_header(kind: bytes, frame: bytes | memoryview) -> msgspec.Struct:
         return decoder.decode(frame)
     except _UNREADABLE as error:
         raise WireError(f"a {kind.decode()} message with a bad header: {error}") from None
-
-
-def expect(header: msgspec.Struct, kind: type[Header]) -> Header:
-    """Return the header if it has this type; raise WireError otherwise."""
-    if not isinstance(header, kind):
-        raise WireError(f"{type(header).__name__} instead of {kind.__name__}")
-    return header
 
 
 def encode_records(
