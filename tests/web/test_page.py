@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +13,10 @@ import tensortap as tap
 from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
+    pytest.mark.slow,
+]
 TABS = ["overview", "lines", "exponents", "tensors", "compare", "alerts", "provenance", "receipt"]
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
@@ -31,7 +28,10 @@ FLAGS = [
 def chromium():
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
+        # one context for all tests: plotly.js is loaded and compiled once
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        context.set_default_timeout(60_000)
+        yield context
         browser.close()
 
 
@@ -39,18 +39,15 @@ def chromium():
 WHERE = """() => [location.hash, document.activeElement.outerHTML.slice(0, 60),
   document.body.dataset, document.getElementById("notice").innerText,
   document.querySelector("dialog").open,
-  [...document.querySelectorAll(".panel")].map((p) => `${p.id} ${p.hidden} ${p.dataset.ready}`)]"""
+  [...document.querySelectorAll(".panel")].map((p) => `${p.id} ${p.hidden}`)]"""
 
 
 class Tab:
     """A browser on the page that records errors and requests to other servers."""
 
-    def __init__(self, browser, page, fragment="", **options):
+    def __init__(self, chromium, page, fragment=""):
         self.server = page
-        options.setdefault("viewport", {"width": 1280, "height": 800})
-        self.context = browser.new_context(**options)
-        self.context.set_default_timeout(60_000)
-        self.page = self.context.new_page()
+        self.page = chromium.new_page()
         self.errors, self.foreign_requests = [], []
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -83,19 +80,23 @@ class Tab:
 
     def shown(self, tab):
         try:
-            self.page.wait_for_selector(f"#panel-{tab}[data-ready=yes]:not([hidden])")
+            self.page.wait_for_selector(f"[data-drawing=no] #panel-{tab}:not([hidden])")
         except playwright.TimeoutError as error:
             raise AssertionError(
                 f"{tab} was not shown: {self.page.evaluate(WHERE)}, {self.open_requests}"
             ) from error
 
-    def go(self, **state):
-        """Go to an address."""
-        query = "&".join(f"{key}={value}" for key, value in state.items())
-        self.page.evaluate("query => { location.hash = query }", query)
-        self.page.wait_for_function("query => location.hash === '#' + query", arg=query)
-        self.page.evaluate("() => new Promise((r) => setTimeout(r, 50))")
-        self.shown(state.get("tab", "overview"))
+    def go(self, query):
+        """Go to an address without loading the page anew."""
+        self.page.evaluate(
+            """query => new Promise((done) => {
+              addEventListener("popstate", () => setTimeout(done), { once: true });
+              if (location.hash === "#" + query) done();
+              location.hash = query;
+            })""",
+            query,
+        )
+        self.shown(dict(re.findall(r"(\w+)=([^&]*)", query)).get("tab", "overview"))
 
     def state(self):
         self.page.wait_for_timeout(200)  # the address is written with a delay
@@ -105,279 +106,294 @@ class Tab:
         return self
 
     def __exit__(self, kind, *_):
-        self.context.close()
+        self.page.close()
         if kind is None:
-            assert self.errors == []
-            assert self.foreign_requests == []
+            self.check()
+
+    def check(self):
+        """Assert that there were no errors and no requests to other servers."""
+        assert self.errors == []
+        assert self.foreign_requests == []
 
 
-def test_every_tab_has_content(chromium, page):
-    with Tab(chromium, page, "#run=a") as tab:
-        q = tab.page
-        assert "token" not in q.url
-        for name in TABS:
-            tab.open(name)
-            assert q.locator(f"#tab-{name}").get_attribute("aria-selected") == "true"
-            assert q.locator("#notice").is_hidden()
-        tab.open("overview")
-        assert q.locator("#panel-overview .heatmaplayer").count()
-        tab.open("lines")
-        assert q.locator("#panel-lines .scatterlayer .trace").count() >= 2
-        tab.open("exponents")
-        assert q.locator("#panel-exponents .barlayer").count()
-        tab.open("tensors")
-        assert q.locator("#panel-tensors .heatmaplayer").count()
-        assert "[16, 24] float32" in q.locator("#panel-tensors").inner_text()
-        tab.open("alerts")
-        assert "blocks.1.mlp" in q.locator("#panel-alerts tbody").inner_text()
-        assert q.locator("#tab-alerts .badge").inner_text() == "1"
-        tab.open("receipt")
-        assert "Nothing was dropped" in q.locator("#panel-receipt").inner_text()
+@pytest.fixture(scope="module")
+def shared_tab(chromium, page):
+    with Tab(chromium, page) as tab:
+        yield tab
 
 
-def test_a_cell_of_the_heatmap_opens_its_exponents(chromium, page):
-    with Tab(chromium, page, "#run=a&kind=Gradient") as tab:
-        q = tab.page
-        q.evaluate("""() => {
-          const plot = document.querySelector("#panel-overview .js-plotly-plot");
-          const all = plot.data.find((t) => t.type === "heatmap");
-          window.cell = plot.layout.meta.layers.indexOf("blocks.0.mlp");
-        }""")
-        box = q.locator("#panel-overview .overview .heatmaplayer image").first.bounding_box()
-        row = q.evaluate("window.cell")
-        q.mouse.click(
-            box["x"] + box["width"] * (7 + 0.5) / STEPS,
-            box["y"] + box["height"] * (row + 0.5) / len(LAYERS),
-        )
-        q.wait_for_selector("#tab-exponents[aria-selected=true]")
-        tab.shown("exponents")
-        state = tab.state()
-        assert (state["name"], state["step"], state["kind"]) == ("blocks.0.mlp", "7", "Gradient")
-        assert "blocks.0.mlp" in q.locator("#panel-exponents .js-plotly-plot").text_content()
-        q.go_back()
-        q.wait_for_selector("#tab-overview[aria-selected=true]")
+@pytest.fixture
+def visit(shared_tab):
+    """A function that goes to an address of the shared page."""
+    shared_tab.page.emulate_media(color_scheme="light")
+
+    def go(query):
+        shared_tab.go(query)
+        return shared_tab
+
+    yield go
+    shared_tab.check()
 
 
-def test_shows_the_value_under_the_mouse(chromium, page, runs):
+def test_every_tab_has_content(visit):
+    tab = visit("run=a")
+    q = tab.page
+    assert "token" not in q.url
+    for name in TABS:
+        tab.open(name)
+        assert q.locator(f"#tab-{name}").get_attribute("aria-selected") == "true"
+        assert q.locator("#notice").is_hidden()
+    tab.open("overview")
+    assert q.locator("#panel-overview .heatmaplayer").count()
+    tab.open("lines")
+    assert q.locator("#panel-lines .scatterlayer .trace").count() >= 2
+    tab.open("exponents")
+    assert q.locator("#panel-exponents .barlayer").count()
+    tab.open("tensors")
+    assert q.locator("#panel-tensors .heatmaplayer").count()
+    assert "[16, 24] float32" in q.locator("#panel-tensors").inner_text()
+    tab.open("alerts")
+    assert "blocks.1.mlp" in q.locator("#panel-alerts tbody").inner_text()
+    assert q.locator("#tab-alerts .badge").inner_text() == "1"
+    tab.open("receipt")
+    assert "Nothing was dropped" in q.locator("#panel-receipt").inner_text()
+
+
+def test_a_cell_of_the_heatmap_opens_its_exponents(visit):
+    tab = visit("run=a&kind=Gradient")
+    q = tab.page
+    q.evaluate("""() => {
+      const plot = document.querySelector("#panel-overview .js-plotly-plot");
+      const all = plot.data.find((t) => t.type === "heatmap");
+      window.cell = plot.layout.meta.layers.indexOf("blocks.0.mlp");
+    }""")
+    box = q.locator("#panel-overview .overview .heatmaplayer image").first.bounding_box()
+    row = q.evaluate("window.cell")
+    q.mouse.click(
+        box["x"] + box["width"] * (7 + 0.5) / STEPS,
+        box["y"] + box["height"] * (row + 0.5) / len(LAYERS),
+    )
+    q.wait_for_selector("#tab-exponents[aria-selected=true]")
+    tab.shown("exponents")
+    state = tab.state()
+    assert (state["name"], state["step"], state["kind"]) == ("blocks.0.mlp", "7", "Gradient")
+    assert "blocks.0.mlp" in q.locator("#panel-exponents .js-plotly-plot").text_content()
+    q.go_back()
+    q.wait_for_selector("#tab-overview[aria-selected=true]")
+
+
+def test_shows_the_value_under_the_mouse(visit, runs):
     wanted = tap.open(runs / "a").get("head", step=11, kind="Activation")
-    with Tab(chromium, page, "#run=a&tab=tensors&name=head&kind=Activation&step=11") as tab:
-        q = tab.page
-        box = q.locator("#panel-tensors .tensor .heatmaplayer image").first.bounding_box()
-        row, column = 5, 17
-        q.mouse.move(
-            box["x"] + box["width"] * (column + 0.5) / 24,
-            box["y"] + box["height"] * (row + 0.5) / 16,
-        )
-        text = q.locator(".tensor .hoverlayer text").first.text_content()
-        place, _, value = text.partition("=")
-        assert place.strip() == f"[{row}, {column}]"
-        assert np.float32(value.strip().replace("−", "-")) == wanted[row, column]
+    tab = visit("run=a&tab=tensors&name=head&kind=Activation&step=11")
+    q = tab.page
+    box = q.locator("#panel-tensors .tensor .heatmaplayer image").first.bounding_box()
+    row, column = 5, 17
+    q.mouse.move(
+        box["x"] + box["width"] * (column + 0.5) / 24,
+        box["y"] + box["height"] * (row + 0.5) / 16,
+    )
+    text = q.locator(".tensor .hoverlayer text").first.text_content()
+    place, _, value = text.partition("=")
+    assert place.strip() == f"[{row}, {column}]"
+    assert np.float32(value.strip().replace("−", "-")) == wanted[row, column]
 
 
-def test_shows_one_nan_among_sixteen_million_values(chromium, page):
-    with Tab(chromium, page, "#run=raw&tab=tensors&name=big&kind=Value") as tab:
-        q = tab.page
-        drawn = q.evaluate("""() => {
-          const plot = document.querySelector("#panel-tensors .tensor");
-          return plot.data.map((t) => t.name).filter(Boolean);
-        }""")
-        assert "NaN" in drawn
-        assert "+Inf" in drawn
-        # its tile has a color that is not in the scale
-        images = q.locator("#panel-tensors .tensor .heatmaplayer image")
-        assert images.count() == 3
-        assert "NaN" in q.locator("#panel-tensors .stats").inner_text()
-        box = images.first.bounding_box()
-        x = box["x"] + box["width"] * 3210 / 4096
-        y = box["y"] + box["height"] * 1234 / 4096
-        q.mouse.move(x - 9, y - 9)
-        q.mouse.down()
-        q.mouse.move(x + 9, y + 9, steps=5)
-        with q.expect_response(lambda r: "zoom=" in r.url):
-            q.mouse.up()
-        q.wait_for_function(
-            "() => !document.querySelector('#panel-tensors .tensor').layout.meta.reduced"
-        )
-        top, bottom, left, right = (int(n) for n in tab.state()["zoom"].split(","))
-        assert top < 1234 < bottom < top + 400
-        assert left < 3210 < right < left + 400
-        q.get_by_role("button", name="Whole slice").click()
-        q.wait_for_function(
-            "() => document.querySelector('#panel-tensors .tensor').layout.meta.reduced"
-        )
-
-
-def test_zooming_into_steps_applies_to_all_figures(chromium, page):
-    with Tab(chromium, page, "#run=a&tab=lines&name=head") as tab:
-        q = tab.page
-        box = q.locator("#panel-lines .nsewdrag").first.bounding_box()
-        q.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 20)
-        q.mouse.down()
-        q.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+def test_shows_one_nan_among_sixteen_million_values(visit):
+    tab = visit("run=raw&tab=tensors&name=big&kind=Value")
+    q = tab.page
+    drawn = q.evaluate("""() => {
+      const plot = document.querySelector("#panel-tensors .tensor");
+      return plot.data.map((t) => t.name).filter(Boolean);
+    }""")
+    assert "NaN" in drawn
+    assert "+Inf" in drawn
+    # its tile has a color that is not in the scale
+    images = q.locator("#panel-tensors .tensor .heatmaplayer image")
+    assert images.count() == 3
+    assert "NaN" in q.locator("#panel-tensors .stats").inner_text()
+    box = images.first.bounding_box()
+    x = box["x"] + box["width"] * 3210 / 4096
+    y = box["y"] + box["height"] * 1234 / 4096
+    q.mouse.move(x - 9, y - 9)
+    q.mouse.down()
+    q.mouse.move(x + 9, y + 9, steps=5)
+    with q.expect_response(lambda r: "zoom=" in r.url):
         q.mouse.up()
-        q.wait_for_function("() => location.hash.includes('span=')")
-        span = [float(n) for n in tab.state()["span"].split(",")]
-        assert 5 < span[0] < 13 < span[1] < 23
-        tab.open("overview")
-        at = "document.querySelector('#panel-{} .js-plotly-plot').layout.xaxis.range"
-        assert q.evaluate(at.format("overview")) == span
-        q.reload()
-        tab.ready()
-        assert q.evaluate(at.format("overview")) == span
-        q.get_by_role("button", name="All steps").click()
-        q.wait_for_function(f"() => {at.format('overview')}[1] === {STEPS - 0.5}")
+    q.wait_for_function(
+        "() => !document.querySelector('#panel-tensors .tensor').layout.meta.reduced"
+    )
+    top, bottom, left, right = (int(n) for n in tab.state()["zoom"].split(","))
+    assert top < 1234 < bottom < top + 400
+    assert left < 3210 < right < left + 400
+    q.get_by_role("button", name="Whole slice").click()
+    q.wait_for_function(
+        "() => document.querySelector('#panel-tensors .tensor').layout.meta.reduced"
+    )
 
 
-def test_slices_of_many_axes(chromium, page):
-    with Tab(chromium, page, "#run=raw&tab=tensors&name=seven&kind=Value") as tab:
-        q = tab.page
-        assert q.locator("#panel-tensors .axes input[type=range]").count() == 5
-        slider = q.get_by_label("Index on axis 0")
-        slider.focus()
-        slider.press("ArrowRight")
-        q.wait_for_function("() => document.querySelector('.stats').innerText.includes('67')")
-        assert tab.state()["at"].startswith("1,0")
-        tab.go(run="raw", tab="tensors", name="nothing", kind="Value")
-        assert "no elements" in q.locator("#panel-tensors").inner_text()
-        tab.go(run="raw", tab="tensors", name="words", kind="Value")
-        assert "holds no tensor" in q.locator("#panel-tensors").inner_text()
+def test_zooming_into_steps_applies_to_all_figures(visit):
+    tab = visit("run=a&tab=lines&name=head")
+    q = tab.page
+    box = q.locator("#panel-lines .nsewdrag").first.bounding_box()
+    q.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 20)
+    q.mouse.down()
+    q.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+    q.mouse.up()
+    q.wait_for_function("() => location.hash.includes('span=')")
+    span = [float(n) for n in tab.state()["span"].split(",")]
+    assert 5 < span[0] < 13 < span[1] < 23
+    tab.open("overview")
+    at = "document.querySelector('#panel-{} .js-plotly-plot').layout.xaxis.range"
+    assert q.evaluate(at.format("overview")) == span
+    q.reload()
+    tab.ready()
+    assert q.evaluate(at.format("overview")) == span
+    q.get_by_role("button", name="All steps").click()
+    q.wait_for_function(f"() => {at.format('overview')}[1] === {STEPS - 0.5}")
 
 
-def test_reloading_restores_the_state(chromium, page):
-    with Tab(chromium, page, "#run=a") as tab:
-        q = tab.page
-        q.select_option("#kind", "Gradient")
-        q.fill("#search", "blocks")
-        tab.open("lines")
-        q.get_by_role("treeitem", name="blocks.1.attn").click()
-        q.get_by_role("treeitem", name="blocks.0.attn").click(modifiers=["Control"])
-        q.get_by_role("button", name="std", exact=True).click()
-        q.get_by_role("button", name="Log", exact=True).first.click()
-        q.fill("#step", "13")
-        q.press("#step", "Enter")
-        q.click("#theme")
-        tab.shown("lines")
-        before, address = tab.state(), q.url
-        q.reload()
-        tab.ready()
-        tab.shown("lines")
-        assert q.url == address
-        assert tab.state() == before
-        assert q.locator("html").get_attribute("data-theme") == "dark"
-        assert q.input_value("#search") == "blocks"
-        assert q.input_value("#step") == "13"
-        assert q.locator("#panel-lines .chip [title]").all_inner_texts() == [
-            "blocks.1.attn",
-            "blocks.0.attn",
-        ]
-        assert (
-            q.evaluate("document.querySelector('#panel-lines .js-plotly-plot').layout.yaxis.type")
-            == "log"
-        )
+def test_slices_of_many_axes(visit):
+    tab = visit("run=raw&tab=tensors&name=seven&kind=Value")
+    q = tab.page
+    assert q.locator("#panel-tensors .axes input[type=range]").count() == 5
+    slider = q.get_by_label("Index on axis 0")
+    slider.focus()
+    slider.press("ArrowRight")
+    q.wait_for_function("() => document.querySelector('.stats').innerText.includes('67')")
+    assert tab.state()["at"].startswith("1,0")
+    tab.go("run=raw&tab=tensors&name=nothing&kind=Value")
+    assert "no elements" in q.locator("#panel-tensors").inner_text()
+    tab.go("run=raw&tab=tensors&name=words&kind=Value")
+    assert "holds no tensor" in q.locator("#panel-tensors").inner_text()
 
 
-def test_keyboard_and_curve_set_the_step(chromium, page):
-    with Tab(chromium, page, "#run=a&step=10") as tab:
-        q = tab.page
-        q.keyboard.press("ArrowRight")
-        assert q.input_value("#step") == "11"
-        q.keyboard.press("Shift+ArrowLeft")
-        assert q.input_value("#step") == "1"
-        q.keyboard.press("End")
-        assert q.input_value("#step") == str(STEPS - 1)
-        q.keyboard.press("/")
-        q.keyboard.type("attn")
-        q.wait_for_function("() => document.getElementById('found').innerText === '2 of 7 names'")
-        q.keyboard.press("Escape")
-        q.keyboard.press("?")
-        assert q.locator("#keyboard").is_visible()
-        q.keyboard.press("Escape")
-        q.wait_for_selector("#keyboard", state="hidden")
-        q.keyboard.press("3")
-        tab.shown("exponents")
-        q.keyboard.press("Home")
-        assert q.input_value("#step") == "0"
-        q.keyboard.press(" ")
-        q.wait_for_function("() => Number(document.getElementById('step').value) >= 3")
-        q.keyboard.press(" ")
-        box = q.locator("#training .nsewdrag").first.bounding_box()
-        q.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
-        q.mouse.click(box["x"] + box["width"] / 2, box["y"] + 20)
-        q.wait_for_function("() => ['14', '15'].includes(document.getElementById('step').value)")
+def test_reloading_restores_the_state(visit):
+    tab = visit("run=a")
+    q = tab.page
+    q.select_option("#kind", "Gradient")
+    q.fill("#search", "blocks")
+    tab.open("lines")
+    q.get_by_role("treeitem", name="blocks.1.attn").click()
+    q.get_by_role("treeitem", name="blocks.0.attn").click(modifiers=["Control"])
+    q.get_by_role("button", name="std", exact=True).click()
+    q.get_by_role("button", name="Log", exact=True).first.click()
+    q.fill("#step", "13")
+    q.press("#step", "Enter")
+    q.click("#theme")
+    tab.shown("lines")
+    before, address = tab.state(), q.url
+    q.reload()
+    tab.ready()
+    tab.shown("lines")
+    assert q.url == address
+    assert tab.state() == before
+    assert q.locator("html").get_attribute("data-theme") == "dark"
+    assert q.input_value("#search") == "blocks"
+    assert q.input_value("#step") == "13"
+    assert q.locator("#panel-lines .chip [title]").all_inner_texts() == [
+        "blocks.1.attn",
+        "blocks.0.attn",
+    ]
+    assert (
+        q.evaluate("document.querySelector('#panel-lines .js-plotly-plot').layout.yaxis.type")
+        == "log"
+    )
 
 
-def test_names_are_never_markup(chromium, page):
-    with Tab(chromium, page, "#run=a&kind=Gradient") as tab:
-        q = tab.page
-        row = q.get_by_role("treeitem").filter(has_text="onerror")
-        assert row.inner_text().strip() == HOSTILE
-        row.click()
-        for name in ("lines", "exponents", "tensors", "alerts", "overview"):
-            tab.open(name)
-            assert q.locator("main img").count() == 0
-            assert q.locator("main b").filter(has_text="'\"&").count() == 0
-        assert "onerror" in q.locator("#panel-overview .overview").text_content()
+def test_keyboard_and_curve_set_the_step(visit):
+    tab = visit("run=a&step=10")
+    q = tab.page
+    q.keyboard.press("ArrowRight")
+    assert q.input_value("#step") == "11"
+    q.keyboard.press("Shift+ArrowLeft")
+    assert q.input_value("#step") == "1"
+    q.keyboard.press("End")
+    assert q.input_value("#step") == str(STEPS - 1)
+    q.keyboard.press("/")
+    q.keyboard.type("attn")
+    q.wait_for_function("() => document.getElementById('found').innerText === '2 of 7 names'")
+    q.keyboard.press("Escape")
+    q.keyboard.press("?")
+    assert q.locator("#keyboard").is_visible()
+    q.keyboard.press("Escape")
+    q.wait_for_selector("#keyboard", state="hidden")
+    q.keyboard.press("3")
+    tab.shown("exponents")
+    q.keyboard.press("Home")
+    assert q.input_value("#step") == "0"
+    q.keyboard.press(" ")
+    q.wait_for_function("() => Number(document.getElementById('step').value) >= 3")
+    q.keyboard.press(" ")
+    box = q.locator("#training .nsewdrag").first.bounding_box()
+    q.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+    q.mouse.click(box["x"] + box["width"] / 2, box["y"] + 20)
+    q.wait_for_function("() => ['14', '15'].includes(document.getElementById('step').value)")
 
 
-def test_compares_two_runs(chromium, page):
-    with Tab(chromium, page, "#run=a&tab=compare") as tab:
-        q = tab.page
-        q.get_by_label("The other run").first.select_option("b")
-        frame = q.frame_locator("#panel-compare iframe")
-        frame.locator("#verdict").wait_for()
-        assert frame.locator("#verdict").inner_text() == "✗ The runs differ"
-        assert "embed" in frame.locator("#first").inner_text()
-        assert frame.locator("#cells").count() == 1
-        assert tab.state()["other"] == "b"
-        back = "getComputedStyle(document.body).backgroundColor"
-        light = frame.locator("body").evaluate(f"() => {back}")
-        q.click("#theme")
-        dark = q.frame_locator("#panel-compare iframe[data-theme=dark]")
-        dark.locator("#verdict").wait_for()
-        assert dark.locator("body").evaluate(f"() => {back}") != light
-        q.get_by_role("button", name="Show its lines").click()
-        tab.shown("lines")
-        assert tab.state()["step"] == "12"
-        tab.go(
-            run="a",
-            tab="tensors",
-            name="head",
-            kind="Activation",
-            step="13",
-            minus="run",
-            other="b",
-        )
-        assert "minus b, step 13" in q.locator("#panel-tensors").inner_text()
+def test_names_are_never_markup(visit):
+    tab = visit("run=a&kind=Gradient")
+    q = tab.page
+    row = q.get_by_role("treeitem").filter(has_text="onerror")
+    assert row.inner_text().strip() == HOSTILE
+    row.click()
+    for name in ("lines", "exponents", "tensors", "alerts", "overview"):
+        tab.open(name)
+        assert q.locator("main img").count() == 0
+        assert q.locator("main b").filter(has_text="'\"&").count() == 0
+    assert "onerror" in q.locator("#panel-overview .overview").text_content()
 
 
-def test_empty_run_and_run_of_values(chromium, page):
-    with Tab(chromium, page, "#run=empty") as tab:
-        for name in TABS:
-            tab.open(name)
-            assert tab.page.locator(f"#panel-{name}").inner_text().strip()
-        tab.page.get_by_role("option", name="raw").click()
-        tab.open("overview")
-        assert tab.page.locator(
-            "#panel-overview .heatmaplayer"
-        ).count()  # single numbers have values
-        tab.page.get_by_label("Statistic", exact=True).select_option("rm2")
-        tab.page.get_by_text("no rm2 of Value").wait_for()
-        # a figure after a message reacts to clicks again
-        tab.page.get_by_label("Statistic", exact=True).select_option("value")
-        box = tab.page.locator("#panel-overview .heatmaplayer image").first.bounding_box()
-        tab.page.mouse.click(box["x"] + 5, box["y"] + 5)
-        tab.shown("exponents")
+def test_compares_two_runs(visit):
+    tab = visit("run=a&tab=compare")
+    q = tab.page
+    q.get_by_label("The other run").first.select_option("b")
+    frame = q.frame_locator("#panel-compare iframe")
+    frame.locator("#verdict").wait_for()
+    assert frame.locator("#verdict").inner_text() == "✗ The runs differ"
+    assert "embed" in frame.locator("#first").inner_text()
+    assert frame.locator("#cells").count() == 1
+    assert tab.state()["other"] == "b"
+    back = "getComputedStyle(document.body).backgroundColor"
+    light = frame.locator("body").evaluate(f"() => {back}")
+    q.click("#theme")
+    dark = q.frame_locator("#panel-compare iframe[data-theme=dark]")
+    dark.locator("#verdict").wait_for()
+    assert dark.locator("body").evaluate(f"() => {back}") != light
+    q.get_by_role("button", name="Show its lines").click()
+    tab.shown("lines")
+    assert tab.state()["step"] == "12"
+    tab.go("run=a&tab=tensors&name=head&kind=Activation&step=13&minus=run&other=b")
+    assert "minus b, step 13" in q.locator("#panel-tensors").inner_text()
 
 
-def test_theme_follows_the_system_until_one_is_chosen(chromium, page):
-    with Tab(chromium, page, "#run=a", color_scheme="dark") as tab:
-        assert tab.page.locator("html").get_attribute("data-theme") == "dark"
-        plot = "document.querySelector('#panel-overview .overview')"
-        back = f"{plot}.layout.template.layout.paper_bgcolor"
-        dark = tab.page.evaluate(back)
-        tab.page.click("#theme")
-        tab.page.wait_for_function(f"was => {back} !== was", arg=dark)
-        assert tab.state()["theme"] == "light"
+def test_empty_run_and_run_of_values(visit):
+    tab = visit("run=empty")
+    for name in TABS:
+        tab.open(name)
+        assert tab.page.locator(f"#panel-{name}").inner_text().strip()
+    tab.page.get_by_role("option", name="raw").click()
+    tab.open("overview")
+    assert tab.page.locator("#panel-overview .heatmaplayer").count()  # single numbers have values
+    tab.page.get_by_label("Statistic", exact=True).select_option("rm2")
+    tab.page.get_by_text("no rm2 of Value").wait_for()
+    # a figure after a message reacts to clicks again
+    tab.page.get_by_label("Statistic", exact=True).select_option("value")
+    box = tab.page.locator("#panel-overview .heatmaplayer image").first.bounding_box()
+    tab.page.mouse.click(box["x"] + 5, box["y"] + 5)
+    tab.shown("exponents")
+
+
+def test_theme_follows_the_system_until_one_is_chosen(visit):
+    tab = visit("run=a")
+    tab.page.emulate_media(color_scheme="dark")
+    tab.page.wait_for_selector("html[data-theme=dark]")
+    tab.shown("overview")
+    plot = "document.querySelector('#panel-overview .overview')"
+    back = f"{plot}.layout.template.layout.paper_bgcolor"
+    dark = tab.page.evaluate(back)
+    tab.page.click("#theme")
+    tab.page.wait_for_function(f"was => {back} !== was", arg=dark)
+    assert tab.state()["theme"] == "light"
 
 
 def test_five_thousand_layers_need_few_elements(chromium, tmp_path):
@@ -405,74 +421,42 @@ def test_five_thousand_layers_need_few_elements(chromium, tmp_path):
         )
 
 
-TRAINING = """
-    import sys
-    import torch
-    import tensortap as tap
-
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    opt = torch.optim.SGD(model.parameters(), lr=0.01)
-    print(tap.init(sys.argv[1]), flush=True)
-    with tap.track(model, optimizer=opt, tensors="^2$") as tracker:
-        for line in sys.stdin:  # one step per line
-            loss = model(torch.ones(3, 4)).square().mean()
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
-            tracker.step(loss=loss.item())
-            tap.flush()
-    tap.finish()
-"""
-
-
 def test_follows_a_training(chromium, tmp_path):
-    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
-    training = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(TRAINING), str(tmp_path)], env=env, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+    run = Writer(tmp_path, "r")
 
-    def steps(count):
-        training.stdin.write("\n" * count)
-        training.stdin.flush()
+    def train(steps):
+        for step in steps:
+            run.step(step)
+            run.flush()
 
-    try:
-        name = Path(training.stdout.readline().strip()).name
-        steps(20)  # enough for a curve to be encoded as bytes
-        with (
-            serving(tmp_path) as page,
-            Tab(chromium, page, f"#run={name}&follow=1") as one,
-            Tab(chromium, page, f"#run={name}&step=1") as two,
-        ):
-            at = "() => Number(document.getElementById('step').value) === {}"
-            one.page.wait_for_function(at.format(19))
-            steps(4)
-            one.page.wait_for_function(at.format(23))
-            # both curves have grown; the step of the second page stays
-            for each in (one, two):
-                each.page.wait_for_function(
-                    "() => { const x = document.getElementById('training').data[0].x;"
-                    " return x[x.length - 1] === 23 }"
-                )
-                assert "open" in each.page.locator("#title").inner_text()
-                each.page.wait_for_function(
-                    "() => document.querySelector('#panel-overview .overview')._fullData[0]"
-                    ".x.length === 24"
-                )
-            assert two.page.input_value("#step") == "1"
-            two.open("tensors")
-            assert "2" in two.page.locator("#panel-tensors h3").inner_text()
-            training.stdin.close()
-            one.page.wait_for_selector("#title .pill.ended")
-            assert training.wait(60) == 0
-            shutil.rmtree(tmp_path / name)
-            one.page.wait_for_selector("#title .pill.deleted")
-            one.page.get_by_text("deleted while it was shown").wait_for()
-    finally:
-        training.kill()
-        training.wait(60)
-        training.stdin.close()
-        training.stdout.close()
+    train(range(20))  # enough for a curve to be encoded as bytes
+    with (
+        serving(tmp_path) as page,
+        Tab(chromium, page, "#run=r&follow=1") as one,
+        Tab(chromium, page, "#run=r&step=1") as two,
+    ):
+        at = "() => Number(document.getElementById('step').value) === {}"
+        one.page.wait_for_function(at.format(19))
+        train(range(20, 24))
+        one.page.wait_for_function(at.format(23))
+        # both curves have grown; the step of the second page stays
+        for each in (one, two):
+            each.page.wait_for_function(
+                "() => document.getElementById('training').data[0].x.at(-1) === 23"
+            )
+            assert "open" in each.page.locator("#title").inner_text()
+            each.page.wait_for_function(
+                "() => document.querySelector('#panel-overview .overview')._fullData[0]"
+                ".x.length === 24"
+            )
+        assert two.page.input_value("#step") == "1"
+        two.open("tensors")
+        assert "head" in two.page.locator("#panel-tensors h3").first.inner_text()
+        run.close()
+        one.page.wait_for_selector("#title .pill.ended")
+        shutil.rmtree(tmp_path / "r")
+        one.page.wait_for_selector("#title .pill.deleted")
+        one.page.get_by_text("deleted while it was shown").wait_for()
 
 
 def test_server_stops_while_the_page_is_open(chromium, runs):
@@ -480,30 +464,30 @@ def test_server_stops_while_the_page_is_open(chromium, runs):
         tab = Tab(chromium, page, "#run=a")
     tab.page.wait_for_selector("body[data-push=closed]")
     tab.page.get_by_text("does not respond").wait_for()
-    tab.context.close()
+    tab.page.close()
 
 
-def test_roles_and_names_for_assistive_tools(chromium, page):
-    with Tab(chromium, page, "#run=a") as tab:
-        q = tab.page
-        for name in (
-            "Overview",
-            "Lines",
-            "Exponents",
-            "Tensors",
-            "Compare",
-            "Provenance",
-            "Receipt",
-        ):
-            assert q.get_by_role("tab", name=name).count() == 1
-        for role, name in (
-            ("tree", "Names"), ("slider", "Step"), ("switch", "Follow live"),
-            ("searchbox", "Search"),
-            ("listbox", "Runs"), ("combobox", "Kind"), ("button", "Play the steps"),
-            ("button", "Light or dark"), ("tabpanel", "Overview"),
-        ):  # fmt: skip
-            assert q.get_by_role(role, name=name).count() >= 1, (role, name)
-        unnamed = q.evaluate("""() => [...document.querySelectorAll("button, select, input, a")]
-          .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length))
-          .map((e) => e.outerHTML)""")
-        assert unnamed == []
+def test_roles_and_names_for_assistive_tools(visit):
+    tab = visit("run=a")
+    q = tab.page
+    for name in (
+        "Overview",
+        "Lines",
+        "Exponents",
+        "Tensors",
+        "Compare",
+        "Provenance",
+        "Receipt",
+    ):
+        assert q.get_by_role("tab", name=name).count() == 1
+    for role, name in (
+        ("tree", "Names"), ("slider", "Step"), ("switch", "Follow live"),
+        ("searchbox", "Search"),
+        ("listbox", "Runs"), ("combobox", "Kind"), ("button", "Play the steps"),
+        ("button", "Light or dark"), ("tabpanel", "Overview"),
+    ):  # fmt: skip
+        assert q.get_by_role(role, name=name).count() >= 1, (role, name)
+    unnamed = q.evaluate("""() => [...document.querySelectorAll("button, select, input, a")]
+      .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length))
+      .map((e) => e.outerHTML)""")
+    assert unnamed == []

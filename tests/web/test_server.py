@@ -131,6 +131,7 @@ def test_difference_to_another_step_and_run(client):
     assert "rank 5" in answer.json()["error"]
 
 
+@pytest.mark.slow
 def test_a_large_slice_shows_every_nonfinite_value(client):
     found = good(tensor(client, name="big"))
     names = [trace.get("name") for trace in found["figure"]["data"]]
@@ -513,6 +514,7 @@ def test_view_shows_the_session_and_run_of_this_process(tmp_path, monkeypatch, c
     assert capsys.readouterr().out.count("the page is on") == 2
 
 
+@pytest.mark.slow
 def test_command(runs, tmp_path):
     env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), PYTHONUNBUFFERED="1")
     command = [sys.executable, "-m", "tensortap", "view"]

@@ -12,6 +12,7 @@ from tensortap.readers.reader import value_of
 from tensortap.readers.run import RunReader
 from tensortap.record import Record, TensorData
 from tensortap.runs.object_files import load_file
+from tensortap.runs.rows import NO_VALUE
 from tensortap.table.sources import RecordSource
 from tensortap.table.table import Table, table_of
 
@@ -26,7 +27,7 @@ class RecordPart(NamedTuple):
     @property
     def has_value(self) -> bool:
         """Return whether the record has a value, not only statistics."""
-        return "file" in self.record.tags or self.data != b"\xc0" or self.record.stats is None
+        return "file" in self.record.tags or self.data != NO_VALUE or self.record.stats is None
 
 
 class ComparedRun:

@@ -13,7 +13,7 @@ from tensortap.compare.report import Captures, Key
 from tensortap.errors import TensortapError
 from tensortap.record import Kind
 from tensortap.runs.arrow import scalar
-from tensortap.runs.rows import HEAD_COLUMNS, STATISTICS, records_of
+from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, STATISTICS, records_of
 from tensortap.select import name_pattern
 from tensortap.table.table import Table, has_tag
 
@@ -206,14 +206,10 @@ def same(a: ChosenRecords, b: ChosenRecords, pairs: Pairs, *, equal_nan: bool) -
     return by_digest | by_value | by_statistics
 
 
-NIL = b"\xc0"
-"""The value cell of a record without a value."""
-
-
 def _only_statistics(cells: pa.Table) -> NDArray[np.bool_]:
     """Return which rows have statistics and no value; false where the value is not yet known."""
     import pyarrow.compute as pc
 
     value = cells.column("value")
-    nil = pc.fill_null(pc.equal(value, scalar(NIL, value.type)), False)
+    nil = pc.fill_null(pc.equal(value, scalar(NO_VALUE, value.type)), False)
     return np.asarray(pc.and_(nil, pc.is_valid(cells.column("count"))))

@@ -30,6 +30,12 @@ COLUMNS = (
 HEAD_COLUMNS = [name for name in COLUMNS if name not in ("value", "payloads", "number", "missing")]
 """The columns that `records_of` needs."""
 
+NO_VALUE = b"\xc0"
+"""The value cell of a record without a value."""
+
+DICT_PREFIX = b"\x92\xa1m"
+"""The first bytes of the value cell of a dict."""
+
 Row = tuple[Any, ...]
 _NO_SUMMARY = (None,) * len(_SUMMARY)
 _encode = msgspec.msgpack.Encoder().encode

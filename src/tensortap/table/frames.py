@@ -15,7 +15,7 @@ import numpy as np
 
 from tensortap.errors import NotFound
 from tensortap.record import Kind
-from tensortap.runs.rows import STATISTICS
+from tensortap.runs.rows import DICT_PREFIX, STATISTICS
 from tensortap.select import name_pattern
 from tensortap.stats.formats import Exponents, limits, shares
 from tensortap.table.logframe_schema import KINDS, has_finfo, need_pandas, tensor_type
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 COUNTS = STATISTICS[:5]  # the statistics that are integers
 _PARAMETERS = (Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE)
-_MAPPING = b"\x92\xa1m"  # how the value column begins where it holds a dict
 _AT_ONCE = 1 << 16  # tensors whose exponent counts are in memory together
 
 
@@ -196,7 +195,7 @@ def stash_statistics(cells: pa.Table) -> dict[str, NDArray[np.float64]]:
     import pyarrow.compute as pc
 
     values = cells.column("value")
-    is_mapping = pc.fill_null(pc.starts_with(values, pattern=_MAPPING), False)
+    is_mapping = pc.fill_null(pc.starts_with(values, pattern=DICT_PREFIX), False)
     rows = np.flatnonzero(is_mapping.to_numpy())
     if not len(rows):
         return {}

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensortap.record import Kind
 from tensortap.runs.arrow import numbers
+from tensortap.runs.rows import NO_VALUE
 from tensortap.server.questions import TensorStepsList
 from tensortap.table.table import Table, has_tag
 
@@ -41,8 +42,7 @@ class RunTensorSteps:
 
         table = self.table
         rows = self._examined + np.arange(cells.num_rows)
-        # a value of one byte is None: only statistics
-        has_value = numbers(pc.binary_length(cells.column("value"))) > 1
+        has_value = numbers(pc.binary_length(cells.column("value"))) > len(NO_VALUE)
         has_payload = numbers(pc.list_value_length(cells.column("payloads"))) > 0
         has_dtype = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[table.dtype[rows]]
         is_tensor = (has_value & has_dtype) | has_payload | has_tag(cells, "file")

@@ -126,6 +126,7 @@ export function bytes(n) {
 export function seconds(s) {
   if (s >= 5400) return `${(s / 3600).toFixed(1)} h`;
   if (s >= 90) return `${(s / 60).toFixed(1)} min`;
+  if (s === 0) return "0 s";
   if (s >= 1) return `${s.toFixed(s < 10 ? 2 : 1)} s`;
   return s >= 1e-3 ? `${(s * 1e3).toPrecision(3)} ms` : `${(s * 1e6).toPrecision(3)} µs`;
 }

@@ -59,17 +59,14 @@ function drawControls() {
 }
 
 async function drawTab() {
-  const tab = currentTab(), panel = panelOf(tab);
-  panel.dataset.ready = "no";
+  const tab = currentTab();
+  if (!model.run && tab !== compare) return drawNothing();
+  $("nothing").hidden = true;
   try {
-    if (!model.run && tab !== compare) return drawNothing();
-    $("nothing").hidden = true;
     await tab.show(get());
     showNotice(lastingNotice());
   } catch (error) {
     showError(error);
-  } finally {
-    panel.dataset.ready = "yes";
   }
 }
 
@@ -117,12 +114,12 @@ function subscribe() {
 
 /** @type {Set<string>} */
 let pending = new Set();
-let isDrawing = false;
+const isDrawing = () => document.body.dataset.drawing === "yes";
 /** @param {Iterable<string>} changed */
 async function update(changed) {
   for (const key of changed) pending.add(key);
-  if (isDrawing) return;
-  isDrawing = true;
+  if (isDrawing()) return;
+  document.body.dataset.drawing = "yes";
   try {
     while (pending.size) {
       const now = pending;
@@ -132,7 +129,7 @@ async function update(changed) {
   } catch (error) {
     showError(error);
   } finally {
-    isDrawing = false;
+    document.body.dataset.drawing = "no";
   }
 }
 

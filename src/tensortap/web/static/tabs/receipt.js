@@ -25,7 +25,7 @@ const nonzero = (counts) => Object.entries(counts).filter(([, n]) => n);
 
 const runFigures = (info) => figures([
   ["records", count(info.records)], ["ranks", `${info.ranks} of ${info.world_size}`], ["steps", count(info.steps)],
-  ["time", seconds(info.seconds)], ["records", rate(info.records, info.seconds)], ["steps", rate(info.steps, info.seconds)],
+  ["time", seconds(info.seconds)], ["record rate", rate(info.records, info.seconds)], ["step rate", rate(info.steps, info.seconds)],
   ["tables", bytes(info.nbytes.records)], ["tensors", bytes(info.nbytes.tensors)],
   ["dropped", count(info.dropped), warnIf(info.dropped, "bad")],
   ...(info.truncated ? [["truncated", bytes(info.truncated), "warn"]] : []),
@@ -33,7 +33,7 @@ const runFigures = (info) => figures([
 
 const sessionFigures = (info) => figures([
   ["records", count(info.records)], ["received", bytes(info.nbytes)], ["in memory", `${bytes(info.held_nbytes)} of ${bytes(info.bound)}`],
-  ["records", rate(info.records, info.seconds)], ["uptime", seconds(info.seconds)], ["evicted", count(info.evicted), warnIf(info.evicted)],
+  ["record rate", rate(info.records, info.seconds)], ["uptime", seconds(info.seconds)], ["evicted", count(info.evicted), warnIf(info.evicted)],
   ...nonzero(info.rejected).map(([reason, n]) => [`rejected: ${reason}`, count(n), "warn"]),
 ]);
 
@@ -53,6 +53,6 @@ const dropped = (info) => info.dropped
   ? card(h("h3", {}, "Dropped records"), table(["Name", "Records"], info.dropped_names.map(([name, n]) => [name, count(n)]), [1]))
   : emptyCard("Nothing was dropped", "Every captured value is in the run.");
 
-const clients = (info) => card(h("h3", {}, "Clients"), table(["Program", "Rank", "Records", "Bytes", "Dropped", "Reasons"], info.clients.map((client) => [
+const clients = (info) => info.clients.length > 0 && card(h("h3", {}, "Clients"), table(["Program", "Rank", "Records", "Bytes", "Dropped", "Reasons"], info.clients.map((client) => [
   client.program, `${client.rank} of ${client.world_size}`, count(client.records), bytes(client.nbytes), count(client.dropped),
   nonzero(client.reasons).map(([reason, n]) => `${count(n)} ${reason}`).join(", ")]), [2, 3, 4, 5]));
