@@ -493,7 +493,7 @@ def test_run_shows_alerts_beside_the_tensor(tmp_path, capsys):
     assert run.get("fc", kind="Alert")["rule"] == "nan"
     assert [r.kind for r in tap.readers.reader.find_all(run.reader, "fc")] == [Kind.ACTIVATION]
     run.describe("fc", kind="Alert")
-    assert "step 3, fc (Activation): 2 of 4 values are NaN" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("fc Alert step 3")
+    assert "Activation: 2 of 4 values are NaN" in printed
     assert run.logframe()["metadata"]["name"].tolist() == ["embed", "fc"]

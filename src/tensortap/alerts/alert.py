@@ -71,23 +71,17 @@ def may_be_mask(record: Record) -> bool:
     return stats.neginfs > 0 and not stats.posinfs
 
 
+_TEXTS = ("rule", "message", "module", "origin")
+
+
 def record_of(alert: Alert, *, seq: int, time_ns: int, world_size: int = 1) -> Record:
     """Return the alert as a record of kind Alert under the name of its tensor."""
-    facts: tuple[tuple[Value, Value], ...] = tuple(alert.facts.items())
-    value = Mapping(
-        (
-            ("rule", alert.rule),
-            ("message", alert.message),
-            ("kind", alert.kind.value),
-            ("module", alert.module),
-            ("origin", alert.origin),
-            ("again", alert.again),
-            ("facts", Mapping(facts)),
-        )
-    )
+    fields: dict[Value, Value] = {name: getattr(alert, name) for name in _TEXTS}
+    fields |= {"kind": alert.kind.value, "again": alert.again}
+    fields["facts"] = Mapping(tuple(alert.facts.items()))
     return Record(
         alert.name, Kind.ALERT, alert.step, alert.call, seq, alert.rank, world_size, time_ns,
-        type="tensortap.alerts.Alert", value=value,
+        type="tensortap.alerts.Alert", value=Mapping(tuple(fields.items())),
     )  # fmt: skip
 
 
@@ -95,23 +89,20 @@ def alert_of(record: Record) -> Alert:
     """Return the alert in a record of kind Alert; missing or malformed fields become empty."""
     fields = _string_items(record.value)
     facts = _string_items(fields.get("facts"))
+    again = fields.get("again")
     try:
         kind = Kind(str(fields.get("kind")))
     except ValueError:
         kind = Kind.VALUE
-    again = fields.get("again")
     return Alert(
-        rule=str(fields.get("rule", "")),
         name=record.name,
         kind=kind,
         step=record.step,
         rank=record.rank,
-        module=str(fields.get("module", "")),
-        message=str(fields.get("message", "")),
-        origin=str(fields.get("origin", "")),
         call=record.call,
         again=again if isinstance(again, int) else 0,
         facts={name: v for name, v in facts.items() if isinstance(v, (int, float))},
+        **{name: str(fields.get(name, "")) for name in _TEXTS},
     )
 
 

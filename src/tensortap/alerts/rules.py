@@ -42,11 +42,8 @@ def nan() -> Rule:
 
     def rule(record: Record, state: RuleState) -> Finding | None:
         stats, value = record.stats, record.value
-        if stats is not None:
-            return _first_of_step(record, state, "NaN", stats.nans) if stats.nans else None
-        if type(value) is float and value != value:
-            return _first_of_step(record, state, "NaN", 1)
-        return None
+        nans = stats.nans if stats is not None else type(value) is float and math.isnan(value)
+        return _first_of_step(record, state, "NaN", int(nans)) if nans else None
 
     return _named(rule, "nan", (*_TENSORS, *_NUMBERS, Kind.LOCAL))
 
@@ -61,13 +58,10 @@ def inf() -> Rule:
     def rule(record: Record, state: RuleState) -> Finding | None:
         stats, value = record.stats, record.value
         if stats is not None:
-            infs = stats.posinfs + stats.neginfs
-            if not infs or may_be_mask(record):
-                return None
-            return _first_of_step(record, state, "Inf", infs)
-        if type(value) is float and math.isinf(value):
-            return _first_of_step(record, state, "Inf", 1)
-        return None
+            infs = 0 if may_be_mask(record) else stats.posinfs + stats.neginfs
+        else:
+            infs = int(type(value) is float and math.isinf(value))
+        return _first_of_step(record, state, "Inf", infs) if infs else None
 
     return _named(rule, "inf", (*_TENSORS, *_NUMBERS, Kind.LOCAL))
 
