@@ -9,7 +9,7 @@ tests subclass ``tests/frameworks/contract.py``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
@@ -124,6 +124,19 @@ class Framework(Protocol):
         For JAX, `model` and `optimizer` are their states.
         """
         return None
+
+    def traced_classes(self) -> Iterable[type]:
+        """Return the classes of values that exist only while a function is being compiled."""
+        return ()
+
+    def catch_when_run(
+        self, value: Any, capture: Callable[..., object], when: Any
+    ) -> Callable[[], object]:
+        """Make the function that is being compiled call ``capture(value, when=when)`` when it runs.
+
+        Return a function that waits until running functions have done so.
+        """
+        raise CaptureError(f"{self.name} has no values of functions that are being compiled")
 
     def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
         """Return hooks that watch a model, parameter or tensor; None if it is none of these."""

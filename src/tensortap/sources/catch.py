@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.frameworks.protocol import Framework
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.selection import CallCounter
@@ -17,7 +19,7 @@ from tensortap.sources.checks import check_count
 from tensortap.sources.names import CallSites
 
 _getframe = sys._getframe
-_tracers: set[type] = set()  # classes of values that JAX is tracing, which have no data yet
+_traced: dict[type, Framework] = {}  # classes of values that have only been traced so far
 _sites = CallSites()
 _known = _sites.known
 
@@ -50,8 +52,8 @@ def catch(
             counter = pipeline.counters[name]
         except KeyError:
             counter = _first_call(name)
-        if _tracers and type(value) in _tracers:
-            return _catch_in_jit(
+        if _traced and type(value) in _traced:
+            return _catch_when_run(
                 value, name, when, every=every, first=first, changed=changed, server=server
             )
         number = counter.tick()
@@ -81,11 +83,9 @@ def catch(
 
 
 def _first_call(name: str) -> CallCounter:
-    """Create the counter of a new name, and learn JAX's tracer classes once JAX is imported."""
-    if hasattr(sys.modules.get("jax"), "Array"):
-        from tensortap.frameworks.jax.catch_in_jit import tracers
-
-        _tracers.update(tracers())
+    """Create the counter of a new name, and learn the classes of traced values."""
+    for framework in loaded_frameworks():
+        _traced.update(dict.fromkeys(framework.traced_classes(), framework))
     return pipeline.counters.of(name)
 
 
@@ -97,13 +97,12 @@ def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
     return pipeline.fault(name, error, calls=1)
 
 
-def _catch_in_jit(value: Any, name: str, when: Any, **options: Any) -> Ticket:
-    """Make the JAX function that is being traced capture the value whenever it runs."""
-    from tensortap.frameworks.jax.catch_in_jit import insert_callback, wait_for_callbacks
-
-    insert_callback(value, functools.partial(catch, name=name, **options), when)
-    if wait_for_callbacks not in pipeline.settlers:
-        pipeline.settlers.append(wait_for_callbacks)
+def _catch_when_run(value: Any, name: str, when: Any, **options: Any) -> Ticket:
+    """Make the function that is being compiled capture the value whenever it runs."""
+    capture = functools.partial(catch, name=name, **options)
+    wait = _traced[type(value)].catch_when_run(value, capture, when)
+    if wait not in pipeline.settlers:
+        pipeline.settlers.append(wait)
     return SKIPPED
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tensortap.frameworks.registry import loaded_frameworks
+from tensortap.frameworks.registry import framework_named, loaded_frameworks
 from tensortap.sources.observer import Observer, TrackOptions
 
 if TYPE_CHECKING:
@@ -185,8 +185,6 @@ def track(
     wanted = optimizer_state is not False and optimizer_state is not None
     observer = Observer(settings_of({**options, "optimizer_state": wanted}))
     if jax:
-        from tensortap.frameworks.jax.track import JaxTracking
-
         if module is not None:
             raise TypeError("track a torch module, or model_state= of JAX, not both")
         state = None if isinstance(optimizer_state, bool) else optimizer_state
@@ -194,7 +192,9 @@ def track(
             observer.unseen["inside compiled functions"] = (
                 "stash and tensors see states only; use tap.catch inside the function"
             )
-        return Tracker(JaxTracking(model_state, state, observer), observer)
+        hooks = framework_named("jax").track(model_state, state, observer)
+        assert hooks is not None
+        return Tracker(hooks, observer)
     for framework in loaded_frameworks():
         hooks = framework.track(module, optimizer, observer)
         if hooks is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from tensortap.errors import CaptureError
 from tensortap.frameworks.memory import payload_at
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import describe
+from tensortap.frameworks.observing import TrackHooks, TrackObserver
 from tensortap.frameworks.protocol import Adapter, Framework, Path, Snapshot, rejecting
 from tensortap.frameworks.view import as_numpy
 from tensortap.record import Summary, TensorData
@@ -61,6 +63,30 @@ class JaxFramework(Framework):
             except (RuntimeError, TypeError, ValueError):
                 return array
         return built if built.dtype == array.dtype else array
+
+    def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
+        """Return what observes a program with this model state and optimizer state."""
+        from tensortap.frameworks.jax.track import JaxTracking
+
+        if model is None and optimizer is None:
+            return None
+        return JaxTracking(model, optimizer, observer)
+
+    def traced_classes(self) -> Iterable[type]:
+        """Return the classes of tracers that exist now."""
+        from tensortap.frameworks.jax.catch_in_jit import tracers
+
+        return tracers()
+
+    def catch_when_run(
+        self, value: Any, capture: Callable[..., object], when: Any
+    ) -> Callable[[], object]:
+        """Make the function that is being traced call back with a value."""
+        from tensortap.frameworks.jax.catch_in_jit import insert_callback, wait_for_callbacks
+
+        insert_callback(value, capture, when)
+        wait: Callable[[], object] = wait_for_callbacks
+        return wait
 
 
 FRAMEWORK = JaxFramework()
