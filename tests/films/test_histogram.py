@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tensortap.films.content import FrameContent
 from tensortap.films.frames import Painter
-from tensortap.films.histogram import counts_of
 from tensortap.films.style import Style
 from tensortap.viz.colors import THEMES
+from tensortap.viz.reals import counts_of
 from tests.films.filming import draw, near, record
 
 ACCENT = THEMES["dark"].accent

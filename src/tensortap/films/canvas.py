@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.errors import MissingExtra
 from tensortap.viz.colors import Rgb, packed
@@ -20,10 +21,8 @@ try:
 except ImportError:
     raise MissingExtra("films need Pillow: pip install 'tensortap[video]'") from None
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Mask = NDArray[np.uint8]
 
-    Mask = NDArray[np.uint8]
 
 _FINE = 4  # curves are drawn so many times larger, then reduced
 _DIGITS = "0123456789"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tensortap.films.scales import Range, RangeFollower
+from tensortap.films.scales import RangeFollower
 from tensortap.films.style import Style
 from tensortap.record import Summary
 from tensortap.viz.colors import (
@@ -20,9 +21,7 @@ from tensortap.viz.colors import (
     color_table,
     pixel_table,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from tensortap.viz.reals import Range, shares_of
 
 
 class ColorScale:
@@ -81,17 +80,3 @@ def color_indices(values: NDArray[Any], limits: Range, finite: bool) -> NDArray[
             share[values == np.inf] = POSINF + 0.5
             share[values == -np.inf] = NEGINF + 0.5
         return share.astype(np.uint8)
-
-
-def shares_of(values: NDArray[Any], limits: Range) -> NDArray[Any]:
-    """Return how far through a range values are, from 0 to 1, as a new array."""
-    low, high = limits
-    largest, width = max(abs(low), abs(high)), high - low
-    if values.dtype == np.float32 and not (largest < 1e38 and width > max(largest * 1e-4, 1e-36)):
-        values = values.astype(np.float64)
-    if largest > 1e300:  # differences may exceed float64
-        values, low, high = values / 4, low / 4, high / 4
-    with np.errstate(over="ignore", invalid="ignore"):
-        share = values - low
-        share *= 1 / (high - low) if high - low > 1e-300 else 0.0
-    return np.clip(share, 0, 1, out=share)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.frameworks.view import as_numpy
 from tensortap.readers.reader import value_of
 from tensortap.record import Number, Record, TensorData
 from tensortap.stats import summarize_array
 from tensortap.viz.reals import is_number
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class FrameContent:

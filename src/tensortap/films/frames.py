@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas
 from tensortap.films.content import FrameContent
@@ -20,9 +21,6 @@ from tensortap.films.style import FrameLayout, Style
 from tensortap.films.surface import BRIGHTEST, DARKEST, SurfacePicture
 from tensortap.record import Record
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Picture(Protocol):

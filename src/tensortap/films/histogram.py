@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas
-from tensortap.films.color_scale import shares_of
 from tensortap.films.content import FrameContent
 from tensortap.films.legend import draw_plot_axes
-from tensortap.films.scales import Range, RangeFollower, Ticks, as_shares, ticks
+from tensortap.films.scales import RangeFollower, Ticks, as_shares, ticks
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.record import Summary
 from tensortap.text.tensors import number
-from tensortap.viz.reals import reals
+from tensortap.viz.reals import Range, counts_of
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_CHUNK = 1 << 20
 _LINE = 1.6  # the line of the first frame may be so many times as high as the highest bar
-
-
-def counts_of(array: NDArray[Any], limits: Range, bins: int) -> NDArray[np.int64]:
-    """Count the finite values in each of `bins` equal parts of a range.
-
-    >>> counts_of(np.array([0.0, 0.1, 0.9, 1.0, np.nan, 7.0]), (0.0, 1.0), 2).tolist()
-    [2, 2]
-    """
-    low, high = limits
-    counts = np.zeros(bins, np.int64)
-    flat = array.reshape(-1)
-    with np.errstate(all="ignore"):
-        for start in range(0, flat.size, _CHUNK):
-            values = reals(flat[start : start + _CHUNK])
-            values = values[(values >= low) & (values <= high)]
-            where = (shares_of(values, limits) * bins).astype(np.int64)
-            counts += np.bincount(np.minimum(where, bins - 1), minlength=bins)
-    return counts
 
 
 class HistogramPicture:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas
 from tensortap.films.color_scale import ColorScale, color_indices
@@ -14,9 +15,6 @@ from tensortap.films.legend import draw_bar_ticks, draw_cell_axes, draw_color_ba
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import NAN
 from tensortap.viz.reals import shrink
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _SQUARE = 0.4  # cells are stretched if square ones would fill less of the room
 _WHOLE = 0.86  # a picture may shrink this much for cells of whole pixels

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas, badge_width, fitted, moving_width, text_width
 from tensortap.films.content import FrameContent
-from tensortap.films.scales import Range, Ticks, cell_ticks, ticks
+from tensortap.films.scales import Ticks, cell_ticks, ticks
 from tensortap.films.style import Box, FrameLayout
 from tensortap.record import Kind, Summary
 from tensortap.text.tensors import number
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS, Rgb
+from tensortap.viz.reals import Range
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Numbers = list[tuple[str, str]]  # labels and values
 
-    Numbers = list[tuple[str, str]]  # labels and values
 
 _LEVELS = 7
 _MESSAGE, _MESSAGE_AT_LEAST = 0.45, 0.2  # shares of the second line for a long message

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.errors import MissingExtra
 from tensortap.films.canvas import Canvas
@@ -25,9 +26,6 @@ from tensortap.films.scales import RangeFollower, as_shares, cell_ticks, ticks
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import SEQUENTIAL, STEPS, color_table, packed
 from tensortap.viz.reals import reals
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MAX_ROWS = {"pca": 4000, "pca_lowrank": 4000, "tsne": 600}
 _MAX_FEATURES = 4096

@@ -6,8 +6,8 @@ import math
 
 from tensortap.errors import TensortapError
 from tensortap.text.tensors import number
+from tensortap.viz.reals import Range, nonempty
 
-Range = tuple[float, float]
 Ticks = list[tuple[float, str]]  # positions and labels
 _SHRINK = 0.1  # share of the way to the tensor's own range, per frame
 _LARGEST = 8.9e307  # half of the largest float64, so that a difference of two is finite
@@ -55,18 +55,6 @@ class RangeFollower:
         if math.isnan(self._low):
             return (-1.0, 1.0) if symmetric else (0.0, 1.0)
         return nonempty(self._low, self._high)
-
-
-def nonempty(low: float, high: float) -> Range:
-    """Widen a range whose ends are equal.
-
-    >>> nonempty(0.0, 0.0), nonempty(2.0, 2.0)
-    ((-1.0, 1.0), (1.0, 3.0))
-    """
-    if high - low > 4e-16 * max(abs(low), abs(high)) and high - low > 1e-300:
-        return low, high
-    half = abs(low) / 2 or 1.0
-    return (low - half, high + half) if half > 1e-300 else (low - 1.0, high + 1.0)
 
 
 def ticks(low: float, high: float, most: int) -> Ticks:

@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from tensortap.films.canvas import Canvas, text_width
-from tensortap.films.color_scale import ColorScale, color_indices, shares_of
+from tensortap.films.color_scale import ColorScale, color_indices
 from tensortap.films.content import FrameContent
 from tensortap.films.image import shrink_note
 from tensortap.films.legend import draw_bar_ticks, draw_color_bar
 from tensortap.films.scales import cell_ticks
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import NAN, Rgb, mixed, packed
-from tensortap.viz.reals import shrink
+from tensortap.viz.reals import shares_of, shrink
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Array = NDArray[Any]
 
-    Array = NDArray[Any]
 
 _TURN = math.radians(30)
 _TILT = math.radians(34)

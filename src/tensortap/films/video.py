@@ -13,16 +13,15 @@ import io
 import numbers
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.errors import MissingExtra, TensortapError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Frame = NDArray[np.uint8]
 
-    Frame = NDArray[np.uint8]
 
 _FORMATS = ("mp4", "gif", "png")
 _MAX_FPS = 240.0

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.errors import TensortapError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Rgb = tuple[int, int, int]
 

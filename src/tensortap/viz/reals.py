@@ -1,16 +1,17 @@
-"""Tensors as real numbers to draw: converted, sliced, and shrunk without losing extremes."""
+"""Tensors as real numbers to draw: converted, sliced, shrunk, counted, and scaled to a range."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.stats.conversion import as_real, check_numeric, complex_part
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Range = tuple[float, float]
+_CHUNK = 1 << 20
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
@@ -83,3 +84,47 @@ def shrink(matrix: NDArray[Any], rows: int, columns: int, middle: float) -> NDAr
             np.maximum.reduceat(np.maximum.reduce(band, axis=0), across, out=high[row])
             np.minimum.reduceat(np.minimum.reduce(band, axis=0), across, out=low[row])
         return np.where(middle - low > high - middle, low, high)
+
+
+def nonempty(low: float, high: float) -> Range:
+    """Widen a range whose ends are equal.
+
+    >>> nonempty(0.0, 0.0), nonempty(2.0, 2.0)
+    ((-1.0, 1.0), (1.0, 3.0))
+    """
+    if high - low > 4e-16 * max(abs(low), abs(high)) and high - low > 1e-300:
+        return low, high
+    half = abs(low) / 2 or 1.0
+    return (low - half, high + half) if half > 1e-300 else (low - 1.0, high + 1.0)
+
+
+def shares_of(values: NDArray[Any], limits: Range) -> NDArray[Any]:
+    """Return how far through a range values are, from 0 to 1, as a new array."""
+    low, high = limits
+    largest, width = max(abs(low), abs(high)), high - low
+    if values.dtype == np.float32 and not (largest < 1e38 and width > max(largest * 1e-4, 1e-36)):
+        values = values.astype(np.float64)
+    if largest > 1e300:  # differences may exceed float64
+        values, low, high = values / 4, low / 4, high / 4
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = values - low
+        share *= 1 / (high - low) if high - low > 1e-300 else 0.0
+    return np.clip(share, 0, 1, out=share)
+
+
+def counts_of(array: NDArray[Any], limits: Range, bins: int) -> NDArray[np.int64]:
+    """Count the finite values in each of `bins` equal parts of a range.
+
+    >>> counts_of(np.array([0.0, 0.1, 0.9, 1.0, np.nan, 7.0]), (0.0, 1.0), 2).tolist()
+    [2, 2]
+    """
+    low, high = limits
+    counts = np.zeros(bins, np.int64)
+    flat = array.reshape(-1)
+    with np.errstate(all="ignore"):
+        for start in range(0, flat.size, _CHUNK):
+            values = reals(flat[start : start + _CHUNK])
+            values = values[(values >= low) & (values <= high)]
+            where = (shares_of(values, limits) * bins).astype(np.int64)
+            counts += np.bincount(np.minimum(where, bins - 1), minlength=bins)
+    return counts

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 
 from tensortap.text.tensors import number
 from tensortap.viz import colors
-from tensortap.viz.reals import is_number, matrix_at, reals, shrink
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from tensortap.viz.reals import (
+    Range,
+    is_number,
+    matrix_at,
+    nonempty,
+    reals,
+    shares_of,
+    shrink,
+)
 
 _SHADES = " ·░▒▓█"  # for terminals without color
 _NAN, _INF = "!", "^"
@@ -60,9 +66,9 @@ def heatmap(
     picture = Text(no_wrap=True)
     if colored:
         table = colors.color_table(colors.DIVERGING if signed else colors.SEQUENTIAL)
-        _paint(picture, cells, table[_levels(cells, low, high, len(table))])
+        _paint(picture, cells, table[_levels(cells, (low, high), len(table))])
     else:
-        for row, levels in zip(cells, _levels(cells, low, high, len(_SHADES)), strict=True):
+        for row, levels in zip(cells, _levels(cells, (low, high), len(_SHADES)), strict=True):
             line = (_mark(x) or _SHADES[n] for x, n in zip(row, levels, strict=True))
             picture.append("".join(line) + "\n")
     return picture.append(caption, style="dim")
@@ -76,12 +82,9 @@ def _enlarged(cells: NDArray[Any], width: int, height: int, stretch: int) -> NDA
     return cells.repeat(times, 0).repeat(stretch, 1)
 
 
-def _levels(cells: NDArray[Any], low: float, high: float, steps: int) -> NDArray[np.intp]:
-    with np.errstate(all="ignore"):
-        # in halves, because high - low may exceed float64
-        share = (cells / 2 - low / 2) / (high / 2 - low / 2) if high > low else cells * 0 + 0.5
-        levels = np.nan_to_num(share * steps, nan=0, posinf=0, neginf=0)
-    return levels.clip(0, steps - 1).astype(np.intp)
+def _levels(cells: NDArray[Any], limits: Range, steps: int) -> NDArray[np.intp]:
+    levels = np.nan_to_num(shares_of(cells, nonempty(*limits)) * steps)
+    return np.asarray(np.minimum(levels, steps - 1), np.intp)
 
 
 def _mark(x: float) -> str:

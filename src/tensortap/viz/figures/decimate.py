@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Reals = NDArray[np.float64]
-    Whole = NDArray[np.int64]
+from tensortap.viz.figures.encoding import Floats, Integers
 
 
-def decimate(x: NDArray[np.generic], y: Reals, width: int) -> Whole:
+def decimate(x: NDArray[np.generic], y: Floats, width: int) -> Integers:
     """Return which points of a line with rising `x` to draw, at most five per pixel.
 
     Each pixel keeps its first, last, smallest and largest value, and one NaN: a gap in the line.
@@ -40,7 +35,7 @@ def decimate(x: NDArray[np.generic], y: Reals, width: int) -> Whole:
     return np.unique(np.concatenate([*kept, starts, np.append(starts[1:], count) - 1]))
 
 
-def _first(chosen: NDArray[np.bool_], number: Whole) -> Whole:
+def _first(chosen: NDArray[np.bool_], number: Integers) -> Integers:
     """Return the first chosen point of each pixel."""
     found = np.flatnonzero(chosen)
     return found[np.unique(number[found], return_index=True)[1]]

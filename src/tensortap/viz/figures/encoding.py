@@ -6,14 +6,14 @@ import base64
 import html
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 Figure = dict[str, Any]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _INLINE = 16  # elements of an array that stays a list

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.stats.formats import Limits
 from tensortap.table.table import Table
 from tensortap.text.tensors import number
-from tensortap.viz.figures.encoding import Figure, text, typed
+from tensortap.viz.figures.encoding import Figure, Integers, text, typed
 from tensortap.viz.figures.format_range import POWERS, range_labels, range_shapes
 from tensortap.viz.figures.panels import step_line
 from tensortap.viz.figures.theme import (
@@ -23,11 +24,6 @@ from tensortap.viz.figures.theme import (
 )
 from tensortap.viz.figures.traces import flat_trace, marks_trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Whole = NDArray[np.int64]
-
 _COLUMNS = 500
 _RIDGES = 24
 
@@ -35,10 +31,10 @@ _RIDGES = 24
 class ExponentHistory(NamedTuple):
     """Exponent counts, one column per step (or per group of steps, if there are many)."""
 
-    steps: Whole
+    steps: Integers
     low: int
-    counts: Whole
-    bad: Whole  # how many values were not finite
+    counts: Integers
+    bad: Integers  # how many values were not finite
 
     @property
     def shares(self) -> NDArray[np.float64]:
@@ -157,7 +153,7 @@ def ridge_figure(
     return {"data": data, "layout": made}
 
 
-def _history(table: Table, rows: Whole, most: int) -> ExponentHistory | None:
+def _history(table: Table, rows: Integers, most: int) -> ExponentHistory | None:
     rows = table.without_recomputed(rows)
     if not len(rows):
         return None
@@ -175,7 +171,7 @@ def _history(table: Table, rows: Whole, most: int) -> ExponentHistory | None:
     return ExponentHistory(steps[::wide], each.low + first, counts[first : last + 1], bad)
 
 
-def _nothing(table: Table, rows: Whole, name: str, kind: str, theme: str) -> Figure:
+def _nothing(table: Table, rows: Integers, name: str, kind: str, theme: str) -> Figure:
     words = f"no exponents of {name} ({kind})"
     if table.nonfinite(rows).any():
         words = f"no value of {name} ({kind}) is finite"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from tensortap.viz.figures.panels import (
     panel_title,
 )
 from tensortap.viz.figures.theme import FigureTheme, layout, message_figure, theme_of
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_PANELS = 48
 

@@ -11,7 +11,15 @@ import numpy as np
 from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, locked
 from tensortap.text.tensors import number
-from tensortap.viz.figures.encoding import Figure, labels, template_text, text, typed
+from tensortap.viz.figures.encoding import (
+    Figure,
+    Floats,
+    Integers,
+    labels,
+    template_text,
+    text,
+    typed,
+)
 from tensortap.viz.figures.panels import spans_decades, step_line, whole_ticks
 from tensortap.viz.figures.theme import LEGEND_RIGHT, layout, message_figure, scale, theme_of
 from tensortap.viz.figures.traces import flagged_cells, marks_trace
@@ -21,8 +29,6 @@ if TYPE_CHECKING:
 
     from tensortap.alerts import Alert
 
-    Reals = NDArray[np.float64]
-    Whole = NDArray[np.int64]
 
 ROWS, COLUMNS = 400, 500  # largest number of cells
 _MAX_ALERTS = 1000
@@ -34,11 +40,11 @@ class HeatmapCells(NamedTuple):
     """One record per cell: of the layers and steps that share a cell, the one that matters most."""
 
     layers: list[str]
-    steps: Whole  # the first step of each column
+    steps: Integers  # the first step of each column
     tile: int  # how many layers share a row
-    layer: Whole  # index into `layers` of each cell; -1 where there is no record
-    step: Whole
-    value: Reals
+    layer: Integers  # index into `layers` of each cell; -1 where there is no record
+    step: Integers
+    value: Floats
     bad: NDArray[np.uint8]  # NAN or INF, if the tensor has such values
 
 
@@ -153,7 +159,7 @@ def heatmap_cells(
     )
 
 
-def _badness(table: Table, rows: Whole, value: Reals | None) -> NDArray[np.uint8]:
+def _badness(table: Table, rows: Integers, value: Floats | None) -> NDArray[np.uint8]:
     bad = np.zeros(len(rows), np.uint8)
     if table.has("nans"):
         bad[table.nonfinite(rows) > 0] = INF
@@ -164,7 +170,7 @@ def _badness(table: Table, rows: Whole, value: Reals | None) -> NDArray[np.uint8
     return bad
 
 
-def _importance(value: Reals, bad: NDArray[np.uint8], metric: str) -> Reals:
+def _importance(value: Floats, bad: NDArray[np.uint8], metric: str) -> Floats:
     size = -value if metric in _SMALLEST_FIRST else value if metric == "max" else np.abs(value)
     size = np.nan_to_num(size, nan=-np.inf, posinf=1e308, neginf=-1e308)
     return np.where(bad == NAN, np.inf, np.where(bad == INF, 1.1e308, size))
@@ -199,7 +205,7 @@ def _cells_trace(
     }  # fmt: skip
 
 
-def _color_range(value: Reals, log: bool | None) -> tuple[bool, Reals, tuple[float, float]]:
+def _color_range(value: Floats, log: bool | None) -> tuple[bool, Floats, tuple[float, float]]:
     """Return whether colors are logarithmic, the numbers to color, and their range."""
     good = value[np.isfinite(value)]
     above = good[good > 0]
@@ -233,7 +239,7 @@ def _color_bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> d
     return {**bar, "tickvals": few, "ticktext": [number(10.0**v, 2) for v in few]}
 
 
-def _range(steps: Whole) -> list[float]:
+def _range(steps: Integers) -> list[float]:
     """Return where the first column begins and the last one ends."""
     widths = np.diff(steps) if len(steps) > 1 else np.ones(1)
     return [float(steps[0] - widths[0] / 2), float(steps[-1] + widths[-1] / 2)]

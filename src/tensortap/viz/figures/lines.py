@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.table.table import Table, locked
-from tensortap.viz.figures.encoding import Figure, some_names, template_text, text, typed
+from tensortap.viz.figures.encoding import (
+    Figure,
+    Floats,
+    Integers,
+    some_names,
+    template_text,
+    text,
+    typed,
+)
 from tensortap.viz.figures.panels import (
     PanelGrid,
     axis_id,
@@ -23,12 +32,6 @@ from tensortap.viz.figures.panels import (
 from tensortap.viz.figures.theme import FigureTheme, layout, message_figure, theme_of
 from tensortap.viz.figures.traces import line_trace, marks_trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Reals = NDArray[np.float64]
-    Whole = NDArray[np.int64]
-
 _MAX_LINES = 64  # per panel
 _MAX_PANELS = 48
 _MAX_MARKS = 400  # per line
@@ -41,10 +44,10 @@ class Line(NamedTuple):
     name: str
     metric: str
     rank: int
-    step: Whole
-    value: Reals
+    step: Integers
+    value: Floats
     known: NDArray[np.bool_]  # whether the statistic was recorded, even as NaN
-    bad: Whole  # how many values of the tensor were not finite
+    bad: Integers  # how many values of the tensor were not finite
 
 
 class Panel(NamedTuple):
@@ -164,13 +167,13 @@ def _traces(
         )  # fmt: skip
 
 
-def _some(mask: NDArray[np.bool_]) -> Whole:
+def _some(mask: NDArray[np.bool_]) -> Integers:
     """Return the places of a mask, evenly thinned if there are many."""
     at = np.flatnonzero(mask)
     return at[:: max(1, len(at) // _MAX_MARKS)]
 
 
-def _last_values(value: Reals, at: Whole, floor: float) -> Reals:
+def _last_values(value: Floats, at: Integers, floor: float) -> Floats:
     """Return the value at each place, or the last one before it that can be drawn."""
     good = np.where(np.isnan(value), -1, np.arange(len(value)))
     last = np.maximum.accumulate(good)[at]

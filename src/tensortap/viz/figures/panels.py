@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.viz.figures.encoding import text
 from tensortap.viz.figures.theme import FigureTheme, note
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _DECADES = 50.0  # a larger ratio of the largest to the smallest value gets a logarithmic axis
 _FEW = 8

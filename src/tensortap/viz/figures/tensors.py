@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tensortap.stats.conversion import as_real, check_numeric
+from tensortap.stats import summarize_array
+from tensortap.stats.conversion import as_real
 from tensortap.text.tensors import number
 from tensortap.viz.figures.encoding import Figure, text, typed
 from tensortap.viz.figures.panels import log_axis, whole_ticks
 from tensortap.viz.figures.theme import LEGEND_RIGHT, layout, message_figure, scale, theme_of
 from tensortap.viz.figures.tiles import NAN, NEGINF, POSINF, Tiles, tiles
 from tensortap.viz.figures.traces import flagged_cells, line_trace, marks_trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from tensortap.viz.reals import counts_of, is_number, nonempty
 
 SIDE = 400  # largest number of tiles along a side
 _BARS = 80
-_CHUNK = 1 << 22  # elements that are counted at once
 _EXACT = 1 << 53  # integers up to here are exact in a browser
 _PIXELS = 1200
 _MAX_MARKS = 1000
@@ -65,22 +63,13 @@ def histogram_figure(array: NDArray[Any], *, title: str = "", theme: str = "ligh
     if reason:
         return message_figure(reason, theme=theme)
     colors = theme_of(theme)
-    flat = array.reshape(-1)
-
-    def finite_chunks() -> Iterator[NDArray[Any]]:
-        for start in range(0, flat.size, _CHUNK):
-            values = as_real(flat[start : start + _CHUNK])
-            yield values[np.isfinite(values)]
-
-    ranges = [(float(x.min()), float(x.max())) for x in finite_chunks() if x.size]
-    if not ranges:
+    summary = summarize_array(array)
+    if not summary.finite:
         return message_figure(f"none of {array.size:,} elements is finite", theme=theme)
-    low, high = min(ranges)[0], max(high for _, high in ranges)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    edges = np.linspace(low, high, _BARS + 1)
-    counts = np.sum([np.histogram(values, edges)[0] for values in finite_chunks()], axis=0)
-    bad = array.size - int(counts.sum())
+    limits = nonempty(summary.min, summary.max)
+    counts = counts_of(array, limits, _BARS)
+    edges = np.linspace(*limits, _BARS + 1)
+    bad = summary.count - summary.finite
     words = f"{array.size:,} elements" + (f", {bad:,} of them not finite" if bad else "")
     bars = {
         "type": "bar",
@@ -106,9 +95,7 @@ def histogram_figure(array: NDArray[Any], *, title: str = "", theme: str = "ligh
 
 def _why_not(array: NDArray[Any]) -> str:
     """Return why an array cannot be drawn, or an empty text."""
-    try:
-        check_numeric(array.dtype)
-    except TypeError:
+    if not is_number(array.dtype):
         return f"no figure: {array.dtype} does not hold numbers"
     return "" if array.size else f"no elements: the shape is {array.shape}"
 

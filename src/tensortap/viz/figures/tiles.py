@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.stats.conversion import as_real
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Reals = NDArray[np.float64]
+from tensortap.viz.figures.encoding import Floats
 
 NAN, POSINF, NEGINF = 1, 2, 4
 _CHUNK = 1 << 22  # elements that are reduced at once
@@ -22,14 +19,14 @@ _BLOCKS = 48  # blocks along a side in which cells are counted
 class Tiles(NamedTuple):
     """The smallest and largest finite value of each tile, and flags for NaN and infinities."""
 
-    low: Reals
-    high: Reals
+    low: Floats
+    high: Floats
     flags: NDArray[np.uint8]
     height: int  # rows of the matrix in a tile
     width: int
 
     @property
-    def far(self) -> Reals:
+    def far(self) -> Floats:
         """Return the values farthest from zero; NaN where none is finite."""
         return np.where(-self.low > self.high, self.low, self.high)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.encoding import typed
 from tensortap.viz.figures.tiles import lonely_cells
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _TINY = 100  # cells along a side from which a cell may be smaller than a pixel
 

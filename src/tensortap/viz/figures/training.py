@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.table.table import Table
 from tensortap.viz.figures.decimate import decimate
-from tensortap.viz.figures.encoding import Figure, text, typed
+from tensortap.viz.figures.encoding import Figure, Floats, text, typed
 from tensortap.viz.figures.panels import axis_id, axis_name, log_axis, spans_decades, step_line
 from tensortap.viz.figures.theme import FigureTheme, layout, message_figure, theme_of
 from tensortap.viz.figures.traces import line_trace, marks_trace
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Curves = Mapping[str, tuple[NDArray[np.int64], Floats]]
 
-    Reals = NDArray[np.float64]
-    Curves = Mapping[str, tuple[NDArray[np.int64], Reals]]
 
 _MAX_CURVES = 4
 _MAX_CLICKABLE = 5000  # steps that a click can choose
@@ -75,7 +73,7 @@ def training_figure(
 
 def _curve(
     steps: NDArray[np.int64],
-    values: Reals,
+    values: Floats,
     number: int,
     name: str,
     mean_of: str,
@@ -102,7 +100,7 @@ def _curve(
     return [line, marks]
 
 
-def _axis(values: Reals, number: int) -> dict[str, Any]:
+def _axis(values: Floats, number: int) -> dict[str, Any]:
     log = _all_positive_over_decades(values)
     return {
         "nticks": 4, "exponentformat": "power", "showgrid": not number,
@@ -111,7 +109,7 @@ def _axis(values: Reals, number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _all_positive_over_decades(values: Reals) -> bool:
+def _all_positive_over_decades(values: Floats) -> bool:
     return spans_decades(values) and bool(values.min() > 0)
 
 
