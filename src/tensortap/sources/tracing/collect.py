@@ -21,7 +21,7 @@ from tensortap.sources.tracing.kept import (
     keyed_copy,
     whole,
 )
-from tensortap.sources.tracing.records import put
+from tensortap.sources.tracing.local_records import put_local
 
 Callback = Callable[..., Any]
 
@@ -111,7 +111,7 @@ class Collector:
                 self._fingerprints[path] = mark
             if connections.connect():
                 try:
-                    put(name, whole(value), iteration, order)
+                    put_local(name, whole(value), iteration, order)
                 except Exception as error:  # the results keep the value anyway
                     pipeline.fault(path, error, "was not handed on")
             if options.results and not self._forked:

@@ -1,4 +1,4 @@
-"""Traced values as records: for the live session, and for the run."""
+"""Traced values as records of kind Local, for the run and the live session."""
 
 from __future__ import annotations
 
@@ -18,42 +18,41 @@ from tensortap.sources.dump import write_file
 from tensortap.sources.tracing.iterations import Iteration
 from tensortap.sources.tracing.kept import has_opaque
 
-_calls: dict[str, tuple[int, int]] = {}  # name → the step of its last record, and how many then
-_run: Any = None  # that they are counted in
+_calls: dict[str, tuple[int, int]] = {}  # name → step of its last record, records in that step
+_run: Any = None  # the run in which they are counted
 
 
-def put(name: str, value: Any, iteration: Iteration, order: int) -> None:
-    """Hand a value on to whoever listens."""
+def put_local(name: str, value: Any, iteration: Iteration, order: int) -> None:
+    """Make a record of a traced value and queue it."""
     start = time.perf_counter_ns()
-    held = pipeline.clock.step
-    step = iteration.call if held is None else held
+    step = iteration.call if pipeline.clock.step is None else pipeline.clock.step
     opened = run.opened()
-    call = _call(name, step, opened)
+    call = _call_in_step(name, step, opened)
     kind, dtype, shape = arrays.describe(value)
     adapter, shard = adapter_of(type(value)), None
-    if adapter.local_shard is not None:  # of a tensor that is spread over ranks: this rank's part
+    if adapter.local_shard is not None:
         value, shard = adapter.local_shard(value)
-    neutral, nbytes = _neutral(value)
-    if isinstance(neutral, TensorData):
-        dtype, shape = neutral.dtype, neutral.shape
+    snapshot, nbytes = _snapshot(value)
+    if isinstance(snapshot, TensorData):
+        dtype, shape = snapshot.dtype, snapshot.shape
     tags = {"mode": iteration.mode, "iteration": str(iteration.number), "binding": str(order)}
-    if isinstance(value, Opaque):  # what could not be copied can't be pickled either
+    if isinstance(value, Opaque):  # it could not be copied, so it cannot be pickled
         kind = value.type
-    elif opened is not None and has_opaque(neutral):
+    elif opened is not None and has_opaque(snapshot):
         try:
             tags["file"] = write_file(value, name, opened).name
-        except Exception as error:  # what no pickle holds: type and repr are there
+        except Exception as error:  # the record has its type and repr
             pipeline.fault(name, error, "was not pickled")
     rank, world_size = ranks.rank_and_world_size()
     record = Record(
         name, Kind.LOCAL, step, call, pipeline.next_seq(), rank, world_size, time.time_ns(),
-        kind, dtype, shape, shard, None, neutral, None, tags,
+        kind, dtype, shape, shard, None, snapshot, None, tags,
     )  # fmt: skip
     pipeline.put_captured(record, nbytes, start)
 
 
-def _neutral(value: Any) -> tuple[Value, int]:
-    """The value as a record holds it; of what no record can hold, type and repr."""
+def _snapshot(value: Any) -> tuple[Value, int]:
+    """Return a snapshot, or type and repr of a value that no record can hold."""
     if isinstance(value, Opaque):
         return value, 0
     try:
@@ -62,8 +61,8 @@ def _neutral(value: Any) -> tuple[Value, int]:
         return Opaque(type_name(type(value)), safe_repr(value)), 0
 
 
-def _call(name: str, step: int, opened: Any) -> int:
-    """How many records of the name there were in this step."""
+def _call_in_step(name: str, step: int, opened: Any) -> int:
+    """Return how many earlier records of the name there are in this step of the run."""
     global _run
     if _run is not opened:
         _run = opened
