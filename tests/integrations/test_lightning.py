@@ -233,7 +233,7 @@ def test_alert_stops_the_training(tmp_path):
 
 
 def test_rejects_unknown_options():
-    with pytest.raises(TypeError, match="track has no evry; there are include"):
+    with pytest.raises(TypeError, match="track has no option evry; its options are include"):
         Track(evry=3)
 
 

@@ -151,7 +151,7 @@ def test_alert_stops_the_training(tmp_path):
 
 
 def test_rejects_unknown_options():
-    with pytest.raises(TypeError, match="track has no evry"):
+    with pytest.raises(TypeError, match="track has no option evry"):
         Track(evry=3)
 
 

@@ -1,4 +1,4 @@
-"""Observations become records: in order, and without waiting for a device."""
+"""Records of observations: in order, and without waiting for a device."""
 
 import numpy as np
 import pytest
@@ -11,17 +11,17 @@ from tensortap.sources.observer import Observer, TrackOptions
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
-SEEN = Observed("x", Kind.ACTIVATION, dtype="float64", shape=(3,))
+OBSERVED = Observed("x", Kind.ACTIVATION, dtype="float64", shape=(3,))
 
 
 class Device:
-    """Statistics that come when the test says so."""
+    """A device that computes statistics when the test says so."""
 
     def __init__(self):
         self.done = False
         self.resolved = 0
 
-    def later(self):
+    def pending(self):
         return PendingSummary(lambda: self.done, self.resolve)
 
     def resolve(self):
@@ -37,9 +37,9 @@ def observer():
     observer.end()
 
 
-def test_a_step_does_not_wait_for_a_device(observer):
+def test_step_does_not_wait_for_a_device(observer):
     device = Device()
-    observer.add(SEEN, None, device.later())
+    observer.add(OBSERVED, None, device.pending())
     observer.advance()
     assert device.resolved == 0
     assert observer._memory.records == []
@@ -47,43 +47,43 @@ def test_a_step_does_not_wait_for_a_device(observer):
     observer.advance()
     assert device.resolved == 1
     (record,) = observer._memory.records
-    assert (record.step, record.stats.max) == (0, 2.0)  # of the step at which it was seen
+    assert (record.step, record.stats.max) == (0, 2.0)  # the step of the observation
 
 
-def test_records_come_in_order_and_asking_for_them_waits(observer):
+def test_records_are_in_order_and_wait_for_devices(observer):
     slow, quick = Device(), Device()
-    observer.add(SEEN._replace(name="slow"), None, slow.later())
+    observer.add(OBSERVED._replace(name="slow"), None, slow.pending())
     quick.done = True
-    observer.add(SEEN._replace(name="quick"), None, quick.later())
+    observer.add(OBSERVED._replace(name="quick"), None, quick.pending())
     observer.poll()
-    assert observer._memory.records == []  # not before what came before it
+    assert observer._memory.records == []  # an earlier record is pending
     records = list(observer.records)
     assert [r.name for r in records] == ["slow", "quick"]
     assert records[0].seq < records[1].seq
 
 
-def test_what_devices_work_on_at_the_end_is_not_lost():
+def test_pending_records_are_kept_at_the_end():
     observer = Observer(TrackOptions())
     observer.begin()
-    observer.add(SEEN, None, Device().later())
+    observer.add(OBSERVED, None, Device().pending())
     observer.end()
     assert len(list(observer.records)) == 1
 
 
-def test_a_device_that_failed_costs_one_record(observer, monkeypatch):
+def test_device_that_fails_drops_one_record(observer, monkeypatch):
     faults = []
     monkeypatch.setattr(
         "tensortap.pipeline.pipeline.pipeline.fault", lambda *fault: faults.append(fault)
     )
-    observer.add(SEEN, None, PendingSummary(lambda: True, lambda: 1 / 0))
-    observer.add(SEEN._replace(name="y"), None, Device().later())
+    observer.add(OBSERVED, None, PendingSummary(lambda: True, lambda: 1 / 0))
+    observer.add(OBSERVED._replace(name="y"), None, Device().pending())
     assert [r.name for r in observer.records] == ["y"]
     assert faults[0][0] == "x"
 
 
-def test_what_was_observed_is_billed(observer):
+def test_receipt_counts_observations(observer):
     before = tap.receipt()
-    observer.observe(SEEN, np.ones(3))
+    observer.observe(OBSERVED, np.ones(3))
     after = tap.receipt()
     assert after.tracked == before.tracked + 1
     assert after.activities["tracking"] > before.activities["tracking"]

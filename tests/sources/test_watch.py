@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import tensortap as tap
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
-from tensortap.sources import watching
+from tensortap.sources import watch_observer
 from tests.sources.notes import Notes
 
 
@@ -280,9 +280,9 @@ def test_disabled_watcher_starts_its_worker_when_enabled(watch, notes):
 
 def test_rate_limits_each_name_before_anything_is_copied(watch, notes, monkeypatch):
     copied = []
-    snapshot = watching.arrays.snapshot
+    snapshot = watch_observer.arrays.snapshot
     monkeypatch.setattr(
-        watching.arrays, "snapshot", lambda *args: copied.append(args) or snapshot(*args)
+        watch_observer.arrays, "snapshot", lambda *args: copied.append(args) or snapshot(*args)
     )
     model = small()
     watcher = watch({"m": model}, rate=0.001, what="both", transform=lambda t: t)
@@ -297,9 +297,9 @@ def test_rate_limits_each_name_before_anything_is_copied(watch, notes, monkeypat
 
 
 def test_rate_limit_is_accurate(monkeypatch):
-    rate = watching.RateLimit(20.0)
+    rate = watch_observer.RateLimit(20.0)
     now = [0]
-    monkeypatch.setattr(watching.time, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(watch_observer.time, "monotonic_ns", lambda: now[0])
     taken = 0
     for i in range(7000):  # steps of 3 ms, of which the pause of 50 ms is not a multiple
         now[0] = i * 3_000_000
@@ -311,7 +311,7 @@ def test_rate_limit_is_accurate(monkeypatch):
         now[0] += 1_000_000
         burst += rate.due("x")
     assert burst <= 4
-    assert all(watching.RateLimit(None).due("x") for _ in range(3))
+    assert all(watch_observer.RateLimit(None).due("x") for _ in range(3))
 
 
 def test_transform_runs_in_this_process_without_a_graph(watch, notes):
@@ -667,7 +667,7 @@ def test_training_continues_when_out_of_memory(watch, notes, monkeypatch, errors
 
     model = nn.Linear(2, 2)
     watcher = watch({"fc": model})
-    monkeypatch.setattr(watching.arrays, "snapshot", no_room)
+    monkeypatch.setattr(watch_observer.arrays, "snapshot", no_room)
     assert model(torch.ones(1, 2)).shape == (1, 2)
     assert errors() == 1
     assert seen(watcher, notes).records == []

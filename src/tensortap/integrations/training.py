@@ -12,7 +12,7 @@ from typing import Any
 from tensortap.errors import StopTraining
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources import init as runs
-from tensortap.sources.track import Tracker, settings_of, track
+from tensortap.sources.track import Tracker, check_track_options, track
 
 log = logging.getLogger("tensortap")
 
@@ -21,7 +21,7 @@ class Training:
     """Tracks a model from `begin` to `end`; its errors never reach the trainer."""
 
     def __init__(self, run: str | Path | None, options: Mapping[str, Any]) -> None:
-        settings_of(options)  # raises for a wrong option now, not during the training
+        check_track_options(options)  # raises for a wrong option now, not during the training
         self.options = dict(options)
         self.folder = run
         self.path: Path | None = None

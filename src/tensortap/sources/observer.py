@@ -1,4 +1,4 @@
-"""What hooks and intercepted functions observe becomes records, step by step."""
+"""Records of a tracked model, made from what hooks and intercepted functions observe."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.sinks.connections import connections
 from tensortap.sinks.memory import MemorySink
+from tensortap.sources import init as run
+from tensortap.sources.checks import check_count
 from tensortap.sources.patterns import NamePattern, Patterns, compile_pattern
 
 log = logging.getLogger("tensortap")
 
 Stash = Callable[[Any], Mapping[str, float]]
 _OWNER = "tracker.step()"
-_ALERTS = 1000  # that are remembered
+_MAX_ALERTS = 1000  # that are kept
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
 
 
 class TrackOptions(NamedTuple):
-    """What is tracked; the arguments of `track`."""
+    """The options of `track`."""
 
     include: NamePattern = None
     exclude: NamePattern = None
@@ -52,121 +54,115 @@ class TrackOptions(NamedTuple):
     alerts: Any = False
     on_alert: Any = None
 
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of records that are switched on."""
+        switches = {
+            Kind.ACTIVATION: self.activations,
+            Kind.GRADIENT: self.gradients,
+            Kind.WEIGHT: self.weights,
+            Kind.WEIGHT_GRADIENT: self.weights and self.gradients,
+            Kind.OPTIMISER_STATE: self.optimizer_state,
+        }
+        return frozenset(kind for kind, on in switches.items() if on)
 
-class Pending(NamedTuple):
-    """A record whose statistics a device is still working on."""
+
+class PendingRecord(NamedTuple):
+    """A record whose statistics a device is still computing."""
 
     record: Record
     nbytes: int
-    later: PendingSummary
-
-
-def _kinds_of(options: TrackOptions) -> frozenset[Kind]:
-    """Return the kinds of records that the options switch on."""
-    switches = {
-        Kind.ACTIVATION: options.activations,
-        Kind.GRADIENT: options.gradients,
-        Kind.WEIGHT: options.weights,
-        Kind.WEIGHT_GRADIENT: options.weights and options.gradients,
-        Kind.OPTIMISER_STATE: options.optimizer_state,
-    }
-    return frozenset(kind for kind, on in switches.items() if on)
+    summary: PendingSummary
 
 
 class Observer:
     """Turns observations into records; `advance` ends a training step."""
 
-    def __init__(self, settings: TrackOptions) -> None:
-        if settings.every < 1:
-            raise ValueError(f"every={settings.every}: every first step or more, at least 1")
-        self.settings = settings
-        self.patterns = Patterns(settings.include, settings.exclude)
-        self.only_training = settings.only_training
-        self.kinds = _kinds_of(settings)
+    def __init__(self, options: TrackOptions) -> None:
+        check_count("every", options.every)
+        self.options = options
+        patterns = Patterns(options.include, options.exclude, options.kinds)
+        self.kinds = patterns.kinds
+        self.wants = patterns.wants
+        self.only_training = options.only_training
         self.fault = pipeline.fault
-        self._whole = _tensors(settings.tensors)
-        self._own = 0  # the step, unless somebody else owns the clock
-        self._current: int | None = None  # the step that is under way
-        self._begun = 0
         self.active = False
-        self.on = False  # whether this step is one of every n
-        self.skipped: Callable[[], bool] = never_skipped  # whether no optimizer took this step
-        self.unseen: dict[str, str] = {}  # what could not be observed, and why
-        self._said: set[str] = set()  # those of which the user has been told
-        self._alerts: collections.deque[Alert] = collections.deque(maxlen=_ALERTS)
-        self._pending: collections.deque[Pending] = collections.deque()
+        self.on = False  # whether `every` selects this step
+        self.skipped: Callable[[], bool] = never_skipped  # whether no optimizer made this step
+        self.unseen: dict[str, str] = {}  # names that cannot be observed, and why
+        self._reported: set[str] = set()  # of these
+        self._whole: re.Pattern[str] | None = None  # names of tensors to keep whole
+        if options.tensors is not False and options.tensors is not None:
+            pattern = "" if options.tensors is True else options.tensors
+            self._whole = compile_pattern("tensors", pattern)
+        self._own_step = 0  # used unless another source owns the clock
+        self._current: int | None = None  # the current step, once it is known
+        self._first_step = 0
+        self._alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
+        self._pending: collections.deque[PendingRecord] = collections.deque()
         self._memory = MemorySink()
         self._first_seq = 0
         self._last_seq = sys.maxsize
-        self._mine: set[tuple[Kind, str]] = set()  # in a run there may be records of others
-        self._run: Any = None
-        self._lock = threading.RLock()  # records may be asked for while training goes on
-        self.watcher: AlertMonitor | None = None
-        if settings.alerts is not False and settings.alerts is not None:
-            self.watcher = AlertMonitor(
-                settings.alerts, on_alert=settings.on_alert, on_fault=pipeline.fault
+        self._names: set[tuple[Kind, str]] = set()  # a run may have records of other sources
+        self._run: run.OpenRun | None = None
+        self._lock = threading.RLock()  # another thread may ask for records during training
+        self._monitor: AlertMonitor | None = None
+        if options.alerts is not False and options.alerts is not None:
+            self._monitor = AlertMonitor(
+                options.alerts, on_alert=options.on_alert, on_fault=pipeline.fault
             )
-        elif settings.on_alert is not None:
-            raise ValueError("on_alert= needs alerts=True, or a list of rules")
-
-    # -- begin and end -------------------------------------------------------------------
+        elif options.on_alert is not None:
+            raise ValueError("on_alert needs alerts=True, or a list of rules")
 
     def begin(self) -> None:
-        """Observe from here on."""
-        from tensortap.sources import init as run
-
+        """Start observing."""
         self._run = run.opened()
-        first = self.settings.init_step
+        first = self.options.init_step
         if first is None:
-            # a second tracker goes on where the first one of a run has ended
+            # a second tracker of a run continues where the first one ended
             first = self._run.next_step if self._run is not None else 0
-        self._own = self._begun = first
+        self._own_step = self._first_step = first
         pipeline.clock.begin(first)
         self._first_seq = pipeline.next_seq()
-        self.active = True
-        self.on = True
+        self.active = self.on = True
 
     def end(self) -> None:
-        """Observe no more; what devices still work on is waited for."""
+        """Stop observing, and wait for statistics that devices are still computing."""
         self.active = self.on = False
         self.settle()
-        self.say_unseen()
+        self.report_unseen()
         self._last_seq = pipeline.next_seq()
         if self._run is not None:
-            self._run.next_step = self._own
+            self._run.next_step = self._own_step
         pipeline.clock.release(_OWNER)
 
     # -- observing -----------------------------------------------------------------------
 
     @property
     def step_number(self) -> int:
-        """The training step that is under way."""
+        """The current training step."""
         if self._current is None:
-            held = pipeline.clock.step
-            self._current = self._own if held is None else held
+            step = pipeline.clock.step
+            self._current = self._own_step if step is None else step
         return self._current
 
     @property
     def capturing(self) -> bool:
-        """Return whether this step is one of every n, and capturing is enabled."""
+        """Whether `every` selects this step, and capturing is enabled."""
         return self.on and pipeline.enabled
-
-    def wants(self, kind: Kind, name: str) -> bool:
-        """Return whether the options select a name of this kind."""
-        return kind in self.kinds and self.patterns.wants(kind, name)
 
     def observe(
         self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
     ) -> Summary | None:
-        """A tensor: its statistics, and itself if that is wanted, become a record.
+        """Make a record of a tensor: of its statistics and, if selected, of its values.
 
-        `stats` are its statistics, where they are known. Returns them, unless they come later.
+        `stats` are its statistics if they are known. Returns them, unless they are pending.
         """
         start = _now()
-        later = None
-        if stats is None and self.settings.stats:
-            stats, later = arrays.summary_of(value)
-        self.add(observed, stats, later, value, step)
+        pending = None
+        if stats is None and self.options.stats:
+            stats, pending = arrays.summary_of(value)
+        self.add(observed, stats, pending, value, step)
         pipeline.ledger.track(_now() - start)
         return stats
 
@@ -174,11 +170,11 @@ class Observer:
         self,
         observed: Observed,
         stats: Summary | None,
-        later: PendingSummary | None = None,
+        pending: PendingSummary | None = None,
         value: Any = None,
         step: int | None = None,
     ) -> None:
-        """Statistics that are there, or that a device is still working on: a record, or soon."""
+        """Make a record of statistics; if they are pending, once a device has computed them."""
         if step is None:
             step = self.step_number
         rank, world_size = ranks.rank_and_world_size()
@@ -190,26 +186,48 @@ class Observer:
         nbytes = 0
         if value is not None:
             record, nbytes = self._with_value(record, value)
-        if later is None:
+        if pending is None:
             self._put(record, nbytes)
         else:
-            self._pending.append(Pending(record, nbytes, later))
+            self._pending.append(PendingRecord(record, nbytes, pending))
+
+    def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:
+        """Return the record with the numbers of the user's stash and, if selected, the tensor."""
+        extra: list[tuple[Any, Any]] = []
+        if self.options.stash is not None:
+            try:
+                numbers = self.options.stash(value)
+                extra = [(str(key), float(number)) for key, number in numbers.items()]
+            except Exception as error:
+                pipeline.fault(record.name, error)
+        if not self._keeps_whole(record):
+            return (_replace(record, value=Pairs(tuple(extra))), 0) if extra else (record, 0)
+        snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
+        if extra:
+            snapshot = Pairs((("tensor", snapshot), *extra))
+            return _replace(record, value=snapshot, tags={**record.tags, "stash": "1"}), nbytes
+        return _replace(record, value=snapshot), nbytes
+
+    def _keeps_whole(self, record: Record) -> bool:
+        if self._whole is not None and self._whole.search(record.name):
+            return True
+        return self._monitor is not None and self._monitor.keep(record.step, record.rank)
 
     def poll(self) -> None:
-        """Make records of what devices are done with, in order, without waiting."""
+        """Put the records whose statistics are computed, in order and without waiting."""
         with self._lock:
-            while self._pending and self._pending[0].later.ready():
+            while self._pending and self._pending[0].summary.ready():
                 self._resolve(self._pending.popleft())
 
     def settle(self) -> None:
-        """Wait for the devices."""
+        """Wait for the devices and put all pending records."""
         with self._lock:
             while self._pending:
                 self._resolve(self._pending.popleft())
 
-    def _resolve(self, pending: Pending) -> None:
+    def _resolve(self, pending: PendingRecord) -> None:
         try:
-            stats = pending.later.resolve()
+            stats = pending.summary.resolve()
         except Exception as error:
             pipeline.fault(pending.record.name, error)
             return
@@ -217,94 +235,74 @@ class Observer:
             self._put(_replace(pending.record, stats=stats), pending.nbytes)
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
-        """A number about a step as a whole: the one that is under way, or another."""
+        """Record a number about the current step, or about another one."""
         rank, world_size = ranks.rank_and_world_size()
-        number, now = pipeline.next_seq(), time.time_ns()
         step = self.step_number if step is None else step
-        self._put(Record(name, Kind.METRIC, step, 0, number, rank, world_size, now,
-                         "builtins.float", value=value), 0)  # fmt: skip
-
-    def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:
-        """The record with what the user's stash says of the tensor, or with the tensor itself."""
-        extra: list[tuple[Any, Any]] = []
-        if self.settings.stash is not None:
-            try:
-                found = self.settings.stash(value)
-                extra = [(str(key), float(number)) for key, number in found.items()]
-            except Exception as error:
-                pipeline.fault(record.name, error)
-        if not self._wants_whole(record):
-            return (_replace(record, value=Pairs(tuple(extra))), 0) if extra else (record, 0)
-        neutral, nbytes = arrays.snapshot(value, pipeline.pool)
-        if extra:
-            neutral = Pairs((("tensor", neutral), *extra))
-            return _replace(record, value=neutral, tags={**record.tags, "stash": "1"}), nbytes
-        return _replace(record, value=neutral), nbytes
+        self._put(
+            Record(
+                name, Kind.METRIC, step, 0, pipeline.next_seq(), rank, world_size, time.time_ns(),
+                "builtins.float", value=value,
+            ), 0,
+        )  # fmt: skip
 
     def _put(self, record: Record, nbytes: int) -> None:
-        self._hand_on(record, nbytes)
-        if self.watcher is not None:
-            for alert in self.watcher.see(record):
+        self._send(record, nbytes)
+        if self._monitor is not None:
+            for alert in self._monitor.see(record):
                 self._alert(alert, record.world_size)
 
     def _alert(self, alert: Alert, world_size: int) -> None:
         self._alerts.append(alert)
-        number, now = pipeline.next_seq(), time.time_ns()
-        self._hand_on(record_of(alert, seq=number, time_ns=now, world_size=world_size), 0)
+        seq, now = pipeline.next_seq(), time.time_ns()
+        self._send(record_of(alert, seq=seq, time_ns=now, world_size=world_size), 0)
 
-    def say_unseen(self) -> None:
-        """Tell the user, and the run, what has turned out not to be seen."""
-        new = [name for name in self.unseen if name not in self._said]
+    def _send(self, record: Record, nbytes: int) -> None:
+        if self._run is None:
+            self._memory.keep(record)
+        else:
+            self._names.add((record.kind, record.name))
+        if not connections.tried:
+            connections.connect()
+        pipeline.put(record, nbytes)
+
+    def report_unseen(self) -> None:
+        """Log which outputs cannot be observed, and record an alert for each."""
+        new = [name for name in self.unseen if name not in self._reported]
         if not new:
             return
-        self._said.update(new)
+        self._reported.update(new)
         names = ", ".join(new[:5]) + (" …" if len(new) > 5 else "")
-        why = "; ".join(sorted({self.unseen[name] for name in new}))
+        reasons = "; ".join(sorted({self.unseen[name] for name in new}))
         count = "1 module" if len(new) == 1 else f"{len(new)} modules"
-        log.warning("tensortap: the outputs of %s are not seen (%s): %s", count, names, why)
+        log.warning("tensortap: cannot observe the outputs of %s (%s): %s", count, names, reasons)
         rank, world_size = ranks.rank_and_world_size()
         for name in new:
-            message = f"the output is not seen: {self.unseen[name]}"
+            message = f"the output cannot be observed: {self.unseen[name]}"
             step = self.step_number
             self._alert(
                 Alert("unseen", name, Kind.ACTIVATION, step, rank, name, message), world_size
             )
 
-    def _wants_whole(self, record: Record) -> bool:
-        if self._whole is not None and self._whole.search(record.name):
-            return True
-        return self.watcher is not None and self.watcher.keep(record.step, record.rank)
-
-    def _hand_on(self, record: Record, nbytes: int) -> None:
-        if self._run is None:
-            self._memory.keep(record)
-        else:
-            self._mine.add((record.kind, record.name))
-        if not connections.tried:
-            connections.connect()
-        pipeline.put(record, nbytes)
-
-    # -- steps ---------------------------------------------------------------------------
-
     def advance(self) -> None:
-        """The step is over: whatever comes now belongs to the next one."""
+        """End the step; what is observed from now on belongs to the next one."""
         self.poll()
-        self.say_unseen()
+        self.report_unseen()
         step = self.step_number
-        # of two trackers that take turns neither sets the other back
+        # of two trackers that advance in turn, neither sets the clock back
         pipeline.advance(_OWNER, max(step + 1, pipeline.clock.step or 0))
-        self._own = step + 1
-        # counted here: by the time it is first asked for, another tracker may have gone on
-        self._current = self._own if pipeline.clock.owner == _OWNER else None
-        self.on = self.active and (self._own - self._begun) % self.settings.every == 0
-        if self.watcher is not None:
-            self.watcher.check(self.skipped)
+        self._own_step = step + 1
+        # fixed now: when it is first needed, another tracker may have advanced the clock
+        self._current = self._own_step if pipeline.clock.owner == _OWNER else None
+        selected = (self._own_step - self._first_step) % self.options.every == 0
+        self.on = self.active and selected
+        if self._monitor is not None:
+            self._monitor.check(self.skipped)
 
-    # -- what was observed ---------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------
 
     @property
     def records(self) -> Iterator[Record]:
-        """All records so far, in the order of capture; from the run, if one is open."""
+        """All records so far, in order of capture; from the run if one is open."""
         self.settle()
         if self._run is None:
             yield from self._memory.records
@@ -315,17 +313,11 @@ class Observer:
         reader = RunReader(self._run.path)
         rank = ranks.rank_and_world_size()[0]
         for record in reader.new_records():
-            here = record.rank == rank and self._first_seq <= record.seq < self._last_seq
-            if here and (record.kind, record.name) in self._mine:
+            own = record.rank == rank and self._first_seq <= record.seq < self._last_seq
+            if own and (record.kind, record.name) in self._names:
                 yield reader.load(record)
 
     @property
     def alerts(self) -> list[Alert]:
         """The alerts so far."""
         return list(self._alerts)
-
-
-def _tensors(wanted: bool | str | re.Pattern[str]) -> re.Pattern[str] | None:
-    if wanted is False or wanted is None:
-        return None
-    return compile_pattern("tensors", "" if wanted is True else wanted)

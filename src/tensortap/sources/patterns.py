@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 from tensortap.record import Kind
@@ -21,14 +21,20 @@ _KINDS = {
 
 
 class Patterns:
-    """Selects names of each kind by `include` and `exclude`, and caches the answers.
+    """Selects names of some kinds by `include` and `exclude`, and caches the answers.
 
     >>> patterns = Patterns(include=r"attn", exclude={"gradients": r"\\.wq$"})
     >>> patterns.wants(Kind.GRADIENT, "blocks.0.attn.wq"), patterns.wants(Kind.WEIGHT, "attn.wq")
     (False, True)
     """
 
-    def __init__(self, include: NamePattern = None, exclude: NamePattern = None) -> None:
+    def __init__(
+        self,
+        include: NamePattern = None,
+        exclude: NamePattern = None,
+        kinds: Collection[Kind] = frozenset(Kind),
+    ) -> None:
+        self.kinds = kinds
         self._include = _by_kind("include", include)
         self._exclude = _by_kind("exclude", exclude)
         self._cache: dict[tuple[Kind, str], bool] = {}
@@ -38,8 +44,10 @@ class Patterns:
         wanted = self._cache.get((kind, name))
         if wanted is None:
             include, exclude = self._include.get(kind), self._exclude.get(kind)
-            wanted = (include is None or include.search(name) is not None) and (
-                exclude is None or exclude.search(name) is None
+            wanted = (
+                kind in self.kinds
+                and (include is None or include.search(name) is not None)
+                and (exclude is None or exclude.search(name) is None)
             )
             self._cache[kind, name] = wanted
         return wanted

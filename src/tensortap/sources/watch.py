@@ -17,17 +17,16 @@ from tensortap.record import Record
 from tensortap.server import worker_start
 from tensortap.settings import buffer_size
 from tensortap.sinks.launch import EntryPoints, Task, check_start_method, pickled
-from tensortap.sources.observer import TrackOptions
 from tensortap.sources.patterns import NamePattern
+from tensortap.sources.watch_observer import RateLimitedObserver, Transform
 from tensortap.sources.watch_options import (
+    WatchSelection,
     check_options,
     check_unchanged,
-    hook_options,
     selected_ranks,
 )
 from tensortap.sources.watch_workers import WorkerPool
 from tensortap.sources.watcher import Watcher
-from tensortap.sources.watching import Transform, Watching
 from tensortap.wire.worker import end_main_import
 
 log = logging.getLogger("tensortap")
@@ -90,7 +89,7 @@ def watch(
         raise TypeError(f"pass either recorder or on_record{known}")
     check_options(function, on_close, transform, rate, processes, timeout, name)
     check_start_method(start_method)
-    options = hook_options(what or "outputs", include, exclude, TrackOptions(only_training=False))
+    selection = WatchSelection().updated(what, include, exclude)
     watching_ranks = selected_ranks(ranks)
     waiting = _MAX_WAITING if rate is None else int(min(max(_MIN_WAITING, 2 * rate), _MAX_WAITING))
     with _lock:
@@ -109,11 +108,11 @@ def watch(
         ]  # fmt: skip
         pickled(tasks[0])  # raises now if it cannot be sent, even if the worker starts later
         workers = WorkerPool(tasks)
-        watching = Watching(
-            name, options, rate=rate, ranks=watching_ranks, transform=transform, keep=keep,
+        observer = RateLimitedObserver(
+            name, selection, rate=rate, ranks=watching_ranks, transform=transform, keep=keep,
             queue_of=workers.queue,
         )  # fmt: skip
-        watcher = Watcher(name, watching, workers, functools.partial(_remove, name))
+        watcher = Watcher(name, observer, workers, functools.partial(_remove, name))
         watcher.enabled = enabled
         _running[name] = watcher
     try:

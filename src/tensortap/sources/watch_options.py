@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from tensortap.record import Kind
 from tensortap.sources.checks import check_callable, check_choice, check_count, check_positive
-from tensortap.sources.observer import TrackOptions
-from tensortap.sources.patterns import NamePattern
+from tensortap.sources.patterns import NamePattern, Patterns
 
+_OUTPUTS = (Kind.ACTIVATION, Kind.WEIGHT)
+_GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
 _OF_TARGETS = ("targets", "name", "what", "transform", "include", "exclude")
+
+
+class WatchSelection(NamedTuple):
+    """What hooks capture of a target."""
+
+    what: str = "outputs"
+    include: NamePattern = None
+    exclude: NamePattern = None
+
+    def updated(
+        self, what: str | None, include: NamePattern, exclude: NamePattern
+    ) -> WatchSelection:
+        """Return the selection with the options that are not None."""
+        options = {"what": what, "include": include, "exclude": exclude}
+        given = {option: value for option, value in options.items() if value is not None}
+        selection = self._replace(**given)  # type: ignore[arg-type]
+        check_choice("what", selection.what, ("outputs", "gradients", "both"))
+        return selection
+
+    def patterns(self) -> Patterns:
+        """Return which names of which kinds are captured."""
+        outputs = _OUTPUTS if self.what != "gradients" else ()
+        gradients = _GRADIENTS if self.what != "outputs" else ()
+        return Patterns(self.include, self.exclude, frozenset((*outputs, *gradients)))
 
 
 def check_options(
@@ -41,19 +67,6 @@ def check_unchanged(name: str, given: dict[str, Any], signature: inspect.Signatu
                 f"{option} cannot be changed to {given[option]!r:.80}, because the watcher "
                 f"{name!r} is already running; pass another name to start a new one"
             )
-
-
-def hook_options(
-    what: str | None, include: NamePattern, exclude: NamePattern, base: TrackOptions
-) -> TrackOptions:
-    """Return what hooks observe; an option that is None is as in `base`."""
-    if what is not None:
-        check_choice("what", what, ("outputs", "gradients", "both"))
-        base = base._replace(activations=what != "gradients", gradients=what != "outputs")
-    return base._replace(
-        include=base.include if include is None else include,
-        exclude=base.exclude if exclude is None else exclude,
-    )
 
 
 def named_targets(targets: Any) -> list[tuple[str, Any]]:

@@ -15,9 +15,9 @@ from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
 from tensortap.sources.checks import check_callable
 from tensortap.sources.patterns import NamePattern
-from tensortap.sources.watch_options import hook_options, named_targets
+from tensortap.sources.watch_observer import RateLimitedObserver, Transform
+from tensortap.sources.watch_options import named_targets
 from tensortap.sources.watch_workers import WatchReceipt, WorkerPool
-from tensortap.sources.watching import Transform, Watching
 
 log = logging.getLogger("tensortap")
 
@@ -26,10 +26,14 @@ class Watcher:
     """Workers and what they watch; made by `watch`, ended by `close` or a ``with`` statement."""
 
     def __init__(
-        self, name: str, watching: Watching, workers: WorkerPool, on_closed: Callable[[], None]
+        self,
+        name: str,
+        observer: RateLimitedObserver,
+        workers: WorkerPool,
+        on_closed: Callable[[], None],
     ) -> None:
         self.name = name
-        self._watching = watching
+        self._observer = observer
         self._workers = workers
         self._on_closed = on_closed
         self._attached: dict[str, Any] = {}
@@ -57,28 +61,28 @@ class Watcher:
         """
         if self._closed:
             raise RuntimeError(f"the watcher {self.name!r} is closed: call tap.watch(...) again")
-        watching = self._watching
+        observer = self._observer
         if any(option is not None for option in (what, transform, include, exclude)):
             if transform is not None:
                 check_callable("transform", transform)
-            options = hook_options(what, include, exclude, watching.settings)
-            watching = watching.with_options(options, transform)
+            selection = observer.selection.updated(what, include, exclude)
+            observer = observer.with_options(selection, transform)
         attached: list[str] = []
         try:
             for title, target in named_targets(targets):
-                self._attach(title, target, watching)
+                self._attach(title, target, observer)
                 attached.append(title)
         except BaseException:
             for title in attached:
                 self.detach(title)
             raise
 
-    def _attach(self, title: str, target: Any, watching: Watching) -> None:
+    def _attach(self, title: str, target: Any, observer: RateLimitedObserver) -> None:
         with self._lock:
             if title in self._attached:
                 what = f"{title!r}" if title else "a target without a name"
                 raise ValueError(f"{what} is already being watched; pass {{'other_name': target}}")
-            offers = (each.watch(target, watching, title) for each in loaded_frameworks())
+            offers = (each.watch(target, observer, title) for each in loaded_frameworks())
             hooks = next((offer for offer in offers if offer is not None), None)
             if hooks is None:
                 raise TypeError(
@@ -103,41 +107,41 @@ class Watcher:
 
     def catch(self, value: Any, name: str) -> None:
         """Send a value of any framework to the worker, unless the rate skips it."""
-        watching = self._watching
-        if not watching.on or not pipeline.enabled:
+        observer = self._observer
+        if not observer.capturing:
             return
         try:
-            step, call = watching.place(name)
-            if watching.due(name, Kind.VALUE):
+            step, call = observer.place(name)
+            if observer.due(name, Kind.VALUE):
                 observed = Observed(name, Kind.VALUE, call, *arrays.describe(value))
-                watching.observe(observed, value, step)
+                observer.observe(observed, value, step)
         except Exception as error:
             pipeline.fault(name, error)
 
     @property
     def unseen(self) -> dict[str, str]:
         """Modules whose outputs cannot be observed, with the reasons."""
-        return dict(self._watching.unseen)
+        return dict(self._observer.unseen)
 
     # -- switches ------------------------------------------------------------------------
 
     @property
     def enabled(self) -> bool:
         """Whether values are captured; each rank has its own switch."""
-        return self._watching.switches.enabled
+        return self._observer.switches.enabled
 
     @enabled.setter
     def enabled(self, enabled: bool) -> None:
-        self._watching.switches.enabled = enabled
+        self._observer.switches.enabled = enabled
 
     @property
     def message(self) -> str:
         """Text that records have from now on, in ``record.tags["message"]``."""
-        return self._watching.switches.message
+        return self._observer.switches.message
 
     @message.setter
     def message(self, message: Any) -> None:
-        self._watching.switches.message = "" if message is None else str(message)
+        self._observer.switches.message = "" if message is None else str(message)
 
     # -- workers -------------------------------------------------------------------------
 
@@ -162,7 +166,7 @@ class Watcher:
 
     def start(self) -> None:
         """Start the workers, if this rank watches and is switched on."""
-        if self.enabled and pipeline.enabled and self._watching.here:
+        if self.enabled and pipeline.enabled and self._observer.here:
             self._workers.start()
 
     def close(self, timeout: float | None = None) -> None:
@@ -184,7 +188,7 @@ class Watcher:
 
     def stop(self) -> None:
         """Let the hooks capture nothing any more."""
-        self._watching.switches.active = False
+        self._observer.switches.active = False
 
     def __enter__(self) -> Watcher:
         return self

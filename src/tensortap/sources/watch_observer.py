@@ -22,8 +22,7 @@ from tensortap.pipeline.queue import Queue, write_to
 from tensortap.pipeline.selection import CallCounters
 from tensortap.record import Kind, Record, Summary
 from tensortap.sources import init as run
-from tensortap.sources.observer import TrackOptions
-from tensortap.sources.patterns import Patterns
+from tensortap.sources.watch_options import WatchSelection
 
 Transform = Callable[[Any], Any]
 _now = time.perf_counter_ns
@@ -67,13 +66,13 @@ class Switches:
     message: str = ""
 
 
-class Watching:
-    """Queues what hooks observe, and what is caught by hand, for the workers."""
+class RateLimitedObserver:
+    """Queues what hooks observe, and what is caught by hand, for the workers of a watcher."""
 
     def __init__(
         self,
         name: str,
-        settings: TrackOptions,
+        selection: WatchSelection,
         *,
         rate: float | None,
         ranks: Collection[int] | None,
@@ -82,11 +81,9 @@ class Watching:
         queue_of: Callable[[str], Queue | None],
     ) -> None:
         self._name = name
-        self.settings = settings
-        self.patterns = Patterns(settings.include, settings.exclude)
-        self.only_training = settings.only_training
-        self.kinds = _kinds_of(settings)
+        self.only_training = False
         self.fault = pipeline.fault
+        self._select(selection)
         self.switches = Switches()
         self.unseen: dict[str, str] = {}
         self._limit = RateLimit(rate)
@@ -96,12 +93,19 @@ class Watching:
         self._queue_of = queue_of
         self._counters = CallCounters()
 
-    def with_options(self, settings: TrackOptions, transform: Transform | None) -> Watching:
+    def _select(self, selection: WatchSelection) -> None:
+        self.selection = selection
+        patterns = selection.patterns()
+        self.kinds = patterns.kinds
+        self.wants = patterns.wants
+
+    def with_options(
+        self, selection: WatchSelection, transform: Transform | None
+    ) -> RateLimitedObserver:
         """Return a copy with other options, for some targets; the rest is shared."""
         other = copy.copy(self)
-        other.settings, other._transform = settings, transform or self._transform
-        other.patterns = Patterns(settings.include, settings.exclude)
-        other.kinds = _kinds_of(settings)
+        other._select(selection)
+        other._transform = transform or self._transform
         return other
 
     @property
@@ -110,19 +114,9 @@ class Watching:
         return self.switches.active
 
     @property
-    def on(self) -> bool:
-        """Whether anything is captured now."""
-        switches = self.switches
-        return switches.active and switches.enabled
-
-    @property
     def capturing(self) -> bool:
-        """Return whether the watcher is on, and capturing is enabled."""
-        return self.on and pipeline.enabled
-
-    def wants(self, kind: Kind, name: str) -> bool:
-        """Return whether the options select a name of this kind."""
-        return kind in self.kinds and self.patterns.wants(kind, name)
+        """Whether values are captured now."""
+        return self.switches.active and self.switches.enabled and pipeline.enabled
 
     @property
     def here(self) -> bool:
@@ -149,7 +143,7 @@ class Watching:
         self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
     ) -> Summary | None:
         """Copy a value and queue it."""
-        if not self.on:
+        if not self.capturing:
             return None
         start = _now()
         self._capture(observed, value, self.step_number if step is None else step)
@@ -212,9 +206,3 @@ class Watching:
                 "return a new tensor instead"
             ))  # fmt: skip
         return result
-
-
-def _kinds_of(settings: TrackOptions) -> frozenset[Kind]:
-    values = (Kind.ACTIVATION, Kind.WEIGHT) if settings.activations else ()
-    gradients = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT) if settings.gradients else ()
-    return frozenset((*values, *gradients))
