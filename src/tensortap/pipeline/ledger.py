@@ -49,34 +49,34 @@ class Ledger:
 
     def capture(self, nbytes: int, select: int, queue: int, copy: int) -> None:
         """Count a captured value and the nanoseconds that it took, by activity."""
-        self._add(1, 1, 0, nbytes, select, queue, copy, 0, 0, 0)
+        self._add((1, 1, 0, nbytes, select, queue, copy, 0, 0, 0))
 
     def capture_small(self, nbytes: int, ns: int, *, calls: int = 1) -> None:
         """Count a captured value whose time is not split; `calls` is 0 if no counter ticked."""
-        self._add(calls, 1, 0, nbytes, 0, 0, 0, ns, 0, 0)
+        self._add((calls, 1, 0, nbytes, 0, 0, 0, ns, 0, 0))
 
     def reject(self, ns: int) -> None:
         """Charge a call whose value no queue had room for; the queues count what they drop."""
-        self._add(1, 0, 0, 0, ns, 0, 0, 0, 0, 0)
+        self._add((1, 0, 0, 0, ns, 0, 0, 0, 0, 0))
 
     def skip(self, ns: int) -> None:
         """Charge a call that was skipped after its value was looked at."""
-        self._add(0, 0, 0, 0, ns, 0, 0, 0, 0, 0)
+        self._add((0, 0, 0, 0, ns, 0, 0, 0, 0, 0))
 
     def connect(self, ns: int) -> None:
         """Charge the time that connecting took."""
-        self._add(0, 0, 0, 0, 0, 0, 0, 0, ns, 0)
+        self._add((0, 0, 0, 0, 0, 0, 0, 0, ns, 0))
 
     def track(self, ns: int) -> None:
         """Count a tensor that was observed."""
-        self._add(0, 0, 1, 0, 0, 0, 0, 0, 0, ns)
+        self._add((0, 0, 1, 0, 0, 0, 0, 0, 0, ns))
 
     def fail(self, *, calls: int) -> None:
         """Count a value that could not be captured; `calls` is 0 if no counter ticked."""
         self.drop_values(ERROR)
-        self._add(calls, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._add((calls, 0, 0, 0, 0, 0, 0, 0, 0, 0))
 
-    def _add(self, *row: int) -> None:
+    def _add(self, row: tuple[int, ...]) -> None:
         self._rows.append(row)
         # if another thread is adding up, it takes this row as well
         if len(self._rows) > _ROWS and self._lock.acquire(blocking=False):

@@ -20,7 +20,7 @@ from tensortap.pipeline.clock import Clock
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.fast import FastPath, type_name
 from tensortap.pipeline.ledger import DISCONNECTED, Ledger
-from tensortap.pipeline.queue import Queue, write_to
+from tensortap.pipeline.queue import Queue, admit, write_to
 from tensortap.pipeline.receipt import Receipt
 from tensortap.pipeline.selection import CallCounter, CallCounters
 from tensortap.pipeline.ticket import SKIPPED, Ticket
@@ -171,19 +171,20 @@ class Pipeline:
         name, (step, call) = counter.name, counter.position(number)
         rank, world_size = ranks.rank_and_world_size()
         nbytes = adapter.nbytes(value, ())
-        selected = _now()
-        queues = [q for q in queues if q.admit(nbytes, name, Kind.VALUE, step, rank)]
+        large = nbytes > SMALL  # the time of small values is not split
+        selected = _now() if large else 0
+        queues = admit(queues, nbytes, name, Kind.VALUE, step, rank)
         if not queues:
             counter.digest = None  # this content was not captured
             self.ledger.reject(_now() - start)
             return SKIPPED
-        admitted = _now()
+        admitted = _now() if large else 0
         try:
             snapshot, _ = adapter.snapshot(value, self.pool, ())
         except BaseException:
             counter.digest = None
             raise
-        copied = _now()
+        copied = _now() if large else 0
         dtype: str = ""
         shape: tuple[int, ...] = ()
         if type(snapshot) is TensorData:
@@ -193,7 +194,7 @@ class Pipeline:
             type_name(type(value)), dtype, shape, shard, digest, snapshot,
         )  # fmt: skip
         ticket = write_to(queues, record, nbytes)
-        if nbytes > SMALL:
+        if large:
             waited = admitted - selected + _now() - copied
             self.ledger.capture(nbytes, selected - start, waited, copied - admitted)
         else:
@@ -204,11 +205,8 @@ class Pipeline:
 
     def put(self, record: Record, nbytes: int = 0, *, captured: bool = False) -> Ticket:
         """Queue a record that a source has made; `captured` if it counts as a captured value."""
-        queues = [
-            queue
-            for queue in self._accepting
-            if queue.admit(nbytes, record.name, record.kind, record.step, record.rank)
-        ]
+        name, kind, step, rank = record.name, record.kind, record.step, record.rank
+        queues = admit(self._accepting, nbytes, name, kind, step, rank)
         return write_to(queues, record, nbytes, captured=captured)
 
     def put_captured(self, record: Record, nbytes: int, start: int) -> None:

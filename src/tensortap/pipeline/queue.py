@@ -283,6 +283,15 @@ def _key(entry: Entry) -> tuple[str, Kind, int]:
     return record.name, record.kind, record.rank
 
 
+def admit(
+    queues: Sequence[Queue], nbytes: int, name: str, kind: Kind, step: int, rank: int
+) -> Sequence[Queue]:
+    """Return the queues that have room for a value; the others count it as dropped."""
+    if len(queues) == 1:
+        return queues if queues[0].admit(nbytes, name, kind, step, rank) else ()
+    return [queue for queue in queues if queue.admit(nbytes, name, kind, step, rank)]
+
+
 def write_to(
     queues: Sequence[Queue], record: Record, nbytes: int, *, captured: bool = True
 ) -> Ticket:
