@@ -33,7 +33,7 @@ _IEEE = {"float8_e4m3": "f8e4m3ieee"}
 
 
 def short_dtype(name: str) -> str:
-    """The short name of a dtype; a name that is not known is left alone.
+    """Return the short name of a dtype; an unknown name as it is.
 
     >>> [short_dtype(n) for n in ("bfloat16", "float8_e4m3fn", "uint8", "complex64", "bool")]
     ['bf16', 'f8e4m3', 'u8', 'c64', 'bool']
@@ -51,7 +51,7 @@ def short_dtype(name: str) -> str:
 
 
 def number(x: float, digits: int = 3) -> str:
-    """A number as people read it: three significant digits, scientific when huge or tiny.
+    """Format a number with three significant digits, in scientific notation if huge or tiny.
 
     >>> [number(x) for x in (0.01, -2.104, 1234.5, 1e6, 1.5e-7, 99999.9)]
     ['0.01', '-2.1', '1234', '1e6', '1.5e-7', '1e5']
@@ -73,7 +73,7 @@ def number(x: float, digits: int = 3) -> str:
 
 
 def short(value: object) -> str:
-    """A plain Python value in a few words; of anything else, its type.
+    """Describe a plain Python value in a few words; anything else by its type.
 
     >>> short(0.1 + 0.2), short("it works"), short(None), short(10**30), short([1, 2])
     ('0.3', "'it works'", 'None', '1e30', '<list>')
@@ -106,7 +106,7 @@ def _integer(value: int) -> str:
 
 
 def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:
-    """A small linear histogram between minimum and maximum, a block character an interval.
+    """Draw a histogram between minimum and maximum, one block character per interval.
 
     Only a sketch: of a large array it looks at an evenly spaced sample of at most 65,536
     values, always the same ones. `·` stands for an interval where none was seen.
@@ -179,7 +179,7 @@ def _is_complex(dtype: str) -> bool:
 
 
 def line(summary: Summary, dtype: str, shape: tuple[int, ...], sketch: str = "") -> str:
-    """The line for a tensor of which the summary is known.
+    """Return the line for a tensor with a known summary.
 
     >>> import numpy as np
     >>> x = np.array([[1.0, 2.0], [4.0, np.nan]])
@@ -200,7 +200,7 @@ def line(summary: Summary, dtype: str, shape: tuple[int, ...], sketch: str = "")
 
 
 def _body(s: Summary, dtype: str, sketch: str) -> str:
-    """What the finite values are."""
+    """Describe the finite values."""
     if not s.count:
         return "empty"
     if not s.finite:
@@ -233,7 +233,7 @@ def _truth(s: Summary) -> str:
 
 
 def _figure(x: float, dtype: str, digits: int = 3) -> str:
-    """The smallest, the largest or the only value: integers in full while they are short."""
+    """Format one value; short integers in full."""
     if _is_integer(dtype) and abs(x) < (_EXACT if digits > 3 else 1e7):
         return str(int(x))
     return number(x, digits)
@@ -242,7 +242,7 @@ def _figure(x: float, dtype: str, digits: int = 3) -> str:
 def describe_array(
     array: NDArray[Any], dtype_name: str | None = None, shape: tuple[int, ...] | None = None
 ) -> str:
-    """The line for an array; name and shape may be those of the tensor that it stands for.
+    """Return the line for an array; dtype and shape may be those of the original tensor.
 
     >>> import numpy as np
     >>> describe_array(np.arange(8, dtype=np.uint8), shape=(2, 4))
@@ -258,7 +258,7 @@ def describe_array(
 
 
 def styled(line: str) -> Text:
-    """The line with colours, for a terminal: what is not finite stands out in red.
+    """Return the line with colors for a terminal; non-finite values are red.
 
     >>> text = styled("[4] f32 all NaN 4!")
     >>> text.plain, [str(span.style) for span in text.spans]

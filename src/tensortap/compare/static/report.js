@@ -41,7 +41,7 @@
         zero: [250, 250, 251], plus: [[250, 250, 251], [240, 140, 108], [150, 16, 32]], minus: [[250, 250, 251], [112, 164, 226], [16, 52, 138]],
         odd: [214, 30, 214], a: [126, 154, 232], b: [186, 146, 232], expected: [190, 196, 206] };
   let ramp = ramps();
-  function colour(code) {
+  function color(code) {
     if (code >= DIFFERS) return css(mix(ramp.bad, (code - DIFFERS) / 100));
     if (code === EXPECTED) return css(ramp.expected);
     if (code === ONLY_A) return css(ramp.a);
@@ -228,7 +228,7 @@
     for (let i = r0; i < r1; i++) {
       const y = HEAD + i * ROW - top, r = rows[i];
       for (let c = c0; c < c1; c++) {
-        const code = drawn[r * width + c], fill = colour(code), x = label + c * cell - left;
+        const code = drawn[r * width + c], fill = color(code), x = label + c * cell - left;
         if (!fill) continue;
         pen.fillStyle = fill;
         pen.fillRect(x, y + 1, cell - gap, ROW - 2);

@@ -27,7 +27,7 @@ class Event(Protocol):
     """A mark in a stream."""
 
     def query(self) -> bool:
-        """Whether the stream has passed it."""
+        """Return whether the stream has passed it."""
         ...
 
     def synchronize(self) -> None:
@@ -39,11 +39,11 @@ class DevicePort(Protocol):
     """What the courier needs of a device."""
 
     def capturing(self) -> bool:
-        """Whether the current stream is being recorded into a graph."""
+        """Return whether the current stream is being recorded into a graph."""
         ...
 
     def has_room(self, tensor: torch.Tensor, nbytes: int) -> bool:
-        """Whether `nbytes` more fit on the tensor's device, without squeezing the training."""
+        """Return whether the device has `nbytes` to spare without hurting training."""
         ...
 
     def pin(self, address: int, nbytes: int) -> bool:
@@ -55,7 +55,7 @@ class DevicePort(Protocol):
         ...
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy on the same device, on the current stream."""
+        """Return a contiguous copy on the same device, made on the current stream."""
         ...
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> Event:
@@ -84,7 +84,7 @@ class Courier:
         return len(self._under_way)
 
     def send(self, tensor: torch.Tensor, nbytes: int, pool: Pool) -> Lease:
-        """A lease into which the tensor, as it is now, is on its way."""
+        """Start copying the tensor as it is now; return the lease that receives it."""
         port = self._port
         if port.capturing():
             raise CaptureError(
@@ -190,5 +190,5 @@ class CudaPort:
 
 @functools.cache
 def cuda() -> Courier:
-    """The courier of this process for CUDA."""
+    """Return the courier of this process for CUDA."""
     return Courier(CudaPort())

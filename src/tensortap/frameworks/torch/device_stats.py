@@ -22,7 +22,7 @@ _CHUNK = 1 << 22  # elements whose exponents are counted at once: eight bytes of
 
 
 def reduce_later(tensor: torch.Tensor) -> PendingSummary:
-    """The summary of a tensor on a CUDA device, as soon as the device has worked it out."""
+    """Start the statistics of a CUDA tensor; return what gives them once the device is done."""
     return later(tensor, _cuda())
 
 
@@ -47,7 +47,7 @@ def _cuda() -> CudaPort:
 
 
 def reduce(tensor: torch.Tensor) -> torch.Tensor:
-    """The packed vector of a tensor, on its device, as int32.
+    """Return the packed vector of a tensor, on its device, as int32.
 
     >>> vector = reduce(torch.tensor([1.0, -3.0]))
     >>> packed.unpack(vector.numpy(), "float32", (2,)).max_abs
@@ -76,9 +76,9 @@ def reduce(tensor: torch.Tensor) -> torch.Tensor:
     half = unit // 2  # twice: torch has 2**unit as a number of its own, which would overflow
     y = torch.ldexp(torch.ldexp(clean, -half), half - unit)
     mean = y.sum(dtype=torch.float64) / some
-    centred = torch.where(finite, y.double() - mean, 0.0)
-    rest = centred.sum() / some
-    variance = (centred * centred).sum() / some - rest * rest
+    centered = torch.where(finite, y.double() - mean, 0.0)
+    rest = centered.sum() / some
+    variance = (centered * centered).sum() / some - rest * rest
     y = y.abs()
     mean_abs = y.sum(dtype=torch.float64) / some
     means = []
@@ -96,7 +96,7 @@ def reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """The values, flat, as float32 or float64: magnitudes of complex numbers."""
+    """Return the values, flat, as float32 or float64; magnitudes of complex numbers."""
     x = tensor.reshape(-1)
     if x.is_complex():
         return x.abs()
@@ -106,7 +106,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _exponents(tensor: torch.Tensor, x: torch.Tensor, layout: packed.Layout) -> torch.Tensor:
-    """How many values have which exponent, counted by their bits."""
+    """Count the values per exponent by their bits."""
     if not tensor.is_floating_point() and not tensor.is_complex():
         return _whole_exponents(tensor.reshape(-1), layout)
     wide = x.dtype == torch.float64
@@ -128,7 +128,7 @@ def _exponents(tensor: torch.Tensor, x: torch.Tensor, layout: packed.Layout) -> 
 
 
 def _whole_exponents(x: torch.Tensor, layout: packed.Layout) -> torch.Tensor:
-    """Of integers by comparison: a float would round the largest of them up."""
+    """Count integers per exponent by comparison: a float would round the largest up."""
     # below zero, so that the smallest integer has its like
     if x.dtype == torch.uint64:
         x = x.view(torch.int64)
