@@ -8,7 +8,7 @@ import socket
 import time
 
 from bench.harness import Row, in_turns, time_of
-from bench.peers import echo, pipeline, process, pull, stopwatch, swallow
+from bench.peers import echo, process, pull, session, stopwatch, swallow
 
 MIB64 = 64 << 20
 
@@ -32,7 +32,7 @@ def skipped() -> list[Row]:
     from tensortap.sources.catch import catch
 
     rows = []
-    with process(pipeline, "256MB") as pipe:
+    with process(session, "256MB") as pipe:
         _connect(pipe.recv())
         value, n = object(), 1 << 40
         catch(1.0, "skip", every=n)
@@ -79,7 +79,7 @@ def scalar() -> list[Row]:
     import tensortap as tap
 
     rows = []
-    with process(pipeline, "256MB") as pipe:
+    with process(session, "256MB") as pipe:
         _connect(pipe.recv())
         loss, plain, one = torch.tensor(0.25), 0.25, np.float32(0.25)
 
@@ -109,7 +109,7 @@ def large() -> list[Row]:
 
     import tensortap as tap
 
-    with process(pipeline, "512MB") as pipe:
+    with process(session, "512MB") as pipe:
         _connect(pipe.recv())
         tensor = torch.rand(MIB64 // 4)
         source, warm = tensor.numpy(), np.empty(MIB64 // 4, np.float32)
@@ -144,7 +144,7 @@ def _throughput(arena: bool) -> tuple[list[float], list[float]]:
     if not arena:
         os.environ["TENSORTAP_NO_ARENA"] = "1"
     times = 16
-    with process(pipeline, "512MB") as pipe, process(swallow, MIB64, times) as bare:
+    with process(session, "512MB") as pipe, process(swallow, MIB64, times) as bare:
         _connect(pipe.recv(), buffer="300MB", overflow="block")
         client = socket.create_connection(("127.0.0.1", bare.recv()))
         tensor = torch.rand(MIB64 // 4)
@@ -189,7 +189,7 @@ def small() -> list[Row]:
     import tensortap as tap
 
     count = 50_000
-    with process(pipeline, "256MB") as pipe, process(pull) as bare:
+    with process(session, "256MB") as pipe, process(pull) as bare:
         _connect(pipe.recv())
         array = np.arange(16, dtype=np.float32)
         context = zmq.Context()
@@ -234,7 +234,7 @@ def training_loop() -> list[Row]:
     import tensortap as tap
 
     torch.manual_seed(0)
-    with process(pipeline, "512MB") as pipe:
+    with process(session, "512MB") as pipe:
         _connect(pipe.recv())
         layers = [torch.nn.Linear(64, 64) for _ in range(20)]
         model = torch.nn.ModuleList(layers)

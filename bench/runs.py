@@ -11,7 +11,7 @@ import time
 
 from bench.harness import Row, in_turns, time_of
 from bench.live import _connect
-from bench.peers import pipeline, process
+from bench.peers import process, session
 
 MIB4 = 4 << 20
 
@@ -231,7 +231,7 @@ def training_thread() -> list[Row]:
         return seconds
 
     try:
-        with process(pipeline, "256MB") as pipe:
+        with process(session, "256MB") as pipe:
             _connect(pipe.recv())
             for _ in range(300):
                 large()
