@@ -43,12 +43,12 @@ def collect(
 
         collect("experiments/20261115_181530")
     """
-    collector = Collector(Path(folder), Pace(rest=0), start, modifications)
+    collector = ProvenanceCollector(Path(folder), Pace(rest=0), start, modifications)
     collector.write_runtime()
     collector.write_rest()
 
 
-class Collector:
+class ProvenanceCollector:
     """Looks at the process and writes what has changed since the last look."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Keeper:
         self, folder: Path | str, *, interval: float = INTERVAL, start: Path | None = None
     ) -> None:
         self._pace = Pace(rest=0)
-        self._collector = Collector(Path(folder), self._pace, start)
+        self._collector = ProvenanceCollector(Path(folder), self._pace, start)
         self._interval = interval
         self._pid = os.getpid()
         self._changed = threading.Condition()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tensortap.table.sources import Integers
 
 
-class Segment(NamedTuple):
+class RowSegment(NamedTuple):
     """Adjacent rows of one part of one rank."""
 
     rank: int
@@ -45,7 +45,7 @@ class RunSource:
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
-        self._segments: list[Segment] = []
+        self._segments: list[RowSegment] = []
         self._ends = np.zeros(1, np.int64)  # row numbers at which segments end
         self._next: dict[int, tuple[int, int]] = {}  # rank → part and row to read next
         self._started = False
@@ -60,10 +60,10 @@ class RunSource:
         with self.reader.lock:
             for rank, tables in self.reader.by_rank.items():
                 self._segments += self._new_segments(rank, tables)
-        self._ends = np.cumsum([0, *map(Segment.row_count, self._segments)])
+        self._ends = np.cumsum([0, *map(RowSegment.row_count, self._segments)])
         return int(self._ends[-1])
 
-    def _new_segments(self, rank: int, tables: RankTables) -> Iterator[Segment]:
+    def _new_segments(self, rank: int, tables: RankTables) -> Iterator[RowSegment]:
         first, start = self._next.get(rank, (0, 0))
         for part, size in enumerate(tables.part_sizes()[first:], first):
             is_sealed = part < len(tables.parts)
@@ -72,7 +72,7 @@ class RunSource:
                 if not is_sealed or tables.parts[part].contents.missing:
                     dropped = tables.read_part(part, ["missing"]).column("missing")
                     kept = _false_rows(dropped.slice(start, size - start))
-                yield Segment(rank, part, start, size - start, kept)
+                yield RowSegment(rank, part, start, size - start, kept)
             start = 0 if is_sealed else size
             self._next[rank] = part + is_sealed, start
 

@@ -11,7 +11,7 @@ import torch
 
 from tensortap.errors import TensortapError
 from tensortap.frameworks.torch import channel as channels
-from tensortap.frameworks.torch.channel import Channel, device_for
+from tensortap.frameworks.torch.channel import GlooChannel, device_for
 from tensortap.sources.tracing import gather as module
 from tensortap.sources.tracing.gather import Gatherer, gather
 from tensortap.sources.tracing.kept import Part
@@ -289,7 +289,7 @@ def test_buffers_are_on_the_device_of_the_backend(monkeypatch):
     assert device_for("nccl") == torch.device("cuda", 3)
     assert device_for("gloo") == torch.device("cpu")
     # there is no other device here than the CPU: meta tensors show where buffers are made
-    channel = Channel(None, [4, 7], 7, torch.device("meta"))
+    channel = GlooChannel(None, [4, 7], 7, torch.device("meta"))
     devices = []
     monkeypatch.setattr(channel, "_send", lambda tensor: devices.append(tensor.device.type))
     module._send(channel, {"x": Part([torch.arange(9000)], [0], [1], [0])}, True)
@@ -313,7 +313,7 @@ def test_uses_nccl_without_gloo(monkeypatch):
             PrefixStore=lambda name, store: (name, store), group=types.SimpleNamespace(WORLD=None),
         )  # fmt: skip
         monkeypatch.setattr(channels, "distributed", distributed)
-        ends.append(Channel.connect(None, [4, 7]))
+        ends.append(GlooChannel.connect(None, [4, 7]))
     assert made == [(0, 2, datetime.timedelta(minutes=30)), (1, 2, datetime.timedelta(minutes=30))]
     assert [channel.is_first for channel in ends] == [True, False]
     part = Part([torch.arange(9000), 5], [0, 1], [7, 7], [0, 0])
@@ -327,7 +327,7 @@ def test_uses_nccl_without_gloo(monkeypatch):
 
 def test_ignores_a_rank_that_sends_no_message():
     messages = []
-    ends = [Channel(Line(messages), [0, 1], rank, torch.device("cpu")) for rank in range(2)]
+    ends = [GlooChannel(Line(messages), [0, 1], rank, torch.device("cpu")) for rank in range(2)]
     ends[1].send_numbers(3, 0)
     ends[1].send(memoryview(b"abc"))
     faults = []

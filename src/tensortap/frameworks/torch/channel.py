@@ -26,17 +26,17 @@ from tensortap.frameworks.torch.tensors import quiet
 _numbers: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
-def open_channel(group: Any) -> Channel | None:
+def open_channel(group: Any) -> GlooChannel | None:
     """Connect the ranks of a group; None if this rank has no group or is alone in it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     if group is distributed.GroupMember.NON_GROUP_MEMBER:
         return None
     members = distributed.get_process_group_ranks(group or distributed.group.WORLD)
-    return Channel.connect(group, members) if len(members) > 1 else None
+    return GlooChannel.connect(group, members) if len(members) > 1 else None
 
 
-class Channel:
+class GlooChannel:
     """Sends bytes to the first rank of a group, and receives them there."""
 
     def __init__(self, line: Any, members: list[int], rank: int, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class Channel:
         self.others = members[1:]
 
     @classmethod
-    def connect(cls, group: Any, members: list[int]) -> Channel:
+    def connect(cls, group: Any, members: list[int]) -> GlooChannel:
         """Connect these ranks with the timeout of their group, over gloo if it is available."""
         backend = "gloo" if distributed.is_gloo_available() else "nccl"
         make = distributed.ProcessGroupGloo if backend == "gloo" else distributed.ProcessGroupNCCL

@@ -58,7 +58,7 @@ class TraceOptions(NamedTuple):
         return self._replace(**callbacks)
 
 
-class Collector:
+class TraceCollector:
     """Keeps values, gathers them, calls the callbacks; one for each tracer."""
 
     def __init__(self, options: TraceOptions) -> None:

@@ -48,7 +48,7 @@ class Part:
         self.orders += other.orders
 
     def follow(self, values: list[Any], iterations: list[Any]) -> None:
-        """A callback, which knows nothing of orders, has changed these lists: now the orders.
+        """Adapt the orders to lists that a callback has changed.
 
         One that no order is known of has -1. Lists that do not belong together are an error.
         """
@@ -74,12 +74,12 @@ class Turns(Part):
     turns: list[int] = field(default_factory=list)
 
     def whole(self) -> Part:
-        """All of them, as they are for users: small tensors wait as their bytes."""
+        """Return all values as users get them; small tensors are stored as bytes until then."""
         self.values[:] = [whole(one) for one in self.values]
         return self
 
     def before(self, boundary: int | None) -> Part:
-        """Those of earlier turns than `boundary` (None: all), which it has no more then."""
+        """Remove and return the values of turns before `boundary` (None: all)."""
         self.whole()
         taken = [boundary is None or turn < boundary for turn in self.turns]
         found = Part()
@@ -166,7 +166,7 @@ def _copied_deeply(value: Any) -> Any:
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    """All objects that a value holds."""
+    """Return all objects inside a value."""
     seen = {id(value)}
     found = [value]
     for one in found:
@@ -202,7 +202,7 @@ def fingerprint(value: Any) -> Hashable:
 
 
 def has_opaque(node: Value) -> bool:
-    """Whether there is an object in a value of which only type and repr are known."""
+    """Return whether a value holds an object of which only type and repr are known."""
     if isinstance(node, Opaque):
         return True
     if isinstance(node, Items):
