@@ -16,10 +16,10 @@ from tensortap.sources.tracing import instrument, rewrite, source
 from tensortap.sources.tracing import probes as plain
 from tensortap.sources.tracing.collect import Callback, TraceCollector, TraceOptions
 from tensortap.sources.tracing.iterations import IterationCounter
-from tensortap.sources.tracing.kept import Results
 from tensortap.sources.tracing.listener import FunctionListener
 from tensortap.sources.tracing.paths import ANY, MANY, join, parse
 from tensortap.sources.tracing.resolve import LocalProbe, Resolver, TracedFunction, items
+from tensortap.sources.tracing.results import TraceResults
 from tensortap.sources.tracing.source import NoSource
 
 log = logging.getLogger("tensortap")
@@ -172,7 +172,7 @@ class Tracer:
         self._root = self._replicas = None
 
     @property
-    def results(self) -> Results:
+    def results(self) -> TraceResults:
         """Path → `values`, `iterations`, `ranks` and `orders`, aligned.
 
         While the tracer is entered: what has been gathered, or without an interval everything.

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.sources.tracing.kept import copied, fingerprint, keyed_copy, whole
+from tensortap.sources.tracing.copies import copied, expanded, fingerprint, keyed_copy
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -30,7 +30,7 @@ def test_a_copy_is_the_same_bit_for_bit(dtype, shape):
     value = any_bits(dtype, shape)
     copied(value)  # the first of a class
     mark, kept = keyed_copy(value)
-    found = whole(kept)
+    found = expanded(kept)
     assert (found.dtype, found.shape, bits(found)) == (dtype, torch.Size(shape), bits(value))
     assert keyed_copy(value.clone())[0] == mark
     before = bits(found)

@@ -18,7 +18,9 @@ import types
 from pathlib import Path
 
 if __name__ == "__main__":  # without importing the rest of tensortap
-    for name in ("tensortap", "tensortap.sources"):
+    for name in (
+        "tensortap", "tensortap.sources", "tensortap.frameworks", "tensortap.frameworks.torch",
+    ):  # fmt: skip
         package = types.ModuleType(name)
         package.__path__ = [str(Path(sys.argv[1], *name.split(".")))]
         sys.modules[name] = package

@@ -13,16 +13,16 @@ from tensortap.errors import TensortapError
 from tensortap.frameworks.torch import channel as channels
 from tensortap.frameworks.torch.channel import GlooChannel, device_for
 from tensortap.sources.tracing import gather as module
-from tensortap.sources.tracing.gather import Gatherer, gather
-from tensortap.sources.tracing.kept import Part
+from tensortap.sources.tracing.gather import Gatherer
+from tensortap.sources.tracing.results import TracedValues
 
-pytestmark = pytest.mark.timeout(300)  # three processes, however busy the machine
+pytestmark = pytest.mark.timeout(300)  # three processes
 
 PROGRAM = """
 import collections, dataclasses, numpy as np
 from tensortap.errors import TensortapError
-from tensortap.sources.tracing.gather import Gatherer, gather
-from tensortap.sources.tracing.kept import Part
+from tensortap.sources.tracing.gather import Gatherer
+from tensortap.sources.tracing.results import TracedValues
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -61,7 +61,9 @@ def values_of(rank):
 
 def parts_of(rank):
     return {
-        name: Part(list(v), [10 * rank + i for i in range(len(v))], [rank] * len(v), [0] * len(v))
+        name: TracedValues(
+            list(v), [10 * rank + i for i in range(len(v))], [rank] * len(v), [0] * len(v)
+        )
         for name, v in values_of(rank).items()
     }
 
@@ -85,9 +87,17 @@ def same(a, b):
 faults = []
 def report(name, error):
     faults.append(str(error))
+
+def gather(parts, group=None):
+    gatherer = Gatherer(group, report)
+    try:
+        return gatherer.gather(parts, last=True)
+    finally:
+        gatherer.close()
+
 result = {}
 
-# all kinds of values; the last rank has captured nothing; nothing random is touched
+# all kinds of values; the last rank has none; the random state is unchanged
 torch.manual_seed(3)
 before = torch.get_rng_state()
 mine = parts_of(rank) if rank < world - 1 else {}
@@ -110,21 +120,21 @@ if rank == 0:
 else:
     result["nothing here"] = found is None
 
-# objects, and tensors that are not dense
-odd = {"odd": Part([Thing(), torch.eye(2).to_sparse()], [0, 1], [rank] * 2, [0, 0])}
+# objects and sparse tensors
+odd = {"odd": TracedValues([Thing(), torch.eye(2).to_sparse()], [0, 1], [rank] * 2, [0, 0])}
 found = gather(odd)
 if rank == 0:
     result["odd"] = [[type(v).__name__, getattr(v, "repr", "")[:7]] for v in found["odd"].values]
 
 # lists that callbacks have changed
-found = gather({"x": Part([torch.ones(2, 3) * rank], [[0, 1]], [[rank, rank]], [0, 0])})
+found = gather({"x": TracedValues([torch.ones(2, 3) * rank], [[0, 1]], [[rank, rank]], [0, 0])})
 if rank == 0:
     sums = [v.sum().item() for v in found["x"].values]
     result["lists"] = [found["x"].iterations, found["x"].ranks, sums]
 
 # ranks that gather different numbers of times, rank 0 the least
 def one(i):
-    return {"x": Part([torch.full((5000,), float(rank))], [i], [rank], [0])}
+    return {"x": TracedValues([torch.full((5000,), float(rank))], [i], [rank], [0])}
 gatherer = Gatherer(None, report)
 gatherer.connect()
 seen = []
@@ -147,7 +157,7 @@ gatherer.close()
 if rank == 0:
     result["fewer"] = [sorted(zip(f["x"].ranks, f["x"].iterations)) for f in seen]
 
-# a reduction of the user's own is under way meanwhile, and all ranks agree on what comes after
+# meanwhile a reduction of the user is running
 tensor = torch.full((100_000,), float(rank))
 work = dist.all_reduce(tensor, async_op=True)
 found = gather(one(0))
@@ -167,7 +177,7 @@ def found(gloo):
     return gloo(PROGRAM, 3)
 
 
-def test_what_was_kept_comes_as_it_was(found):
+def test_values_of_all_kinds_arrive_unchanged(found):
     first = found[0]
     assert first["wrong"] == []
     assert first["names"]
@@ -176,13 +186,13 @@ def test_what_was_kept_comes_as_it_was(found):
     assert all(one["random state untouched"] for one in found)
 
 
-def test_objects_travel_by_type_and_repr(found):
+def test_objects_are_sent_as_type_and_repr(found):
     own, others = found[0]["odd"][:2], found[0]["odd"][2:]
     assert own == [["Thing", ""], ["Tensor", ""]]
     assert others == [["Opaque", "a thing"], ["Opaque", "tensor("]] * 2
 
 
-def test_lists_that_a_callback_has_changed(found):
+def test_lists_changed_by_a_callback(found):
     assert found[0]["lists"] == [
         [[0, 1]] * 3,
         [[0, 0], [1, 1], [2, 2]],
@@ -190,7 +200,7 @@ def test_lists_that_a_callback_has_changed(found):
     ]
 
 
-def test_ranks_gather_as_often_as_they_like(found):
+def test_ranks_may_gather_different_numbers_of_times(found):
     rows = [[0, 99], *[[1, i] for i in (0, 1, 99)], *[[2, i] for i in (0, 1, 2, 3, 99)]]
     assert found[0]["uneven"] == rows
     assert found[0]["uneven values"]
@@ -204,18 +214,18 @@ def test_ranks_gather_as_often_as_they_like(found):
     assert [one["faults"] for one in found] == [[], [], []]
 
 
-def test_collectives_of_the_user_are_not_disturbed(found):
+def test_collectives_of_the_user_are_unaffected(found):
     assert all(one["reduced"] for one in found)
 
 
-def test_a_group_of_some_ranks(found):
+def test_group_of_some_ranks(found):
     assert [one["some"] for one in found] == [[0], [1, 2], None]
 
 
 DYING = """
 import time
 from tensortap.sources.tracing.gather import Gatherer
-from tensortap.sources.tracing.kept import Part
+from tensortap.sources.tracing.results import TracedValues
 faults = []
 gatherer = Gatherer(None, lambda name, error: faults.append(str(error)))
 gatherer.connect()
@@ -224,7 +234,7 @@ seen = []
 for i in range(3):
     if rank == dying and i == 1:
         os._exit(0)
-    part = {"x": Part([torch.ones(10_000)], [i], [rank], [0])}
+    part = {"x": TracedValues([torch.ones(10_000)], [i], [rank], [0])}
     try:
         found = gatherer.gather(part, last=i == 2)
     except Exception as error:
@@ -236,8 +246,9 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dying", "world"), [(2, 3), (0, 2)])
-def test_a_rank_that_dies_is_not_waited_for(gloo, dying, world):
+def test_rank_that_dies_is_not_awaited(gloo, dying, world):
     done = gloo.printed(DYING, world, DYING=str(dying))
     found = [json.loads(out.splitlines()[-1]) if out else None for out in done]
     assert found[dying] is None, done
@@ -249,15 +260,16 @@ def test_a_rank_that_dies_is_not_waited_for(gloo, dying, world):
             "rank 2 disconnected: its traced values are no longer gathered:"
         )
         assert found[1] == [[None, None, None], []]
-    else:  # the others keep what is theirs
+    else:  # the others keep their own values
         seen, faults = found[1]
         assert seen == [None, [1], [1]], done
         assert len(faults) == 1
 
 
-def test_without_a_process_group_it_is_local():
-    parts = {"x": Part([1, 2], [0, 1], [0, 0], [0, 0])}
-    assert gather(parts) == parts
+def test_without_a_process_group():
+    parts = {"x": TracedValues([1, 2], [0, 1], [0, 0], [0, 0])}
+    gatherer = Gatherer(None, lambda name, error: pytest.fail(str(error)))
+    assert gatherer.gather(parts, last=True) == parts
 
 
 class Work:
@@ -266,7 +278,7 @@ class Work:
 
 
 class Line:
-    """What nccl does for us, in one process: it can't run here."""
+    """Stands in for nccl, which cannot run here, in one process."""
 
     def __init__(self, messages, device="cpu"):
         self.messages, self.device = messages, torch.device(device)
@@ -292,7 +304,7 @@ def test_buffers_are_on_the_device_of_the_backend(monkeypatch):
     channel = GlooChannel(None, [4, 7], 7, torch.device("meta"))
     devices = []
     monkeypatch.setattr(channel, "_send", lambda tensor: devices.append(tensor.device.type))
-    module._send(channel, {"x": Part([torch.arange(9000)], [0], [1], [0])}, True)
+    module._send(channel, {"x": TracedValues([torch.arange(9000)], [0], [1], [0])}, True)
     assert devices == ["meta", "meta", "meta"]
 
 
@@ -316,7 +328,7 @@ def test_uses_nccl_without_gloo(monkeypatch):
         ends.append(GlooChannel.connect(None, [4, 7]))
     assert made == [(0, 2, datetime.timedelta(minutes=30)), (1, 2, datetime.timedelta(minutes=30))]
     assert [channel.is_first for channel in ends] == [True, False]
-    part = Part([torch.arange(9000), 5], [0, 1], [7, 7], [0, 0])
+    part = TracedValues([torch.arange(9000), 5], [0, 1], [7, 7], [0, 0])
     module._send(ends[1], {"x": part}, True)
     gathered = {}
     assert module._receive(ends[0], 7, gathered).last
@@ -325,7 +337,7 @@ def test_uses_nccl_without_gloo(monkeypatch):
     assert not messages
 
 
-def test_ignores_a_rank_that_sends_no_message():
+def test_invalid_message_disconnects_the_rank():
     messages = []
     ends = [GlooChannel(Line(messages), [0, 1], rank, torch.device("cpu")) for rank in range(2)]
     ends[1].send_numbers(3, 0)
@@ -333,6 +345,6 @@ def test_ignores_a_rank_that_sends_no_message():
     faults = []
     gatherer = Gatherer(None, lambda name, error: faults.append(error))
     gatherer._channel, gatherer._others = ends[0], [1]
-    assert gatherer.gather({"x": Part([1], [0], [0], [0])})["x"].values == [1]
+    assert gatherer.gather({"x": TracedValues([1], [0], [0], [0])})["x"].values == [1]
     assert isinstance(faults[0], TensortapError)
-    assert gatherer.gather({}) == {}  # nobody is waited for any more
+    assert gatherer.gather({}) == {}  # no rank is awaited

@@ -1,4 +1,4 @@
-"""Many values as one."""
+"""`stack_padded_tensors`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_tensors_of_one_size():
     assert not found.requires_grad
 
 
-def test_sizes_are_padded():
+def test_pads_to_the_largest_size():
     (found,) = stacked([torch.ones(2, 1), torch.ones(1, 3), torch.ones(0, 0)])
     assert found.tolist() == [
         [[1, 0, 0], [1, 0, 0]],
@@ -53,7 +53,7 @@ def test_every_dtype(dtype):
     assert found.to(torch.complex128).real.tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
-def test_another_fill():
+def test_fill():
     fill = functools.partial(tap.stack_padded_tensors, fill=math.nan)
     values, iterations, ranks = [torch.ones(1), torch.ones(2)], [0, 1], [0, 0]
     fill("x", values, iterations, ranks)
@@ -73,12 +73,12 @@ def test_numbers():
     assert stacked([1, 0.5])[0].dtype == torch.float64
     assert stacked([True, False])[0].dtype == torch.bool
     assert stacked([1, 2j])[0].dtype == torch.complex128
-    # what no dtype holds exactly is left alone
+    # numbers that no dtype holds exactly stay as they are
     assert stacked([1, 2**70]) == [1, 2**70]
     assert stacked([2**60 + 1, 0.5]) == [2**60 + 1, 0.5]
 
 
-def test_scalars_and_arrays_of_numpy():
+def test_numpy_scalars_and_arrays():
     (found,) = stacked([np.float32(1), np.float32(2)])
     assert (found.dtype, found.tolist()) == (np.float32, [1, 2])
     (found,) = stacked([np.ones((1, 2), np.int8), np.ones((2, 1), np.int8)])
@@ -88,15 +88,15 @@ def test_scalars_and_arrays_of_numpy():
 @pytest.mark.parametrize(
     "values", [["a", "b"], [torch.ones(2), "a"], [None, None], [{"a": 1}], [torch.ones(2), 1.0]]
 )
-def test_what_cannot_be_stacked_is_left_alone(values):
+def test_other_values_stay_as_they_are(values):
     assert all(a is b for a, b in zip(stacked(values), values, strict=True))
 
 
-def test_nothing():
+def test_empty_lists():
     assert stacked([]) == []
 
 
-def test_dtypes_that_differ():
+def test_different_dtypes():
     assert stacked([torch.ones(1).bfloat16(), torch.ones(1).half()])[0].dtype == torch.float32
     assert stacked([torch.ones(1).to(torch.int8), torch.ones(1).byte()])[0].dtype == torch.int16
     assert stacked([torch.ones(1) > 0, torch.ones(1)])[0].dtype == torch.float32
@@ -109,12 +109,12 @@ def test_dtypes_that_differ():
             stacked([a, b])
 
 
-def test_dimensions_that_differ():
+def test_different_numbers_of_dimensions():
     with pytest.raises(TensortapError, match="x: its tensors have 1 to 2 dimensions"):
         stacked([torch.ones(1), torch.ones(1, 1)])
 
 
-def test_nothing_of_torch_notices():
+def test_has_no_side_effects_in_torch():
     seen = []
 
     class Mode(torch.overrides.TorchFunctionMode):

@@ -10,18 +10,11 @@ from tensortap import ranks
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sinks.connections import connections
 from tensortap.sources.checks import check_callable, check_choice, check_count
+from tensortap.sources.tracing.copies import copied, expanded, fingerprint, keyed_copy
 from tensortap.sources.tracing.gather import Gatherer
 from tensortap.sources.tracing.iterations import Iteration
-from tensortap.sources.tracing.kept import (
-    Part,
-    Results,
-    Turns,
-    copied,
-    fingerprint,
-    keyed_copy,
-    whole,
-)
 from tensortap.sources.tracing.local_records import put_local
+from tensortap.sources.tracing.results import PendingValues, TracedValues, TraceResults
 
 Callback = Callable[..., Any]
 
@@ -65,9 +58,9 @@ class TraceCollector:
         self.active = False
         self.gathered_paths: set[str] = set()  # paths that any rank has kept a value of
         self._options = options
-        self._earlier = Results()  # of earlier times that the tracer was entered
-        self._gathered = Results()
-        self._pending: dict[str, Turns] = {}
+        self._earlier = TraceResults()  # of earlier times that the tracer was entered
+        self._gathered = TraceResults()
+        self._pending: dict[str, PendingValues] = {}
         self._fingerprints: dict[str, Hashable] = {}  # of the value that was kept last
         self._gatherer: Gatherer | None = None
         self._rank: int | None = None
@@ -84,7 +77,7 @@ class TraceCollector:
         """Collect values; each of the paths has an entry even if it gets none."""
         self.active, self._forked, self._rank = True, False, None
         for path in paths:
-            self._gathered.setdefault(path, Part())
+            self._gathered.setdefault(path, TracedValues())
         if self._options.gathering_interval is not None:
             self._gatherer = Gatherer(self._options.group, self._report)
             self._gatherer.connect()
@@ -111,7 +104,7 @@ class TraceCollector:
                 self._fingerprints[path] = mark
             if connections.connect():
                 try:
-                    put_local(name, whole(value), iteration, order)
+                    put_local(name, expanded(value), iteration, order)
                 except Exception as error:  # the results keep the value anyway
                     pipeline.fault(path, error, "was not handed on")
             if options.results and not self._forked:
@@ -119,12 +112,12 @@ class TraceCollector:
                     self._rank = ranks.rank_and_world_size()[0]
                 pending = self._pending.get(path)
                 if pending is None:
-                    pending = self._pending[path] = Turns()
+                    pending = self._pending[path] = PendingValues()
                 pending.values.append(value)
                 pending.iterations.append(iteration.number)
                 pending.ranks.append(self._rank)
                 pending.orders.append(order)
-                pending.turns.append(iteration.call)
+                pending.calls.append(iteration.call)
             return True
 
     def _before_saving(self, path: str, value: Any) -> Any:
@@ -147,10 +140,10 @@ class TraceCollector:
 
     def _gather(self, boundary: int | None, together: bool = True) -> None:
         with self._lock:
-            parts = {path: pending.before(boundary) for path, pending in self._pending.items()}
+            parts = {path: pending.take_before(boundary) for path, pending in self._pending.items()}
             self._rank = None
             self._call_all(self._options.pre_gather_callbacks, parts)
-            gathered: Mapping[str, Part] | None = parts
+            gathered: Mapping[str, TracedValues] | None = parts
             if together and self._gatherer is not None:
                 try:
                     gathered = self._gatherer.gather(parts, last=boundary is None)
@@ -179,7 +172,7 @@ class TraceCollector:
                 except Exception as error:
                     self._report(f"{_name(callback)}.close()", error)
         _extend(self._earlier, self._gathered)
-        self._gathered = Results()
+        self._gathered = TraceResults()
 
     def disconnect(self) -> None:
         """Close the connections, which tells ranks that wait for this one."""
@@ -188,19 +181,19 @@ class TraceCollector:
             self._gatherer = None
 
     @property
-    def results(self) -> Results:
+    def results(self) -> TraceResults:
         """What has been gathered so far, and without an interval also what is pending."""
         if not self.active and not self._gathered:
             return self._earlier
-        merged = Results()
+        merged = TraceResults()
         _extend(merged, self._earlier)
         _extend(merged, self._gathered)
         if self._options.gathering_interval is None:
             with self._lock:
-                _extend(merged, {path: one.whole() for path, one in self._pending.items()})
+                _extend(merged, {path: one.expanded() for path, one in self._pending.items()})
         return merged
 
-    def _call_all(self, callbacks: Iterable[Callback], parts: Mapping[str, Part]) -> None:
+    def _call_all(self, callbacks: Iterable[Callback], parts: Mapping[str, TracedValues]) -> None:
         for callback in callbacks:
             for path, part in parts.items():
                 if not part.values:
@@ -208,7 +201,7 @@ class TraceCollector:
                 before = list(part.values), list(part.iterations)
                 try:
                     callback(path, part.values, part.iterations, part.ranks)
-                    part.follow(*before)
+                    part.align_orders(*before)
                 except Exception as error:
                     self._report(f"{_name(callback)}({path})", error)
 
@@ -226,9 +219,9 @@ class TraceCollector:
             raise errors[0]
 
 
-def _extend(results: Results, more: Mapping[str, Part]) -> None:
+def _extend(results: TraceResults, more: Mapping[str, TracedValues]) -> None:
     for path, part in list(more.items()):
-        results.setdefault(path, Part()).extend(part)
+        results.setdefault(path, TracedValues()).extend(part)
 
 
 def _name(callback: Callback) -> str:

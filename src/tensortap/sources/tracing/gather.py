@@ -30,7 +30,7 @@ from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.scalars import safe_repr
 from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Opaque, TensorData, Value
-from tensortap.sources.tracing.kept import Part
+from tensortap.sources.tracing.results import TracedValues
 from tensortap.values import map_leaves
 from tensortap.wire.messages import with_payloads
 
@@ -81,7 +81,9 @@ class Gatherer:
         if self._channel is not None and self._channel.is_first:
             self._others = list(self._channel.others)
 
-    def gather(self, parts: Mapping[str, Part], *, last: bool = False) -> dict[str, Part] | None:
+    def gather(
+        self, parts: Mapping[str, TracedValues], *, last: bool = False
+    ) -> dict[str, TracedValues] | None:
         """Return the parts of all ranks on the first one, None on the others.
 
         Without a group, return the parts as given. With `last`, the first rank waits for the last
@@ -102,10 +104,10 @@ class Gatherer:
             return None
 
     def _receive_all(
-        self, channel: RankChannel, parts: Mapping[str, Part], last: bool
-    ) -> dict[str, Part]:
+        self, channel: RankChannel, parts: Mapping[str, TracedValues], last: bool
+    ) -> dict[str, TracedValues]:
         gathered = {
-            path: Part([channel.on_host(value) for value in part.values],
+            path: TracedValues([channel.on_host(value) for value in part.values],
                        list(part.iterations), list(part.ranks), list(part.orders))
             for path, part in parts.items()
         }  # fmt: skip
@@ -141,7 +143,7 @@ def _disconnected(rank: int, error: Exception) -> TensortapError:
     )
 
 
-def _send(channel: RankChannel, parts: Mapping[str, Part], last: bool) -> None:
+def _send(channel: RankChannel, parts: Mapping[str, TracedValues], last: bool) -> None:
     buffers: list[memoryview] = []
 
     def detach_payload(leaf: Value) -> Value:
@@ -164,7 +166,7 @@ def _send(channel: RankChannel, parts: Mapping[str, Part], last: bool) -> None:
         channel.send(buffer)
 
 
-def _receive(channel: RankChannel, rank: int, gathered: dict[str, Part]) -> GatherMessage:
+def _receive(channel: RankChannel, rank: int, gathered: dict[str, TracedValues]) -> GatherMessage:
     """Receive the next message of a rank and add its values to `gathered`."""
     size, count = channel.receive_numbers(rank)
     message = _decoder.decode(channel.receive(rank, size))
@@ -172,14 +174,14 @@ def _receive(channel: RankChannel, rank: int, gathered: dict[str, Part]) -> Gath
         raise WireError(f"the header lists {len(message.sizes)} buffers, but {count} follow")
     blocks: list[memoryview] = [channel.receive(rank, size) for size in message.sizes]
     received = {
-        path: Part(
+        path: TracedValues(
             [rebuild(with_payloads(value, blocks)) for value in column.values],
             column.iterations, column.ranks, column.orders,
         )
         for path, column in message.columns.items()
     }  # fmt: skip
     for path, part in received.items():  # only after everything was decoded
-        gathered.setdefault(path, Part()).extend(part)
+        gathered.setdefault(path, TracedValues()).extend(part)
     return message
 
 
@@ -188,16 +190,3 @@ def _node(value: Any) -> Value:
         return value if isinstance(value, Opaque) else borrow(value)
     except CaptureError:  # sparse, nested
         return Opaque(type_name(type(value)), safe_repr(value))
-
-
-def gather(parts: dict[str, Part], group: Any = None) -> dict[str, Part] | None:
-    """Gather once: return the parts of all ranks on the first one, None on the others."""
-    errors: list[Exception] = []
-    gatherer = Gatherer(group, lambda name, error: errors.append(error))
-    try:
-        gathered = gatherer.gather(parts, last=True)
-    finally:
-        gatherer.close()
-    if errors:
-        raise errors[0]
-    return gathered

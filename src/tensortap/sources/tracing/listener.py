@@ -7,8 +7,8 @@ from typing import Any
 
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.tracing.collect import TraceCollector
+from tensortap.sources.tracing.copies import copied
 from tensortap.sources.tracing.iterations import FunctionCalls, Iteration, IterationCounter
-from tensortap.sources.tracing.kept import copied
 from tensortap.sources.tracing.paths import ANY, MANY, follow, join, nearest, parts
 from tensortap.sources.tracing.probes import unseen
 from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction

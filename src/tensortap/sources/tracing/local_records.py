@@ -15,8 +15,8 @@ from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.sources import init as run
 from tensortap.sources.dump import write_file
+from tensortap.sources.tracing.copies import has_opaque
 from tensortap.sources.tracing.iterations import Iteration
-from tensortap.sources.tracing.kept import has_opaque
 
 _calls: dict[str, tuple[int, int]] = {}  # name → step of its last record, records in that step
 _run: Any = None  # the run in which they are counted

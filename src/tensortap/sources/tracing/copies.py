@@ -1,0 +1,130 @@
+"""Copies of traced values, and fingerprints that tell whether a value has changed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable, Hashable, Iterable
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+from tensortap.buffers import view_of
+from tensortap.errors import CaptureError
+from tensortap.frameworks.adapters import adapter_of
+from tensortap.frameworks.protocol import type_name
+from tensortap.frameworks.scalars import safe_repr
+from tensortap.frameworks.snapshot import borrow
+from tensortap.record import Blob, Opaque, TensorData, Value
+from tensortap.stats.digest import digest
+from tensortap.values import children
+
+_NOT_COPIED = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)
+_MAX_OBJECTS = 100_000  # that are searched for tensors
+
+
+def keyed_copy(value: Any) -> tuple[Hashable, Any] | None:
+    """Return the `fingerprint` of a plain tensor and a copy of it; None for any other value.
+
+    The copy may be compact; `expanded` returns the tensor.
+    """
+    take = _keyed_copies.get(type(value))
+    return None if take is None else take(value)
+
+
+_keyed_copies: dict[type, Callable[[Any], tuple[Hashable, Any] | None]] = {}
+_compact: set[type] = set()
+
+
+def expanded(kept: Any) -> Any:
+    """Return a kept value as users see it."""
+    return kept.tensor() if type(kept) in _compact else kept
+
+
+def copied(value: Any) -> Any:
+    """Return a copy that shares nothing with the value; tensors in it belong to no graph.
+
+    >>> one = {"a": [1, 2]}
+    >>> copied(one) == one, copied(one)["a"] is one["a"]
+    (True, False)
+    """
+    copy_of = _copies.get(type(value)) or _learn(type(value))
+    return copy_of(value)
+
+
+def _learn(cls: type) -> Callable[[Any], Any]:
+    """Return how values of a class are copied, and cache it."""
+    adapter = adapter_of(cls)
+    if adapter.keyed_copy is not None:
+        _keyed_copies[cls] = adapter.keyed_copy
+    if adapter.compact is not None:
+        _compact.add(adapter.compact)
+    copy_of = adapter.copy or _copied_deeply
+    if len(_copies) < 4096:  # a program that keeps making classes must not fill the memory
+        _copies[cls] = copy_of
+    return copy_of
+
+
+_copies: dict[type, Callable[[Any], Any]] = dict.fromkeys(
+    (int, float, complex, bool, str, bytes, type(None)), lambda value: value
+)
+
+
+def _copied_deeply(value: Any) -> Any:
+    if isinstance(value, (ModuleType, FrameType)):
+        return Opaque(type_name(type(value)), safe_repr(value))
+    if isinstance(value, _NOT_COPIED):
+        return value  # through its globals a function holds the whole program
+    memo: dict[int, Any] = {}
+    for one in _objects_in(value):
+        # deepcopy raises for a tensor that is no leaf of its graph
+        copy_of = adapter_of(type(one)).copy
+        if copy_of is not None:
+            memo[id(one)] = copy_of(one)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, a file, a socket: keep what is known of it
+        return Opaque(type_name(type(value)), safe_repr(value))
+
+
+def _objects_in(value: Any) -> Iterable[Any]:
+    """Return all objects that a value refers to, directly or indirectly."""
+    seen = {id(value)}
+    objects = [value]
+    for one in objects:
+        if len(objects) > _MAX_OBJECTS:
+            break
+        for part in gc.get_referents(one):
+            if id(part) not in seen and not isinstance(part, _NOT_COPIED):
+                seen.add(id(part))
+                objects.append(part)
+    return objects
+
+
+def fingerprint(value: Any) -> Hashable:
+    """Return a key that is equal for equal content of the same type; None if there is none.
+
+    >>> fingerprint(1) == fingerprint(1), fingerprint(1) == fingerprint(1.0)
+    (True, False)
+    """
+    kind = type(value)
+    try:
+        adapter = adapter_of(kind)
+        node = borrow(value if adapter.local_shard is None else adapter.local_shard(value)[0])
+    except CaptureError:
+        node = Opaque("", "")
+    if type(node) is TensorData:  # the common case: one call for all bytes
+        return kind, node.dtype, node.shape, xxh3_128_digest(view_of(node.data))
+    if not has_opaque(node):
+        return kind, digest(node)
+    try:  # the repr of an object may hide its content
+        return kind, digest(Blob("bytes", pickle.dumps(value)))
+    except Exception:  # values that cannot be compared count as changed
+        return None
+
+
+def has_opaque(value: Value) -> bool:
+    """Return whether a value contains an object of which only type and repr are known."""
+    return isinstance(value, Opaque) or any(map(has_opaque, children(value)))
