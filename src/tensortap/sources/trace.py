@@ -14,7 +14,7 @@ from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.tracing import instrument, rewrite, source
 from tensortap.sources.tracing import probes as plain
-from tensortap.sources.tracing.collect import Callback, TraceCollector, TraceOptions
+from tensortap.sources.tracing.collect import Callback, TraceOptions, ValueCollector
 from tensortap.sources.tracing.iterations import IterationCounter
 from tensortap.sources.tracing.listener import FunctionListener
 from tensortap.sources.tracing.paths import ANY, MANY, join, parse
@@ -33,7 +33,7 @@ class Tracer:
         self.paths = tuple(paths)
         self.options = options
         self._segments = {path: parse(path) for path in self.paths}
-        self._collector = TraceCollector(options)
+        self._collector = ValueCollector(options)
         self._counter = IterationCounter(options.every, options.mode, options.gathering_interval)
         self._listeners: list[FunctionListener] = []
         self._patterns: dict[LocalProbe, str] = {}  # the path that each probe comes from
@@ -203,7 +203,7 @@ class Tracer:
             self._report(path, f"no value was kept for {path!r}: {reason}{more}")
 
 
-_active: weakref.WeakSet[TraceCollector] = weakref.WeakSet()
+_active: weakref.WeakSet[ValueCollector] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -51,7 +51,7 @@ class TraceOptions(NamedTuple):
         return self._replace(**callbacks)
 
 
-class TraceCollector:
+class ValueCollector:
     """Keeps values, gathers them, calls the callbacks; one for each tracer."""
 
     def __init__(self, options: TraceOptions) -> None:

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.sources.tracing.collect import TraceCollector
+from tensortap.sources.tracing.collect import ValueCollector
 from tensortap.sources.tracing.copies import copied
 from tensortap.sources.tracing.iterations import FunctionCalls, Iteration, IterationCounter
 from tensortap.sources.tracing.paths import ANY, MANY, follow, join, nearest, parts
@@ -38,7 +38,7 @@ class FunctionListener:
         self,
         traced: TracedFunction,
         probes: list[LocalProbe],
-        collector: TraceCollector,
+        collector: ValueCollector,
         counter: IterationCounter,
         last_only: bool,
     ) -> None:
