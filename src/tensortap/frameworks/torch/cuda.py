@@ -1,8 +1,8 @@
-"""Tensors on a CUDA device: copied to pinned memory on a stream of their own, waited for later.
+"""Tensors on a CUDA device: copied to pinned memory on a side stream, and waited for later.
 
-The training thread only queues work. A clone on the device is taken first where there is room,
-on the current stream, so that training may overwrite the tensor at once; without room the
-current stream waits for the copy instead. All that touches the device is behind `DevicePort`.
+The training thread only queues work. If the device has room, a clone is made there first, on the
+current stream, so that training may overwrite the tensor at once. Without room, the current stream
+waits for the copy instead. Everything that touches the device is behind `DevicePort`.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from tensortap.frameworks.torch.tensors import as_bits, tensor_over
 
 
 class Event(Protocol):
-    """A mark in a stream."""
+    """A point in a stream of work."""
 
     def query(self) -> bool:
         """Return whether the stream has passed it."""
         ...
 
     def synchronize(self) -> None:
-        """Return when the stream has passed it."""
+        """Wait until the stream has passed it."""
         ...
 
 
 class DevicePort(Protocol):
-    """What the courier needs of a device."""
+    """The operations on a device that copies need."""
 
     def capturing(self) -> bool:
         """Return whether the current stream is being recorded into a graph."""
         ...
 
     def has_room(self, tensor: torch.Tensor, nbytes: int) -> bool:
-        """Return whether the device has `nbytes` to spare without hurting training."""
+        """Return whether the tensor's device has room for `nbytes` more."""
         ...
 
     def pin(self, address: int, nbytes: int) -> bool:
-        """Pin host memory, so that copies into it run by themselves; whether it worked."""
+        """Pin host memory, so that copies into it are asynchronous; return whether that worked."""
         ...
 
     def unpin(self, address: int) -> None:
@@ -59,16 +59,16 @@ class DevicePort(Protocol):
         ...
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> Event:
-        """Copy to the host on a side stream, after what the current stream has queued so far."""
+        """Copy to the host on a side stream, after the work queued on the current stream."""
         ...
 
     def wait(self, event: Event, tensor: torch.Tensor) -> None:
-        """Let the current stream of the tensor's device, not the host, wait for the event."""
+        """Make the current stream of the tensor's device wait for the event, but not the host."""
         ...
 
 
 class Courier:
-    """Brings tensors from a device into leases."""
+    """Copies tensors from a device into leases."""
 
     def __init__(self, port: DevicePort) -> None:
         self._port = port
@@ -80,15 +80,15 @@ class Courier:
 
     @property
     def under_way(self) -> int:
-        """How many copies have not been seen to arrive."""
+        """Return the number of copies that may not be finished."""
         return len(self._under_way)
 
     def send(self, tensor: torch.Tensor, nbytes: int, pool: Pool) -> Lease:
-        """Start copying the tensor as it is now; return the lease that receives it."""
+        """Start to copy a tensor; return the lease that will hold it."""
         port = self._port
         if port.capturing():
             raise CaptureError(
-                "while a CUDA graph is recorded nothing has a value: catch the tensor after replay"
+                "tensors have no values while a CUDA graph is recorded: catch them after replay"
             )
         self.reap()
         lease = pool.acquire(nbytes)
@@ -107,7 +107,7 @@ class Courier:
         return lease
 
     def reap(self) -> None:
-        """Let go of the copies that have arrived."""
+        """Release the copies that are finished."""
         for number, (event, _, _) in list(self._under_way.items()):
             if event.query():
                 self._under_way.pop(number, None)
@@ -117,11 +117,11 @@ class Courier:
             return None
         try:
             return self._port.clone(tensor)
-        except torch.cuda.OutOfMemoryError:  # taken by somebody else meanwhile
+        except torch.cuda.OutOfMemoryError:  # another thread took the memory
             return None
 
     def _arrival(self, number: int, event: Event) -> Callable[[], None]:
-        # knows the lease only by number: a lease that held itself would never go back
+        # by number, not by lease: a lease that refers to itself would never return to its pool
         def wait() -> None:
             event.synchronize()
             self._under_way.pop(number, None)
@@ -134,8 +134,8 @@ class Courier:
                 return
             self._pinned.add(segment)
         if self._port.pin(segment.address, segment.nbytes):
-            # the export keeps the mapping until it is unpinned: another one at the same address
-            # would be taken for pinned
+            # the export keeps the memory mapped until it is unpinned: another mapping at the same
+            # address would pass for pinned
             export = (ctypes.c_char * 1).from_buffer(segment.memory)
             weakref.finalize(segment, _unpin, self._port, segment.address, export)
 
@@ -145,7 +145,7 @@ def _unpin(port: DevicePort, address: int, export: Any) -> None:
 
 
 class CudaPort:
-    """The real device."""
+    """A `DevicePort` for CUDA."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -154,7 +154,7 @@ class CudaPort:
         return bool(torch.cuda.is_current_stream_capturing())
 
     def has_room(self, tensor: torch.Tensor, nbytes: int) -> bool:
-        if nbytes <= 1 << 20:  # the allocator serves these from what it holds
+        if nbytes <= 1 << 20:  # the allocator has cached blocks of this size
             return True
         free, total = torch.cuda.mem_get_info(tensor.device)
         return bool(free - nbytes > total // 50)
@@ -164,7 +164,7 @@ class CudaPort:
         return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, portable)) == 0
 
     def unpin(self, address: int) -> None:
-        with contextlib.suppress(Exception):  # at exit CUDA may be gone before us
+        with contextlib.suppress(Exception):  # at exit, CUDA may shut down first
             torch.cuda.cudart().cudaHostUnregister(address)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -180,7 +180,7 @@ class CudaPort:
         with torch.cuda.stream(stream):
             into.copy_(source, non_blocking=True)
             event: Event = stream.record_event()
-        # its memory must not be given to somebody else while the side stream reads it
+        # the allocator must not reuse its memory while the side stream reads it
         source.record_stream(stream)
         return event
 

@@ -1,6 +1,6 @@
-"""Statistics of a torch tensor on a device: reduced there, brought over as one small vector.
+"""Statistics of a torch tensor on a device: reduced there, and copied as one small vector.
 
-Only operations of torch, none of which waits for the device. The vector is that of
+Only operations of torch are used, and none of them waits for the device. For the vector see
 `tensortap.stats.packed`.
 """
 
@@ -22,12 +22,12 @@ _CHUNK = 1 << 22  # elements whose exponents are counted at once: eight bytes of
 
 
 def reduce_later(tensor: torch.Tensor) -> PendingSummary:
-    """Start the statistics of a CUDA tensor; return what gives them once the device is done."""
+    """Start to compute the statistics of a tensor on its CUDA device."""
     return later(tensor, _cuda())
 
 
 def later(tensor: torch.Tensor, port: DevicePort) -> PendingSummary:
-    """Reduce on the device, and copy what comes out of it without waiting."""
+    """Reduce a tensor on its device, and copy the result without waiting."""
     dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     with torch.no_grad():
         vector = reduce(tensor.detach())
@@ -72,13 +72,13 @@ def reduce(tensor: torch.Tensor) -> torch.Tensor:
     size = clean.abs()
     min_abs = torch.where(finite, size, torch.inf).amin()
     unit = torch.frexp(size.amax().double())[1]
-    # to the side of one: no eighth power leaves the range, and scaling is exact
-    half = unit // 2  # twice: torch has 2**unit as a number of its own, which would overflow
+    # scaled to at most one: no eighth power leaves the range, and scaling is exact
+    half = unit // 2  # in two steps: torch computes 2**unit itself, which could overflow
     y = torch.ldexp(torch.ldexp(clean, -half), half - unit)
     mean = y.sum(dtype=torch.float64) / some
-    centered = torch.where(finite, y.double() - mean, 0.0)
-    rest = centered.sum() / some
-    variance = (centered * centered).sum() / some - rest * rest
+    centred = torch.where(finite, y.double() - mean, 0.0)
+    rest = centred.sum() / some
+    variance = (centred * centred).sum() / some - rest * rest
     y = y.abs()
     mean_abs = y.sum(dtype=torch.float64) / some
     means = []
@@ -96,7 +96,7 @@ def reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values, flat, as float32 or float64; magnitudes of complex numbers."""
+    """Return the values, flat, as float32 or float64; complex numbers as magnitudes."""
     x = tensor.reshape(-1)
     if x.is_complex():
         return x.abs()
@@ -106,7 +106,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _exponents(tensor: torch.Tensor, x: torch.Tensor, layout: packed.Layout) -> torch.Tensor:
-    """Count the values per exponent by their bits."""
+    """Count the exponents of the values by their bits."""
     if not tensor.is_floating_point() and not tensor.is_complex():
         return _whole_exponents(tensor.reshape(-1), layout)
     wide = x.dtype == torch.float64
@@ -128,8 +128,8 @@ def _exponents(tensor: torch.Tensor, x: torch.Tensor, layout: packed.Layout) -> 
 
 
 def _whole_exponents(x: torch.Tensor, layout: packed.Layout) -> torch.Tensor:
-    """Count integers per exponent by comparison: a float would round the largest up."""
-    # below zero, so that the smallest integer has its like
+    """Count the exponents of integers by comparison: a float would round the largest up."""
+    # negative, because the smallest integer has no positive counterpart
     if x.dtype == torch.uint64:
         x = x.view(torch.int64)
         below = torch.where(x < 0, torch.iinfo(torch.int64).min, -x)

@@ -1,0 +1,124 @@
+"""Every private interface of torch may be missing: its function then falls back."""
+
+import builtins
+import datetime
+import importlib.util
+import itertools
+import sys
+import types
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from tensortap.errors import TensortapError
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.shards import _offsets
+
+
+def fresh_module():
+    """Return the module as another release of torch would import it."""
+    spec = importlib.util.find_spec("tensortap.frameworks.torch.private")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def without(monkeypatch, *prefixes):
+    """Make importing these modules fail."""
+    original = builtins.__import__
+
+    def fail(name, *args, **kwargs):
+        if name.startswith(prefixes):
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", fail)
+
+
+def test_without_override_switches(monkeypatch):
+    monkeypatch.delattr(torch._C, "DisableTorchFunction")
+    with private.without_overrides():
+        assert torch.ones(2).sum() == 2
+
+
+def test_without_counts_of_modes_and_backward_passes(monkeypatch):
+    for name in ("_len_torch_dispatch_stack", "_current_graph_task_id"):
+        monkeypatch.delattr(torch._C, name)
+    module = fresh_module()
+    assert module.has_dispatch_modes()  # unknown: take the long way
+    assert module.backward_pass() == -1
+
+
+def test_without_the_dispatch_modules(monkeypatch):
+    without(monkeypatch, "torch.utils._python_dispatch")
+    with private.without_dispatch_modes():
+        assert torch.ones(2).sum() == 2
+
+
+def test_without_the_compilers_internals(monkeypatch):
+    without(monkeypatch, "torch._dynamo", "torch._C._dynamo")
+    private.skip_frame(test_without_the_compilers_internals.__code__)
+    assert private.must_not_break()  # rather unseen than raised in the user's program
+
+
+def test_modules_that_nobody_wrapped():
+    assert not private.is_fullgraph(torch.nn.ReLU())
+    assert not private.is_replica(torch.nn.ReLU())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_children_without_the_dict():
+    module = torch.nn.Sequential(torch.nn.ReLU())
+    public = dict(module.named_children())
+    assert private.children_of(module) == public
+    script = torch.jit.script(module)
+    assert list(private.children_of(script)) == list(public)
+
+
+def test_versions_and_bases():
+    tensor = torch.zeros(3)
+    before = private.version_of(tensor)
+    tensor += 1
+    assert private.version_of(tensor) > before
+    with torch.inference_mode():
+        assert private.version_of(torch.zeros(3)) == 0
+    assert private.base_of(tensor) is None
+    assert private.base_of(tensor[1:]) is tensor
+    assert private.version_of(object()) == 0
+    assert private.base_of(object()) is None
+
+
+def test_without_a_default_store(monkeypatch):
+    from torch.distributed import distributed_c10d
+
+    monkeypatch.delattr(distributed_c10d, "_get_default_store")
+    with pytest.raises(TensortapError, match="no default store"):
+        private.default_store()
+
+
+def test_timeouts_of_groups():
+    assert private.timeout_of(object()) == datetime.timedelta(minutes=30)
+    timeout = datetime.timedelta(seconds=7)
+    backend = types.SimpleNamespace(options=types.SimpleNamespace(_timeout=timeout))
+    assert private.timeout_of(types.SimpleNamespace(_get_backend=lambda device: backend)) == timeout
+
+
+def test_the_compiler_is_looked_up_only(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    assert not private.compiler_is_loaded()
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (7, 5), (1, 3), (0, 4), (13,)])
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 4)])
+def test_offsets_of_shards_are_those_of_torch(shape, mesh):
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    dims = range(len(shape))
+    placements = [Replicate(), Partial(), *(Shard(dim) for dim in dims)]
+    placements += [_StridedShard(dim, split_factor=n) for dim in dims for n in (2, 4)]
+    for chosen in itertools.product(placements, repeat=len(mesh)):
+        for coordinate in itertools.product(*map(range, mesh)):
+            _, theirs = _compute_local_shape_and_global_offset(shape, mesh, coordinate, chosen)
+            assert _offsets(shape, mesh, coordinate, chosen) == tuple(map(int, theirs))
