@@ -191,4 +191,4 @@ def test_bad_options(runs, tmp_path):
     assert "the first is after the last" in one_line(*runs, "--steps", "5:2")
     assert "unknown kind 'Wait'" in one_line(*runs, "--kinds", "Wait")
     assert "--ranks must look like 0,1" in one_line(*runs, "--ranks", "all")
-    assert "a tolerance is a number" in one_line(runs[0], runs[0], "--atol", "-1")
+    assert "must be a number of at least 0" in one_line(runs[0], runs[0], "--atol", "-1")

@@ -108,4 +108,4 @@ def test_export_command(tracked, tmp_path):
     assert "tensorboard --logdir tb" in output
     assert read(tmp_path / "tb").Scalars("loss")
     _, output = tensortap(tmp_path, "export", tracked.path, "tb", "--to", "paper", code=2)
-    assert "there is tensorboard, and wandb" in output
+    assert "--to must be tensorboard or wandb" in output

@@ -47,7 +47,7 @@ def test_get(session):
         tap.get("los")
     with pytest.raises(NotFound, match="no 'loss' at step 40; the nearest captured step is 4"):
         tap.get("loss", step=40)
-    with pytest.raises(NotFound, match="'loss' has 5 captures"):
+    with pytest.raises(NotFound, match="'loss' has 5 records"):
         tap.get("loss", 5)
     with pytest.raises(NotFound, match=r"ranks? 0"):
         tap.get("loss", rank=3)

@@ -43,7 +43,7 @@ def test_the_demo(demo):
     assert process.poll() is None, said
     for words in ("step   30  loss", "tap.summary()", 'tap.get("caught")', "tap.receipt()"):
         assert words in said
-    assert "middle: all that came before it agrees, its output does not" in said
+    assert "middle: everything before it agrees, its output does not" in said
     assert "b is a rounded to bfloat16" in said
     assert re.search(r"first +middle +Activation +step 20 ", said)
     runs = sorted((folder / "runs").iterdir())

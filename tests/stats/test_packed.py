@@ -40,10 +40,6 @@ def summary(pack, array):
     return unpack(np.asarray(pack(array)), array.dtype.name, array.shape)
 
 
-def test_the_extension_is_built_here():
-    assert jax_stats.native()
-
-
 def any_bits(name, size):
     dtype = dtype_of(name)
     raw = np.random.default_rng(size).integers(0, 256, size * dtype.itemsize, np.uint8)

@@ -27,7 +27,7 @@ _IN_C = ("float32", "bfloat16", "float16")
 
 @functools.cache
 def _registered() -> bool:
-    """Whether XLA knows the C code; it is told at the first use."""
+    """Return whether XLA knows the C code; register it at the first call."""
     try:
         from tensortap.frameworks.jax import _xla  # type: ignore[attr-defined]  # C, optional
 
@@ -46,13 +46,13 @@ def _registered() -> bool:
 
 
 def native() -> bool:
-    """Whether statistics are computed in C: compiled code runs on CPUs and nowhere else."""
+    """Return whether statistics are computed in C, which needs that all devices are CPUs."""
     platforms = jax.config.jax_platforms
     return platforms in (None, "", "cpu") and jax.default_backend() == "cpu" and _registered()
 
 
 def can_reduce(dtype: Any) -> bool:
-    """Whether there are statistics for arrays of this dtype (none for random keys)."""
+    """Return whether arrays of this dtype have statistics (random keys have none)."""
     try:
         layout(np.dtype(dtype).name)
     except TypeError:
@@ -61,7 +61,7 @@ def can_reduce(dtype: Any) -> bool:
 
 
 def pack(x: jax.Array) -> jax.Array:
-    """The statistics of an array as words, to be unpacked on the host; works in any trace."""
+    """Return the statistics of an array as packed words; works in any trace."""
     kind = layout(x.dtype.name)
     if not 0 < x.size <= MOST:
         if x.size:
@@ -90,7 +90,7 @@ def pack_in_jax(x: jax.Array) -> jax.Array:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """The bits of real numbers as float32, or as float64 where they are."""
+    """Return the bits of real numbers as float32, or float64 for float64."""
     if x.dtype == jnp.float64:
         return lax.bitcast_convert_type(x, jnp.uint64)
     if x.dtype == jnp.bfloat16:
@@ -103,7 +103,7 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def _magnitudes(x: jax.Array) -> jax.Array:
-    """The magnitudes of complex numbers; those beyond the range end at its end."""
+    """Return the magnitudes of complex numbers, clipped to the range."""
     real, imag = jnp.abs(x.real), jnp.abs(x.imag)
     large = jnp.maximum(real, imag)
     ratio = jnp.minimum(real, imag) / jnp.where(large == 0, 1, large)
@@ -136,7 +136,7 @@ def _floats(u: jax.Array, first: int, bins: int, wide: bool) -> jax.Array:
         return jnp.where(k < 0, ~back ^ word(1 << top), back)
 
     def place(a: jax.Array) -> jax.Array:
-        """How far above the smallest subnormal the exponent of each number is."""
+        """Return the exponent of each number above that of the smallest subnormal."""
         field = (a >> mantissa).astype(jnp.int32)
         subnormal = top - lax.clz(a).astype(jnp.int32)
         return jnp.where(field > 0, field + (mantissa - 1), subnormal)
@@ -211,14 +211,14 @@ def _averages(y: jax.Array, finite: jax.Array | None) -> list[jax.Array]:
 
 
 def _split(bits: jax.Array) -> jax.Array:
-    """A figure as two words, from its bits."""
+    """Return a figure as two words, from its bits."""
     if bits.dtype == jnp.uint64:
         return lax.bitcast_convert_type(bits, jnp.uint32)
     return jnp.stack([bits, jnp.zeros((), jnp.uint32)])
 
 
 def _whole(v: jax.Array, number: Any) -> jax.Array:
-    """An integer as two words, exactly."""
+    """Return an integer as two words, exactly."""
     if number is jnp.float64:
         return _split(lax.bitcast_convert_type(v.astype(jnp.float64), jnp.uint64))
     v = v.astype(jnp.uint32 if v.dtype == jnp.uint32 else jnp.int32)

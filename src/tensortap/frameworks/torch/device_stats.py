@@ -76,9 +76,9 @@ def reduce(tensor: torch.Tensor) -> torch.Tensor:
     half = unit // 2  # in two steps: torch computes 2**unit itself, which could overflow
     y = torch.ldexp(torch.ldexp(clean, -half), half - unit)
     mean = y.sum(dtype=torch.float64) / some
-    centred = torch.where(finite, y.double() - mean, 0.0)
-    rest = centred.sum() / some
-    variance = (centred * centred).sum() / some - rest * rest
+    centered = torch.where(finite, y.double() - mean, 0.0)
+    rest = centered.sum() / some
+    variance = (centered * centered).sum() / some - rest * rest
     y = y.abs()
     mean_abs = y.sum(dtype=torch.float64) / some
     means = []
