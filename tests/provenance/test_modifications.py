@@ -125,7 +125,7 @@ PROGRAM = """
         child = os.fork()
         if child == 0:
             exec(compile(statements, __file__, "exec"))
-            found = {where: m.as_json() for where, m in finder.find().items()}
+            found = {where: m._asdict() for where, m in finder.find().items()}
             os.write(writer, json.dumps(found).encode())
             os._exit(0)
         os.close(writer)

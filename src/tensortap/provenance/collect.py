@@ -131,7 +131,7 @@ class ProvenanceCollector:
         if self._finder is None:
             top = Git(self._start).ask("rev-parse", "--show-toplevel")
             self._finder = Finder(Path(top or self._start), pace=self._pace)
-        return {where: found.as_json() for where, found in self._finder.find().items()}
+        return {where: found._asdict() for where, found in self._finder.find().items()}
 
     def _write_git(
         self, info: dict[str, Any], patches: dict[str, Path], before: dict[str, Any] | None

@@ -14,14 +14,12 @@ standard library (torch replaces ``inspect.getfile`` when it is imported).
 
 from __future__ import annotations
 
-import collections
 import functools
 import re
 import sys
 import tokenize
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +34,7 @@ _HOOKS = frozenset(  # attributes that Python offers for replacement
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Modification:
+class Modification(NamedTuple):
     """The code that stands in for a function, method or class of a package.
 
     `kind` is "replaced", "code" (the function is the original, its ``__code__`` is not),
@@ -50,10 +47,6 @@ class Modification:
     file: str | None
     line: int | None
     original: str | None  # "file:line" of the definition, or the method of the base class
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as they are stored."""
-        return asdict(self)
 
 
 class _Namespace(NamedTuple):
@@ -125,16 +118,12 @@ class Finder:
         return self._owners.of(_file_of(module), module)
 
     def _class_namespace(self, cls: type, owner: str) -> _Namespace:
-        module = _text(_get(cls, "__module__"))
-        # its methods know the file: many classes claim to belong to another module
-        files = collections.Counter(
-            value.__code__.co_filename
-            for value in list(_get(cls, "__dict__").values())
-            if type(value) is types.FunctionType
-        )
-        own = [file for file, _ in files.most_common() if self._owners.of(file, module) == owner]
-        file = own[0] if own else _file_of(module)
-        return _Namespace(owner, file, module, _get(cls, "__qualname__"), cls)
+        module, scope = _text(_get(cls, "__module__")), _get(cls, "__qualname__")
+        # the file of its methods: many classes claim to belong to another module
+        methods = (v for v in list(_get(cls, "__dict__").values()) if type(v) is types.FunctionType)
+        files = (v.__code__.co_filename for v in methods if v.__qualname__.startswith(scope))
+        own = (file for file in files if self._owners.of(file, module) == owner)
+        return _Namespace(owner, next(own, _file_of(module)), module, scope, cls)
 
     def _origin(self, value: Any) -> _Origin | None:
         if type(value) is types.FunctionType:
@@ -166,9 +155,9 @@ class Finder:
             return None
         text, before = _source(namespace.file, namespace.scope)
         match = _definition(text, key)
-        module, kind, original = origin.module, "added", None
         mro = _get(namespace.cls, "__mro__")[1:-1] if namespace.cls is not None else ()
         base = next((base for base in mro if key in _get(base, "__dict__")), None)
+        module, kind, original = origin.module, "added", None
         if match is not None:
             line = before + text.count("\n", 0, match.start()) + 1
             kind, original = "replaced", f"{namespace.file}:{line}"
@@ -184,8 +173,10 @@ class Finder:
 
     def _is_foreign(self, namespace: _Namespace, key: str, origin: _Origin) -> bool:
         """Return whether code of one package replaces a plain definition in another."""
-        if PYTHON in (origin.owner, namespace.owner) or origin.name.rpartition(".")[2] == key:
-            return False  # imported
+        if PYTHON in (origin.owner, namespace.owner):
+            return False
+        if not origin.line and origin.name.rpartition(".")[2] == key:
+            return False  # a class that claims to belong to another package, as those of pytest do
         cls, file = namespace.cls, namespace.file
         if not any(f"{keyword} {key}" in _read(file) for keyword in ("def", "class")):
             return False
@@ -271,10 +262,11 @@ def _is_plain(text: str, key: str) -> bool:
     match = _definition(text, key)
     if match is None:
         return False
+    indent = match[1]
     for line in reversed(text[: match.start()].splitlines()):
-        if line.startswith(f"{match[1]}@"):
+        if line.startswith(f"{indent}@"):
             return False
-        if line.strip() and not line.startswith((f"{match[1]} ", f"{match[1]}\t", f"{match[1]})")):
+        if line.strip() and not line.startswith(tuple(indent + start for start in " \t#)")):
             break
     word = re.escape(key)
     rebinds = re.compile(rf"\s*{word}\s*([=:,]|$)|.*\bimport\b.*\b{word}\b|.*\bas\s+{word}\b")
