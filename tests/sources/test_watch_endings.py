@@ -305,7 +305,7 @@ def test_error_for_functions_of_an_interactive_session(programs, notes):
             print(error)
     """))  # fmt: skip
     out, err = process.communicate(timeout=100)
-    assert "put it into a module, or use start_method='fork'" in out, err
+    assert "put them into a module, or use start_method='fork'" in out, err
 
 
 def test_forkserver_reports_a_missing_guard(programs, notes):

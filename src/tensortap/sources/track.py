@@ -197,6 +197,8 @@ def track(
         assert hooks is not None
         return Tracker(hooks, observer)
     for framework in loaded_frameworks():
+        if framework.name == "jax":
+            continue  # it tracks states, which come as model_state
         hooks = framework.track(module, optimizer, observer)
         if hooks is not None:
             return Tracker(hooks, observer)
