@@ -37,7 +37,7 @@ def check(array):
     ],
 )
 def test_reads_in_place_unless_elements_are_packed(name, shape, kind):
-    array = jax.device_put(any_values(name, shape))
+    array = jax.device_put(any_values(name, shape)).block_until_ready()
     assert isinstance(check(array).data, kind)
 
 
@@ -45,7 +45,7 @@ def test_reads_in_place_unless_elements_are_packed(name, shape, kind):
 @pytest.mark.parametrize("name", ["int64", "uint64", "float64", "complex128"])
 def test_64_bit_arrays_come_back_as_numpy_without_x64(name, shape):
     with jax.enable_x64(True):
-        array = jax.device_put(any_values(name, shape))
+        array = jax.device_put(any_values(name, shape)).block_until_ready()
         node, _ = snapshot(array, POOL)
         assert isinstance(rebuild(node), jax.Array)
         assert rebuild(node).dtype == name
