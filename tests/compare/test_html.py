@@ -243,7 +243,7 @@ def browse(tmp_path, page, fragment=""):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs")
 def test_browser_opens_a_detail(report, tmp_path):
     page = report.write_html(tmp_path / "report.html")
     found = browse(tmp_path, page, "#d=2")
@@ -262,7 +262,7 @@ def test_browser_opens_a_detail(report, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs")
 def test_browser_opens_a_report_without_differences(write, tmp_path):
     report = compare_runs(write(layers()), write(layers()))
     found = browse(tmp_path, report.write_html(tmp_path / "report.html"))
@@ -298,7 +298,7 @@ document.body.prepend(out);
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs")
 def test_browser_filters_and_opens_a_clicked_cell(report, tmp_path):
     page = tmp_path / "report.html"
     page.write_text(html.render(report) + CLICKS, encoding="utf-8")

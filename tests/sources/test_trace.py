@@ -517,7 +517,10 @@ SENT_FILE = "<sent>"
 linecache.cache[SENT_FILE] = (len(SENT), None, SENT.splitlines(True), SENT_FILE)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="traced by sys.monitoring")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12),
+    reason="Python 3.12 traces functions without source by sys.monitoring",
+)
 def test_function_without_source_needs_python_3_12(caplog):
     names = {}
     exec("def made(x):\n    y = x\n    return y", names)

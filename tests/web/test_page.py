@@ -14,7 +14,7 @@ from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs"),
     pytest.mark.slow,
 ]
 TABS = ["overview", "lines", "exponents", "tensors", "compare", "alerts", "provenance", "receipt"]

@@ -12,7 +12,7 @@ _PARAMETER_KINDS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_
 
 
 class Finding(NamedTuple):
-    """What a rule returns when a message alone is not enough.
+    """Details that a rule returns when a message alone is not enough.
 
     `origin` is the module that caused the problem, if it is not the module of the tensor;
     `facts` are numbers.

@@ -22,7 +22,7 @@ Action = str | Callable[[Alert], object]
 
 
 class StepState:
-    """What one rank has shown so far in the current step, for rules that need context.
+    """State of the current step on one rank, for rules that need context.
 
     `first` maps ``"NaN"`` and ``"Inf"`` to the name and kind of the tensor in which it appeared
     first. An output whose infinities are all -Inf may be a mask: `masks` counts these outputs,
@@ -82,7 +82,7 @@ class StepState:
 
 
 class RuleState:
-    """What one rule remembers about one tensor; `notes` is free for rules that users write."""
+    """Memory of one rule about one tensor; `notes` is free for rules that users write."""
 
     __slots__ = (
         "_last_found", "_streak_step", "_unreported", "notes", "seen", "seen_finite", "spread",

@@ -1,4 +1,4 @@
-"""What several commands share: messages, a progress bar, and waiting for Ctrl-C."""
+"""Messages, a progress bar and waiting for Ctrl-C, shared by the commands."""
 
 from __future__ import annotations
 

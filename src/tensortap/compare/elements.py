@@ -53,7 +53,7 @@ class Figures(NamedTuple):
     rel_l2: float
     ulps: int
     identical: int
-    """Whether all bytes are the same."""
+    """True if all bytes are the same."""
 
 
 def compare_arrays(

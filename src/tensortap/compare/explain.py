@@ -51,7 +51,7 @@ class Explanation:
 
 
 class _Closeness(NamedTuple):
-    """How far a hypothesis may be off, relative and absolute."""
+    """Relative and absolute tolerance of a hypothesis."""
 
     rtol: float
     atol: float

@@ -118,7 +118,7 @@ class Captures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the differences of every name and step are, sorted on demand."""
+    """Sizes of the differences per name and step, sorted on demand."""
 
     found: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
     """(name, kind, step) → order of capture, and size."""
@@ -143,7 +143,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class CompareReport:
-    """Whether two runs agree; true if they do."""
+    """The result of comparing two runs; true if they agree."""
 
     a: str
     b: str

@@ -119,10 +119,13 @@ class Framework(Protocol):
         return None
 
     def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
-        """Return hooks that track a model; None if it is not a model of this framework.
+        """Return hooks that track a model; None if it is not a model of this framework."""
+        return None
 
-        For JAX, `model` and `optimizer` are their states.
-        """
+    def track_states(
+        self, model_state: Any, optimizer_state: Any, observer: TrackObserver
+    ) -> TrackHooks | None:
+        """Return hooks for a program with explicit states; None if the framework has none."""
         return None
 
     def traced_classes(self) -> Iterable[type]:

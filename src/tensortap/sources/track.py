@@ -193,12 +193,10 @@ def track(
             observer.unseen["inside compiled functions"] = (
                 "stash and tensors see states only; use tap.catch inside the function"
             )
-        hooks = framework_named("jax").track(model_state, state, observer)
+        hooks = framework_named("jax").track_states(model_state, state, observer)
         assert hooks is not None
         return Tracker(hooks, observer)
     for framework in loaded_frameworks():
-        if framework.name == "jax":
-            continue  # it tracks states, which come as model_state
         hooks = framework.track(module, optimizer, observer)
         if hooks is not None:
             return Tracker(hooks, observer)

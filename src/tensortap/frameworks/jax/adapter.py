@@ -64,13 +64,13 @@ class JaxFramework(Framework):
                 return array
         return built if built.dtype == array.dtype else array
 
-    def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
-        """Return what observes a program with this model state and optimizer state."""
+    def track_states(
+        self, model_state: Any, optimizer_state: Any, observer: TrackObserver
+    ) -> TrackHooks | None:
+        """Return hooks for a program with this model state and optimizer state."""
         from tensortap.frameworks.jax.track import JaxTracking
 
-        if model is None and optimizer is None:
-            return None
-        return JaxTracking(model, optimizer, observer)
+        return JaxTracking(model_state, optimizer_state, observer)
 
     def traced_classes(self) -> Iterable[type]:
         """Return the classes of tracers that exist now."""
