@@ -41,6 +41,7 @@ def main(wanted: list[str]) -> int:
         console.print(f"unknown row {' or '.join(wanted)}; rows are {', '.join(names)}")
         return 2
     spawn = multiprocessing.get_context("spawn")
+    failed = []
     for module, measure in chosen:
         console.print(f"… {measure.__name__}", style="dim")
         here, there = spawn.Pipe()
@@ -50,9 +51,8 @@ def main(wanted: list[str]) -> int:
         there.close()
         try:
             rows.extend(here.recv())
-        except EOFError:
-            console.print(f"{measure.__name__} failed", style="bold red")
-            return 2
+        except EOFError:  # the child has printed its traceback
+            failed.append(measure.__name__)
         child.join()
     for row in rows:
         low, high = row.spread
@@ -76,6 +76,9 @@ def main(wanted: list[str]) -> int:
     }
     RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     console.print(f"saved to {RESULTS}", style="dim")
+    if failed:
+        console.print(f"failed: {', '.join(failed)}", style="bold red")
+        return 2
     return 0 if all(row.kept for row in rows) else 1
 
 
