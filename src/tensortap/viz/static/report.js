@@ -5,8 +5,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const drawn = new Set();
 
-  /** Returns a copy of a figure in dark colors. Only colors are replaced, never names.
-   * @param {any} part @param {string} key */
+  /** Returns a copy of a figure in dark colors. Only colors are replaced, never names. */
   function darkened(part, key) {
     if (Array.isArray(part)) return part.map((each) => darkened(each, key));
     if (part && typeof part === "object") {
@@ -15,17 +14,17 @@
     if (typeof part !== "string") return part;
     if (/color|sequential|diverging/.test(key)) return colors[part] ?? part;
     // names are escaped, so a "<" is always markup of tensortap itself
-    if (key === "text") return part.replace(/(<span style="color:)(#[0-9a-f]{6})/g, (_, a, c) => a + (colors[c] ?? c));
-    return part;
+    if (key !== "text") return part;
+    return part.replace(/(<span style="color:)(#[0-9a-f]{6})/g, (_, a, c) => a + (colors[c] ?? c));
   }
 
-  /** @param {HTMLElement} element */
   function draw(element) {
     const figure = figures[element.id];
     const { data, layout } = dark.matches ? darkened(figure, "") : structuredClone(figure);
     drawn.add(element);
-    const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
-    return Plotly.react(element, data, layout, options);
+    return Plotly.react(element, data, layout, {
+      responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
+    });
   }
 
   const elements = [...document.querySelectorAll(".figure")];
@@ -46,7 +45,9 @@
     buttons.forEach((button, chosen) => button.addEventListener("click", () => {
       buttons.forEach((each, i) => each.setAttribute("aria-pressed", String(i === chosen)));
       panes.forEach((pane, i) => { pane.hidden = i !== chosen; });
-      panes[chosen].querySelectorAll(".figure").forEach((e) => drawn.has(e) && Plotly.Plots.resize(e));
+      for (const each of panes[chosen].querySelectorAll(".figure")) {
+        if (drawn.has(each)) Plotly.Plots.resize(each);
+      }
     }));
   }
 })();

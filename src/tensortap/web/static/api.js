@@ -1,6 +1,5 @@
 // Requests to the server. Responses are cached with their version (ETag).
 
-/** @type {Map<string, {tag: string, data: any}>} */
 const cache = new Map();
 const MAX_CACHED = 120;
 let currentVersion = () => null;
@@ -11,35 +10,35 @@ export const setVersionSource = (source) => void (currentVersion = source);
 /** A request that failed, with the server's message. */
 export class RequestError extends Error {}
 
-/** @param {string} what @param {Record<string, any>} parameters */
 export function apiUrl(what, parameters) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters)) {
     if (value === null || value === undefined || value === "" || value === false) continue;
-    for (const each of Array.isArray(value) ? value : [value]) query.append(key, each === true ? "1" : each);
+    for (const each of Array.isArray(value) ? value : [value]) {
+      query.append(key, each === true ? "1" : each);
+    }
   }
   return `/api/${what}?${query}`;
 }
 
-/**
- * The response to a request; throws RequestError.
- * @param {string} what @param {Record<string, any>} [parameters] @param {{method?: string}} [options]
- */
+/** The response to a request; throws RequestError. */
 export async function request(what, parameters = {}, options = {}) {
   const url = apiUrl(what, parameters);
   const cached = options.method ? undefined : cache.get(url);
   // the version is known to be current: no request is necessary
-  if (cached && !parameters.other && parameters.run && cached.tag.split("-")[1] === `${currentVersion(parameters.run)}"`) return cached.data;
+  const known = parameters.run && !parameters.other && `${currentVersion(parameters.run)}"`;
+  if (cached && cached.tag.split("-")[1] === known) return cached.data;
   let response;
   try {
-    response = await fetch(url, { ...options, headers: cached ? { "If-None-Match": cached.tag } : {}, cache: "no-store" });
+    const headers = cached ? { "If-None-Match": cached.tag } : {};
+    response = await fetch(url, { ...options, headers, cache: "no-store" });
   } catch {
     throw new RequestError("The server does not respond: it was stopped, or is busy.");
   }
   if (response.status === 304 && cached) return cached.data;
   if (response.status === 401) throw new RequestError(await response.text());
   const data = await response.json();
-  if (!response.ok) throw new RequestError(data.error ?? `The server responded with status ${response.status}.`);
+  if (!response.ok) throw new RequestError(data.error ?? `Status ${response.status}`);
   const tag = response.headers.get("etag");
   if (tag) {
     cache.delete(url);
@@ -49,9 +48,12 @@ export async function request(what, parameters = {}, options = {}) {
   return data;
 }
 
-const TYPES = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u4: Uint32Array, i2: Int16Array, u2: Uint16Array, i1: Int8Array, u1: Uint8Array };
+const TYPES = {
+  f8: Float64Array, f4: Float32Array, i4: Int32Array, u4: Uint32Array, i2: Int16Array,
+  u2: Uint16Array, i1: Int8Array, u1: Uint8Array,
+};
 
-/** An array of the server, a list or bytes in base 64, as a list. @returns {number[]} */
+/** An array of the server, a list or bytes in base 64, as a list. */
 export function decodeArray(value) {
   if (Array.isArray(value)) return value;
   if (!value?.bdata) return [];

@@ -1,9 +1,8 @@
 // Elements, and numbers as people read them. Texts of others only ever become text, never markup.
 
 /**
- * An element with attributes, listeners (`onclick`) and children; null, undefined and false are skipped.
- * @param {string} tag @param {Record<string, any>} [attributes] @param {...any} children
- * @returns {any}
+ * An element with attributes, listeners (`onclick`) and children; null, undefined and false are
+ * skipped.
  */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -31,7 +30,6 @@ export function fill(parent, ...children) {
   append(parent, children);
 }
 
-/** @returns {any} */
 export const $ = (id) => document.getElementById(id);
 
 // -- parts of tabs -------------------------------------------------------------------------------
@@ -40,21 +38,27 @@ export const tools = (...children) => h("div", { class: "tools" }, children);
 export const card = (...children) => h("section", { class: "card" }, children);
 export const dim = (...children) => h("span", { class: "dim" }, children);
 export const grow = () => h("span", { class: "grow" });
-export const button = (text, onclick, attributes = {}) => h("button", { type: "button", onclick, ...attributes }, text);
+export const button = (text, onclick, attributes = {}) =>
+  h("button", { type: "button", onclick, ...attributes }, text);
 export const labelled = (text, control) => h("label", {}, h("span", {}, text), control);
 
 /** A sentence in place of content. */
-export const empty = (title, why, code) =>
-  h("div", { class: "empty" }, h("b", {}, title), why && h("span", {}, why), code && h("code", {}, code));
+export const empty = (title, why, code) => h("div", { class: "empty" },
+  h("b", {}, title), why && h("span", {}, why), code && h("code", {}, code));
 export const emptyCard = (title, why, code) => card(empty(title, why, code));
 
 /** A table; `numeric` are the columns that are aligned to the right. */
-export const table = (headings, rows, numeric = []) => h("table", {},
-  headings.length > 0 && h("thead", {}, h("tr", {}, headings.map((text, i) => h("th", { scope: "col", class: numeric.includes(i) ? "num" : "" }, text)))),
-  h("tbody", {}, rows.map((row) => (row instanceof Node ? row : h("tr", {}, row.map((cell, i) => h("td", { class: numeric.includes(i) ? "num" : "" }, cell)))))));
+export function table(headings, rows, numeric = []) {
+  const line = (tag, cells) => h("tr", {}, cells.map((content, i) => h(tag, {
+    class: numeric.includes(i) ? "num" : "", scope: tag === "th" && "col",
+  }, content)));
+  return h("table", {}, headings.length > 0 && h("thead", {}, line("th", headings)),
+    h("tbody", {}, rows.map((row) => (row instanceof Node ? row : line("td", row)))));
+}
 
 /** A select; `change` receives the chosen value. */
-export const select = (label, change) => h("select", { "aria-label": label, onchange: (event) => change(event.target.value) });
+export const select = (label, change) =>
+  h("select", { "aria-label": label, onchange: (event) => change(event.target.value) });
 
 /** Sets the options of a select, texts or [value, text], unless they are the same already. */
 export function setOptions(element, options, value) {
@@ -69,14 +73,18 @@ export function setOptions(element, options, value) {
 
 /** Buttons of which one is pressed: `choose` presses it, `allow` enables or disables one. */
 export function segments(label, options, change) {
-  const buttons = new Map(options.map(([value, text]) => [value, button(text, () => change(value), { "data-value": value })]));
-  const group = h("div", { class: "segments", role: "group", "aria-label": label }, ...buttons.values());
-  group.allow = (value, allowed, reason) => Object.assign(buttons.get(value), { disabled: !allowed, title: allowed ? "" : reason });
-  group.choose = (chosen) => buttons.forEach((each, value) => each.setAttribute("aria-pressed", String(value === chosen)));
+  const create = ([value, text]) => [value, button(text, () => change(value))];
+  const buttons = new Map(options.map(create));
+  const attributes = { class: "segments", role: "group", "aria-label": label };
+  const group = h("div", attributes, ...buttons.values());
+  group.allow = (value, allowed, reason) =>
+    Object.assign(buttons.get(value), { disabled: !allowed, title: allowed ? "" : reason });
+  group.choose = (chosen) => buttons.forEach((each, value) =>
+    each.setAttribute("aria-pressed", String(value === chosen)));
   return group;
 }
 
-/** A button that copies a text. @param {() => string} text */
+/** A button that copies a text. */
 export function copyButton(text, label = "Copy") {
   const element = button(label, async () => {
     try {
@@ -98,11 +106,10 @@ export function copyButton(text, label = "Copy") {
 
 // -- numbers -------------------------------------------------------------------------------------
 
-/** @param {number} n */
 export const count = (n) => n.toLocaleString("en");
-/** "1 name", "2 names" @param {number} n @param {string} noun */
+/** "1 name", "2 names" */
 export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
-/** "Weight Gradient" @param {string} kind */
+/** "Weight Gradient" */
 export const kindText = (kind) => kind.replaceAll("_", " ");
 
 export function number(x) {
@@ -113,7 +120,6 @@ export function number(x) {
   return size >= 1e-3 && size < 1e6 ? String(Number(x.toPrecision(6))) : x.toExponential(4);
 }
 
-/** @param {number} n */
 export function bytes(n) {
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
     if (n < 1024) return `${n < 10 && unit !== "B" ? n.toFixed(1) : Math.round(n)} ${unit}`;
@@ -122,7 +128,6 @@ export function bytes(n) {
   return `${n.toFixed(1)} TiB`;
 }
 
-/** @param {number} s */
 export function seconds(s) {
   if (s >= 5400) return `${(s / 3600).toFixed(1)} h`;
   if (s >= 90) return `${(s / 60).toFixed(1)} min`;

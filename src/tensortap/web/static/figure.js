@@ -12,9 +12,8 @@ const CONFIG = {
 };
 
 /**
- * Draws a figure into an element; for an empty figure, its message. Zoom survives as long as `keep` stays the same.
- * @param {any} element @param {any} figure
- * @param {{height?: number, step?: number | null, layout?: any, config?: any, keep?: string}} [options]
+ * Draws a figure into an element; for an empty figure, its message. Zoom survives as long as
+ * `keep` stays the same. Other options: height, step, layout, config.
  */
 export async function draw(element, figure, options = {}) {
   if (figure.layout?.meta?.empty) {
@@ -37,7 +36,7 @@ export function clear(element) {
   delete element.listenedEvents;
 }
 
-/** The shapes of a layout, with a line at the step across every x axis. @param {number | null} step */
+/** The shapes of a layout, with a line at the step across every x axis. */
 function withStepLine(layout, step) {
   const others = (layout.shapes ?? []).filter((shape) => shape.name !== "step");
   if (step === null) return others;
@@ -49,7 +48,7 @@ function withStepLine(layout, step) {
   }))];
 }
 
-/** Moves the line at the step. @param {number | null} step */
+/** Moves the line at the step. */
 export function markStep(element, step) {
   if (!element.classList.contains("js-plotly-plot") || !element.layout) return;
   plotly().relayout(element, { shapes: withStepLine(element.layout, step) });
@@ -63,7 +62,7 @@ export function listen(element, event, callback) {
   element.on(event, callback);
 }
 
-/** Calls back with the step of a clicked point. @param {(step: number) => void} callback */
+/** Calls back with the step of a clicked point. */
 export function onStepClick(element, callback) {
   listen(element, "plotly_click", (event) => {
     const x = Number(event.points?.[0]?.x);
@@ -71,7 +70,7 @@ export function onStepClick(element, callback) {
   });
 }
 
-/** Adds points to lines, by their names; false if there is no such line. @param {Record<string, [any, any]>} points */
+/** Adds points to lines, by their names; false if there is no such line. */
 export async function extendLines(element, points) {
   if (!element.data) return false;
   const traces = [], added = { x: [], y: [] };

@@ -1,10 +1,13 @@
-// The page: draws what is selected (state.js) of what is known (model.js), and follows what the server pushes.
+// The page: draws what is selected (state.js) of what is known (model.js), and follows the server.
 import { RequestError, decodeArray, request, setVersionSource } from "./api.js";
 import { $, button, empty, fill, h } from "./dom.js";
 import { loadRun, model } from "./model.js";
 import { Push } from "./push.js";
 import { get, onChange, set } from "./state.js";
-import { addTraining, clearTraining, drawStep, drawTitle, drawTraining, goToStep, invalidateTraining, moveSteps, startTop, toggleFollow, togglePlay } from "./top.js";
+import {
+  addTraining, clearTraining, drawStep, drawTitle, drawTraining, goToStep, invalidateTraining,
+  moveSteps, startTop, toggleFollow, togglePlay,
+} from "./top.js";
 import { drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
 import { alerts } from "./tabs/alerts.js";
 import { compare } from "./tabs/compare.js";
@@ -15,16 +18,9 @@ import { provenance } from "./tabs/provenance.js";
 import { receipt } from "./tabs/receipt.js";
 import { tensors } from "./tabs/tensors.js";
 
-/**
- * `show` draws the state. `prepare` requests what takes long the first time. `receive` gets the server's news.
- * @typedef {object} Tab
- * @property {string} id @property {string} title @property {(panel: HTMLElement) => void} mount
- * @property {(state: import("./state.js").State) => void | Promise<void>} show
- * @property {(state: import("./state.js").State) => Promise<any>} [prepare] @property {(news: any) => void} [receive]
- */
-/** @type {Tab[]} */
+// A tab has an id, a title, and `mount(panel)`. `show(state)` draws. `prepare(state)` requests what
+// takes long the first time. `receive(news)` gets the server's news.
 const TABS = [overview, lines, exponents, tensors, compare, alerts, provenance, receipt];
-/** @type {Push | null} */
 let push = null;
 const connection = () => document.body.dataset.push; // "open" or "closed"; undefined at the start
 
@@ -33,7 +29,7 @@ const panelOf = (tab) => $(`panel-${tab.id}`);
 
 // -- drawing -------------------------------------------------------------------------------------
 
-/** @param {Set<string>} changed keys of the state; "*run" for another run, "*data" for new records */
+/** `changed` are keys of the state; "*run" is another run, "*data" new records. */
 async function draw(changed) {
   applyTheme();
   const isOtherRun = changed.has("run") || changed.has("*run");
@@ -71,9 +67,9 @@ async function drawTab() {
 }
 
 function drawNothing() {
-  const hasRuns = model.entries.length > 0;
-  const reason = model.error || (hasRuns ? "Choose a run on the left." : "Runs appear here as soon as they are written.");
-  fill($("nothing"), hasRuns ? empty("Nothing to see yet", reason) : empty("No runs yet", reason, 'tap.init("runs")'));
+  fill($("nothing"), model.entries.length
+    ? empty("Nothing to see yet", model.error || "Choose a run on the left.")
+    : empty("No runs yet", model.error || "Runs appear as they are written.", 'tap.init("runs")'));
   $("nothing").hidden = false;
   for (const tab of TABS) panelOf(tab).hidden = true;
 }
@@ -110,12 +106,10 @@ function subscribe() {
   if (run) push?.show({ show: run.id, version: run.version, step: run.steps.at(-1) ?? -1 });
 }
 
-// -- one drawing at a time; changes in the meantime are drawn together after it --------------------
+// -- one drawing at a time; changes in the meantime are drawn together after it ------------------
 
-/** @type {Set<string>} */
 let pending = new Set();
 const isDrawing = () => document.body.dataset.drawing === "yes";
-/** @param {Iterable<string>} changed */
 async function update(changed) {
   for (const key of changed) pending.add(key);
   if (isDrawing()) return;
@@ -144,19 +138,20 @@ onChange((changed) => {
 // -- errors --------------------------------------------------------------------------------------
 
 function showError(error) {
-  if (!(error instanceof RequestError)) console.error(error);
-  showNotice(error instanceof RequestError ? error.message : `Error in the page: ${error?.message ?? error}`);
+  if (error instanceof RequestError) return showNotice(error.message);
+  console.error(error);
+  showNotice(`Error in the page: ${error?.message ?? error}`);
 }
 
 /** What stays true, whatever is drawn. */
 function lastingNotice() {
-  if (connection() === "closed") return "The server does not respond: it was stopped, or is busy. The page keeps trying.";
-  if (model.run?.state === "deleted") return "The run was deleted while it was shown. You see what had been read of it.";
-  if (model.run?.state === "closed") return "The live session has closed. You see what it had sent.";
-  return "";
+  if (connection() === "closed") return "The server does not respond. The page keeps trying.";
+  return {
+    deleted: "The run was deleted while it was shown. You see what had been read of it.",
+    closed: "The live session has closed. You see what it had sent.",
+  }[model.run?.state] ?? "";
 }
 
-/** @param {string} text */
 function showNotice(text) {
   $("notice").hidden = !text;
   fill($("notice"), h("span", {}, text));
@@ -185,7 +180,8 @@ async function receiveRun(news, run) {
   if (news.reset || news.version < run.version) return update(["*run"]);
   const hasNewNames = news.names !== run.total;
   run.steps.push(...decodeArray(news.steps));
-  Object.assign(run, { version: news.version, state: news.state, records: news.records, total: news.names });
+  const { version, state, records, names: total } = news;
+  Object.assign(run, { version, state, records, total });
   if (hasNewNames) model.run = { ...(await loadRun(run.id)), total: news.names };
   await addTraining(news.training);
   refreshSparklines();
@@ -207,13 +203,12 @@ function applyTheme() {
 }
 systemTheme.addEventListener("change", () => void update(["theme"]));
 
-/** @param {KeyboardEvent} event */
 function onKeyDown(event) {
   const { key, target } = event;
-  const isTyping = target.closest("input:not([type=range]):not([type=checkbox]), select, textarea, dialog[open]");
-  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = "input:not([type=range]):not([type=checkbox]), select, textarea, dialog[open]";
+  if (target.closest(typing) || event.ctrlKey || event.metaKey || event.altKey) return;
   if (key === "ArrowRight" || key === "ArrowLeft") {
-    if (target.matches("input[type=range]") && target.id !== "scrubber") return; // moves that slider
+    if (target.matches("input[type=range]:not(#scrubber)")) return; // moves that slider
     const by = key === "ArrowRight" ? 1 : -1;
     if (target.closest("[role=tablist]")) moveTab(by);
     else moveSteps(event.shiftKey ? 10 * by : by);
@@ -228,7 +223,6 @@ function onKeyDown(event) {
   event.preventDefault();
 }
 
-/** @param {number} by */
 function moveTab(by) {
   const next = TABS[(TABS.indexOf(currentTab()) + by + TABS.length) % TABS.length];
   set({ tab: next.id }, true);
@@ -239,18 +233,23 @@ function moveTab(by) {
 
 async function start() {
   applyTheme();
-  setVersionSource((id) => (model.run?.id === id && connection() === "open" ? model.run.version : null));
+  const isCurrent = (id) => model.run?.id === id && connection() === "open";
+  setVersionSource((id) => (isCurrent(id) ? model.run.version : null));
   for (const tab of TABS) {
-    const panel = h("section", { class: "panel", id: `panel-${tab.id}`, role: "tabpanel", "aria-labelledby": `tab-${tab.id}`, hidden: true });
-    $("panels").append(panel);
-    $("tabs").append(button(tab.title, () => set({ tab: tab.id }, true), { id: `tab-${tab.id}`, role: "tab", "aria-controls": panel.id }));
-    tab.mount(panel);
+    const [id, panelId] = [`tab-${tab.id}`, `panel-${tab.id}`];
+    const open = () => set({ tab: tab.id }, true);
+    $("tabs").append(button(tab.title, open, { id, role: "tab", "aria-controls": panelId }));
+    $("panels").append(h("section", {
+      class: "panel", id: panelId, role: "tabpanel", "aria-labelledby": id, hidden: true,
+    }));
+    tab.mount($(panelId));
   }
   $("panels").append(h("div", { id: "nothing", class: "panel", hidden: true }));
   startTree();
   startTop();
   addEventListener("keydown", onKeyDown);
-  $("theme").addEventListener("click", () => set({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" }));
+  const isDark = () => document.documentElement.dataset.theme === "dark";
+  $("theme").addEventListener("click", () => set({ theme: isDark() ? "light" : "dark" }));
   $("help").addEventListener("click", () => $("keyboard").showModal());
   $("home").addEventListener("click", (event) => {
     event.preventDefault();
@@ -263,7 +262,6 @@ async function start() {
   document.body.dataset.ready = "yes";
 }
 
-/** @param {boolean} open */
 function onConnection(open) {
   const isReconnected = open && connection() === "closed";
   document.body.dataset.push = open ? "open" : "closed";

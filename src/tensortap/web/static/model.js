@@ -1,30 +1,25 @@
 // What the page knows of the run that is shown.
 import { decodeArray, request } from "./api.js";
 
-/** @typedef {{id: string, title: string, what: string, where: string, state: string, version: number}} Entry */
-/**
- * @typedef {Entry & {records: number, kinds: string[], names: string[], name_kinds: number[][], ranks: number[],
- *   statistics: string[], steps: number[], total: number | undefined}} Run
- */
+// a run is what the server says of it (routes/run.py), with `total`, its number of names
 export const model = {
-  /** @type {Run | null} */ run: null,
-  /** @type {Entry[]} */ entries: [],
+  run: null,
+  entries: [],
   error: "",
 };
 
-/** @param {string} id @returns {Promise<Run>} */
 export async function loadRun(id) {
   const run = await request("run", { run: id });
   return { ...run, steps: decodeArray(run.steps) };
 }
 
-/** The last captured step at or before a step. @param {number[]} steps @param {number | null} step */
+/** The last captured step at or before a step. */
 export function nearestStep(steps, step) {
   if (!steps.length) return null;
   return step === null ? steps[steps.length - 1] : steps[stepIndex(steps, step)];
 }
 
-/** The index of a step, or of the one before it. @param {number[]} steps @param {number} step */
+/** The index of a step, or of the one before it. */
 export function stepIndex(steps, step) {
   let low = 0, high = steps.length - 1;
   while (low < high) {
@@ -35,13 +30,14 @@ export function stepIndex(steps, step) {
   return low;
 }
 
-/** What is selected, with defaults for what is not. @param {import("./state.js").State} state */
+/** What is selected, with defaults for what is not. */
 export function selection(state) {
   const run = model.run;
   const kinds = run?.kinds ?? [];
   const kind = [state.kind, "Activation", ...kinds].find((each) => kinds.includes(each)) ?? "";
   const isNumber = kind === "Value" || kind === "Local"; // single numbers without statistics
-  const first = run?.names.find((_, i) => run.name_kinds[i].includes(kinds.indexOf(kind))) ?? run?.names[0];
+  const ofKind = (_, i) => run.name_kinds[i].includes(kinds.indexOf(kind));
+  const first = run?.names.find(ofKind) ?? run?.names[0];
   return {
     kind,
     metric: run?.statistics.includes(state.metric) ? state.metric : isNumber ? "value" : "rm2",

@@ -1,14 +1,11 @@
 // The WebSocket on which the server reports changes: of the run, of the catalog, of jobs.
 
-/** @typedef {{show: string, version: number, step: number}} Showing */
 
 export class Push {
-  /** @param {(news: any) => Promise<void>} receive @param {(open: boolean) => void} onStateChange */
   constructor(receive, onStateChange) {
     this.receive = receive;
     this.onStateChange = onStateChange;
     this.retryDelay = 500;
-    /** @type {Showing | null} */
     this.showing = null;
     this.open();
   }
@@ -37,13 +34,14 @@ export class Push {
     };
   }
 
-  /** Says which run is shown, and up to where it is known. @param {Showing} showing */
+  /** Says which run is shown, and up to where it is known. */
   show(showing) {
     this.showing = showing;
     this.send(showing);
   }
 
   send(message) {
-    if (message && this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+    const isOpen = this.socket.readyState === WebSocket.OPEN;
+    if (message && isOpen) this.socket.send(JSON.stringify(message));
   }
 }

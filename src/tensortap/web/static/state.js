@@ -1,27 +1,15 @@
-// What the user has chosen. It is kept in the address behind the #, so that reloading and sharing restore it.
+// What the user has chosen, kept in the address behind the #: reloading and sharing restore it.
 
-/**
- * @typedef {object} State
- * @property {string} run @property {string} tab @property {number | null} step @property {boolean} follow
- * @property {string} q the search @property {string} kind @property {string} rank @property {string} metric
- * @property {string[]} name @property {string[]} stat @property {string} span zoomed steps
- * @property {string} scale @property {string} by @property {string} dtype @property {string} over
- * @property {string} axes @property {string} at @property {string} leaf @property {string} zoom
- * @property {string} minus @property {string} other @property {string} otherstep @property {string} otherrank
- * @property {string} atol @property {string} rtol @property {string} names @property {string} steps
- * @property {string} rule @property {string} theme
- */
-
-/** @type {State} */
+// q: the search; span: the zoomed steps; other…: what is compared or subtracted
 const DEFAULTS = {
   run: "", tab: "overview", step: null, follow: false, q: "", kind: "", rank: "", metric: "",
   name: [], stat: [], scale: "", by: "", dtype: "", over: "", axes: "", at: "", leaf: "", zoom: "",
-  minus: "", other: "", otherstep: "", otherrank: "", atol: "", rtol: "", span: "", names: "", steps: "", rule: "", theme: "",
+  minus: "", other: "", otherstep: "", otherrank: "", atol: "", rtol: "", span: "", names: "",
+  steps: "", rule: "", theme: "",
 };
 /** Resets which part of a tensor is shown. */
 export const WHOLE_TENSOR = { leaf: "", at: "", axes: "", zoom: "" };
 
-/** @returns {State} */
 function readAddress() {
   const query = new URLSearchParams(location.hash.slice(1));
   const state = { ...DEFAULTS };
@@ -35,42 +23,42 @@ function readAddress() {
   return state;
 }
 
-/** @param {State} state */
 function addressOf(state) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(state)) {
     if (Array.isArray(value)) for (const each of value) query.append(key, each);
-    else if (value !== null && value !== "" && value !== false && value !== DEFAULTS[key]) query.set(key, value === true ? "1" : value);
+    else if (value === true) query.set(key, "1");
+    else if (![null, "", false, DEFAULTS[key]].includes(value)) query.set(key, value);
   }
-  return "#" + query.toString().replaceAll("%2F", "/").replaceAll("%3A", ":").replaceAll("%2C", ",");
+  const readable = { "%2F": "/", "%3A": ":", "%2C": "," };
+  return "#" + query.toString().replace(/%(2F|3A|2C)/g, (code) => readable[code]);
 }
 
 let current = readAddress();
-/** @type {((changed: Set<string>) => void)[]} */
 const listeners = [];
 
 export const get = () => current;
 
-/** Calls back with the changed keys whenever the state changes. @param {(changed: Set<string>) => void} callback */
+/** Calls back with the changed keys whenever the state changes. */
 export const onChange = (callback) => void listeners.push(callback);
 
-/** Changes the state; with `navigate`, the back button returns to the state before. @param {Partial<State>} patch */
+/** Changes the state; with `navigate`, the back button returns to the state before. */
 export function set(patch, navigate = false) {
   if (!apply({ ...current, ...patch })) return;
   if (navigate) history.pushState(null, "", addressOf(current));
   else if (!timer) timer = window.setTimeout(writeAddress, 150);
 }
 
-/** @param {State} next */
 function apply(next) {
-  const changed = Object.keys(DEFAULTS).filter((key) => JSON.stringify(current[key]) !== JSON.stringify(next[key]));
+  const isChanged = (key) => JSON.stringify(current[key]) !== JSON.stringify(next[key]);
+  const changed = Object.keys(DEFAULTS).filter(isChanged);
   if (!changed.length) return false;
   current = next;
   for (const callback of listeners) callback(new Set(changed));
   return true;
 }
 
-// delayed: browsers reject an address that changes a hundred times per second, as it would while playing
+// delayed: browsers reject an address that changes a hundred times per second, as while playing
 let timer = 0;
 function writeAddress() {
   clearTimeout(timer);

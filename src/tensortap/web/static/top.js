@@ -16,8 +16,11 @@ const currentStep = () => selection(get()).step;
 export function drawTitle() {
   const run = model.run;
   document.title = run ? `${run.title} · tensortap` : "tensortap";
-  fill($("title"), run && [h("b", { title: run.where }, run.title), pill(run.state),
-    dim(`${plural(run.records, "record")} · ${plural(run.names.length, "name")}`, run.ranks.length > 1 && ` · ${run.ranks.length} ranks`)]);
+  fill($("title"), run && [
+    h("b", { title: run.where }, run.title), pill(run.state),
+    dim(`${plural(run.records, "record")} · ${plural(run.names.length, "name")}`,
+      run.ranks.length > 1 && ` · ${run.ranks.length} ranks`),
+  ]);
 }
 
 /** Draws the training curves, or only moves the step if they are drawn already. */
@@ -29,7 +32,7 @@ export async function drawTraining() {
   drawn = key;
   const figure = await request("training", { run: run.id, theme: now.theme, rank: now.rank });
   // lists, because plotly cannot add points to arrays that came as bytes
-  for (const line of figure.data) Object.assign(line, { x: decodeArray(line.x), y: decodeArray(line.y) });
+  for (const line of figure.data) for (const axis of "xy") line[axis] = decodeArray(line[axis]);
   await draw($("training"), figure, {
     height: 104, step: now.step, keep: key, config: { displayModeBar: false },
     layout: { margin: { l: 52, r: figure.data.length > 1 ? 52 : 16, t: 20, b: 20 } },
@@ -37,12 +40,12 @@ export async function drawTraining() {
   onStepClick($("training"), goToStep);
 }
 
-/** Adds new points to the training curves. @param {Record<string, [any, any]>} points */
+/** Adds new points to the training curves. */
 export async function addTraining(points) {
   if (!Object.keys(points).length) return;
   // drawn anew if a mean over ranks may still change, or if there are marks for NaN and Inf
-  const isSimple = model.run?.ranks.length < 2 && Object.values(points).every(([, y]) => decodeArray(y).every(Number.isFinite));
-  if (!isSimple || !(await extendLines($("training"), points))) {
+  const isFinite = Object.values(points).every(([, y]) => decodeArray(y).every(Number.isFinite));
+  if (model.run?.ranks.length > 1 || !isFinite || !(await extendLines($("training"), points))) {
     invalidateTraining();
     await drawTraining();
   }
@@ -64,17 +67,18 @@ export function drawStep() {
   scrubber.value = String(step === null ? 0 : stepIndex(all, step));
   scrubber.setAttribute("aria-valuetext", step === null ? "no step" : `step ${step}`);
   if (document.activeElement !== $("step")) $("step").value = step === null ? "" : String(step);
-  $("range").textContent = all.length ? `${count(all[0])} – ${count(all[all.length - 1])}` : "no steps";
+  $("range").textContent = all.length ? `${count(all[0])} – ${count(all.at(-1))}` : "no steps";
   $("follow").checked = isFollowing();
 }
 
-/** Goes to a step, and stops following. @param {number | null} step */
+/** Goes to a step, and stops following. */
 export const goToStep = (step) => set({ step: nearestStep(steps(), step), follow: false });
 
-/** Goes forward by a number of captured steps. @param {number} by */
+/** Goes forward by a number of captured steps. */
 export function moveSteps(by) {
   const all = steps(), step = currentStep();
-  if (step !== null) goToStep(all[Math.max(0, Math.min(all.length - 1, stepIndex(all, step) + by))]);
+  if (step === null) return;
+  goToStep(all[Math.max(0, Math.min(all.length - 1, stepIndex(all, step) + by))]);
 }
 
 export function togglePlay() {
@@ -98,7 +102,7 @@ function pause() {
   $("play").setAttribute("aria-pressed", "false");
 }
 
-/** Whether the page shows the newest step: because the user chose it, or by default while training runs. */
+/** Whether the page shows the newest step: by choice, or by default while training runs. */
 function isFollowing() {
   const isGrowing = ["open", "live"].includes(model.run?.state ?? "");
   return get().step === null && (get().follow || isGrowing);
@@ -110,8 +114,9 @@ export function toggleFollow() {
 }
 
 export function startTop() {
-  $("scrubber").addEventListener("input", () => goToStep(steps()[Number($("scrubber").value)] ?? null));
-  $("step").addEventListener("change", () => $("step").value !== "" && goToStep(Number($("step").value)));
+  const scrubber = $("scrubber"), step = $("step");
+  scrubber.addEventListener("input", () => goToStep(steps()[Number(scrubber.value)] ?? null));
+  step.addEventListener("change", () => step.value !== "" && goToStep(Number(step.value)));
   $("play").addEventListener("click", togglePlay);
   $("follow").addEventListener("change", toggleFollow);
 }

@@ -1,4 +1,4 @@
-// The left: the list of runs, and the tree of names. Only the visible rows of the tree are elements.
+// The left: the list of runs, and the tree of names, of which only visible rows are elements.
 import { request } from "./api.js";
 import { $, count, dim, fill, h, kindText, plural, setOptions } from "./dom.js";
 import { model, selection } from "./model.js";
@@ -7,14 +7,10 @@ import { WHOLE_TENSOR, get, set } from "./state.js";
 const ROW_HEIGHT = 26, EXTRA_ROWS = 12, INDENT = 13;
 const MAX_SPARKLINES = 100, MAX_QUERY = 16_000; // names and characters per request
 
-/** @typedef {{label: string, path: string, depth: number, name: string | null, children: number, open: boolean}} Row */
-/** @type {Row[]} */
 let rows = [];
-/** @type {Set<string>} */
 const closedPaths = new Set();
 let focusedRow = 0;
 let arranged = ""; // what the rows were made of
-/** @type {Map<string, {d: string, bad: boolean}>} */
 let sparklines = new Map();
 let sparklineKey = "", requesting = false, refreshed = 0;
 
@@ -23,7 +19,8 @@ export const pill = (state) => h("span", { class: `pill ${state}` }, state);
 /** Draws the list of runs and live sessions. */
 export function drawRuns() {
   fill($("runs"), model.entries.map((entry) => h("li", {
-    role: "option", tabindex: "0", "aria-selected": String(entry.id === get().run), title: entry.where,
+    role: "option", tabindex: "0", title: entry.where,
+    "aria-selected": String(entry.id === get().run),
     onclick: () => selectRun(entry.id),
     onkeydown(event) {
       if (event.key !== "Enter" && event.key !== " ") return;
@@ -48,7 +45,8 @@ export function drawNames() {
   $("rank-label").hidden = ranks.length < 2;
   setOptions($("rank"), [["", "all"], ...ranks.map(String)], now.rank);
   if (document.activeElement !== $("search")) $("search").value = state.q;
-  const key = JSON.stringify([run?.id, run?.names.length, kinds.length, now.kind, state.q, [...closedPaths]]);
+  const parts = [run?.id, run?.names.length, kinds.length, now.kind, state.q, [...closedPaths]];
+  const key = JSON.stringify(parts);
   if (key !== arranged) {
     arranged = key;
     rows = arrangeRows();
@@ -69,17 +67,15 @@ function arrangeRows() {
   $("search").setAttribute("aria-invalid", String(invalid));
   const all = run.names.filter((_, i) => run.name_kinds[i].includes(kind));
   const names = pattern ? all.filter((name) => pattern.test(name)) : all;
-  $("found").textContent = invalid ? "not a regular expression yet" : pattern ? `${count(names.length)} of ${plural(all.length, "name")}` : plural(all.length, "name");
+  const found = (pattern ? `${count(names.length)} of ` : "") + plural(all.length, "name");
+  $("found").textContent = invalid ? "not a regular expression yet" : found;
   return pattern ? names.map((name) => leafRow(name, name, 0)) : flatten(buildTree(names), "", 0);
 }
 
-/** @returns {Row} */
-const leafRow = (name, label, depth) => ({ label, path: name, depth, name, children: 0, open: false });
+const leafRow = (name, label, depth) =>
+  ({ label, path: name, depth, name, children: 0, open: false });
 
-/** @typedef {{name: string | null, children: Map<string, Branch>, size: number}} Branch */
-/** @param {string[]} names */
 function buildTree(names) {
-  /** @returns {Branch} */
   const newBranch = () => ({ name: null, children: new Map(), size: 0 });
   const root = newBranch();
   for (const name of names) {
@@ -95,7 +91,6 @@ function buildTree(names) {
   return root;
 }
 
-/** @param {Branch} branch @param {string} path @param {number} depth @returns {Row[]} */
 function flatten(branch, path, depth) {
   return [...branch.children].flatMap(([label, child]) => {
     // a branch with a single child and no name of its own shares a row with it
@@ -106,7 +101,8 @@ function flatten(branch, path, depth) {
     }
     if (!child.children.size) return [leafRow(child.name, label, depth)];
     const full = path ? `${path}.${label}` : label, open = !closedPaths.has(full);
-    const row = { label, path: full, depth, name: child.name, children: child.size - (child.name === null ? 0 : 1), open };
+    const children = child.size - (child.name === null ? 0 : 1);
+    const row = { label, path: full, depth, name: child.name, children, open };
     return open ? [row, ...flatten(child, full, depth + 1)] : [row];
   });
 }
@@ -116,7 +112,8 @@ function renderRows() {
   const tree = $("tree");
   $("rows").style.height = `${rows.length * ROW_HEIGHT}px`;
   const first = Math.max(0, Math.floor(tree.scrollTop / ROW_HEIGHT) - EXTRA_ROWS);
-  const visible = rows.slice(first, Math.ceil((tree.scrollTop + tree.clientHeight) / ROW_HEIGHT) + EXTRA_ROWS);
+  const last = Math.ceil((tree.scrollTop + tree.clientHeight) / ROW_HEIGHT) + EXTRA_ROWS;
+  const visible = rows.slice(first, last);
   const selected = new Set(selection(get()).names);
   focusedRow = Math.min(focusedRow, Math.max(0, rows.length - 1));
   fill($("rows"), visible.map((row, i) => rowElement(row, first + i, selected)));
@@ -124,20 +121,22 @@ function renderRows() {
   void requestSparklines(visible.flatMap((row) => row.name ?? []));
 }
 
-/** @param {Row} row @param {number} index @param {Set<string>} selected */
 function rowElement(row, index, selected) {
   const isGroup = row.name === null, isSelected = !isGroup && selected.has(row.name);
   const isFocused = index === focusedRow && document.activeElement === $("tree");
-  const sparkline = isGroup ? undefined : sparklines.get(row.name);
+  const sparkline = isGroup ? undefined : sparklines.get(row.name), bad = "contains NaN or Inf";
   const element = h("div", {
-    id: `row${index}`, role: "treeitem", "aria-level": String(row.depth + 1), "aria-selected": String(isSelected),
-    "aria-expanded": row.children ? String(row.open) : null, "aria-label": row.path, title: row.path,
+    id: `row${index}`, role: "treeitem", title: row.path, "aria-label": row.path,
+    "aria-level": String(row.depth + 1), "aria-selected": String(isSelected),
+    "aria-expanded": row.children ? String(row.open) : null,
     "aria-setsize": String(rows.length), "aria-posinset": String(index + 1),
-    class: `row${isGroup ? " group" : ""}${isSelected ? " selected" : ""}${isFocused ? " focused" : ""}`,
+    class: ["row", isGroup && "group", isSelected && "selected", isFocused && "focused"]
+      .filter(Boolean).join(" "),
   },
-    h("span", { class: "twisty" }, row.children ? "▶" : ""), h("span", { class: "label" }, row.label),
+    h("span", { class: "twisty" }, row.children ? "▶" : ""),
+    h("span", { class: "label" }, row.label),
     isGroup && h("span", { class: "count" }, count(row.children)),
-    sparkline?.bad && h("span", { class: "flag", title: "contains NaN or Inf", role: "img", "aria-label": "contains NaN or Inf" }),
+    sparkline?.bad && h("span", { class: "flag", title: bad, role: "img", "aria-label": bad }),
     !isGroup && svgLine(sparkline?.d ?? ""));
   element.style.top = `${index * ROW_HEIGHT}px`;
   element.style.paddingLeft = `${2 + row.depth * INDENT}px`;
@@ -145,8 +144,11 @@ function rowElement(row, index, selected) {
 }
 
 function svgLine(d) {
-  const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
-  for (const [name, value] of [["viewBox", "0 0 37 18"], ["preserveAspectRatio", "none"], ["aria-hidden", "true"]]) svg.setAttribute(name, value);
+  const create = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);
+  const svg = create("svg"), path = create("path");
+  svg.setAttribute("viewBox", "0 0 37 18");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("aria-hidden", "true");
   path.setAttribute("d", d);
   svg.append(path);
   return svg;
@@ -154,7 +156,6 @@ function svgLine(d) {
 
 // -- sparklines ----------------------------------------------------------------------------------
 
-/** @param {string[]} names */
 async function requestSparklines(names) {
   const run = model.run, { kind, metric, rank } = selection(get());
   if (!run) return;
@@ -162,13 +163,16 @@ async function requestSparklines(names) {
   if (key !== sparklineKey) sparklines = new Map();
   sparklineKey = key;
   let room = MAX_QUERY;
-  const missing = names.filter((name) => !sparklines.has(name) && (room -= encodeURIComponent(name).length) > 0).slice(0, MAX_SPARKLINES);
+  const fits = (name) => (room -= encodeURIComponent(name).length) > 0;
+  const unknown = names.filter((name) => !sparklines.has(name));
+  const missing = unknown.filter(fits).slice(0, MAX_SPARKLINES);
   if (!missing.length || requesting) return;
   requesting = true;
   // the tab reports what is wrong with a run
-  const { lines } = await request("sparklines", { run: run.id, kind, metric, rank, name: missing }).catch(() => ({ lines: {} }));
+  const { lines } = await request("sparklines", { run: run.id, kind, metric, rank, name: missing })
+    .catch(() => ({ lines: {} }));
   requesting = false;
-  if (key === sparklineKey) for (const name of missing) sparklines.set(name, lines[name] ?? { d: "", bad: false });
+  if (key === sparklineKey) for (const name of missing) sparklines.set(name, lines[name] ?? {});
   renderRows();
 }
 
@@ -182,7 +186,6 @@ export function refreshSparklines() {
 
 // -- mouse and keyboard --------------------------------------------------------------------------
 
-/** @param {MouseEvent} event */
 function onMouseDown(event) {
   const box = $("rows").getBoundingClientRect();
   const index = Math.floor((event.clientY - box.top) / ROW_HEIGHT), row = rows[index];
@@ -193,20 +196,17 @@ function onMouseDown(event) {
   else selectName(row.name, event.ctrlKey || event.metaKey || event.shiftKey);
 }
 
-/** @param {string} name @param {boolean} add */
 function selectName(name, add) {
   const names = add ? selection(get()).names : [];
   const next = names.includes(name) ? names.filter((each) => each !== name) : [...names, name];
   set({ name: next.length ? next : [name], ...WHOLE_TENSOR });
 }
 
-/** @param {Row} row */
 function toggleRow(row) {
   if (!closedPaths.delete(row.path)) closedPaths.add(row.path);
   drawNames();
 }
 
-/** @param {number} index @param {boolean} add */
 function focusRow(index, add) {
   focusedRow = Math.max(0, Math.min(rows.length - 1, index));
   const tree = $("tree"), top = focusedRow * ROW_HEIGHT;
@@ -216,10 +216,9 @@ function focusRow(index, add) {
   renderRows();
 }
 
-/** @param {KeyboardEvent} event */
 function onKeyDown(event) {
-  const row = rows[focusedRow];
-  if (event.key === "ArrowDown" || event.key === "ArrowUp") focusRow(focusedRow + (event.key === "ArrowDown" ? 1 : -1), event.shiftKey);
+  const row = rows[focusedRow], by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (by) focusRow(focusedRow + by, event.shiftKey);
   else if (event.key !== "Enter" || !row) return;
   else if (row.name === null) toggleRow(row);
   else selectName(row.name, event.ctrlKey || event.metaKey);
@@ -240,6 +239,7 @@ export function startTree() {
     if (event.key === "Escape") search.blur();
     if (event.key === "Enter" && rows[0]?.name) selectName(rows[0].name, false);
   });
-  $("kind").addEventListener("change", () => set({ kind: $("kind").value, zoom: "", at: "", axes: "" }));
+  const kind = $("kind");
+  kind.addEventListener("change", () => set({ kind: kind.value, zoom: "", at: "", axes: "" }));
   $("rank").addEventListener("change", () => set({ rank: $("rank").value }));
 }

@@ -6,10 +6,14 @@ import { get, set } from "../state.js";
 import { goToStep } from "../top.js";
 import { figureTab } from "./figure_tab.js";
 
-const DTYPES = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn", "float32"];
+const DTYPES = [
+  "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+  "float4_e2m1fn", "float32",
+];
 
 const dtype = select("Range of a dtype", (value) => set({ dtype: value }));
-const over = segments("Steps", [["", "This step"], ["steps", "All steps"], ["ridge", "Ridge"]], (value) => set({ over: value }));
+const over = segments("Steps", [["", "This step"], ["steps", "All steps"], ["ridge", "Ridge"]],
+  (value) => set({ over: value }));
 const scale = segments("Scale", [["", "Linear"], ["log", "Log"]], (value) => set({ scale: value }));
 const note = dim();
 
@@ -26,16 +30,15 @@ export const exponents = figureTab({
   },
 
   query: (state, now) => ({
-    kind: now.kind, name: state.over ? now.names.slice(0, 1) : now.names, rank: now.rank, dtype: state.dtype,
-    over: state.over, step: state.over === "steps" ? null : now.step, scale: state.scale, theme: now.theme,
+    kind: now.kind, name: state.over ? now.names.slice(0, 1) : now.names, rank: now.rank,
+    dtype: state.dtype, over: state.over, step: state.over === "steps" ? null : now.step,
+    scale: state.scale, theme: now.theme,
   }),
 
   options(state, now, figure, height) {
-    const single = state.over || now.names.length === 1;
-    return {
-      keep: JSON.stringify([model.run.id, now.kind, now.names, state.over]),
-      ...(single && !figure.layout.meta?.empty ? { height: Math.max(320, Math.min(height - 100, 560)) } : {}),
-    };
+    const keep = JSON.stringify([model.run.id, now.kind, now.names, state.over]);
+    const single = (state.over || now.names.length === 1) && !figure.layout.meta?.empty;
+    return single ? { keep, height: Math.max(320, Math.min(height - 100, 560)) } : { keep };
   },
 
   ready(plot, figure, state, now) {

@@ -6,10 +6,9 @@ import { model, selection } from "../model.js";
 import { get, onChange, set } from "../state.js";
 
 /**
- * `tools` returns the elements above the figure, `update` sets them to a state. `query` returns the parameters of the
- * request, `options` those of `draw`, `ready` is called with the plot after it was drawn.
- * @param {{id: string, title: string, tools: () => any[], update: Function, query: Function, options: Function, ready: Function}} tab
- * @returns {import("../main.js").Tab}
+ * `tools` returns the elements above the figure, `update` sets them to a state. `query` returns
+ * the parameters of the request, `options` those of `draw`, `ready` is called with the plot after
+ * it was drawn.
  */
 export function figureTab({ id, title, tools, update, query, options, ready }) {
   const plot = h("div", { class: id });
@@ -17,7 +16,7 @@ export function figureTab({ id, title, tools, update, query, options, ready }) {
   let drawn = "";
   const parameters = (state) => ({ run: model.run.id, ...query(state, selection(state)) });
   // a figure over exponents has no steps to mark
-  const markedStep = (state, now) => (id !== "exponents" || state.over === "steps" ? now.step : null);
+  const hasSteps = (state) => id !== "exponents" || state.over === "steps";
   return {
     id, title,
     mount: (panel) => panel.append(...tools(), figureCard),
@@ -27,7 +26,7 @@ export function figureTab({ id, title, tools, update, query, options, ready }) {
       const now = selection(state);
       update(state, now);
       const key = JSON.stringify([model.run.version, state.span, parameters(state)]);
-      const step = markedStep(state, now);
+      const step = hasSteps(state) ? now.step : null;
       if (key === drawn) return step === null ? undefined : markStep(plot, step);
       const waiting = setTimeout(() => figureCard.classList.add("waiting"), 150);
       try {
@@ -64,8 +63,9 @@ export function spanButton() {
 export function listenSpan(plot) {
   listen(plot, "plotly_relayout", (event) => {
     const range = [event["xaxis.range[0]"], event["xaxis.range[1]"]];
+    const rounded = range.map((n) => Number(Number(n).toFixed(3)));
     if (event["xaxis.autorange"]) set({ span: "" });
-    else if (range[0] !== undefined) set({ span: range.map((n) => Number(Number(n).toFixed(3))).join(",") });
+    else if (range[0] !== undefined) set({ span: rounded.join(",") });
   });
   listen(plot, "plotly_doubleclick", () => set({ span: "" }));
 }

@@ -1,18 +1,23 @@
 // Lines: statistics of names over steps.
 import { $, button, dim, fill, grow, h, segments, tools } from "../dom.js";
 import { onStepClick } from "../figure.js";
-import { model, selection } from "../model.js";
-import { get, set } from "../state.js";
+import { model } from "../model.js";
+import { set } from "../state.js";
 import { goToStep } from "../top.js";
 import { figureTab, listenSpan, spanButton, spanLayout } from "./figure_tab.js";
 
-const STATISTICS = ["value", "rm2", "max_abs", "mean", "std", "min", "max", "mean_abs", "min_abs", "rm4", "rm8", "zeros", "nonfinite"];
+const STATISTICS = [
+  "value", "rm2", "max_abs", "mean", "std", "min", "max", "mean_abs", "min_abs", "rm4", "rm8",
+  "zeros", "nonfinite",
+];
 const MAX_CHIPS = 12;
 
 const names = h("div", { class: "chips", role: "list", "aria-label": "Selected names" });
 const stats = h("div", { class: "chips", role: "group", "aria-label": "Statistics" });
-const scale = segments("Scale", [["", "Auto"], ["linear", "Linear"], ["log", "Log"]], (value) => set({ scale: value }));
-const panels = segments("One panel per", [["stat", "By statistic"], ["name", "By name"]], (value) => set({ by: value }));
+const scale = segments("Scale", [["", "Auto"], ["linear", "Linear"], ["log", "Log"]],
+  (value) => set({ scale: value }));
+const panels = segments("One panel per", [["stat", "By statistic"], ["name", "By name"]],
+  (value) => set({ by: value }));
 
 const panelsBy = (state, now) => state.by || (now.names.length > 8 ? "name" : "stat");
 
@@ -24,16 +29,22 @@ export const lines = figureTab({
   update(state, now) {
     scale.choose(state.scale);
     panels.choose(panelsBy(state, now));
-    const shown = model.run.statistics.filter((stat) => STATISTICS.includes(stat) || now.stats.includes(stat));
-    fill(stats, shown.map((stat) => button(stat, () => toggle(stat), { class: "chip toggle", "aria-pressed": String(now.stats.includes(stat)) })));
-    fill(names, now.names.slice(0, MAX_CHIPS).map((name) => h("span", { class: "chip", role: "listitem" }, h("span", { title: name }, name),
-      button("×", () => set({ name: now.names.filter((each) => each !== name) }), { "aria-label": `Remove ${name}` }))),
-      now.names.length > MAX_CHIPS && dim(`and ${now.names.length - MAX_CHIPS} more`), dim("Ctrl-click a name on the left to add it"));
+    const isChosen = (stat) => now.stats.includes(stat);
+    const isShown = (stat) => STATISTICS.includes(stat) || isChosen(stat);
+    fill(stats, model.run.statistics.filter(isShown).map((stat) => button(stat, () => toggle("stat", now.stats, stat), {
+      class: "chip toggle", "aria-pressed": String(isChosen(stat)),
+    })));
+    const more = now.names.length - MAX_CHIPS;
+    fill(names, now.names.slice(0, MAX_CHIPS).map((name) => h("span",
+      { class: "chip", role: "listitem" }, h("span", { title: name }, name),
+      button("×", () => toggle("name", now.names, name), { "aria-label": `Remove ${name}` }))),
+      more > 0 && dim(`and ${more} more`), dim("Ctrl-click a name on the left to add it"));
   },
 
   query: (state, now) => ({
-    kind: now.kind, name: now.names, stat: now.stats, rank: now.rank, scale: state.scale, by: panelsBy(state, now),
-    theme: now.theme, width: Math.ceil(Math.max(300, $("panels").clientWidth - 40) / 100) * 100,
+    kind: now.kind, name: now.names, stat: now.stats, rank: now.rank, scale: state.scale,
+    by: panelsBy(state, now), theme: now.theme,
+    width: Math.ceil(Math.max(300, $("panels").clientWidth - 40) / 100) * 100,
   }),
 
   options(state, now, figure, height) {
@@ -52,8 +63,9 @@ export const lines = figureTab({
   },
 });
 
-function toggle(stat) {
-  const now = selection(get()).stats;
-  const next = now.includes(stat) ? now.filter((each) => each !== stat) : [...now, stat];
-  if (next.length) set({ stat: next });
+/** Adds what is not chosen to a list of the state, and removes what is; one always stays. */
+function toggle(key, chosen, value) {
+  const rest = chosen.filter((each) => each !== value);
+  const next = rest.length < chosen.length ? rest : [...chosen, value];
+  if (next.length) set({ [key]: next });
 }

@@ -10,16 +10,18 @@ const metric = select("Statistic", (value) => set({ metric: value }));
 export const overview = figureTab({
   id: "overview",
   title: "Overview",
-  tools: () => [tools(labelled("Statistic", metric), spanButton(), grow(), dim("Click a cell to open its exponents"))],
+  tools: () => [tools(labelled("Statistic", metric), spanButton(), grow(),
+    dim("Click a cell to open its exponents"))],
   update: (_, now) => setOptions(metric, model.run.statistics, now.metric),
-  query: (state, now) => ({ kind: now.kind, metric: now.metric, rank: now.rank, theme: now.theme, q: state.q }),
+  query: ({ q }, { kind, metric, rank, theme }) => ({ kind, metric, rank, theme, q }),
 
   options(state, now, figure, height) {
     const layers = figure.layout.meta?.layers?.length ?? 0;
+    const margin = { l: 40, r: 8, t: figure.data.length > 1 ? 34 : 12, b: 42 };
     return {
       height: layers ? Math.max(Math.min(height - 94, 70 + layers * 64), 260) : 260,
       keep: `${model.run.id} ${now.kind} ${state.span}`,
-      layout: { ...spanLayout(figure.layout), margin: { l: 40, r: 8, t: figure.data.length > 1 ? 34 : 12, b: 42 } },
+      layout: { ...spanLayout(figure.layout), margin },
     };
   },
 
@@ -28,7 +30,8 @@ export const overview = figureTab({
     listen(plot, "plotly_click", (event) => {
       const [layer, step] = event.points.find((point) => point.customdata)?.customdata ?? [];
       const name = plot.layout.meta.layers[layer];
-      if (name !== undefined) set({ tab: "exponents", name: [name], step, follow: false, over: "" }, true);
+      if (name === undefined) return;
+      set({ tab: "exponents", name: [name], step, follow: false, over: "" }, true);
     });
   },
 });

@@ -5,7 +5,6 @@ import { model } from "../model.js";
 
 const body = h("div", { class: "stack" });
 
-/** @type {import("../main.js").Tab} */
 export const receipt = {
   id: "receipt",
   title: "Receipt",
@@ -13,46 +12,66 @@ export const receipt = {
 
   async show() {
     const info = await request("receipt", { run: model.run.id });
-    fill(body, info.live ? sessionFigures(info) : runFigures(info), cost(info), info.live ? clients(info) : dropped(info));
+    if (info.live) fill(body, sessionFigures(info), cost(info), clients(info.clients));
+    else fill(body, runFigures(info), cost(info), dropped(info));
   },
 };
 
-/** @param {[string, any, string?][]} triples name, text, class */
-const figures = (triples) => h("dl", { class: "figures" }, triples.map(([name, text, kind]) => h("div", { class: kind ?? "" }, h("dt", {}, name), h("dd", {}, text))));
+/** Large numbers with their names; the third of each triple is a class. */
+const figures = (triples) => h("dl", { class: "figures" }, triples.map(([name, text, kind]) =>
+  h("div", { class: kind ?? "" }, h("dt", {}, name), h("dd", {}, text))));
 const warnIf = (n, kind = "warn") => (n ? kind : "");
 const rate = (n, time) => (time > 0 ? `${count(Number((n / time).toPrecision(3)))} / s` : "–");
 const nonzero = (counts) => Object.entries(counts).filter(([, n]) => n);
 
 const runFigures = (info) => figures([
-  ["records", count(info.records)], ["ranks", `${info.ranks} of ${info.world_size}`], ["steps", count(info.steps)],
-  ["time", seconds(info.seconds)], ["record rate", rate(info.records, info.seconds)], ["step rate", rate(info.steps, info.seconds)],
+  ["records", count(info.records)], ["ranks", `${info.ranks} of ${info.world_size}`],
+  ["steps", count(info.steps)], ["time", seconds(info.seconds)],
+  ["record rate", rate(info.records, info.seconds)],
+  ["step rate", rate(info.steps, info.seconds)],
   ["tables", bytes(info.nbytes.records)], ["tensors", bytes(info.nbytes.tensors)],
   ["dropped", count(info.dropped), warnIf(info.dropped, "bad")],
   ...(info.truncated ? [["truncated", bytes(info.truncated), "warn"]] : []),
 ]);
 
 const sessionFigures = (info) => figures([
-  ["records", count(info.records)], ["received", bytes(info.nbytes)], ["in memory", `${bytes(info.held_nbytes)} of ${bytes(info.bound)}`],
-  ["record rate", rate(info.records, info.seconds)], ["uptime", seconds(info.seconds)], ["evicted", count(info.evicted), warnIf(info.evicted)],
+  ["records", count(info.records)], ["received", bytes(info.nbytes)],
+  ["in memory", `${bytes(info.held_nbytes)} of ${bytes(info.bound)}`],
+  ["record rate", rate(info.records, info.seconds)], ["uptime", seconds(info.seconds)],
+  ["evicted", count(info.evicted), warnIf(info.evicted)],
   ...nonzero(info.rejected).map(([reason, n]) => [`rejected: ${reason}`, count(n), "warn"]),
 ]);
 
-function cost(info) {
-  const bill = info.cost;
-  if (!bill) return card(h("h3", {}, "Cost"), dim(info.live ? "Print tap.receipt() in the training process." : "Known when the run has ended."));
-  const activities = nonzero(bill.activities).sort((a, b) => b[1] - a[1]).map(([name, time]) => [name, seconds(time)]);
-  return card(h("h3", {}, "Cost for the training thread", bill.rank != null && ` of rank ${bill.rank}, which paid most`), figures([
-    ["total", seconds(bill.seconds)], ["per step", bill.steps ? seconds(bill.seconds_per_step) : "–"],
-    ["captured", count(bill.captured)], ["tracked", count(bill.tracked)], ["skipped", count(bill.skipped)],
-    ["dropped", count(bill.dropped), warnIf(bill.dropped, "bad")],
+function cost({ live, cost: bill }) {
+  const why = live ? "Print tap.receipt() in the training process." : "Known when the run ends.";
+  if (!bill) return card(h("h3", {}, "Cost"), dim(why));
+  const rank = bill.rank != null && ` of rank ${bill.rank}, which paid most`;
+  const activities = nonzero(bill.activities).sort((a, b) => b[1] - a[1]);
+  return card(h("h3", {}, "Cost for the training thread", rank), figures([
+    ["total", seconds(bill.seconds)],
+    ["per step", bill.steps ? seconds(bill.seconds_per_step) : "–"],
+    ["captured", count(bill.captured)], ["tracked", count(bill.tracked)],
+    ["skipped", count(bill.skipped)], ["dropped", count(bill.dropped), warnIf(bill.dropped, "bad")],
     ...nonzero(bill.reasons).map(([reason, n]) => [`dropped: ${reason}`, count(n), "bad"]),
-  ]), h("div", { class: "narrow" }, table([], activities, [1])));
+  ]), h("div", { class: "narrow" },
+    table([], activities.map(([name, time]) => [name, seconds(time)]), [1])));
 }
 
-const dropped = (info) => info.dropped
-  ? card(h("h3", {}, "Dropped records"), table(["Name", "Records"], info.dropped_names.map(([name, n]) => [name, count(n)]), [1]))
-  : emptyCard("Nothing was dropped", "Every captured value is in the run.");
+function dropped({ dropped: total, dropped_names: names }) {
+  if (!total) return emptyCard("Nothing was dropped", "Every captured value is in the run.");
+  return card(h("h3", {}, "Dropped records"),
+    table(["Name", "Records"], names.map(([name, n]) => [name, count(n)]), [1]));
+}
 
-const clients = (info) => info.clients.length > 0 && card(h("h3", {}, "Clients"), table(["Program", "Rank", "Records", "Bytes", "Dropped", "Reasons"], info.clients.map((client) => [
-  client.program, `${client.rank} of ${client.world_size}`, count(client.records), bytes(client.nbytes), count(client.dropped),
-  nonzero(client.reasons).map(([reason, n]) => `${count(n)} ${reason}`).join(", ")]), [2, 3, 4, 5]));
+function clients(all) {
+  if (!all.length) return emptyCard("No client is connected", "Training processes on this machine "
+    + "that call tap.catch() or tap.track() connect by themselves.");
+  const headings = ["Program", "Host", "Process", "Rank", "State", "Transport", "Records", "Bytes",
+    "Dropped", "Reasons"];
+  return card(h("h3", {}, "Clients"), table(headings, all.map((client) => [
+    client.program, client.host, client.pid, `${client.rank} of ${client.world_size}`,
+    client.connected ? "connected" : "disconnected", client.path,
+    count(client.records), bytes(client.nbytes), count(client.dropped),
+    nonzero(client.reasons).map(([reason, n]) => `${count(n)} ${reason}`).join(", "),
+  ]), [6, 7, 8, 9]));
+}

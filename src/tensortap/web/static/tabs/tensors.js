@@ -1,36 +1,45 @@
-// Tensors: a slice of a captured tensor, its values and histogram, or the difference to another one.
+// Tensors: a slice of a captured tensor, its values and histogram, or the difference to another.
 import { apiUrl, request } from "../api.js";
-import { button, bytes, card, copyButton, count, dim, empty, fill, h, kindText, labelled, number, segments, select, setOptions, tools } from "../dom.js";
+import {
+  button, bytes, card, copyButton, count, dim, empty, fill, h, kindText, labelled, number, segments,
+  select, setOptions, tools,
+} from "../dom.js";
 import { clear, draw, listen } from "../figure.js";
 import { model, selection } from "../model.js";
 import { WHOLE_TENSOR, get, set } from "../state.js";
 
-const STATISTICS = ["count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "mean", "std", "rm2", "min_abs", "max_abs"];
+const STATISTICS = [
+  "count", "zeros", "nans", "posinfs", "neginfs", "min", "max", "mean", "std", "rm2", "min_abs",
+  "max_abs",
+];
 const NONFINITE = { nans: "NaN", posinfs: "+Inf", neginfs: "−Inf" };
 
 const kept = select("Tensor", (value) => {
   const [name, kind] = JSON.parse(value);
   set({ name: [name], kind, ...WHOLE_TENSOR });
 });
-const minus = segments("Minus", [["", "Values"], ["step", "− step"], ["rank", "− rank"], ["run", "− run"]], (value) => set({ minus: value, zoom: "" }));
+const SUBTRAHENDS = [["", "Values"], ["step", "− step"], ["rank", "− rank"], ["run", "− run"]];
+const minus = segments("Minus", SUBTRAHENDS, (value) => set({ minus: value, zoom: "" }));
 const otherControl = tools();
 const heading = h("div", { class: "tools grow" });
 const zoomOut = button("Whole slice", () => set({ zoom: "" }), { hidden: true });
-const save = h("a", { class: "button", download: "" }, button("Download .npy", undefined, { tabindex: "-1" }));
+const save = h("a", { class: "button", download: "" },
+  button("Download .npy", undefined, { tabindex: "-1" }));
 const plot = h("div", { class: "tensor" }), histogram = h("div", {});
 const axes = h("div", { class: "axes" }), axesCard = card(axes);
 const stats = h("div", {}), statsCard = card(stats);
 const histogramCard = h("section", { class: "card figure" }, histogram);
-const split = h("div", { class: "split" }, h("div", { class: "card figure" }, plot), h("div", { class: "column" }, axesCard, statsCard, histogramCard));
+const split = h("div", { class: "split" }, h("div", { class: "card figure" }, plot),
+  h("div", { class: "column" }, axesCard, statsCard, histogramCard));
 const message = card();
 let python = "", drawn = "";
 const bar = tools(heading, zoomOut, save, copyButton(() => python, "Copy as Python"));
 
-/** @type {import("../main.js").Tab} */
 export const tensors = {
   id: "tensors",
   title: "Tensors",
-  mount: (panel) => panel.append(tools(labelled("Tensor", kept), minus, otherControl), bar, split, message),
+  mount: (panel) =>
+    panel.append(tools(labelled("Tensor", kept), minus, otherControl), bar, split, message),
   prepare: () => request("tensor_steps", { run: model.run.id }),
 
   async show(state) {
@@ -38,18 +47,24 @@ export const tensors = {
     const { tensors: all } = await request("tensor_steps", { run: run.id });
     const tensor = selectedTensor(all, now, state);
     drawTools(all, tensor, state);
-    if (!tensor) return showMessage("No tensors were kept", "This run has only statistics. To see tensors, keep some of them:", 'tap.track(model, tensors=r"^head$")   or   tap.catch(x, "x")');
-    const capture = { run: run.id, name: tensor.name, kind: tensor.kind, step: now.step, rank: now.rank, leaf: state.leaf };
+    if (!tensor) {
+      return showMessage("No tensors were kept",
+        "This run has only statistics. To see tensors, keep some of them:",
+        'tap.track(model, tensors=r"^head$")   or   tap.catch(x, "x")');
+    }
+    const { leaf, axes: drawnAxes, at, zoom, minus: what, otherstep } = state;
+    const { name, kind } = tensor, { step, rank, theme } = now;
+    const capture = { run: run.id, name, kind, step, rank, leaf };
     const parameters = {
-      ...capture, axes: state.axes, at: state.at, zoom: state.zoom, theme: now.theme, minus: state.minus,
-      otherstep: state.otherstep, otherrank: otherRank(state), other: state.minus === "run" ? state.other : "",
+      ...capture, axes: drawnAxes, at, zoom, theme, minus: what, otherstep,
+      otherrank: otherRank(state), other: what === "run" ? state.other : "",
     };
     save.href = apiUrl("tensor.npy", capture);
     const key = JSON.stringify([parameters, run.version]);
     if (key === drawn) return;
     try {
       const slice = await request("tensor", parameters);
-      await drawSlice(slice, state, now.step, key);
+      await drawSlice(slice, zoom, step, key);
       drawn = key;
     } catch (error) {
       drawn = "";
@@ -67,45 +82,62 @@ function showMessage(...texts) {
 /** The kept tensor that is selected, or else the closest one. */
 function selectedTensor(all, now, state) {
   const matching = all.filter((tensor) => now.names.includes(tensor.name));
-  const best = [state.kind, now.kind].map((kind) => matching.find((tensor) => tensor.kind === kind)).find(Boolean) ?? matching[0];
+  const ofKind = (wanted) => matching.find(({ kind }) => kind === wanted);
+  const best = ofKind(state.kind) ?? ofKind(now.kind) ?? matching[0];
   if (best || !state.name.length) return best ?? all[0];
-  return all.length ? { name: now.names[0], kind: now.kind } : null; // the server says why there is nothing
+  // the server says why there is nothing
+  return all.length ? { name: now.names[0], kind: now.kind } : null;
 }
 
 function drawTools(all, tensor, state) {
   const key = ({ name, kind }) => JSON.stringify([name, kind]);
-  const options = all.map((each) => [key(each), `${each.name} · ${kindText(each.kind)} (${count(each.steps.length)})`]);
-  if (tensor && !all.some((each) => key(each) === key(tensor))) options.unshift([key(tensor), `${tensor.name} · only statistics`]);
+  const options = all.map((each) =>
+    [key(each), `${each.name} · ${kindText(each.kind)} (${count(each.steps.length)})`]);
+  if (tensor && !all.some((each) => key(each) === key(tensor))) {
+    options.unshift([key(tensor), `${tensor.name} · only statistics`]);
+  }
   setOptions(kept, options.length ? options : [["", "none"]], tensor ? key(tensor) : "");
   kept.disabled = !options.length;
   minus.choose(state.minus);
-  minus.allow("rank", (model.run.ranks.length > 1) || state.minus === "rank", "There is only one rank");
-  minus.allow("run", model.entries.length > 1 || state.minus === "run", "There is only one run");
+  for (const [what, all] of [["rank", model.run.ranks], ["run", model.entries]]) {
+    minus.allow(what, all.length > 1 || state.minus === what, `There is only one ${what}`);
+  }
   zoomOut.hidden = !state.zoom;
   if (otherControl.dataset.minus !== state.minus) fill(otherControl, otherInput(state.minus));
   otherControl.dataset.minus = state.minus;
   const input = otherControl.firstChild;
   if (state.minus === "step") input.value = state.otherstep;
-  if (state.minus === "rank") setOptions(input, model.run.ranks.map((rank) => [String(rank), `rank ${rank}`]), otherRank(state));
-  if (state.minus === "run") setOptions(input, [["", "choose a run"], ...model.entries.filter(({ id }) => id !== model.run.id).map(({ id, title }) => [id, title])], state.other);
+  if (state.minus === "rank") {
+    const ranks = model.run.ranks.map((rank) => [String(rank), `rank ${rank}`]);
+    setOptions(input, ranks, otherRank(state));
+  }
+  if (state.minus === "run") {
+    const others = model.entries.filter(({ id }) => id !== model.run.id);
+    const runs = others.map(({ id, title }) => [id, title]);
+    setOptions(input, [["", "choose a run"], ...runs], state.other);
+  }
 }
 
 /** The control for what is subtracted. */
 function otherInput(what) {
-  if (what === "step") return h("input", { type: "number", placeholder: "previous step", "aria-label": "The other step", onchange: (event) => set({ otherstep: event.target.value }) });
   if (what === "rank") return select("The other rank", (value) => set({ otherrank: value }));
-  return what === "run" && select("The other run", (value) => set({ other: value }));
+  if (what === "run") return select("The other run", (value) => set({ other: value }));
+  return what === "step" && h("input", {
+    type: "number", placeholder: "previous step", "aria-label": "The other step",
+    onchange: (event) => set({ otherstep: event.target.value }),
+  });
 }
 
 /** The rank that is subtracted: the chosen one, or the first other one. */
 function otherRank(state) {
   const ranks = model.run.ranks.map(String), own = selection(state).rank || ranks[0];
-  return ranks.includes(state.otherrank) ? state.otherrank : ranks.find((rank) => rank !== own) ?? "";
+  if (ranks.includes(state.otherrank)) return state.otherrank;
+  return ranks.find((rank) => rank !== own) ?? "";
 }
 
 // -- the slice -----------------------------------------------------------------------------------
 
-async function drawSlice(slice, state, step, key) {
+async function drawSlice(slice, zoom, step, key) {
   message.hidden = true;
   split.hidden = bar.hidden = false;
   python = slice.python;
@@ -116,31 +148,46 @@ async function drawSlice(slice, state, step, key) {
     clear(plot);
     return fill(plot, empty("No elements", slice.empty));
   }
-  fill(stats, slice.shape.length > 2 && h("h3", {}, `Slice of ${slice.shape.length} axes`), statisticsList(slice.statistics),
-    slice.all_statistics && h("details", {}, h("summary", {}, `All ${count(slice.all_statistics.count)} elements`), statisticsList(slice.all_statistics)));
+  const { shape, all_statistics: all } = slice;
+  fill(stats, shape.length > 2 && h("h3", {}, `Slice of ${shape.length} axes`),
+    statisticsList(slice.statistics), all && h("details", {},
+      h("summary", {}, `All ${count(all.count)} elements`), statisticsList(all)));
   const [top, bottom, left, right] = slice.region, layout = {};
-  if (state.zoom) {
+  if (zoom) {
     const zoomed = (axis, range) => ({ ...slice.figure.layout[axis], range, autorange: false });
     layout.xaxis = zoomed("xaxis", [left - 0.5, right - 0.5]);
     if (slice.axes[0] >= 0) layout.yaxis = zoomed("yaxis", [bottom - 0.5, top - 0.5]);
   }
-  await draw(plot, slice.figure, { height: Math.max(340, split.parentElement.clientHeight - 138), keep: key, layout });
+  const height = Math.max(340, split.parentElement.clientHeight - 138);
+  await draw(plot, slice.figure, { height, keep: key, layout });
   listenZoom(slice.whole);
-  if (slice.histogram) await draw(histogram, slice.histogram, { height: 160, keep: key, config: { displayModeBar: false }, layout: { margin: { l: 40, r: 8, t: 26, b: 24 } } });
-  else fill(histogram);
+  if (!slice.histogram) return fill(histogram);
+  await draw(histogram, slice.histogram, {
+    height: 160, keep: key, config: { displayModeBar: false },
+    layout: { margin: { l: 40, r: 8, t: 26, b: 24 } },
+  });
 }
 
 function drawHeading(slice, step) {
-  const leaves = slice.leaves.length > 1 && select("Part of the value", (value) => set({ ...WHOLE_TENSOR, leaf: value }));
+  const choose = (leaf) => set({ ...WHOLE_TENSOR, leaf });
+  const leaves = slice.leaves.length > 1 && select("Part of the value", choose);
   if (leaves) setOptions(leaves, slice.leaves.map((path) => [path, path || "value"]), slice.leaf);
-  const facts = [kindText(slice.kind), `step ${count(slice.step)}`, slice.rank && `rank ${slice.rank}`, slice.call && `call ${slice.call}`, `[${slice.shape.join(", ")}] ${slice.dtype}`, bytes(slice.nbytes)];
+  const facts = [
+    kindText(slice.kind), `step ${count(slice.step)}`, slice.rank && `rank ${slice.rank}`,
+    slice.call && `call ${slice.call}`, `[${slice.shape.join(", ")}] ${slice.dtype}`,
+    bytes(slice.nbytes),
+  ];
+  const isOther = step !== null && slice.step !== step;
   fill(heading, h("h3", {}, slice.name), leaves, dim(facts.filter(Boolean).join(" · ")),
     slice.minus && h("span", { class: "pill" }, `minus ${slice.minus}`),
-    step !== null && slice.step !== step && h("span", { class: "pill truncated" }, `not kept at step ${count(step)}`));
+    isOther && h("span", { class: "pill truncated" }, `not kept at step ${count(step)}`));
 }
 
-const statisticsList = (values) => h("dl", { class: "stats" }, STATISTICS.filter((name) => name in values && (values[name] || !(name in NONFINITE))).map((name) =>
-  [h("dt", {}, NONFINITE[name] ?? name), h("dd", { class: name in NONFINITE ? "bad" : "" }, number(values[name]))]));
+function statisticsList(values) {
+  const isShown = (name) => name in values && (values[name] || !(name in NONFINITE));
+  return h("dl", { class: "stats" }, STATISTICS.filter(isShown).map((name) => [h("dt", {}, NONFINITE[name] ?? name),
+    h("dd", { class: name in NONFINITE ? "bad" : "" }, number(values[name]))]));
+}
 
 /** Draws which axes are shown, and a slider for each of the others. */
 function drawAxes({ shape, axes: drawnAxes, at }) {
@@ -149,7 +196,9 @@ function drawAxes({ shape, axes: drawnAxes, at }) {
   const isDragging = axes.contains(document.activeElement) && axes.dataset.key === key;
   axes.dataset.key = key;
   if (isDragging) { // the slider must stay; only its number changes
-    for (const slider of axes.querySelectorAll("input")) slider.nextElementSibling.textContent = at[Number(slider.dataset.axis)];
+    for (const slider of axes.querySelectorAll("input")) {
+      slider.nextElementSibling.textContent = at[Number(slider.dataset.axis)];
+    }
     return;
   }
   const pickers = ["Rows", "Columns"].map((label, which) => {
@@ -159,27 +208,31 @@ function drawAxes({ shape, axes: drawnAxes, at }) {
       next[which] = axis;
       set({ axes: next.join(","), zoom: "" });
     });
-    setOptions(picker, shape.map((size, axis) => [String(axis), `${axis} (${count(size)})`]), String(drawnAxes[which]));
+    const options = shape.map((size, axis) => [String(axis), `${axis} (${count(size)})`]);
+    setOptions(picker, options, String(drawnAxes[which]));
     return h("label", { class: "dim" }, label, picker);
   });
   const sliders = shape.map((size, axis) => {
     if (drawnAxes.includes(axis)) return null;
-    const slider = h("input", { type: "range", min: "0", max: String(Math.max(0, size - 1)), disabled: size < 2, "data-axis": String(axis), "aria-label": `Index on axis ${axis}` });
+    const slider = h("input", {
+      type: "range", min: "0", max: String(Math.max(0, size - 1)), disabled: size < 2,
+      "data-axis": String(axis), "aria-label": `Index on axis ${axis}`,
+    });
     slider.value = String(at[axis]);
     slider.addEventListener("input", () => {
-      const indices = get().at.split(",").map(Number);
-      set({ at: shape.map((_, i) => (i === axis ? slider.value : get().at ? indices[i] ?? 0 : at[i])).join(",") });
+      const indices = get().at ? get().at.split(",").map(Number) : [...at];
+      indices[axis] = Number(slider.value);
+      set({ at: shape.map((_, i) => indices[i] ?? 0).join(",") });
     });
     return [dim(`axis ${axis}`), slider, h("span", { class: "num" }, at[axis])];
   });
   fill(axes, h("div", { class: "pickers" }, pickers), sliders);
 }
 
-// -- zoom: the server draws the visible part in finer tiles ------------------------------------------
+// -- zoom: the server draws the visible part in finer tiles ---------------------------------------
 
 let zoomTimer = 0, zoomedOutAt = -1000, sliceShape = [0, 0];
 
-/** @param {number[]} shape rows and columns of the slice */
 function listenZoom(shape) {
   sliceShape = shape;
   listen(plot, "plotly_relayout", onRelayout);
@@ -193,12 +246,18 @@ function listenZoom(shape) {
 function onRelayout(event) {
   // after a double click plotly returns to the initial ranges, which may be a part
   if (performance.now() - zoomedOutAt < 500) return;
-  if (event["xaxis.autorange"] || event["yaxis.autorange"]) return event.autosize ? undefined : set({ zoom: "" });
+  if (event["xaxis.autorange"] || event["yaxis.autorange"]) {
+    return event.autosize ? undefined : set({ zoom: "" });
+  }
   if (!Object.keys(event).some((key) => /^[xy]axis\.range/.test(key))) return;
-  const cells = ({ range }) => [Math.max(0, Math.floor(Math.min(...range) + 0.5)), Math.max(0, Math.ceil(Math.max(...range) + 0.5))];
+  const cells = ({ range: [a, b] }) => [
+    Math.max(0, Math.floor(Math.min(a, b) + 0.5)), Math.max(0, Math.ceil(Math.max(a, b) + 0.5)),
+  ];
   const isLine = plot.data[0].type !== "heatmap";
-  const [left, right] = cells(plot.layout.xaxis), [top, bottom] = isLine ? [0, 1] : cells(plot.layout.yaxis);
+  const [left, right] = cells(plot.layout.xaxis);
+  const [top, bottom] = isLine ? [0, 1] : cells(plot.layout.yaxis);
   const isWhole = top <= 0 && left <= 0 && bottom >= sliceShape[0] && right >= sliceShape[1];
   clearTimeout(zoomTimer);
-  zoomTimer = window.setTimeout(() => set({ zoom: isWhole ? "" : [top, bottom, left, right].join(",") }), 120);
+  const zoom = isWhole ? "" : [top, bottom, left, right].join(",");
+  zoomTimer = window.setTimeout(() => set({ zoom }), 120);
 }
