@@ -131,17 +131,6 @@ def test_difference_to_another_step_and_run(client):
     assert "rank 5" in answer.json()["error"]
 
 
-@pytest.mark.slow
-def test_a_large_slice_shows_every_nonfinite_value(client):
-    found = good(tensor(client, name="big"))
-    names = [trace.get("name") for trace in found["figure"]["data"]]
-    assert "NaN" in names
-    assert "+Inf" in names
-    assert found["statistics"]["nans"] == 1
-    near = good(tensor(client, name="big", zoom="1200,1260,3200,3240"))
-    assert near["figure"]["layout"]["meta"]["reduced"] is False
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [("nothing", "no elements"), ("words", "holds no tensor"), ("gone", "no 'gone'")],

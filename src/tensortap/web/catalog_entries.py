@@ -9,63 +9,31 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tensortap.errors import TensortapError
 from tensortap.readers.live import open_live
 from tensortap.readers.reader import Reader
 from tensortap.readers.run import RunReader
+from tensortap.record import Kind
 from tensortap.runs import layout
+from tensortap.runs.arrow import numbers
+from tensortap.runs.rows import NO_VALUE
 from tensortap.server import answers
 from tensortap.server.questions import Overview, TensorStepsList
 from tensortap.server.server import Server
-from tensortap.table.table import Table, table_of
-from tensortap.web.tensor_steps import RunTensorSteps, SessionTensorSteps, StepsOfTensors
+from tensortap.table.table import Table, has_tag, table_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
 _RETRY_SECONDS = 5.0  # until a live session that has closed is looked for again
 _IDLE_SECONDS = 60  # a tail that was written to more recently may be incomplete for a moment
 Signature = tuple[tuple[str, int, int], ...]
-
-
-class CatalogEntry(Protocol):
-    """A run or a live session."""
-
-    id: str
-    title: str
-    what: str  # "run" or "live"
-    where: str  # the argument of `tap.open`
-    version: int
-
-    @property
-    def state(self) -> str:
-        """One of: open, ended, truncated, unreadable, deleted; live, closed."""
-        ...
-
-    def reader(self) -> Reader:
-        """Return its reader, opened if necessary."""
-        ...
-
-    def table(self) -> Table:
-        """Return its columns."""
-        ...
-
-    def tensor_steps(self) -> StepsOfTensors:
-        """Return which tensors were kept whole: name and kind → steps."""
-        ...
-
-    def refresh(self) -> bool:
-        """Read what is new; return whether anything changed."""
-        ...
-
-    def close(self) -> None:
-        """Release what was opened."""
-        ...
-
-
-def describe_entry(entry: CatalogEntry) -> dict[str, Any]:
-    """Return what the list of runs shows of an entry."""
-    keys = ("id", "title", "what", "where", "state", "version")
-    return {key: getattr(entry, key) for key in keys}
+StepsOfTensors = dict[tuple[str, str], set[int]]
 
 
 class RunEntry:
@@ -80,13 +48,15 @@ class RunEntry:
         self.version = 0
         self._reader: RunReader | None = None
         self._table: Table | None = None
-        self._tensor_steps: RunTensorSteps | None = None
+        self._steps: StepsOfTensors = {}
+        self._examined = 0  # rows of the table that `tensor_steps` has read
         self._signature: Signature = ()
         self._deleted = False
         self._lock = threading.RLock()
 
     @property
     def state(self) -> str:
+        """One of: open, ended, truncated, unreadable, deleted."""
         if self._deleted:
             return "deleted"
         try:
@@ -123,25 +93,28 @@ class RunEntry:
             return self._table
 
     def tensor_steps(self) -> StepsOfTensors:
-        with self._lock:
-            table = self.table()
-            if self._tensor_steps is None or self._tensor_steps.table is not table:
-                self._tensor_steps = RunTensorSteps(table)
-            steps = self._tensor_steps
-        return steps.current()
+        """Return which tensors were kept whole: name and kind → steps. Reads a row only once."""
+        with self._lock, (table := self.table()).lock:
+            for cells in table.read(["value", "payloads", "tags"], self._examined):
+                for row in (self._examined + _tensor_rows(table, self._examined, cells)).tolist():
+                    name, kind = table.names[table.name[row]], table.kinds[table.kind[row]]
+                    if kind != Kind.ALERT.value:
+                        self._steps.setdefault((name, kind), set()).add(int(table.step[row]))
+                self._examined += cells.num_rows
+            return {key: set(steps) for key, steps in self._steps.items()}
 
     def refresh(self) -> bool:
         with self._lock:
             signature = _signature(self.path)
             if self._reader is None or signature == self._signature:
                 return False
-            before, self._signature = self._signature, signature
+            self._signature = signature
             was_deleted, self._deleted = self._deleted, not self._exists()
             if self._deleted:
                 self.version += not was_deleted
                 return not was_deleted
             try:
-                self._read_new(was_deleted or _was_replaced(before, signature))
+                self._read_new(was_deleted)
             except (TensortapError, OSError):
                 if self._exists():
                     raise
@@ -155,14 +128,26 @@ class RunEntry:
             # assigned only when complete: the run may be about to be deleted, and then what was
             # read of it stays visible
             reader = RunReader(self.path)
-            self._table = table_of(reader)
-            self._reader = reader
+            self._table, self._reader = table_of(reader), reader
+            self._steps, self._examined = {}, 0
         else:
             (self._table or self._reader).refresh()
 
     def close(self) -> None:
         with self._lock:
-            self._reader = self._table = self._tensor_steps = None
+            self._reader = self._table = None
+            self._steps, self._examined = {}, 0
+
+
+def _tensor_rows(table: Table, start: int, cells: pa.Table) -> NDArray[np.intp]:
+    """Return which of these rows hold a whole tensor, not only its statistics."""
+    import pyarrow.compute as pc
+
+    dtype = table.dtype[start : start + cells.num_rows]
+    has_value = numbers(pc.binary_length(cells.column("value"))) > len(NO_VALUE)
+    has_payload = numbers(pc.list_value_length(cells.column("payloads"))) > 0
+    has_dtype = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[dtype]
+    return np.flatnonzero((has_value & has_dtype) | has_payload | has_tag(cells, "file"))
 
 
 def _signature(run: Path) -> Signature:
@@ -183,17 +168,6 @@ def _signature(run: Path) -> Signature:
     return tuple(signature)
 
 
-def _was_replaced(before: Signature, now: Signature) -> bool:
-    """Return whether a sealed part changed or a tail shrank, which does not happen to one run."""
-    files = {path: rest for path, *rest in now}
-    parts = [(path, rest) for path, *rest in before if path.endswith(".parquet")]
-    tails = [(path, size) for path, size, _ in before if path.endswith(layout.TAIL)]
-    if any(files.get(path) != rest for path, rest in parts):
-        return True
-    was_sealed = sum(path.endswith(".parquet") for path in files) > len(parts)
-    return not was_sealed and any(files.get(path, [0])[0] < size for path, size in tails)
-
-
 class SessionEntry:
     """A live session: of this process (`server`), or at an address."""
 
@@ -208,7 +182,10 @@ class SessionEntry:
         self._table: Table | None = None
         self._closed = False
         self._retry_at = 0.0
-        self._tensor_steps = SessionTensorSteps(self._new_tensor_steps)
+        self._steps: StepsOfTensors = {}
+        self._cursor = 0
+        self._valid_for: tuple[float, int] | None = None  # start of the session, evicted records
+        self._steps_lock = threading.Lock()
         self._lock = threading.RLock()
 
     @property
@@ -243,7 +220,20 @@ class SessionEntry:
             return self._table
 
     def tensor_steps(self) -> StepsOfTensors:
-        return self._tensor_steps.current()
+        """Return which tensors the session holds: name and kind → steps.
+
+        The session reports new ones; after evictions it is asked for all of them.
+        """
+        with self._steps_lock:
+            answer = self._new_tensor_steps(self._cursor)
+            if (answer.started, answer.evicted) != self._valid_for:
+                self._steps = {}
+                answer = self._new_tensor_steps(0) if self._cursor else answer
+                self._valid_for = answer.started, answer.evicted
+            self._cursor = answer.cursor
+            for row in answer.rows:
+                self._steps.setdefault((row.name, row.kind), set()).update(row.steps)
+            return {key: set(steps) for key, steps in self._steps.items()}
 
     def refresh(self) -> bool:
         was_closed = self._closed
@@ -266,3 +256,12 @@ class SessionEntry:
             if self._reader is not None and self.server is None:
                 self._reader.close()
             self._reader = self._table = None
+
+
+CatalogEntry = RunEntry | SessionEntry
+
+
+def describe_entry(entry: CatalogEntry) -> dict[str, Any]:
+    """Return what the list of runs shows of an entry."""
+    keys = ("id", "title", "what", "where", "state", "version")
+    return {key: getattr(entry, key) for key in keys}

@@ -19,10 +19,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tensortap.errors import TensortapError
 from tensortap.table.table import Table
+from tensortap.viz.figures.training import training_curves
 from tensortap.web.catalog import Catalog
 from tensortap.web.catalog_entries import CatalogEntry, describe_entry
 from tensortap.web.responses import encode_json
-from tensortap.web.training_curves import training_curves
 
 log = logging.getLogger("tensortap")
 

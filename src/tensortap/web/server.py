@@ -25,8 +25,8 @@ from tensortap.web.access_control import AccessControl, AccessMiddleware
 from tensortap.web.catalog import Catalog
 from tensortap.web.jobs import Jobs
 from tensortap.web.push import Push
-from tensortap.web.responses import ResponseCache
-from tensortap.web.routes.api_routes import api_routes
+from tensortap.web.responses import ResponseCache, endpoint, json_endpoint
+from tensortap.web.routes import compare, figures, run, tensors
 
 log = logging.getLogger("tensortap")
 
@@ -38,6 +38,21 @@ _MEDIA_TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
+_CACHED = {
+    "run": run.run,
+    "tensor_steps": run.tensor_steps,
+    "alerts": run.alerts,
+    "provenance": run.provenance,
+    "sparklines": figures.sparklines,
+    "training": figures.training,
+    "overview": figures.overview,
+    "lines": figures.lines,
+    "exponents": figures.exponents,
+    "tensor": tensors.tensor,
+}
+_UNCACHED = {"catalog": run.catalog, "receipt": run.receipt, "compare": compare.status}
+_POSTED = {"compare/start": compare.start, "compare/cancel": compare.cancel}
+_NOT_JSON = {"tensor.npy": tensors.download, "compare/report": compare.report_page}
 _STATIC = Path(str(importlib.resources.files("tensortap.web") / "static"))
 
 
@@ -65,7 +80,13 @@ def application(catalog: Catalog, access: AccessControl) -> Any:
             Route("/static/{path:path}", _static),
             Route("/plotly.js", _plotly),
             WebSocketRoute("/push", push),
-            *api_routes(),
+            *(Route(f"/api/{name}", json_endpoint(get)) for name, get in _CACHED.items()),
+            *(Route(f"/api/{n}", json_endpoint(f, cached=False)) for n, f in _UNCACHED.items()),
+            *(Route(f"/api/{name}", endpoint(get)) for name, get in _NOT_JSON.items()),
+            *(
+                Route(f"/api/{name}", json_endpoint(post, cached=False), methods=["POST"])
+                for name, post in _POSTED.items()
+            ),
         ]
     )
     app.state.context = context

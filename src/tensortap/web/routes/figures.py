@@ -17,7 +17,6 @@ from tensortap.viz.figures import (
 )
 from tensortap.viz.figures.theme import message_figure
 from tensortap.web.responses import PageRequest
-from tensortap.web.training_curves import training_curves
 
 if TYPE_CHECKING:
     from tensortap.table.table import Table
@@ -30,9 +29,7 @@ _MAX_LINES = 64
 def training(request: PageRequest) -> dict[str, Any]:
     """Return the figure of the training curves."""
     table, rank = request.entry.table(), request.integer("rank")
-    ranks = len(table.ranks()) if rank is None else 1
-    curves = training_curves(table, rank)
-    return training_figure(curves, ranks=ranks, height=104, theme=request.theme)
+    return training_figure(table, rank=rank, height=104, theme=request.theme)
 
 
 def sparklines(request: PageRequest) -> dict[str, Any]:

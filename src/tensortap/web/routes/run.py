@@ -1,0 +1,189 @@
+"""What a run is made of: the list of runs, its names, its alerts, its provenance, its receipt."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.readers.run import RunReader
+from tensortap.runs import layout
+from tensortap.web.catalog import resolve_inside
+from tensortap.web.catalog_entries import SessionEntry, describe_entry
+from tensortap.web.responses import PageRequest
+
+_MAX_TENSORS = 5000
+_MAX_ALERTS = 2000
+_MAX_PATCHES = 20
+_PATCH_CHARACTERS = 400_000
+_ALERT = ("rule", "name", "step", "rank", "module", "message", "origin", "again")
+
+
+def catalog(request: PageRequest) -> dict[str, Any]:
+    """Return all runs and live sessions."""
+    request.context.catalog.scan()
+    return {"entries": [describe_entry(entry) for entry in request.context.catalog.entries()]}
+
+
+def run(request: PageRequest) -> dict[str, Any]:
+    """Return the names of a run with their kinds, its ranks, steps and statistics."""
+    entry = request.entry
+    table = entry.table()
+    with table.lock:
+        kinds = table.tensor_kinds()
+        kinds_of: dict[str, list[int]] = {}
+        for number, kind in enumerate(kinds):
+            for name in table.layers(kind):
+                kinds_of.setdefault(name, []).append(number)
+        names = [name for name in table.names if name in kinds_of]
+        return {
+            **describe_entry(entry),
+            "records": len(table),
+            "kinds": kinds,
+            "names": names,
+            "name_kinds": [kinds_of[name] for name in names],
+            "ranks": table.ranks(),
+            "statistics": table.statistics(),
+            "steps": table.steps(),
+        }
+
+
+def tensor_steps(request: PageRequest) -> dict[str, Any]:
+    """Return which tensors were kept whole: names, kinds and steps."""
+    tensors = [
+        {"name": name, "kind": kind, "steps": sorted(steps)}
+        for (name, kind), steps in request.entry.tensor_steps().items()
+    ]
+    return {"total": len(tensors), "tensors": tensors[:_MAX_TENSORS]}
+
+
+def alerts(request: PageRequest) -> dict[str, Any]:
+    """Return the alerts in order of capture; if there are very many, the first and the last."""
+    found = request.entry.table().alerts()
+    half = _MAX_ALERTS // 2
+    shown = found if len(found) <= _MAX_ALERTS else [*found[:half], *found[-half:]]
+    rows = [{"kind": a.kind.value, **{key: getattr(a, key) for key in _ALERT}} for a in shown]
+    return {"total": len(found), "alerts": rows}
+
+
+# -- provenance ------------------------------------------------------------------------------
+
+
+def provenance(request: PageRequest) -> dict[str, Any]:
+    """Return what ran, what was modified, and how to reproduce it."""
+    reader = request.entry.reader()
+    if not isinstance(reader, RunReader):
+        return {"live": True}
+    folder = reader.path
+    runtime, packages, git = (
+        _read(folder, name) for name in ("runtime_info.json", "packages.json", "git_info.json")
+    )
+    return {
+        "live": False,
+        "run": msgspec.to_builtins(reader.info),
+        "command": runtime.get("command") or {},
+        "working_directory": runtime.get("working_directory"),
+        "host": runtime.get("host"),
+        "python": runtime.get("python") or packages.get("python_version"),
+        "platform": packages.get("platform"),
+        "devices": runtime.get("device_names") or [],
+        "seeds": runtime.get("seeds") or {},
+        "environment": runtime.get("environment_variables") or {},
+        "packages": packages.get("all_packages") or {},
+        "git": git.get("project_git_info") or {},
+        "modifications": git.get("runtime_modifications") or {},
+        "patches": _patches(folder),
+        "changed_files": sorted(path.name for path in folder.glob("*.[0-9].json")),
+        "reproduce": f"tensortap reproduce {shlex.quote(str(folder))}",
+    }
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    content = layout.read_json(resolve_inside(path, folder)) if path.exists() else None
+    return content if isinstance(content, dict) else {}
+
+
+def _patches(folder: Path) -> list[dict[str, Any]]:
+    patches = []
+    for path in sorted(folder.glob("*.patch"))[:_MAX_PATCHES]:
+        text = resolve_inside(path, folder).read_text(encoding="utf-8", errors="replace")
+        patches.append({"name": path.name, "size": len(text), "text": text[:_PATCH_CHARACTERS]})
+    return patches
+
+
+# -- receipt ---------------------------------------------------------------------------------
+
+
+def receipt(request: PageRequest) -> dict[str, Any]:
+    """Return what capturing cost, what was dropped, and how fast records came."""
+    entry = request.entry
+    if not isinstance(entry, SessionEntry):
+        return _receipt_of_run(entry.reader())
+    overview = entry.overview()
+    return {
+        "live": True,
+        "records": overview.written,
+        "nbytes": overview.written_nbytes,
+        "held_nbytes": overview.nbytes,
+        "bound": overview.bound,
+        "evicted": overview.evicted,
+        "rejected": overview.rejected,
+        "seconds": max(0.0, time.time() - overview.started),
+        "clients": msgspec.to_builtins(overview.clients),
+        "cost": None if entry.server is None else dataclasses.asdict(pipeline.receipt()),
+    }
+
+
+def _receipt_of_run(reader: RunReader) -> dict[str, Any]:
+    table = reader.table(["time_ns", "step", "missing"])
+    times, steps = (pc.min_max(table.column(name)).as_py() for name in ("time_ns", "step"))
+    is_empty = not table.num_rows
+    dropped = reader.missing() if pc.any(table.column("missing")).as_py() else []
+    return {
+        "live": False,
+        "records": table.num_rows - len(dropped),
+        "ranks": len(reader.ranks),
+        "world_size": reader.info.world_size,
+        "nbytes": {part: _folder_size(reader.path / part) for part in ("records", "tensors")},
+        "seconds": 0.0 if is_empty else (times["max"] - times["min"]) / 1e9,
+        "steps": 0 if is_empty else steps["max"] - steps["min"] + 1,
+        "dropped": len(dropped),
+        "dropped_names": collections.Counter(name for name, _, _ in dropped).most_common(50),
+        "truncated": sum(reader.truncated.values()),
+        "cost": _cost_of_run(reader),
+    }
+
+
+def _cost_of_run(reader: RunReader) -> dict[str, Any] | None:
+    """Return the receipt of the rank that paid most; None if the run has not ended."""
+    from tensortap.sources.init import opened
+
+    run = opened()
+    if run is not None and run.path.resolve() == reader.path.resolve():
+        return dataclasses.asdict(pipeline.receipt())
+    receipts = reader.receipts()
+    if not receipts:
+        return None
+    rank = max(receipts, key=lambda each: receipts[each].seconds)
+    return {**dataclasses.asdict(receipts[rank]), "rank": rank if len(receipts) > 1 else None}
+
+
+def _folder_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    total = 0
+    for where, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(where, name)).st_size
+            except OSError:
+                continue  # a tail that is sealed, and so renamed, at this moment
+    return total
