@@ -26,9 +26,9 @@ from tensortap.viz.figures import (
     sparkline,
     training_figure,
 )
-from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.encoding import labels, share, typed, untyped
 from tensortap.viz.figures.theme import DARK, LIGHT, dark_colors
+from tensortap.viz.figures.traces import decimate
 from tests.viz.conftest import HOSTILE, LAYERS, STEPS, training, values
 
 ACTIVATION = Kind.ACTIVATION.value

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from tensortap.viz.figures import histogram_figure, tensor_figure
 from tensortap.viz.figures.encoding import untyped
-from tensortap.viz.figures.tiles import NAN, NEGINF, POSINF, tiles
+from tensortap.viz.figures.tensors import NAN, NEGINF, POSINF, tiles
 
 
 def message(figure):

@@ -14,8 +14,7 @@ from tensortap.limits import format_size
 from tensortap.record import Kind, Record
 from tensortap.server.questions import ClientRow, NameRow, Overview
 from tensortap.text.records import plain
-from tensortap.text.tensors import number, sparkline, styled
-from tensortap.viz.fitted_table import FittedTable
+from tensortap.text.tensors import FittedTable, number, sparkline, styled
 
 if TYPE_CHECKING:
     from tensortap.api.run import Run

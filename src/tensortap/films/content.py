@@ -12,7 +12,7 @@ from tensortap.frameworks.view import as_numpy
 from tensortap.readers.reader import value_of
 from tensortap.record import Number, Record, TensorData
 from tensortap.stats import summarize_array
-from tensortap.viz.reals import is_number
+from tensortap.stats.conversion import is_number
 
 
 class FrameContent:

@@ -49,13 +49,18 @@ def complex_part(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     return numpy_dtype(row.part) if row is not None and row.part else None
 
 
-def check_numeric(dtype: np.dtype[Any]) -> None:
-    """Raise TypeError for an array that does not hold numbers."""
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype holds numbers."""
     import numpy as np
 
     # the dtypes of ml_dtypes have the kind void, like raw bytes and records
     numeric = dtype.kind in "biufc" or (dtype.kind in "VW" and dtype.type is not np.void)
-    if not numeric and complex_part(dtype) is None:
+    return numeric or complex_part(dtype) is not None
+
+
+def check_numeric(dtype: np.dtype[Any]) -> None:
+    """Raise TypeError for an array that does not hold numbers."""
+    if not is_number(dtype):
         raise TypeError(f"no statistics for dtype {dtype}: it does not hold numbers")
 
 

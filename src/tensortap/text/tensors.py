@@ -14,9 +14,11 @@ from tensortap.stats import summarize_array
 from tensortap.stats.conversion import pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
+    from rich.console import Console, ConsoleOptions
+    from rich.table import Table
     from rich.text import Text
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -277,3 +279,19 @@ def styled(line: str) -> Text:
     text.highlight_regex(rf"[{_BLOCKS}{_GAP}]+", "blue")
     text.highlight_regex(r"(?:all )?(?:NaN|[+-]Inf)(?: \d+)?!", "bold red")
     return text
+
+
+class FittedTable:
+    """A rich table that is built when it is printed, for the width of the console.
+
+    >>> from rich.console import Console
+    >>> from rich.table import Table
+    >>> Console(width=40).print(FittedTable(lambda width: Table(f"{width} wide", box=None)))
+    40 wide
+    """
+
+    def __init__(self, build: Callable[[int], Table]) -> None:
+        self.build = build
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        yield self.build(options.max_width)

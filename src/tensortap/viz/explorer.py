@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ipywidgets
 import numpy as np
 import plotly.graph_objects as go
 
-from tensortap.errors import NotFound
-from tensortap.viz.figures import training_figure
+from tensortap.errors import NotFound, TensortapError
+from tensortap.select import name_pattern
+from tensortap.table.table import Table
+from tensortap.viz.figures import (
+    exponents_figure,
+    heatmap_figure,
+    lines_figure,
+    training_figure,
+)
 from tensortap.viz.figures.encoding import Figure, untyped
-from tensortap.viz.interaction import FORMATS, FigureChoice, curves_of
+from tensortap.viz.figures.theme import message_figure
 
+FEW = 6  # layers that are selected by default
+_FORMATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32")
 _NO_FORMAT = "no format"
 
 
@@ -25,12 +33,25 @@ class Explorer:
     """A figure, widgets to choose what it shows, and the loss curve.
 
     `figure` shows the choice, `detail` the cell of a heatmap that was clicked, `loss` the curve
-    from which to choose a step; all three are plotly widgets. `box` contains everything.
+    from which to choose a step; all three are plotly widgets. `box` contains everything. `view` is
+    ``"lines"``, ``"heatmap"`` or ``"exponents"``, `chosen` what the widgets show first. `curves`
+    returns the training statistics. `shared` are arguments of all figures: rank and theme.
     """
 
-    def __init__(self, choice: FigureChoice, train_stats: Any) -> None:
-        self.choice = choice
-        self._train_stats = train_stats
+    def __init__(
+        self,
+        view: str,
+        table: Table,
+        chosen: dict[str, Any],
+        curves: Callable[[], Any],
+        *,
+        inc: int,
+        col_wrap: int | None,
+        **shared: Any,
+    ) -> None:
+        self._view, self._table, self._curves = view, table, curves
+        self._step: int | None = chosen["step"]  # the marked step, None until one is chosen
+        self._inc, self._col_wrap, self._shared = inc, col_wrap, shared
         self._quiet = False  # whether changes of widgets are our own
         self._task: Any = None
         self._shown: Figure = {"data": [], "layout": {}}
@@ -38,7 +59,7 @@ class Explorer:
         self._upper, self._middle, self._lower = (ipywidgets.VBox([]) for _ in range(3))
         self._loss_version = -1  # the version of the table that the loss shows
         self._message = ipywidgets.HTML()
-        self._make_widgets()
+        self._make_widgets(**chosen)
         self.box = ipywidgets.VBox([])
         self._arrange()
         self.draw()
@@ -50,35 +71,43 @@ class Explorer:
 
     # -- widgets -------------------------------------------------------------------------
 
-    def _make_widgets(self) -> None:
-        choice, table = self.choice, self.choice.table
+    def _make_widgets(
+        self,
+        kind: str,
+        names: Sequence[str],
+        metrics: Sequence[str],
+        dtype: str | None,
+        log: bool | None,
+        **_: Any,
+    ) -> None:
+        table = self._table
         auto = ipywidgets.Layout(width="auto")
         self.kinds = ipywidgets.Dropdown(
-            options=table.tensor_kinds(), value=choice.kind, description="kind"
+            options=table.tensor_kinds(), value=kind, description="kind"
         )
         self.search = ipywidgets.Text(placeholder="search layers (regex)", layout=auto)
         self.layers = ipywidgets.SelectMultiple(
-            options=table.layers(choice.kind), value=tuple(choice.names),
+            options=table.layers(kind), value=tuple(names),
             layout=ipywidgets.Layout(width="auto", height="130px"),
         )  # fmt: skip
-        many = choice.view == "lines"
+        many = self._view == "lines"
         select = ipywidgets.SelectMultiple if many else ipywidgets.Dropdown
         self.metrics = select(
             options=table.statistics(), description="statistic",
-            value=tuple(choice.metrics) if many else choice.metrics[0],
+            value=tuple(metrics) if many else metrics[0],
         )  # fmt: skip
         steps = self._steps()
         self.step = ipywidgets.SelectionSlider(
-            options=steps, value=choice.step if choice.step in steps else steps[-1],
+            options=steps, value=self._step if self._step in steps else steps[-1],
             description="step", continuous_update=False, layout=ipywidgets.Layout(width="100%"),
         )  # fmt: skip
-        formats = dict.fromkeys([_NO_FORMAT, *FORMATS, choice.dtype or _NO_FORMAT])
+        formats = dict.fromkeys([_NO_FORMAT, *_FORMATS, dtype or _NO_FORMAT])
         self.dtype = ipywidgets.Dropdown(
-            options=list(formats), value=choice.dtype or _NO_FORMAT, description="format"
+            options=list(formats), value=dtype or _NO_FORMAT, description="format"
         )
         self.axis = ipywidgets.Dropdown(
             options=[("automatic", None), ("logarithmic", True), ("linear", False)],
-            value=choice.log, description="axis",
+            value=log, description="axis",
         )  # fmt: skip
         self.again = ipywidgets.Button(description="refresh", icon="refresh", layout=auto)
         self.again.on_click(lambda _: self.refresh())
@@ -88,18 +117,22 @@ class Explorer:
 
     def _arrange(self) -> None:
         left = [self.kinds, self.metrics, self.dtype, self.axis, self.again]
-        if self.choice.view == "exponents":
+        if self._view == "exponents":
             left.remove(self.metrics)
         top = ipywidgets.HBox([
             ipywidgets.VBox(left, layout=ipywidgets.Layout(width="320px")),
             ipywidgets.VBox([self.search, self.layers], layout=ipywidgets.Layout(flex="1 1 auto")),
         ])  # fmt: skip
-        loss = [self._upper] if curves_of(self._train_stats, self.choice.table) else []
+        loss = [self._upper] if self._curves() else []
         self.box.children = (top, self.step, *loss, self._message, self._middle, self._lower)
 
     def _steps(self) -> list[int]:
-        steps: list[int] = self.choice.table.steps(self.choice.kind).tolist()
+        steps: list[int] = self._table.steps(self.kinds.value).tolist()
         return steps or [0]
+
+    def _nearest(self, step: float) -> int:
+        """Return the captured step nearest to a step."""
+        return min(self._steps(), key=lambda each: abs(each - step))
 
     @contextlib.contextmanager
     def _own_changes(self) -> Iterator[None]:
@@ -115,50 +148,38 @@ class Explorer:
     def _on_choice(self, change: Any) -> None:
         if self._quiet:
             return
-        choice = self.choice
         if change["owner"] is self.kinds:
-            choice.choose_kind(change["new"])
-            self._update_options(choice.table.layers(choice.kind))
-        choice.names = list(self.layers.value)
-        metric = self.metrics.value
-        metrics = [metric] if isinstance(metric, str) else list(metric)
-        choice.metrics = metrics or choice.table.statistics()[:1]
-        choice.step = self.step.value
-        choice.dtype = None if self.dtype.value == _NO_FORMAT else self.dtype.value
-        choice.log = self.axis.value
+            layers = self._table.layers(self.kinds.value)
+            kept = [name for name in self.layers.value if name in set(layers)]
+            self._offer(layers, layers if self._view == "heatmap" else kept or layers[:FEW])
+        self._step = self.step.value
         self.draw()
 
     def _on_search(self, change: Any) -> None:
-        try:
-            pattern = re.compile(change["new"], re.IGNORECASE)
-        except re.error as error:
-            self._show_error(f"not a regular expression: {error}")
-            return
-        layers = self.choice.table.layers(self.choice.kind)
-        if pattern.pattern:
+        names, layers = self.layers.value, self._table.layers(self.kinds.value)
+        if change["new"]:
+            try:
+                pattern = name_pattern(change["new"], ignore_case=True)
+            except TensortapError as error:
+                self._show_error(str(error))
+                return
             layers = [name for name in layers if pattern.search(name)]
-            self.choice.choose_matching(layers)
-        self._update_options(layers)
+            names = layers if self._view == "heatmap" else layers[:FEW]
+        self._offer(layers, names)
         self._on_choice({"owner": self.layers})
 
-    def _update_options(self, layers: list[str]) -> None:
-        """Offer these layers and all steps, and keep what is chosen."""
-        steps, nearest = self._steps(), self.choice.nearest(self.step.value)
+    def _offer(self, layers: Sequence[str], names: Sequence[str]) -> None:
+        """Offer these layers and all steps; choose these names, and keep the step."""
+        nearest = self._nearest(self.step.value)
         with self._own_changes():
             self.layers.options = layers
-            self.layers.value = tuple(name for name in self.choice.names if name in set(layers))
-            self.step.options = steps
-            self.step.value = steps[-1] if nearest is None else nearest
-
-    def choose_step(self, step: float) -> None:
-        """Go to the captured step nearest to a step."""
-        nearest = self.choice.nearest(step)
-        if nearest is not None:
-            self.step.value = nearest  # the widget's event does the rest
+            self.layers.value = tuple(name for name in names if name in set(layers))
+            self.step.options = self._steps()
+            self.step.value = nearest
 
     def _on_curve(self, trace: Any, points: Any, _: Any) -> None:
         if points.xs:
-            self.choose_step(points.xs[0])
+            self.step.value = self._nearest(points.xs[0])  # the widget's event does the rest
 
     def _on_cell(self, trace: Any, points: Any, _: Any) -> None:
         custom = self._shown["data"][points.trace_index].get("customdata")
@@ -171,40 +192,62 @@ class Explorer:
 
     def open(self, layer: str, step: int) -> None:
         """Show the exponent histogram of a layer at a step, below the heatmap."""
-        self.detail = _show(self._lower, self.choice.exponents([layer], step))
+        self.detail = _show(self._lower, self._exponents([layer], step))
         with self._own_changes():
-            self.step.value = self.choice.nearest(step)
-        self.choice.step = step
+            self.step.value = self._nearest(step)
+        self._step = step
         self._draw_loss()
 
     # -- drawing -------------------------------------------------------------------------
 
+    def _figure(self) -> Figure:
+        """Return the figure of what is chosen."""
+        kind, names = self.kinds.value, list(self.layers.value)
+        if not names:
+            message = f"no layer of {kind} is chosen"
+            return message_figure(message, theme=self._shared["theme"])
+        if self._view == "exponents":
+            return self._exponents(names, self._steps()[0] if self._step is None else self._step)
+        common = {"log": self.axis.value, "step": self._step, **self._shared}
+        common |= {"kind": kind, "names": names}
+        metric = self.metrics.value
+        if self._view == "heatmap":
+            return heatmap_figure(self._table, metric=metric, inc=self._inc, **common)
+        metrics = list(metric) or self._table.statistics()[:1]
+        return lines_figure(self._table, metrics=metrics, col_wrap=self._col_wrap, **common)
+
+    def _exponents(self, names: list[str], step: int) -> Figure:
+        dtype = None if self.dtype.value == _NO_FORMAT else self.dtype.value
+        return exponents_figure(
+            self._table, name=names, kind=self.kinds.value, step=step, dtype_annotation=dtype,
+            col_wrap=self._col_wrap, log=bool(self.axis.value), **self._shared,
+        )  # fmt: skip
+
     def draw(self) -> None:
         """Draw what is chosen."""
         try:
-            self._shown = self.choice.figure()
+            self._shown = self._figure()
         except (NotFound, ValueError) as error:
             self._show_error(str(error))
             return
         self._message.value = ""
         self.figure = _show(self._middle, self._shown)
         for number, trace in enumerate(self._shown["data"]):
-            if self.choice.view == "heatmap" and "customdata" in trace:
+            if self._view == "heatmap" and "customdata" in trace:
                 self.figure.data[number].on_click(self._on_cell)
-            elif self.choice.view == "lines":
+            elif self._view == "lines":
                 self.figure.data[number].on_click(self._on_curve)
         self._draw_loss()
 
     def _draw_loss(self) -> None:
-        curves = curves_of(self._train_stats, self.choice.table)
+        curves = self._curves()
         if not curves:
             return
-        choice = self.choice
-        figure = training_figure(curves, step=choice.step, height=170, theme=choice.theme)
-        if self._loss_version == choice.table.version:
+        figure = training_figure(curves, step=self._step, height=170, theme=self._shared["theme"])
+        if self._loss_version == self._table.version:
             self.loss.layout.shapes = figure["layout"]["shapes"]
             return
-        self._loss_version = choice.table.version
+        self._loss_version = self._table.version
         self.loss = _show(self._upper, figure)
         self.loss.data[-1].on_click(self._on_curve)  # the trace that has every step
 
@@ -213,16 +256,15 @@ class Explorer:
 
     def refresh(self) -> bool:
         """Read new records; return whether there were any."""
-        choice = self.choice
-        if not choice.table.refresh():
+        if not self._table.refresh():
             return False
         was_last = self.step.value == self.step.options[-1]
-        self._update_options(choice.table.layers(choice.kind))
+        self._offer(self._table.layers(self.kinds.value), self.layers.value)
         if was_last:  # stay at the newest step
             with self._own_changes():
                 self.step.value = self.step.options[-1]
-            if choice.view == "exponents":
-                choice.step = self.step.value
+            if self._view == "exponents":
+                self._step = self.step.value
         self.draw()
         return True
 

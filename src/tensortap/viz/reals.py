@@ -8,19 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.stats.conversion import as_real, check_numeric, complex_part
+from tensortap.stats.conversion import as_real, complex_part
 
 Range = tuple[float, float]
 _CHUNK = 1 << 20
-
-
-def is_number(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype holds numbers."""
-    try:
-        check_numeric(dtype)
-    except TypeError:
-        return False
-    return True
 
 
 def reals(array: NDArray[Any]) -> NDArray[Any]:

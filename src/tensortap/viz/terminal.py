@@ -10,17 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
+from tensortap.stats.conversion import is_number
 from tensortap.text.tensors import number
 from tensortap.viz import colors
-from tensortap.viz.reals import (
-    Range,
-    is_number,
-    matrix_at,
-    nonempty,
-    reals,
-    shares_of,
-    shrink,
-)
+from tensortap.viz.reals import Range, matrix_at, nonempty, reals, shares_of, shrink
 
 _SHADES = " ·░▒▓█"  # for terminals without color
 _NAN, _INF = "!", "^"

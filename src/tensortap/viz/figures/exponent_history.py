@@ -12,7 +12,6 @@ from tensortap.stats.formats import Limits
 from tensortap.table.table import Table
 from tensortap.text.tensors import number
 from tensortap.viz.figures.encoding import Figure, Integers, text, typed
-from tensortap.viz.figures.format_range import POWERS, range_labels, range_shapes
 from tensortap.viz.figures.panels import step_line
 from tensortap.viz.figures.theme import (
     LEGEND_RIGHT,
@@ -26,6 +25,10 @@ from tensortap.viz.figures.traces import flat_trace, marks_trace
 
 _COLUMNS = 500
 _RIDGES = 24
+# an axis of powers of two
+POWERS = {
+    "tickprefix": "2<sup>", "ticksuffix": "</sup>", "showgrid": False, "zeroline": False,
+}  # fmt: skip
 
 
 class ExponentHistory(NamedTuple):
@@ -219,3 +222,35 @@ def _mixed(one: str, other: str, part: float) -> str:
     """Return a color between two."""
     pairs = zip(*([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (one, other)), strict=True)
     return "#" + "".join(f"{round(a * part + b * (1 - part)):02x}" for a, b in pairs)
+
+
+def range_shapes(target: Limits, x: str, y: str, colors: FigureTheme) -> list[dict[str, Any]]:
+    """Return the normal and the subnormal range of a format as bands behind the bars."""
+    top = math.log2(target.over)
+    place = {"xref": x, "yref": f"{y} domain", "y0": 0, "y1": 1, "layer": "below"}
+    bands = ((target.zero, target.normal, colors.fair), (target.normal, top, colors.good))
+    ends = ((target.zero, "dot"), (target.normal, "dot"), (top, "solid"))
+    return [
+        {**place, "type": "rect", "x0": start, "x1": end, "fillcolor": color, "opacity": 0.12,
+         "line": {"width": 0}}
+        for start, end, color in bands if end > start
+    ] + [
+        {**place, "type": "line", "x0": at, "x1": at,
+         "line": {"width": 1, "color": colors.dim, "dash": dash}}
+        for at, dash in ends
+    ]  # fmt: skip
+
+
+def range_labels(
+    target: Limits, x: str, y: str, colors: FigureTheme, width: int
+) -> list[dict[str, Any]]:
+    """Return the name of the format above its range, and ``subnormal`` where it has room."""
+    label = {
+        "xref": x, "yref": f"{y} domain", "y": 1, "yanchor": "top", "showarrow": False,
+        "font": {"size": 10, "color": colors.dim},
+    }  # fmt: skip
+    middle = (target.normal + math.log2(target.over)) / 2
+    words = [{**label, "x": middle, "text": text(target.dtype)}]
+    if target.normal - target.zero > 0.08 * width:
+        words.append({**label, "x": (target.zero + target.normal) / 2, "text": "subnormal"})
+    return words

@@ -10,8 +10,13 @@ import numpy as np
 from tensortap.stats.formats import Exponents, Limits, limits, losses
 from tensortap.table.table import Table, locked
 from tensortap.viz.figures.encoding import Figure, share, some_names, text
-from tensortap.viz.figures.exponent_history import ridge_figure, steps_figure
-from tensortap.viz.figures.format_range import POWERS, range_labels, range_shapes
+from tensortap.viz.figures.exponent_history import (
+    POWERS,
+    range_labels,
+    range_shapes,
+    ridge_figure,
+    steps_figure,
+)
 from tensortap.viz.figures.panels import (
     PanelGrid,
     axis_id,

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.stats import summarize_array
-from tensortap.stats.conversion import as_real
+from tensortap.stats.conversion import as_real, is_number
 from tensortap.text.tensors import number
-from tensortap.viz.figures.encoding import Figure, text, typed
+from tensortap.viz.figures.encoding import Figure, Floats, text, typed
 from tensortap.viz.figures.panels import log_axis, whole_ticks
 from tensortap.viz.figures.theme import LEGEND_RIGHT, layout, message_figure, scale, theme_of
-from tensortap.viz.figures.tiles import NAN, NEGINF, POSINF, Tiles, tiles
 from tensortap.viz.figures.traces import flagged_cells, line_trace, marks_trace
-from tensortap.viz.reals import counts_of, is_number, nonempty
+from tensortap.viz.reals import counts_of, nonempty
 
 SIDE = 400  # largest number of tiles along a side
 _BARS = 80
 _EXACT = 1 << 53  # integers up to here are exact in a browser
 _PIXELS = 1200
 _MAX_MARKS = 1000
+_CHUNK = 1 << 22  # elements that are reduced at once
+NAN, POSINF, NEGINF = 1, 2, 4
 
 
 def tensor_figure(
@@ -236,3 +238,53 @@ def _line_figure(array: NDArray[Any], title: str, origin: int, axis: str, theme:
         legend=LEGEND_RIGHT,
     )
     return {"data": data, "layout": made}
+
+
+class Tiles(NamedTuple):
+    """The smallest and largest finite value of each tile, and flags for NaN and infinities."""
+
+    low: Floats
+    high: Floats
+    flags: NDArray[np.uint8]
+    height: int  # rows of the matrix in a tile
+    width: int
+
+    @property
+    def far(self) -> Floats:
+        """Return the values farthest from zero; NaN where none is finite."""
+        return np.where(-self.low > self.high, self.low, self.high)
+
+
+def tiles(matrix: NDArray[Any], rows: int, columns: int) -> Tiles:
+    """Reduce a matrix to at most so many rows and columns of tiles.
+
+    >>> import numpy as np
+    >>> whole = np.zeros((4, 4), "float32")
+    >>> whole[1, 2] = np.nan
+    >>> whole[3, 0] = -5
+    >>> reduced = tiles(whole, 2, 2)
+    >>> reduced.low.tolist(), reduced.flags.tolist()
+    ([[0.0, 0.0], [-5.0, 0.0]], [[0, 1], [0, 0]])
+    """
+    height, width = math.ceil(matrix.shape[0] / rows), math.ceil(matrix.shape[1] / columns)
+    down, across = math.ceil(matrix.shape[0] / height), math.ceil(matrix.shape[1] / width)
+    low, high = np.empty((down, across)), np.empty((down, across))
+    flags = np.zeros((down, across), np.uint8)
+    starts = np.arange(0, matrix.shape[1], width)
+
+    def reduced(ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
+        by_row = ufunc.reduceat(values, np.arange(0, len(values), height))
+        return np.asarray(ufunc.reduceat(by_row, starts, axis=1))
+
+    together = max(1, _CHUNK // (height * matrix.shape[1]))
+    for first in range(0, down, together):
+        part = slice(first, first + together)
+        block = as_real(matrix[first * height : (first + together) * height])
+        finite = np.isfinite(block)
+        if not finite.all():
+            masks = (NAN, np.isnan(block)), (POSINF, block == np.inf), (NEGINF, block == -np.inf)
+            for flag, mask in masks:
+                flags[part] |= np.uint8(flag) * reduced(np.logical_or, mask)
+            block = np.where(finite, block, np.nan)
+        low[part], high[part] = reduced(np.fmin, block), reduced(np.fmax, block)
+    return Tiles(low, high, flags, height, width)

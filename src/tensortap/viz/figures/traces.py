@@ -1,4 +1,4 @@
-"""Traces that several figures are made of."""
+"""Traces that several figures are made of, with only as many points and marks as are visible."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.viz.figures.decimate import decimate
-from tensortap.viz.figures.encoding import typed
-from tensortap.viz.figures.tiles import lonely_cells
+from tensortap.viz.figures.encoding import Floats, Integers, typed
 
 _TINY = 100  # cells along a side from which a cell may be smaller than a pixel
+_BLOCKS = 48  # blocks along a side in which cells are counted
 
 
 def line_trace(
@@ -66,3 +65,55 @@ def flagged_cells(
         symbol="square", size=6, edge=edge, name=legend, hoverinfo="skip",
     )  # fmt: skip
     return [flat_trace(mask, typed(x), encoded, color, **flat), key]
+
+
+def decimate(x: NDArray[np.generic], y: Floats, width: int) -> Integers:
+    """Return which points of a line with rising `x` to draw, at most five per pixel.
+
+    Each pixel keeps its first, last, smallest and largest value, and one NaN: a gap in the line.
+
+    >>> import numpy as np
+    >>> y = np.zeros(100_000)
+    >>> y[31_415] = 7.0
+    >>> y[27_182] = np.nan
+    >>> kept = decimate(np.arange(100_000), y, 500)
+    >>> 31_415 in kept, 27_182 in kept, len(kept) < 2500
+    (True, True, True)
+    """
+    count = len(x)
+    if count <= 5 * width:
+        return np.arange(count)
+    distance = x.astype(np.float64) - float(x[0])
+    span = float(distance[-1]) or 1.0
+    pixel = np.minimum((distance * (width / span)).astype(np.int64), width - 1)
+    new = np.diff(pixel, prepend=-1) != 0
+    starts = np.flatnonzero(new)
+    number = np.cumsum(new) - 1
+    low, high = np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)
+    kept = [_first(mask, number) for mask in (y == low[number], y == high[number], np.isnan(y))]
+    return np.unique(np.concatenate([*kept, starts, np.append(starts[1:], count) - 1]))
+
+
+def _first(chosen: NDArray[np.bool_], number: Integers) -> Integers:
+    """Return the first chosen point of each pixel."""
+    found = np.flatnonzero(chosen)
+    return found[np.unique(number[found], return_index=True)[1]]
+
+
+def lonely_cells(mask: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return rows and columns of marked cells, one per neighborhood with few of them.
+
+    A browser may not draw a cell that is smaller than a pixel; many cells together are visible.
+
+    >>> import numpy as np
+    >>> mask = np.zeros((1000, 1000), bool)
+    >>> mask[7, 900] = mask[500:600, :100] = True
+    >>> rows, columns = lonely_cells(mask)
+    >>> list(zip(rows.tolist(), columns.tolist()))[0], len(rows) < 20
+    ((7, 900), True)
+    """
+    rows, columns = np.nonzero(mask)
+    block = (rows * _BLOCKS // len(mask)) * _BLOCKS + columns * _BLOCKS // mask.shape[1]
+    _, first, count = np.unique(block, return_index=True, return_counts=True)
+    lonely = first[count < 0.3 * mask.size / _BLOCKS**2 + 1]
+    return rows[lonely], columns[lonely]

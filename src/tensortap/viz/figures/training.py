@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensortap.record import Kind
 from tensortap.table.table import Table
-from tensortap.viz.figures.decimate import decimate
 from tensortap.viz.figures.encoding import Figure, Floats, text, typed
 from tensortap.viz.figures.panels import axis_id, axis_name, log_axis, spans_decades, step_line
 from tensortap.viz.figures.theme import FigureTheme, layout, message_figure, theme_of
-from tensortap.viz.figures.traces import line_trace, marks_trace
+from tensortap.viz.figures.traces import decimate, line_trace, marks_trace
 
 Curves = Mapping[str, tuple[NDArray[np.int64], Floats]]
 
-
 _MAX_CURVES = 4
+_MAX_NUMBERS = 2
 _MAX_CLICKABLE = 5000  # steps that a click can choose
 _MAX_MARKS = 1000
 _PIXELS = 1000
@@ -29,19 +29,17 @@ def training_figure(
     *,
     names: Sequence[str] | None = None,
     rank: int | None = None,
-    ranks: int = 1,
     step: int | None = None,
     height: int = 150,
     theme: str = "light",
 ) -> Figure:
     """Return the training statistics over steps, each on its own scale; `step` is marked.
 
-    The first curve has the left axis, the second the right one. `ranks` is the number of ranks
-    that given curves are the mean of.
+    The first curve has the left axis, the second the right one.
     """
-    curves = source.metrics(rank) if isinstance(source, Table) else dict(source)
-    if isinstance(source, Table) and rank is None:
-        ranks = len(source.ranks())
+    curves, ranks = dict(source) if isinstance(source, Mapping) else {}, 1
+    if isinstance(source, Table):
+        curves, ranks = training_curves(source, rank), len(source.ranks()) if rank is None else 1
     if names is not None:
         curves = {name: curves[name] for name in names if name in curves}
     if not curves:
@@ -69,6 +67,30 @@ def training_figure(
         made[axis_name("y", number)] = _axis(values[np.isfinite(values)], number)
     data.append(_clickable_steps(shown))
     return {"data": data, "layout": made}
+
+
+def training_curves(
+    table: Table, rank: int | None = None
+) -> dict[str, tuple[NDArray[np.int64], Floats]]:
+    """Return name → steps and values of the training statistics.
+
+    Without any, these are a few of the single numbers that were caught or traced, those with
+    "loss" in their name first.
+    """
+    with table.lock:
+        metrics = table.metrics(rank)
+        if metrics or not table.has("value"):
+            return metrics
+        value = table.column("value")
+        kind_of: dict[str, str] = {}
+        for kind in (Kind.LOCAL.value, Kind.VALUE.value):
+            if kind in table.kinds:
+                rows = (table.kind == table.kinds.index(kind)) & ~np.isnan(value)
+                names = np.unique(table.name[rows]).tolist()
+                kind_of |= dict.fromkeys((table.names[code] for code in names), kind)
+        first = sorted(kind_of, key=lambda name: ("loss" not in name.lower(), name))
+        series = {n: table.series(kind_of[n], n, rank) for n in first[:_MAX_NUMBERS]}
+        return {name: (table.step[rows], value[rows]) for name, rows in series.items()}
 
 
 def _curve(
