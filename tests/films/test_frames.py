@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensortap import Kind, Summary, TensortapError
-from tensortap.films.content import FrameContent
+from tensortap.films.picture import FrameContent
 from tensortap.films.frames import Painter, mode_for
 from tensortap.films.image import fit
 from tensortap.films.style import MODES, Style

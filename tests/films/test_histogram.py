@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.films.content import FrameContent
+from tensortap.films.picture import FrameContent
 from tensortap.films.frames import Painter
 from tensortap.films.style import Style
 from tensortap.viz.colors import THEMES

@@ -9,7 +9,7 @@ import pytest
 
 from tensortap import Kind
 from tensortap.films.canvas import Canvas, badge_width, text_width
-from tensortap.films.content import FrameContent
+from tensortap.films.picture import FrameContent
 from tensortap.films.frames import Painter
 from tensortap.films.legend import second_line
 from tensortap.films.style import Style

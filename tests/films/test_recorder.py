@@ -164,7 +164,7 @@ def test_counts_frames_beyond_open_films(tmp_path, caplog):
     for step in range(5):
         for name in "abcde":
             recorder(record(diagonal(0), name, step))
-    assert recorder.skipped == {"d": 5, "e": 5}
+    assert recorder.dropped == {"d": 5, "e": 5}
     assert caplog.text.count("which is the limit") == 1  # once, not for every name
     assert "'d' is not filmed" in caplog.text
     recorder.close()
@@ -178,7 +178,7 @@ def test_idle_film_makes_room(tmp_path):
         for step in range(10):
             recorder(record(diagonal(0), "often", step))
         recorder(record(diagonal(0), "late"))
-        assert not recorder.skipped
+        assert not recorder.dropped
     assert names(tmp_path) == ["late-rank0", "often-rank0", "once-rank0"]
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tensortap.films.color_scale import ColorScale
+from tensortap.films.picture import ColorScale
 from tensortap.films.style import Box, Style
 from tensortap.films.surface import _LIGHTS, SurfaceView, drawn_over, lit_colors
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, color_table, pixel_table

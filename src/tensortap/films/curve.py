@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from tensortap.films.canvas import Canvas
-from tensortap.films.content import FrameContent
 from tensortap.films.legend import draw_plot_axes
+from tensortap.films.picture import FrameContent, Picture
 from tensortap.films.scales import RangeFollower, as_shares, ticks
 from tensortap.films.style import FrameLayout, Style
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
@@ -17,19 +17,17 @@ from tensortap.viz.reals import reals
 _MAX_POINTS = 20_000  # beyond, every other point is dropped
 
 
-class CurvePicture:
+class CurvePicture(Picture):
     """All numbers of a film so far."""
 
-    note = aside = ""
-
     def __init__(self, style: Style, layout: FrameLayout) -> None:
-        self._layout = layout
+        super().__init__(style, layout)
         self._follower = RangeFollower(style.range)
         self._points: list[tuple[int, float]] = []
         self._every, self._seen = 1, 0
         self._latest = 0, 0.0
 
-    def prepare(self, content: FrameContent) -> object:
+    def prepare(self, content: FrameContent) -> None:
         """Add a point; nothing is still, because both axes move."""
         self._latest = content.record.step, float(reals(content.reshaped((1,)))[0])
         if self._seen % self._every == 0 or not math.isfinite(self._latest[1]):
@@ -39,10 +37,6 @@ class CurvePicture:
             self._every *= 2
             self._points = self._points[::2]
             self.note = f"every {self._every}th value"
-        return None
-
-    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw nothing: both axes move."""
 
     def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw the curve so far, and its end as a dot."""

@@ -49,19 +49,19 @@ def film(
     if target.exists():
         raise TensortapError(f"{target} already exists; choose another name")
     painter = Painter(chosen)
-    first = painter.draw(_load(reader, heads[0]))
-    writer = create(target, form, chosen.size, fps, painter.palette())
+    writer = None
     try:
-        writer.write(first)
-        for done, head in enumerate(heads[1:], start=1):
+        for done, head in enumerate(heads, start=1):
+            frame = painter.draw(_load(reader, head))
+            if writer is None:  # the first frame chooses the palette
+                writer = create(target, form, chosen.size, fps, painter.palette())
+            writer.write(frame)
             if progress is not None:
                 progress(done, len(heads))
-            writer.write(painter.draw(_load(reader, head)))
     finally:
-        writer.close()
-    if progress is not None:
-        progress(len(heads), len(heads))
-    return writer.frames
+        if writer is not None:
+            writer.close()
+    return len(heads)
 
 
 def _load(reader: Reader, head: Record) -> Record:
@@ -104,14 +104,10 @@ def records_of(
     if len(kinds) > 1:
         raise NotFound(f"{name!r} exists as {' and '.join(kinds)}; pass kind={kinds[0]!r}")
     first, last = steps or (None, None)
-    kept = [
-        record
-        for record in records
-        if (first is None or record.step >= first) and (last is None or record.step <= last)
-    ]
+    records = sorted(records, key=lambda record: (record.step, record.seq))
+    low, high = records[0].step, records[-1].step
+    least, most = (low if first is None else first), (high if last is None else last)
+    kept = [record for record in records if least <= record.step <= most]
     if not kept:
-        known = sorted({record.step for record in records})
-        raise NotFound(
-            f"no {name!r} within these steps; captured steps are {known[0]} to {known[-1]}"
-        )
-    return sorted(kept, key=lambda record: (record.step, record.seq))
+        raise NotFound(f"no {name!r} within these steps; captured steps are {low} to {high}")
+    return kept

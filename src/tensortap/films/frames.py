@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.films.canvas import Canvas
-from tensortap.films.content import FrameContent
+from tensortap.films.canvas import Canvas, fitted
 from tensortap.films.curve import CurvePicture
 from tensortap.films.grid import GridPicture, tile_shape
 from tensortap.films.histogram import HistogramPicture
 from tensortap.films.image import ImagePicture
-from tensortap.films.legend import draw_heading, draw_message, draw_statistics
+from tensortap.films.legend import draw_heading, draw_statistics
+from tensortap.films.picture import FrameContent, Picture
 from tensortap.films.projections import ProjectionPicture, point_shape
 from tensortap.films.style import FrameLayout, Style
 from tensortap.films.surface import BRIGHTEST, DARKEST, SurfacePicture
@@ -23,25 +21,23 @@ from tensortap.record import Record
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR
 
 
-class Picture(Protocol):
-    """One way to draw tensors, with its state from frame to frame.
+class MessagePicture(Picture):
+    """The reason why there is nothing to draw."""
 
-    `prepare` is called first for every frame and returns a key. `draw_still` draws what stays the
-    same while the key does, `draw_moving` the rest. `note` tells in the heading what is left out;
-    `aside` goes there if there is room.
-    """
-
-    note: str
-    aside: str
-
-    def prepare(self, content: FrameContent) -> object: ...
-
-    def draw_still(self, canvas: Canvas, content: FrameContent) -> None: ...
-
-    def draw_moving(self, canvas: Canvas, content: FrameContent) -> None: ...
+    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
+        """Write the reason."""
+        reason = "neither a tensor nor statistics"
+        if content.dtype:
+            is_empty = not math.prod(content.shape)
+            reason = "empty" if is_empty else f"{content.dtype} does not hold numbers"
+        if self._layout.header:
+            box, size = self._layout.room, self._layout.title
+            x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
+            text = fitted(reason, size, box.width)
+            canvas.text(x, y, text, size, self._layout.colors.dim, "middle")
 
 
-_PICTURES: dict[str, Callable[[Style, FrameLayout], Picture]] = {
+_PICTURES: dict[str, type[Picture]] = {
     "image": ImagePicture,
     "surface": SurfacePicture,
     "histogram": HistogramPicture,
@@ -50,6 +46,7 @@ _PICTURES: dict[str, Callable[[Style, FrameLayout], Picture]] = {
     "pca": ProjectionPicture,
     "pca_lowrank": ProjectionPicture,
     "tsne": ProjectionPicture,
+    "message": MessagePicture,
 }
 
 
@@ -103,32 +100,24 @@ class Painter:
         """Return the frame of a record as RGBA; the next call overwrites it."""
         content = FrameContent(record)
         mode, reason = mode_for(self.style.mode, content)
-        picture = self._picture(mode)
-        key = picture.prepare(content) if picture is not None else None
-        note = " · ".join(filter(None, (reason, picture.note if picture is not None else "")))
-        aside = picture.aside if picture is not None else ""
+        if mode not in self._pictures:
+            self._pictures[mode] = _PICTURES[mode](self.style, self._layout)
+        picture = self._pictures[mode]
+        key = picture.prepare(content)
+        note = " · ".join(filter(None, (reason, picture.note)))
         whole_key = (
-            mode, note, aside, key, record.name, record.kind, content.dtype, content.shape,
+            mode, note, picture.aside, key, record.name, record.kind, content.dtype, content.shape,
             record.rank, record.world_size, content.device, content.message,
         )  # fmt: skip
         if whole_key != self._still_key:
             self._still.fill(0, 0, *self.style.size, self.style.colors.background)
-            draw_heading(self._still, self._layout, content, note, aside)
-            if picture is not None:
-                picture.draw_still(self._still, content)
-            else:
-                draw_message(self._still, self._layout, _why_nothing(content))
+            draw_heading(self._still, self._layout, content, note, picture.aside)
+            picture.draw_still(self._still, content)
             self._still_key = whole_key
         self._canvas.pixels[:] = self._still.pixels
-        if picture is not None:
-            picture.draw_moving(self._canvas, content)
+        picture.draw_moving(self._canvas, content)
         draw_statistics(self._canvas, self._layout, content)
         return self._canvas.bytes
-
-    def _picture(self, mode: str) -> Picture | None:
-        if mode not in self._pictures and mode in _PICTURES:
-            self._pictures[mode] = _PICTURES[mode](self.style, self._layout)
-        return self._pictures.get(mode)
 
     def palette(self) -> NDArray[np.uint8]:
         """Return the colors of the frames so far, for formats that have only 256."""
@@ -147,11 +136,3 @@ class Painter:
         found = np.concatenate([np.repeat(single, 8, axis=0), *inks, *maps])
         palette: NDArray[np.uint8] = np.rint(found).astype(np.uint8)
         return palette
-
-
-def _why_nothing(content: FrameContent) -> str:
-    if content.dtype and not math.prod(content.shape):
-        return "empty"
-    if content.dtype:
-        return f"{content.dtype} does not hold numbers"
-    return "neither a tensor nor statistics"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from tensortap.films.canvas import Canvas
-from tensortap.films.color_scale import ColorScale, color_indices
-from tensortap.films.content import FrameContent
 from tensortap.films.image import enlarged, paint_matrix, shrink_note
 from tensortap.films.legend import draw_bar_ticks, draw_color_bar
+from tensortap.films.picture import ColorScale, FrameContent, Picture, color_indices
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.reals import reals
 
@@ -49,15 +48,12 @@ def arrange(tiles: int, rows: int, columns: int, box: Box, row: int = 0) -> tupl
     return chosen
 
 
-class GridPicture:
+class GridPicture(Picture):
     """Tiles with a common color scale."""
 
-    aside = ""
-
     def __init__(self, style: Style, layout: FrameLayout) -> None:
-        self._layout = layout
+        super().__init__(style, layout)
         self.scale = ColorScale(style)
-        self.note = ""
         self._tiles: list[tuple[int, Box]] = []
         self._shape: tuple[int, ...] = ()
         self._grid = 0, 1, 1
@@ -105,11 +101,7 @@ class GridPicture:
 
     def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw the color bar."""
-        layout = self._layout
-        if layout.header:
-            right = min(layout.room.right, self._all.right + layout.bar_width + layout.small)
-            beside = self._all._replace(right=right)
-            self._bar = draw_color_bar(canvas, layout, beside, self.scale.pixels)
+        self._bar = draw_color_bar(canvas, self._layout, self._all, self.scale.pixels)
 
     def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw the tiles."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas
-from tensortap.films.content import FrameContent
 from tensortap.films.legend import draw_plot_axes
+from tensortap.films.picture import FrameContent, Picture
 from tensortap.films.scales import RangeFollower, Ticks, as_shares, ticks
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.record import Summary
@@ -20,28 +20,23 @@ from tensortap.viz.reals import Range, counts_of
 _LINE = 1.6  # the line of the first frame may be so many times as high as the highest bar
 
 
-class HistogramPicture:
+class HistogramPicture(Picture):
     """Bars of counts; for statistics without values, of exponents."""
 
     def __init__(self, style: Style, layout: FrameLayout) -> None:
-        self._layout = layout
+        super().__init__(style, layout)
         self._across, self._up = RangeFollower(style.range), RangeFollower("follow")
         self._limits: Range = (0.0, 1.0)
         self._first: tuple[Range, NDArray[Any], int] | None = None  # limits, density, step
         self._bins_seen: tuple[int, int] | None = None
-        self.note = self.aside = ""
 
-    def prepare(self, content: FrameContent) -> object:
-        """Adapt the range; return what the still part depends on."""
+    def prepare(self, content: FrameContent) -> None:
+        """Adapt the range; nothing is still, because both axes move."""
         only_statistics = content.array is None
         self.note = "counts of exponents" if only_statistics else ""
         self.aside = "" if self._first is None else f"line: step {self._first[2]:,}"
         if not only_statistics and content.summary is not None:
             self._limits = self._across.next(content.summary.min, content.summary.max)
-        return only_statistics
-
-    def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
-        """Draw nothing: both axes move."""
 
     def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw the bars."""

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas
-from tensortap.films.color_scale import ColorScale, color_indices
-from tensortap.films.content import FrameContent
 from tensortap.films.legend import draw_bar_ticks, draw_cell_axes, draw_color_bar
+from tensortap.films.picture import ColorScale, FrameContent, Picture, color_indices
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import NAN
 from tensortap.viz.reals import shrink
@@ -41,15 +40,12 @@ def _whole_cells(room: int, cells: int) -> int:
     return size if size >= _WHOLE * room else room
 
 
-class ImagePicture:
+class ImagePicture(Picture):
     """A matrix, cell by cell."""
 
-    aside = ""
-
     def __init__(self, style: Style, layout: FrameLayout) -> None:
-        self._layout = layout
+        super().__init__(style, layout)
         self.scale = ColorScale(style)
-        self.note = ""
         self._box = self._bar = Box(0, 0, 1, 1)
 
     def prepare(self, content: FrameContent) -> object:
@@ -70,13 +66,8 @@ class ImagePicture:
 
     def draw_still(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw axes and the color bar."""
-        layout, cells = self._layout, self._box
-        if layout.header:
-            canvas.frame(*cells, layout.colors.line)
-            right = min(layout.room.right, cells.right + layout.bar_width + layout.small)
-            beside = cells._replace(right=right)
-            self._bar = draw_color_bar(canvas, layout, beside, self.scale.pixels)
-            draw_cell_axes(canvas, layout, cells, *content.inner)
+        self._bar = draw_color_bar(canvas, self._layout, self._box, self.scale.pixels)
+        draw_cell_axes(canvas, self._layout, self._box, *content.inner)
 
     def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw the cells."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.films.canvas import Canvas, badge_width, fitted, moving_width, text_width
-from tensortap.films.content import FrameContent
+from tensortap.films.picture import FrameContent
 from tensortap.films.scales import Ticks, cell_ticks, ticks
 from tensortap.films.style import Box, FrameLayout
 from tensortap.record import Kind, Summary
@@ -15,7 +15,6 @@ from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, STEPS, R
 from tensortap.viz.reals import Range
 
 Numbers = list[tuple[str, str]]  # labels and values
-
 
 _LEVELS = 7
 _MESSAGE, _MESSAGE_AT_LEAST = 0.45, 0.2  # shares of the second line for a long message
@@ -164,8 +163,11 @@ def short_count(count: int, digits: int = 3) -> str:
 def draw_color_bar(
     canvas: Canvas, layout: FrameLayout, box: Box, pixels: NDArray[np.uint32]
 ) -> Box:
-    """Draw a color bar along the right edge of a box, the largest value on top; return its box."""
-    left = box.right - layout.bar_width + round(layout.small * 1.3)
+    """Draw a color bar right of a box, the largest value on top; return where it is."""
+    if not layout.header:
+        return box
+    right = min(layout.room.right, box.right + layout.bar_width + layout.small)
+    left = right - layout.bar_width + round(layout.small * 1.3)
     bar = Box(left, box.top, left + round(layout.small * 1.1), box.bottom)
     steps = np.linspace(STEPS - 1, 0, bar.height).round().astype(np.int64)
     canvas.pixels[bar.top : bar.bottom, bar.left : bar.right] = pixels[steps][:, None]
@@ -188,7 +190,10 @@ def draw_bar_ticks(
 
 
 def draw_cell_axes(canvas: Canvas, layout: FrameLayout, box: Box, rows: int, columns: int) -> None:
-    """Write row and column numbers along the left and the lower edge of a box."""
+    """Draw a line around a box, with row numbers on its left and column numbers below."""
+    if not layout.header:
+        return
+    canvas.frame(*box, layout.colors.line)
     dim, small = layout.colors.dim, layout.small
     for row in cell_ticks(rows, max(1, box.height // (small * 3))):
         y = box.top + (row + 0.5) * box.height / rows
@@ -217,12 +222,3 @@ def draw_plot_axes(
         if layout.header:
             y = box.bottom + 5 + round(small * 0.65)
             canvas.text(x, y, words, small, colors.dim, "middle", moving=True)
-
-
-def draw_message(canvas: Canvas, layout: FrameLayout, words: str) -> None:
-    """Write why there is nothing to draw."""
-    if layout.header:
-        box = layout.room
-        x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
-        text = fitted(words, layout.title, box.width)
-        canvas.text(x, y, text, layout.title, layout.colors.dim, "middle")

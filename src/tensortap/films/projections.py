@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 
 from tensortap.errors import MissingExtra
 from tensortap.films.canvas import Canvas
-from tensortap.films.content import FrameContent
-from tensortap.films.legend import (
-    draw_bar_ticks,
-    draw_color_bar,
-    draw_plot_axes,
-    short_count,
-)
+from tensortap.films.legend import draw_bar_ticks, draw_color_bar, draw_plot_axes, short_count
+from tensortap.films.picture import FrameContent, Picture
 from tensortap.films.scales import RangeFollower, as_shares, cell_ticks, ticks
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import SEQUENTIAL, STEPS, color_table, packed
@@ -49,11 +44,11 @@ def point_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (points, features) if points >= 3 and features >= 2 else None
 
 
-class ProjectionPicture:
+class ProjectionPicture(Picture):
     """Points on a plane, colored by the position of their rows."""
 
     def __init__(self, style: Style, layout: FrameLayout) -> None:
-        self._style, self._layout = style, layout
+        super().__init__(style, layout)
         self._axes: FixedAxes | None = None
         self._similarity = Similarity(style.seed)
         self._followers = RangeFollower("follow"), RangeFollower("follow")
@@ -64,9 +59,8 @@ class ProjectionPicture:
         self._points = np.empty((0, 2))
         self._colors = self._table[:0]
         self._count = 0
-        self.note = self.aside = ""
 
-    def prepare(self, content: FrameContent) -> object:
+    def prepare(self, content: FrameContent) -> None:
         """Project the rows; what the heading tells about them is part of the key."""
         shape = point_shape(content.inner)
         assert shape is not None
@@ -91,7 +85,6 @@ class ProjectionPicture:
         self._count = count
         self._colors = self._table[np.rint(rows / max(1, count - 1) * (STEPS - 1)).astype(int)]
         self.note, self.aside = " · ".join(notes), " · ".join(asides)
-        return None
 
     def _project(
         self, data: NDArray[Any], finite: NDArray[np.bool_], shape: tuple[int, int], step: int

@@ -18,20 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.films.style import Style, check_count
-from tensortap.films.video import (
-    FilmError,
-    VideoWriter,
-    check_format,
-    check_fps,
-    create,
-    film_size,
-)
+from tensortap.films.video import FilmError, VideoWriter, check_format, check_fps, create, film_size
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import file_name
 
 log = logging.getLogger("tensortap")
 
-_IDLE = 4  # a film that was skipped so many times by all open films makes room
+_IDLE = 4  # rounds of all open films after which one that got no frame makes room
 
 
 class Recorder:
@@ -87,7 +80,7 @@ class Recorder:
 
     def _reset(self) -> None:
         self.films: list[Path] = []  # every file that was started, in order
-        self.skipped: dict[str, int] = {}  # name → frames dropped because of `open_films`
+        self.dropped: dict[str, int] = {}  # name → frames dropped because of `open_films`
         self._open: OrderedDict[object, Film] = OrderedDict()
         self._drawn = 0
         # films are completed even if the program ends without closing them
@@ -138,13 +131,13 @@ class Recorder:
             oldest.close()
             return True
         # closing a film that is still in use would give files of one frame each
-        if not self.skipped:
+        if not self.dropped:
             log.warning(
                 "tensortap: %r is not filmed, because %d films are open, which is the limit. Raise "
                 "it with open_films=…; a film takes some megabytes. Other names without a film are "
                 "logged at the end", name, self.open_films,
             )  # fmt: skip
-        self.skipped[name] = self.skipped.get(name, 0) + 1
+        self.dropped[name] = self.dropped.get(name, 0) + 1
         return False
 
     def flush(self) -> None:
@@ -153,11 +146,11 @@ class Recorder:
     def close(self) -> None:
         """Complete all files; further records start new ones."""
         errors = _close_all(self._open)
-        if len(self.skipped) > 1:
-            first, last = next(iter(self.skipped)), next(reversed(self.skipped))
+        if len(self.dropped) > 1:
+            first, last = next(iter(self.dropped)), next(reversed(self.dropped))
             log.warning(
                 "tensortap: %d names were not filmed, %r to %r: open_films=%d is the limit",
-                len(self.skipped), first, last, self.open_films,
+                len(self.dropped), first, last, self.open_films,
             )  # fmt: skip
         if errors:
             raise errors[0]

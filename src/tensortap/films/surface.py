@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from tensortap.films.canvas import Canvas, text_width
-from tensortap.films.color_scale import ColorScale, color_indices
-from tensortap.films.content import FrameContent
 from tensortap.films.image import shrink_note
 from tensortap.films.legend import draw_bar_ticks, draw_color_bar
+from tensortap.films.picture import ColorScale, FrameContent, Picture, color_indices
 from tensortap.films.scales import cell_ticks
 from tensortap.films.style import Box, FrameLayout, Style
 from tensortap.viz.colors import NAN, Rgb, mixed, packed
@@ -40,15 +39,12 @@ _ROUGH = 0.9  # mean slope above which light is softened
 _LINES = 12  # lines along each side of the surface
 
 
-class SurfacePicture:
+class SurfacePicture(Picture):
     """A matrix as heights over its rows and columns."""
 
-    aside = ""
-
     def __init__(self, style: Style, layout: FrameLayout) -> None:
-        self._layout = layout
+        super().__init__(style, layout)
         self.scale = ColorScale(style)
-        self.note = ""
         self._bar = Box(0, 0, 1, 1)
         self._view: SurfaceView | None = None
         self._lit: NDArray[np.uint32] | None = None
@@ -75,9 +71,9 @@ class SurfacePicture:
         draw_scenery(canvas, self._view, layout.colors.panel, layout.colors.line)
         if layout.header:
             _draw_labels(canvas, layout, self._view)
-            high = round(room.height * 0.12)
-            bar = Box(box.left, box.top + high, box.right, room.bottom - high // 2)
-            self._bar = draw_color_bar(canvas, layout, bar, self.scale.pixels)
+        high = round(room.height * 0.12)
+        bar = Box(box.left, box.top + high, box.right, room.bottom - high // 2)
+        self._bar = draw_color_bar(canvas, layout, bar, self.scale.pixels)
 
     def draw_moving(self, canvas: Canvas, content: FrameContent) -> None:
         """Draw the surface."""
