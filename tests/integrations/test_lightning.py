@@ -238,7 +238,7 @@ def test_rejects_unknown_options():
 
 
 def test_can_be_pickled():
-    assert pickle.loads(pickle.dumps(Track(every=3)))._training.options == {"every": 3}
+    assert pickle.loads(pickle.dumps(Track(every=3)))._options == {"every": 3}
 
 
 def test_is_an_attribute_of_the_package():

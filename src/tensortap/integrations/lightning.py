@@ -56,7 +56,7 @@ class LightningTrack(TrackCallback, Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin tracking: the optimizers exist, and a checkpoint has been loaded."""
         self._restart(trainer.global_step)
-        self._training.begin(pl_module, list(trainer.optimizers), self._step)
+        self._begin(pl_module, list(trainer.optimizers), self._step)
 
     @guarded
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
@@ -75,9 +75,9 @@ class LightningTrack(TrackCallback, Callback):
         loss = {} if self._loss is None else {"loss": self._loss}
         self._logged = {**loss, **self._new_metrics(trainer)}
         if self.tracker is not None and self.tracker.on:  # reading a number waits for the device
-            self._training.log(self._logged)
+            self._log(self._logged)
         self._loss = None
-        if not self._training.step():
+        if not self._end_step():
             trainer.should_stop = True
         self._step += 1
 
@@ -95,12 +95,12 @@ class LightningTrack(TrackCallback, Callback):
     @guarded
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Remove the hooks."""
-        self._training.end()
+        self._end()
 
     @guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Remove the hooks."""
-        self._training.end(type(exception), exception, exception.__traceback__)
+        self._end(type(exception), exception, exception.__traceback__)
 
     def _add_loss(self, outputs: Any, automatic: bool) -> None:
         loss: Any = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -113,7 +113,7 @@ class LightningTrack(TrackCallback, Callback):
     def _log_at_last_step(self, trainer: Any) -> None:
         new = self._new_metrics(trainer).items()
         later = {name: value for name, value in new if not _equal(self._logged.get(name), value)}
-        self._training.log(later, self._step - 1)
+        self._log(later, self._step - 1)
         self._logged |= later
 
     def _new_metrics(self, trainer: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.errors import MissingExtra, TensortapError
-from tensortap.integrations.curves import STATISTICS, CurvePoint, ExponentHistogram, curve_points
+from tensortap.integrations.curves import STATISTICS, ExponentHistogram, curve_points
 
 
 def export(
@@ -25,68 +25,49 @@ def export(
     the other ranks are runs of their own below it, ``rank1`` and so on. `names` is a regular
     expression, `statistics` are those that get a curve. TensorBoard keeps numbers as float32.
     """
-    writers = _EventFiles(Path(folder))
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise MissingExtra(
+            "the export to TensorBoard needs tensorboard: pip install tensorboard"
+        ) from None
+    folder = Path(folder)
+    if any(folder.glob("events.out.tfevents.*")) or any(folder.glob("rank*/events.out.*")):
+        raise TensortapError(f"{folder} already contains events: choose another folder")
+    points = curve_points(source, names=names, statistics=statistics, histograms=histograms)
+    writers: dict[int, Any] = {}
     count = 0
     try:
-        for point in curve_points(
-            source, names=names, statistics=statistics, histograms=histograms
-        ):
-            writers.write(point)
+        for point in points:
+            if point.rank not in writers:
+                target = folder / f"rank{point.rank}" if point.rank else folder
+                writers[point.rank] = EventFileWriter(str(target))
+            summary = Summary()
+            for tag, number in point.numbers.items():
+                summary.value.add(tag=tag, simple_value=number)
+            if point.histogram is not None:
+                summary.value.add(tag=point.histogram.tag, histo=_buckets(point.histogram))
+            event = Event(wall_time=point.seconds, step=point.step, summary=summary)
+            writers[point.rank].add_event(event)
             count += 1
     finally:
-        writers.close()
+        for writer in writers.values():
+            writer.close()
     return count
 
 
-class _EventFiles:
-    """One event file per rank."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer import event_file_writer
-        except ImportError:
-            raise MissingExtra(
-                "the export to TensorBoard needs tensorboard: pip install tensorboard"
-            ) from None
-        if any(folder.glob("events.out.tfevents.*")) or any(folder.glob("rank*/events.out.*")):
-            raise TensortapError(f"{folder} already contains events: choose another folder")
-        self._folder = folder
-        self._open: Any = event_file_writer.EventFileWriter
-        self._event: Any = event_pb2.Event
-        self._summary: Any = summary_pb2
-        self._writers: dict[int, Any] = {}
-
-    def write(self, point: CurvePoint) -> None:
-        value = self._summary.Summary.Value
-        values = [value(tag=tag, simple_value=number) for tag, number in point.numbers.items()]
-        if point.histogram is not None:
-            values.append(value(tag=point.histogram.tag, histo=self._proto(point.histogram)))
-        summary = self._summary.Summary(value=values)
-        event = self._event(wall_time=point.seconds, step=point.step, summary=summary)
-        self._writer(point.rank).add_event(event)
-
-    def _writer(self, rank: int) -> Any:
-        writer = self._writers.get(rank)
-        if writer is None:
-            folder = self._folder / f"rank{rank}" if rank else self._folder
-            writer = self._writers[rank] = self._open(str(folder))
-        return writer
-
-    def _proto(self, histogram: ExponentHistogram) -> Any:
-        """Return a histogram over exponents: 2^n to 2^(n+1) lies between n and n+1."""
-        edges, counts = histogram.edges, histogram.counts
-        middles = [edge + 0.5 for edge in edges[:-1]]
-        return self._summary.HistogramProto(
-            min=edges[0],
-            max=edges[-1],
-            num=sum(counts),
-            sum=sum(m * n for m, n in zip(middles, counts, strict=True)),
-            sum_squares=sum(m * m * n for m, n in zip(middles, counts, strict=True)),
-            bucket_limit=edges[1:],
-            bucket=counts,
-        )
-
-    def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+def _buckets(histogram: ExponentHistogram) -> dict[str, Any]:
+    """Return a histogram over exponents: 2^n to 2^(n+1) lies between n and n+1."""
+    edges, counts = histogram.edges, histogram.counts
+    weighted = [(edge + 0.5, count) for edge, count in zip(edges[:-1], counts, strict=True)]
+    return {
+        "min": edges[0],
+        "max": edges[-1],
+        "num": sum(counts),
+        "sum": sum(middle * count for middle, count in weighted),
+        "sum_squares": sum(middle * middle * count for middle, count in weighted),
+        "bucket_limit": edges[1:],
+        "bucket": counts,
+    }

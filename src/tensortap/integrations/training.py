@@ -17,42 +17,43 @@ from tensortap.sources.track import Tracker, check_track_options, track
 log = logging.getLogger("tensortap")
 
 
-class Training:
-    """Tracks a model from `begin` to `end`; its errors never reach the trainer."""
+class TrackCallback:
+    """Base of the callbacks: tracks a model; its errors never reach the trainer."""
 
-    def __init__(self, run: str | Path | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, *, run: str | Path | None = None, **options: Any) -> None:
+        super().__init__()
         check_track_options(options)  # raises for a wrong option now, not during the training
-        self.options = dict(options)
-        self.folder = run
-        self.path: Path | None = None
-        self.tracker: Tracker | None = None
-        self.active = False
+        self._options = options
+        self._runs = run
+        self._active = False
+        self.tracker: Tracker | None = None  # of the latest training
+        self.path: Path | None = None  # folder of the latest run, if `run` was given
 
-    def begin(self, model: Any, optimizers: Any, step: int) -> None:
+    def _begin(self, model: Any, optimizers: Any, step: int) -> None:
         """Track a model and its optimizers from this step on."""
-        self.end()
+        self._end()
         self.tracker = self.path = None
-        self.active = True
+        self._active = True
         try:
-            if self.folder is not None:
-                self.path = runs.init(self.folder)
+            if self._runs is not None:
+                self.path = runs.init(self._runs)
             if pipeline.clock.owner is None:
                 pipeline.clock.restart()  # drop the step of an earlier training
-            tracker = track(model, optimizers, **{"init_step": step, **self.options})
+            tracker = track(model, optimizers, **{"init_step": step, **self._options})
             self.tracker = tracker.__enter__()
         except Exception as error:
-            self.end()
+            self._end()
             pipeline.fault("begin of the training", error)
 
-    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+    def _log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Keep numbers about the current step, or about another one."""
-        if self.active and self.tracker is not None:
+        if self._active and self.tracker is not None:
             with _logged_errors("metrics"):
                 self.tracker.log({n: v for n, v in metrics.items() if _is_number(v)}, step=step)
 
-    def step(self) -> bool:
+    def _end_step(self) -> bool:
         """End an optimizer step; return False if an alert stops the training."""
-        if self.active and self.tracker is not None:
+        if self._active and self.tracker is not None:
             with _logged_errors("end of a step"):
                 try:
                     self.tracker.step()
@@ -61,35 +62,17 @@ class Training:
                     return False
         return True
 
-    def end(self, *error: object) -> None:
+    def _end(self, *error: object) -> None:
         """Stop tracking; the records stay."""
-        if not self.active:
+        if not self._active:
             return
-        self.active = False
+        self._active = False
         with _logged_errors("end of the training"):
             if self.tracker is not None:
                 self.tracker.__exit__(*error)
             opened = runs.opened()
             if opened is not None and opened.path == self.path:
                 runs.finish()
-
-
-class TrackCallback:
-    """Base of the callbacks: options, and what they give access to."""
-
-    def __init__(self, *, run: str | Path | None = None, **options: Any) -> None:
-        super().__init__()
-        self._training = Training(run, options)
-
-    @property
-    def tracker(self) -> Tracker | None:
-        """The tracker of the latest training."""
-        return self._training.tracker
-
-    @property
-    def path(self) -> Path | None:
-        """The folder of the latest run, if `run` was given."""
-        return self._training.path
 
 
 @contextlib.contextmanager

@@ -40,22 +40,22 @@ class TransformersTrack(TrackCallback, TrainerCallback):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._training.end(*error)
+        self._end(*error)
 
     def close(self) -> None:
         """Stop tracking."""
-        self._training.end()
+        self._end()
 
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin tracking: the optimizer exists, and a checkpoint has been loaded."""
         optimizer = _unwrapped(kwargs.get("optimizer"))
-        self._training.begin(kwargs["model"], optimizer, state.global_step)
+        self._begin(kwargs["model"], optimizer, state.global_step)
 
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End an optimizer step."""
-        if not self._training.step():
+        if not self._end_step():
             control.should_training_stop = True
 
     @guarded
@@ -63,12 +63,12 @@ class TransformersTrack(TrackCallback, TrainerCallback):
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
         """Keep what is logged as metrics of the step that has just ended."""
-        self._training.log(logs or {}, state.global_step - 1)
+        self._log(logs or {}, state.global_step - 1)
 
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove the hooks."""
-        self._training.end()
+        self._end()
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,20 +40,15 @@ def export(
     with _quiet(mode), _opened(folder, project, name or _name(source), mode) as (wandb, run):
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
-        row: dict[str, Any] = {}
-        key: tuple[int, int] | None = None
-        for point in points:
-            if (point.rank, point.step) != key:
-                if row:
-                    run.log(row)
-                key = (point.rank, point.step)
-                row = {"step": point.step, "_timestamp": point.seconds}
-            prefix = f"rank{point.rank}/" if point.rank else ""
-            row |= {prefix + tag: number for tag, number in point.numbers.items()}
-            if point.histogram is not None:
-                bins = _limited(point.histogram, _MAX_BINS)
-                row[prefix + point.histogram.tag] = wandb.Histogram(np_histogram=bins)
-        if row:
+        for (rank, step), group in itertools.groupby(points, lambda p: (p.rank, p.step)):
+            prefix = f"rank{rank}/" if rank else ""
+            row: dict[str, Any] = {"step": step}
+            for point in group:
+                row.setdefault("_timestamp", point.seconds)
+                row |= {prefix + tag: number for tag, number in point.numbers.items()}
+                if point.histogram is not None:
+                    bins = _limited(point.histogram, _MAX_BINS)
+                    row[prefix + point.histogram.tag] = wandb.Histogram(np_histogram=bins)
             run.log(row)
         return Path(run.dir).parent
 
@@ -103,13 +99,11 @@ def _opened(folder: Path, project: str, name: str | None, mode: Mode) -> Iterato
 def _quiet(mode: Mode) -> Iterator[None]:
     """Keep wandb from reporting its own errors over the network in offline mode."""
     key = "WANDB_ERROR_REPORTING"
-    before = os.environ.get(key)
-    if mode == "offline":
-        os.environ[key] = "false"
+    if mode != "offline" or key in os.environ:
+        yield
+        return
+    os.environ[key] = "false"
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = before
+        del os.environ[key]
