@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -12,13 +13,10 @@ from typing import IO
 TIMEOUT = 30.0  # seconds for a command; a network file system can be slow
 
 # a hook or a rebase that started the program must not redirect git to another repository
-_NOT_INHERITED = (
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_GRAFT_FILE",
-    "GIT_SHALLOW_FILE", "GIT_IMPLICIT_WORK_TREE", "GIT_REPLACE_REF_BASE", "GIT_EXTERNAL_DIFF",
-    "GIT_DIFF_OPTS", "GIT_PAGER", "GIT_EDITOR", "GIT_CONFIG", "GIT_LITERAL_PATHSPECS",
-    "GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS",
-)  # fmt: skip
+_INHERITED = re.compile(
+    r"(?!GIT_).*|GIT_(CONFIG_(GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_\d+|VALUE_\d+)|SSH\w*|ASKPASS"
+    r"|EXEC_PATH|CEILING_DIRECTORIES|DISCOVERY_ACROSS_FILESYSTEM|SSL_\w+|PROXY_\w+)"
+)
 _SETTINGS = {
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
@@ -105,11 +103,7 @@ class Git:
 
 
 def _environ() -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _NOT_INHERITED and not name.startswith("GIT_TRACE")
-    }
+    kept = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
     return {
         **kept,
         "GIT_OPTIONAL_LOCKS": "0",

@@ -49,24 +49,15 @@ class Modification(NamedTuple):
     original: str | None  # "file:line" of the definition, or the method of the base class
 
 
-class _Namespace(NamedTuple):
-    """A module, or a class."""
+class _Place(NamedTuple):
+    """A module, a class in it, or where a function is defined."""
 
     owner: str
     file: str
     module: str
-    scope: str = ""  # qualified name of the class
-    cls: Any = None
-
-
-class _Origin(NamedTuple):
-    """Where a value was defined."""
-
-    owner: str
-    module: str
-    name: str
-    file: str = ""
+    name: str = ""  # qualified, within the module
     line: int = 0
+    cls: Any = None
 
 
 class Finder:
@@ -79,29 +70,26 @@ class Finder:
     def find(self) -> dict[str, Modification]:
         """Return the modifications by the qualified name of what they replace."""
         found = {}
-        for namespace, content in self._namespaces():
+        for place, content in self._namespaces():
             for key in list(content):
                 self._pace()
                 for value in _functions(content.get(key)):
-                    modification = self._examine(namespace, key, value)
+                    modification = self._examine(place, key, value)
                     if modification is not None:
-                        parts = (namespace.module, namespace.scope, key)
-                        found[".".join(filter(None, parts))] = modification
+                        found[".".join(filter(None, (*place[2:4], key)))] = modification
         return {where: found[where] for where in sorted(found.keys() - _HOOKS)}
 
-    def _namespaces(self) -> Iterator[tuple[_Namespace, Mapping[str, Any]]]:
+    def _namespaces(self) -> Iterator[tuple[_Place, Mapping[str, Any]]]:
         """Yield the modules of packages and the classes that are defined in them."""
         seen: set[int] = set()
         for name, module in list(sys.modules.items()):
-            if not issubclass(type(module), types.ModuleType) or id(module) in seen:
-                continue
-            seen.add(id(module))
-            content = object.__getattribute__(module, "__dict__")
+            content = _content(module)
             file = _text(content.get("__file__"))
             owner = self._owners.of(file, name)
-            if owner == PROJECT:
+            if not content or id(content) in seen or owner == PROJECT:
                 continue
-            yield _Namespace(owner, file, name), content
+            seen.add(id(content))
+            yield _Place(owner, file, name), content
             classes = list(content.values())
             while classes:
                 self._pace()
@@ -109,60 +97,60 @@ class Finder:
                 if not issubclass(type(cls), type) or id(cls) in seen:
                     continue
                 seen.add(id(cls))
-                if self._owner_of(cls) == owner:
-                    yield self._class_namespace(cls, owner), _get(cls, "__dict__")
-                    classes += _get(cls, "__dict__").values()
+                place = self._class_place(cls)
+                if place.owner == owner:
+                    members = _get(cls, "__dict__")
+                    yield place._replace(file=self._file_of_methods(place, members)), members
+                    classes += members.values()
 
-    def _owner_of(self, cls: type) -> str:
+    def _class_place(self, cls: type) -> _Place:
         module = _text(_get(cls, "__module__"))
-        return self._owners.of(_file_of(module), module)
+        file = _text(_content(sys.modules.get(module)).get("__file__"))
+        return _Place(
+            self._owners.of(file, module), file, module, _get(cls, "__qualname__"), cls=cls
+        )
 
-    def _class_namespace(self, cls: type, owner: str) -> _Namespace:
-        module, scope = _text(_get(cls, "__module__")), _get(cls, "__qualname__")
-        # the file of its methods: many classes claim to belong to another module
-        methods = (v for v in list(_get(cls, "__dict__").values()) if type(v) is types.FunctionType)
-        files = (v.__code__.co_filename for v in methods if v.__qualname__.startswith(scope))
-        own = (file for file in files if self._owners.of(file, module) == owner)
-        return _Namespace(owner, next(own, _file_of(module)), module, scope, cls)
+    def _file_of_methods(self, place: _Place, members: Mapping[str, Any]) -> str:
+        """Return the file of a class: many classes claim to belong to another module."""
+        codes = [v.__code__ for v in list(members.values()) if type(v) is types.FunctionType]
+        files = [code.co_filename for code in codes if code.co_qualname.startswith(place.name)]
+        own = (file for file in files if self._owners.of(file, place.module) == place.owner)
+        return next(own, place.file)
 
-    def _origin(self, value: Any) -> _Origin | None:
+    def _origin(self, value: Any) -> _Place | None:
         if type(value) is types.FunctionType:
             code, module = value.__code__, _text(value.__globals__.get("__name__"))
             file = code.co_filename
             if file.startswith("<") and module not in sys.modules:
                 return None  # generated by namedtuple, by attrs, from a template
             owner = self._owners.of("" if file.startswith("<") else file, module)
-            return _Origin(owner, module, code.co_qualname, file, code.co_firstlineno)
+            return _Place(owner, file, module, code.co_qualname, code.co_firstlineno)
         if issubclass(type(value), type):
-            module = _text(_get(value, "__module__"))
-            file = _file_of(module)
-            return _Origin(self._owner_of(value), module, _get(value, "__qualname__"), file)
+            return self._class_place(value)
         if callable(value):
-            kind = type(value)
-            module = _text(_get(kind, "__module__"))
-            if module == "unittest.mock" or self._owner_of(kind) == PROJECT:
-                return _Origin(PROJECT, module, _get(kind, "__qualname__"))
+            kind = self._class_place(type(value))
+            if kind.module == "unittest.mock" or kind.owner == PROJECT:
+                return kind._replace(owner=PROJECT)
         return None
 
-    def _examine(self, namespace: _Namespace, key: str, value: Any) -> Modification | None:
+    def _examine(self, place: _Place, key: str, value: Any) -> Modification | None:
         origin = self._origin(value)
-        if origin is None or origin.owner in (namespace.owner, "tensortap"):
+        if origin is None or origin.owner in (place.owner, "tensortap"):
             return None
-        if origin.owner != PROJECT:
-            if not self._is_foreign(namespace, key, origin):
-                return None
-        elif origin.module == namespace.module == "unittest.mock":
+        if origin.owner != PROJECT and not self._is_foreign(place, key, origin):
             return None
-        text, before = _source(namespace.file, namespace.scope)
+        if origin.module == place.module == "unittest.mock":
+            return None
+        text, before = _source(place.file, place.name)
         match = _definition(text, key)
-        mro = _get(namespace.cls, "__mro__")[1:-1] if namespace.cls is not None else ()
+        mro = _get(place.cls, "__mro__")[1:-1] if place.cls is not None else ()
         base = next((base for base in mro if key in _get(base, "__dict__")), None)
         module, kind, original = origin.module, "added", None
         if match is not None:
             line = before + text.count("\n", 0, match.start()) + 1
-            kind, original = "replaced", f"{namespace.file}:{line}"
-            if module == namespace.module:  # the globals of the original, so only the code is new
-                module, kind = _module_of(origin.file), "code"
+            kind, original = "replaced", f"{place.file}:{line}"
+            if module == place.module:  # the globals of the original, so only the code is new
+                module, kind = Path(origin.file).stem, "code"
         elif base is not None:
             kind = "overrides"
             original = f"{_get(base, '__module__')}.{_get(base, '__qualname__')}.{key}"
@@ -171,23 +159,22 @@ class Finder:
         by = f"{module}.{origin.name}"
         return Modification(kind, by, module, origin.file or None, origin.line or None, original)
 
-    def _is_foreign(self, namespace: _Namespace, key: str, origin: _Origin) -> bool:
+    def _is_foreign(self, place: _Place, key: str, origin: _Place) -> bool:
         """Return whether code of one package replaces a plain definition in another."""
-        if PYTHON in (origin.owner, namespace.owner):
+        if PYTHON in (origin.owner, place.owner):
             return False
-        if not origin.line and origin.name.rpartition(".")[2] == key:
+        if origin.cls is not None and origin.name.rpartition(".")[2] == key:
             return False  # a class that claims to belong to another package, as those of pytest do
-        cls, file = namespace.cls, namespace.file
-        if not any(f"{keyword} {key}" in _read(file) for keyword in ("def", "class")):
+        if not any(f"{keyword} {key}" in _read(place.file) for keyword in ("def", "class")):
             return False
-        if cls is not None:
-            makers = (*_get(cls, "__mro__")[1:], *_get(type(cls), "__mro__"))
-            if any(self._owner_of(maker) == origin.owner for maker in makers):
+        if place.cls is not None:
+            makers = (*_get(place.cls, "__mro__")[1:], *_get(type(place.cls), "__mro__"))
+            if any(self._class_place(maker).owner == origin.owner for maker in makers):
                 return False  # base classes and metaclasses may set methods
-            parent, _, name = namespace.scope.rpartition(".")
-            if not _is_plain(_source(file, parent)[0], name):
+            parent, _, name = place.name.rpartition(".")
+            if not _is_plain(_source(place.file, parent)[0], name):
                 return False
-        return _is_plain(_source(file, namespace.scope)[0], key)
+        return _is_plain(_source(place.file, place.name)[0], key)
 
 
 def _functions(value: Any) -> tuple[Any, ...]:
@@ -211,18 +198,12 @@ def _text(value: Any) -> str:
     return value if type(value) is str else ""
 
 
-def _file_of(module: str) -> str:
-    loaded = sys.modules.get(module)
-    if not issubclass(type(loaded), types.ModuleType):
-        return ""
-    return _text(object.__getattribute__(loaded, "__dict__").get("__file__"))
-
-
-def _module_of(file: str) -> str:
-    return next((name for name in list(sys.modules) if _file_of(name) == file), "")
-
-
-# -- the source --------------------------------------------------------------------------------
+def _content(module: Any) -> Mapping[str, Any]:
+    """Return the attributes of a module without running code of a lazy one."""
+    if not issubclass(type(module), types.ModuleType):
+        return {}
+    content: Mapping[str, Any] = object.__getattribute__(module, "__dict__")
+    return content
 
 
 @functools.lru_cache(maxsize=64)
@@ -262,12 +243,10 @@ def _is_plain(text: str, key: str) -> bool:
     match = _definition(text, key)
     if match is None:
         return False
-    indent = match[1]
-    for line in reversed(text[: match.start()].splitlines()):
-        if line.startswith(f"{indent}@"):
-            return False
-        if line.strip() and not line.startswith(tuple(indent + start for start in " \t#)")):
-            break
-    word = re.escape(key)
+    indent, word = match[1], re.escape(key)
+    between = rf"(?:[ \t]*\n|{indent}(?:[ \t]+\S|[#)@]).*\n)*"  # more decorators, comments
+    decorated = rf"^{indent}@.*\n{between}{indent}(?:async\s+)?(?:def|class)\s+{word}\b"
+    if re.search(decorated, text, re.MULTILINE):
+        return False
     rebinds = re.compile(rf"\s*{word}\s*([=:,]|$)|.*\bimport\b.*\b{word}\b|.*\bas\s+{word}\b")
     return not any(rebinds.match(line) for line in text.splitlines() if key in line)

@@ -67,13 +67,23 @@ def write_patch(
 def _choose_untracked(git: Git, limit: int, skip: tuple[Path, ...]) -> Untracked:
     """Choose the untracked files for the patch: the smallest first, up to the limit."""
     chosen = Untracked()
-    runs = _RunFolders(git.folder, skip)
+    top = os.path.realpath(git.folder)
+    is_run = {os.path.relpath(os.path.realpath(folder), top): True for folder in skip}
+    is_run |= {"": False, os.curdir: False}
+
+    def in_run(folder: str) -> bool:  # its files are output, not source
+        if folder not in is_run:
+            is_run[folder] = in_run(os.path.dirname(folder)) or any(
+                (git.folder / folder / name).is_file() for name in _RUN_FILES
+            )
+        return is_run[folder]
+
     sizes: list[tuple[int, str]] = []
     for raw in git.run("ls-files", "--others", "--exclude-standard", "-z").split(b"\0"):
         path = os.fsdecode(raw)
         if not path:
             continue
-        if runs.contain(path):
+        if in_run(path.rstrip("/") if path.endswith("/") else os.path.dirname(path)):
             chosen.in_runs += 1
             continue
         full = git.folder / path
@@ -101,29 +111,6 @@ def _choose_untracked(git: Git, limit: int, skip: tuple[Path, ...]) -> Untracked
             chosen.included.append(path)
     chosen.included.sort()
     return chosen
-
-
-class _RunFolders:
-    """The folders in a work tree that are runs: their files are output, not source."""
-
-    def __init__(self, top: Path, skip: tuple[Path, ...]) -> None:
-        self._top = top
-        self._known: dict[str, bool] = {"": False}
-        for folder in skip:
-            inside = os.path.relpath(os.path.realpath(folder), os.path.realpath(top))
-            if inside != os.curdir:
-                self._known[inside] = True
-
-    def contain(self, path: str) -> bool:
-        return self._is_run(path.rstrip("/") if path.endswith("/") else os.path.dirname(path))
-
-    def _is_run(self, folder: str) -> bool:
-        if folder not in self._known:
-            here = self._top / folder
-            self._known[folder] = self._is_run(os.path.dirname(folder)) or any(
-                (here / name).is_file() for name in _RUN_FILES
-            )
-        return self._known[folder]
 
 
 def _copy_index(git: Git, scratch: Path) -> dict[str, str]:
