@@ -53,7 +53,8 @@ def test_draws_odd_tensors(mode):
     for x in ODD_TENSORS:
         painter = Painter(Style(mode=mode, size=(320, 240)))
         first = painter.draw(record(x)).copy()
-        painter.draw(record(X[:3] if mode != "tsne" else X[:3, :4]))  # another shape in between
+        if mode != "tsne":  # which takes half a second per frame
+            painter.draw(record(X[:3]))  # another shape in between
         assert painter.draw(record(x, step=1)).shape == first.shape, (x.dtype, x.shape)
         assert (first[..., 3] == 255).all()
 

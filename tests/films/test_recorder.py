@@ -232,6 +232,7 @@ PROGRAM = f"""
 """
 
 
+@pytest.mark.slow
 def test_films_are_complete_without_closing(tmp_path):
     ends = {"break": 0, "raise ValueError": 1, "raise KeyboardInterrupt": -2}
     programs = []
@@ -248,6 +249,7 @@ def test_films_are_complete_without_closing(tmp_path):
         assert len(frames_of(tmp_path / str(number) / "videos" / "x-rank0.mp4")[0]) == 11
 
 
+@pytest.mark.slow
 def test_forked_child_does_not_complete_the_film(tmp_path):
     program = """
         recorder(record(np.eye(8), "x", step + 1))

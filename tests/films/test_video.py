@@ -97,6 +97,7 @@ def test_damaged_film_plays_up_to_the_damage(tmp_path):
             assert len(found) >= number // 2, (number, cut)
 
 
+@pytest.mark.slow
 def test_killed_program_leaves_a_film(tmp_path):
     """After kill -9, all frames but the last are in the file."""
     program = f"""
@@ -174,6 +175,7 @@ def test_reports_paths_that_cannot_be_written(tmp_path, form):
         create(tmp_path / "file" / "a", form, SIZE, 20)
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_a_film_that_plays(tmp_path):
     """For write(), a limit on the file size is like a full disk."""
     program = f"""

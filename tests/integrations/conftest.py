@@ -11,6 +11,7 @@ import tensortap as tap
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, isolated_settings):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
+    monkeypatch.setenv("TENSORTAP_MODIFICATIONS", "0")  # a search of all modules takes seconds
     yield
     tap.finish()
 
@@ -29,7 +30,9 @@ def tracked(tmp_path_factory):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters())
-    path = tap.init(tmp_path_factory.mktemp("runs"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORTAP_MODIFICATIONS", "0")
+        path = tap.init(tmp_path_factory.mktemp("runs"))
     with tap.track(model, optimizer, stash=lambda tensor: {"numel": tensor.numel()}) as tracker:
         for step in range(4):
             for _ in range(1 + (step == 2)):  # at step 2 every module is called twice

@@ -15,7 +15,8 @@ from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
 
 # raised by Lightning about torch's pytree
-pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning")
+IGNORED = r"ignore:`isinstance\(treespec, LeafSpec\)`:FutureWarning"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(IGNORED)]
 BATCHES = 6
 
 

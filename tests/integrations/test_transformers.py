@@ -10,6 +10,7 @@ import tensortap as tap
 from tensortap.integrations.transformers import Track
 from tensortap.record import Kind
 
+pytestmark = pytest.mark.slow
 STEPS = 6
 
 

@@ -15,6 +15,7 @@ from tensortap.errors import MissingExtra
 from tensortap.record import Kind
 from tests.runs.test_command_line import tensortap
 
+pytestmark = pytest.mark.slow
 BLOCK = 32768
 
 

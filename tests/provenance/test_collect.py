@@ -122,6 +122,7 @@ def test_package_imported_later_creates_no_version(python, tmp_path):
     assert "scipy" in read(run, "packages.json")["packages"]
 
 
+@pytest.mark.slow
 def test_logs_unwritable_folder_once(tmp_path, caplog, monkeypatch):
     monkeypatch.delenv("TENSORTAP_STRICT", raising=False)
     keeper = Keeper(tmp_path / "gone", start=tmp_path, interval=0.0)
@@ -139,6 +140,7 @@ def test_strict_mode_raises(tmp_path, monkeypatch):
         collect(tmp_path / "gone", start=tmp_path)
 
 
+@pytest.mark.slow
 def test_keeper_writes_changes(repo, run):
     keeper = Keeper(run, start=repo.path, interval=0.0)
     assert (run / "runtime_info.json").exists()  # before it returns
@@ -186,6 +188,7 @@ def test_keeper_finds_patches_that_are_made_later(python, repo, tmp_path):
     assert set(read(run, "git_info.json")["runtime_modifications"]) == {own, "textwrap.fill"}
 
 
+@pytest.mark.slow
 def test_checks_wait_for_the_interval(repo, run):
     keeper = Keeper(run, start=repo.path, interval=3600.0)
     deadline = time.monotonic() + 60

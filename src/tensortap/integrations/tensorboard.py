@@ -26,8 +26,7 @@ def export(
     expression, `statistics` are those that get a curve. TensorBoard keeps numbers as float32.
     """
     try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
         raise MissingExtra(
@@ -44,12 +43,12 @@ def export(
             if point.rank not in writers:
                 target = folder / f"rank{point.rank}" if point.rank else folder
                 writers[point.rank] = EventFileWriter(str(target))
-            summary = Summary()
+            summary = summary_pb2.Summary()
             for tag, number in point.numbers.items():
                 summary.value.add(tag=tag, simple_value=number)
             if point.histogram is not None:
                 summary.value.add(tag=point.histogram.tag, histo=_buckets(point.histogram))
-            event = Event(wall_time=point.seconds, step=point.step, summary=summary)
+            event = event_pb2.Event(wall_time=point.seconds, step=point.step, summary=summary)
             writers[point.rank].add_event(event)
             count += 1
     finally:
