@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tensortap import Kind, Summary, TensortapError
-from tensortap.films.picture import FrameContent
 from tensortap.films.frames import Painter, mode_for
 from tensortap.films.image import fit
+from tensortap.films.picture import FrameContent
 from tensortap.films.style import MODES, Style
 from tensortap.record import Number, TensorData
 from tensortap.viz.colors import NAN_COLOR, NEGINF_COLOR, POSINF_COLOR, THEMES, color_table

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.films.picture import FrameContent
 from tensortap.films.frames import Painter
+from tensortap.films.picture import FrameContent
 from tensortap.films.style import Style
 from tensortap.viz.colors import THEMES
 from tensortap.viz.reals import counts_of

@@ -9,9 +9,9 @@ import pytest
 
 from tensortap import Kind
 from tensortap.films.canvas import Canvas, badge_width, text_width
-from tensortap.films.picture import FrameContent
 from tensortap.films.frames import Painter
 from tensortap.films.legend import second_line
+from tensortap.films.picture import FrameContent
 from tensortap.films.style import Style
 from tests.films.filming import record
 
