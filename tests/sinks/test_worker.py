@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import functools
 import logging
 import os
@@ -211,6 +213,29 @@ def test_logs_once_that_a_worker_died(start, trouble, caplog, name, how, words):
     receipt = watcher.receipt
     assert (receipt.captured, receipt.dropped, receipt.reasons["disconnected"]) == (0, 4, 4)
     assert gone(watcher.pids[0])
+
+
+@pytest.fixture
+def no_crash_handlers():
+    """Undo what `faulthandler` has done, as Lightning does when it restores signal handlers."""
+    libc, size = ctypes.CDLL(None), 256  # more than a struct sigaction has
+    before = ctypes.create_string_buffer(size)
+    assert libc.sigaction(signal.SIGSEGV, None, before) == 0
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    yield
+    assert libc.sigaction(signal.SIGSEGV, before, None) == 0
+
+
+def test_logs_a_crash_although_the_program_has_lost_its_handlers(
+    start, trouble, caplog, no_crash_handlers
+):
+    assert faulthandler.is_enabled()
+    watcher = start(trouble)
+    watcher.catch(1.0, "crashes")
+    wait_for(lambda: not watcher.alive)
+    wait_for(lambda: caplog.records)
+    assert "Segmentation fault" in caplog.text
+    assert "notes.py" in caplog.text
 
 
 def test_reports_a_worker_that_dies_while_closing_as_dead_not_slow(start, trouble, caplog):

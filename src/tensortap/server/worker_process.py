@@ -47,6 +47,16 @@ class TimeUp(BaseException):
     """Raised in the user's code when the time at the end is over."""
 
 
+def report_crashes(line: socket.socket) -> None:
+    """Write the traceback of a crash to the parent, which logs it.
+
+    Disabling comes first: in a fork of a process that uses `faulthandler`, `enable` alone would
+    leave the signal handlers as they are, even if a library has replaced them since.
+    """
+    faulthandler.disable()
+    faulthandler.enable(line.fileno())
+
+
 class WorkerProcess:
     """The main loop of a worker; `run` returns when the work is done."""
 
@@ -90,7 +100,7 @@ class WorkerProcess:
         return 1 if error else 0
 
     def _set_up(self) -> None:
-        faulthandler.enable(self._line.fileno())  # the parent logs a crash
+        report_crashes(self._line)
         os.nice(_NICE)
         # processes that the user's code forks must not keep the line open after we have ended
         os.register_at_fork(after_in_child=self._line.close)

@@ -20,7 +20,7 @@ from typing import Any
 
 from tensortap.errors import TensortapError
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.server.worker_process import Functions, WorkerProcess
+from tensortap.server.worker_process import Functions, WorkerProcess, report_crashes
 from tensortap.wire.worker import MainImported, Orders, set_importing_main
 
 log = logging.getLogger("tensortap")
@@ -48,6 +48,7 @@ def served(orders: Orders, line: socket.socket) -> None:
 
 def forked(orders: Orders, line: socket.socket, functions: Functions) -> None:
     """Run a worker in a fork of the training process."""
+    report_crashes(line)  # first: what follows may crash in a fork
     signal.set_wakeup_fd(-1)  # it is the parent's
     for framework in loaded_frameworks():
         framework.after_fork()
