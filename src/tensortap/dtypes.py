@@ -191,16 +191,6 @@ def _itemsize_of_str(name: str) -> int:
     raise ValueError(f"no dtype is called {name[:40]!r}")
 
 
-def float_format(name: str) -> FloatFormat | None:
-    """Return the format of a float dtype, or of the parts of a complex one; None for others.
-
-    >>> float_format("float8_e4m3fn")
-    FloatFormat(digits=4, least_exponent=-6, largest=448.0)
-    """
-    row = DTYPES.get(name)
-    return None if row is None else row.format
-
-
 @functools.lru_cache(maxsize=1024)
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype; unsigned integers of its size where NumPy cannot express it.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tensortap as tap
-from tensortap.compare.files import path_of
+from tensortap.compare.api import path_of
 from tensortap.errors import NotFound, TensortapError
 from tensortap.runs import object_files as files
 

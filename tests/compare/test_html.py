@@ -18,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.compare import html, pictures
-from tensortap.compare.report import CompareReport, Difference, Key, Missing, Sizes
+from tensortap.compare.report import CompareReport, Difference, Key, Missing
 from tensortap.compare.result import Comparison
+from tensortap.compare.rules import parse_rules
 from tensortap.compare.runs import compare_runs
+from tensortap.stats import summarize_array
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>'\"&😀\u2028"
@@ -128,7 +130,7 @@ def test_size_of_a_large_report_is_bounded(tmp_path):
     missing = tuple(Missing(Key(f"m{i}", "Weight", i, 0, 0), "b") for i in range(500))
     report = CompareReport(
         "a", "b", len(worst), 0, 0, (*differences, Difference(last, comparison)), missing,
-        sizes=Sizes({place: (0, size) for place, size in worst.items()}),
+        sizes=lambda: worst,
     )  # fmt: skip
     start = time.perf_counter()
     page = html.render(report)
@@ -160,6 +162,20 @@ def decoded(picture, scale):
     raw = np.frombuffer(base64.b64decode(picture["cells"]), np.int8).astype(float)
     raw[raw == -128] = np.nan
     return raw.reshape(picture["rows"], picture["columns"]) / 127 * scale
+
+
+def test_statistics_that_differ_in_nan_get_the_strongest_color(write):
+    x = np.arange(1.0, 9.0)
+    broken = np.where(x == 3, np.nan, x)
+    one = write([("a", "Activation", 0, summarize_array(x))])
+    two = write([("a", "Activation", 0, summarize_array(broken))])
+    report = compare_runs(one, two)
+    assert report.differences[0].comparison.nonfinite == 1
+    found = data_of(html.render(report))
+    assert cells_of(found)[0, 0] == html.DIFFERS + 100
+    assert found["differences"][0]["level"] == 100
+    rules = parse_rules('[[rule]]\npass = "max_abs <= 100"')
+    assert compare_runs(one, two, rules=rules).differences  # no figure measures a NaN
 
 
 @pytest.mark.slow

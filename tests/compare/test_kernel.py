@@ -286,6 +286,8 @@ def test_kernel_checks_its_arguments():
         elements.kernel.compare((side[0], 99, (8,)), side, (3,), *rest)
     with pytest.raises(ValueError, match="code"):
         elements.kernel.compare((side[0], -1, (8,)), side, (3,), *rest)
+    with pytest.raises(ValueError, match="complex"):
+        elements.kernel.compare((side[0], elements.kernel.COMPLEX64, (8,)), side, (3,), *rest)
     with pytest.raises(ValueError, match="length"):
         elements.kernel.compare(side, (side[0], side[1], ()), (3,), *rest)
     with pytest.raises(ValueError, match="negative"):

@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 import tensortap as tap
-from tensortap.compare.json_report import as_json, comparison_as_json
 from tensortap.compare.provenance import provenance_diff
 from tensortap.compare.report import CompareReport, Difference, Key, Missing, gaps
-from tensortap.compare.result import Comparison
+from tensortap.compare.result import Comparison, as_json, comparison_as_json
 from tensortap.compare.runs import compare_runs
 from tensortap.compare.text import comparison_text, report_text
 from tensortap.errors import TensortapError

@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensortap.record import Summary
-from tensortap.stats import merge, summarize_array
+from tensortap.stats import summarize_array
+from tensortap.stats.merge import merge
 
 Reference = Callable[[Iterable[float]], Summary]
 AssertClose = Callable[[Summary, Summary, float], None]

@@ -391,4 +391,4 @@ def test_import_does_not_import_numpy() -> None:
 
 
 def test_public_names() -> None:
-    assert stats.__all__ == ["merge", "summarize_array", "summarize_memory"]
+    assert stats.__all__ == ["summarize_array", "summarize_memory"]

@@ -106,10 +106,10 @@ def _print(found: CompareReport | Comparison, a: str, b: str, rows: int, as_json
     if as_json:
         import json
 
-        from tensortap.compare.json_report import comparison_as_json, report_as_json
+        from tensortap.compare.result import comparison_as_json
 
         runs = isinstance(found, CompareReport)
-        result = report_as_json(found) if runs else comparison_as_json(found, a, b)  # type: ignore[arg-type]
+        result = found.to_json() if runs else comparison_as_json(found, a, b)  # type: ignore[union-attr,arg-type]
         json.dump(result, sys.stdout, indent=1)
         print()
         return
@@ -139,7 +139,7 @@ def _location(text: str) -> Any:
 
 
 def _is_run(text: str) -> bool:
-    from tensortap.compare.files import is_run
+    from tensortap.compare.api import is_run
 
     return is_run(_location(text))
 

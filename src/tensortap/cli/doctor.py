@@ -61,7 +61,6 @@ def examine(server: str | None) -> dict[str, object]:
         "extras": extras,
         "shared memory": "yes" if buffers.can_share else "no memfd here: tensors go over TCP",
         "statistics kernel": _kernel("tensortap.stats.summarize"),
-        "comparison kernel": _kernel("tensortap.compare.elements"),
         "key": key,
         "environment": {k: _hidden(k, v) for k, v in os.environ.items() if "TENSORTAP" in k},
         "server": str(parse_address(server)),
@@ -118,7 +117,7 @@ def _show(found: dict[str, object]) -> None:
         if absent:
             note.append(f"{'; ' if here else ''}not installed: {absent}", style="dim")
         table.add_row(f"\\[{extra}]", note)
-    for name in ("shared memory", "statistics kernel", "comparison kernel", "key"):
+    for name in ("shared memory", "statistics kernel", "key"):
         table.add_row(name, Text(str(found[name])))
     for name, value in _dict(found["environment"]).items():
         table.add_row(name, Text(value))

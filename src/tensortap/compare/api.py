@@ -1,13 +1,16 @@
-"""`tap.compare`: objects, files and runs."""
+"""`tap.compare`: tell values, files and runs apart, and compare them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
-from tensortap.compare.files import content_of, is_run, only_tensor, path_of
 from tensortap.compare.values import compare_values
-from tensortap.errors import TensortapError
+from tensortap.errors import NotFound, TensortapError
+from tensortap.readers.mirror import is_url
+from tensortap.runs.layout import RUN_FILE
+from tensortap.runs.object_files import load_file, suffixes
 
 
 def compare(
@@ -44,11 +47,8 @@ def compare(
         return compare_runs(a, b, atol=atol, rtol=rtol, equal_nan=equal_nan, trust=trust, **options)
     if options:
         raise TypeError(f"{', '.join(options)}: for runs only, and neither is a run")
-    x, y = content_of(a, trust=trust), content_of(b, trust=trust)
-    if str(path_of(a)).endswith(".safetensors"):
-        x = only_tensor(x, y)
-    if str(path_of(b)).endswith(".safetensors"):
-        y = only_tensor(y, x)
+    x, y = _content(a, trust), _content(b, trust)
+    x, y = _only_tensor(a, x, y), _only_tensor(b, y, x)
     return compare_values(x, y, atol=atol, rtol=rtol, equal_nan=equal_nan)
 
 
@@ -61,3 +61,58 @@ def _description(value: Any) -> str:
             else f"{path}, which does not exist"
         )
     return f"a {type(value).__name__}"
+
+
+def path_of(value: Any) -> Path | None:
+    """Return the file or folder that a value names; None for anything else.
+
+    A `Path` always names one. Text does if the file exists, if it has a readable suffix, or if it
+    has a slash and no space: a mistyped path should be an error, not a comparison of two texts.
+
+    >>> path_of("weights.npy"), path_of("runs/a"), path_of("a cat")
+    (PosixPath('weights.npy'), PosixPath('runs/a'), None)
+    """
+    if isinstance(value, os.PathLike):
+        return Path(value)
+    if not isinstance(value, str) or not value or "\0" in value or "\n" in value:
+        return None
+    named = value.endswith(tuple(suffixes())) or (os.sep in value and " " not in value)
+    if named:
+        return Path(value)
+    try:
+        return Path(value) if os.path.exists(value) else None
+    except OSError:  # too long for a file name
+        return None
+
+
+def is_run(value: Any) -> bool:
+    """Return whether a value is a run, its folder, a live session or a reader."""
+    if is_url(value):
+        return True
+    path = path_of(value)
+    if path is not None:
+        return path.is_dir() and (path / RUN_FILE).exists()
+    if isinstance(value, type):
+        return False
+    reader = getattr(value, "reader", value)
+    return all(callable(getattr(reader, verb, None)) for verb in ("names", "records", "load"))
+
+
+def _content(value: Any, trust: bool) -> Any:
+    """Return the content of a file, with its tensors mapped; other values as they are."""
+    path = path_of(value)
+    if path is None:
+        return value
+    if path.is_dir():
+        raise TensortapError(f"{path} is a folder without {RUN_FILE}, so it is not a run")
+    if not path.exists():
+        raise NotFound(f"no such file: {path}")
+    return load_file(path, trust=trust, mapped=True)
+
+
+def _only_tensor(source: Any, value: Any, other: Any) -> Any:
+    """Return the only tensor of a file if it is compared with something other than a dict."""
+    single = isinstance(value, dict) and len(value) == 1 and not isinstance(other, dict)
+    if single and str(path_of(source)).endswith(".safetensors"):
+        return next(iter(value.values()))
+    return value

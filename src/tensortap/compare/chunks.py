@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.compare.elements import Figures, is_whole
 from tensortap.dtypes import FloatFormat
-from tensortap.stats.conversion import as_float64, complex_part
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from tensortap.stats.conversion import as_float64, complex_part, real_and_imag
+from tensortap.stats.merge import scale
 
 _CHUNK = 1 << 16
 
@@ -24,8 +24,6 @@ def compare_arrays(
     a: NDArray[Any], b: NDArray[Any], atol: float, rtol: float, equal_nan: bool, form: FloatFormat
 ) -> Figures:
     """Return the figures of two arrays of numbers with the same shape."""
-    import numpy as np
-
     tally = _ChunkTotals(atol, rtol, equal_nan, form)
     with np.errstate(all="ignore"):
         for start, x, y in _pairs(a, b):
@@ -40,8 +38,6 @@ def _pairs(a: NDArray[Any], b: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]
 
 
 def _part(array: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-    import numpy as np
-
     flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
     part = np.ascontiguousarray(flat[start:stop])
     return part.astype(part.dtype.newbyteorder("="), copy=False)
@@ -54,18 +50,10 @@ class _Numbers:
     """
 
     def __init__(self, chunk: NDArray[Any]) -> None:
-        import numpy as np
-
-        part = complex_part(chunk.dtype)
         self.rest: NDArray[Any] | None = None
         self.imag: NDArray[Any] | None = None
-        if part is not None:
-            if chunk.dtype.fields is not None:
-                real, imag = chunk["real"], chunk["imag"]
-            else:
-                both = chunk.view(part)
-                real, imag = both[0::2], both[1::2]
-            self.real, self.imag = _real(real), _real(imag)
+        if complex_part(chunk.dtype) is not None:
+            self.real, self.imag = map(_real, real_and_imag(chunk))
             return
         self.real = _real(chunk)
         if is_whole(chunk.dtype) and chunk.dtype.itemsize == 8:
@@ -121,8 +109,6 @@ class _ChunkTotals:
         self.dd, self.aa, self.bb, self.ab = _Sum(), _Sum(), _Sum(), _Sum()
 
     def add(self, start: int, a: NDArray[Any], b: NDArray[Any]) -> None:
-        import numpy as np
-
         x, y = _Numbers(a), _Numbers(b)
         self._sift(start, x, y)
         real = _less(x.real, y.real)
@@ -156,8 +142,6 @@ class _ChunkTotals:
 
     def _sift(self, start: int, x: _Numbers, y: _Numbers) -> None:
         """Judge the pairs in which one value is not finite, then set both to zero."""
-        import numpy as np
-
         each = [n for n in (x.real, x.imag, y.real, y.imag) if n is not None]
         finite = np.logical_and.reduce([np.isfinite(n) for n in each])
         self.finite += int(np.count_nonzero(finite))
@@ -185,8 +169,6 @@ class _ChunkTotals:
                 numbers.rest = np.where(finite, numbers.rest, 0.0)
 
     def _maxima(self, start: int, d: Any, size: Any, ratio: Any, allowed: Any) -> None:
-        import numpy as np
-
         self.max_abs = max(self.max_abs, float(d.max()))
         self.max_rel = max(self.max_rel, float(ratio.max()))
         over = d > self.atol
@@ -203,8 +185,6 @@ class _ChunkTotals:
             self.excess, self.worst = float(excess[at]), start + at
 
     def _steps(self, x: _Numbers, y: _Numbers) -> None:
-        import numpy as np
-
         if not self.form.digits:
             return
         zero = np.zeros_like(x.real)
@@ -234,24 +214,15 @@ class _ChunkTotals:
         rel_l2 = 0.0
         if self.dd.value:
             unit = (self.dd.unit - self.bb.unit) // 2
-            rel_l2 = _ldexp(math.sqrt(self.dd.value) / b, unit) if b else math.inf
+            rel_l2 = scale(math.sqrt(self.dd.value) / b, unit) if b else math.inf
         return Figures(
             count, self.finite, self.mismatches, self.nonfinite, self.first_nonfinite, self.worst,
-            self.max_abs, _ldexp(self.abs.value / many, self.abs.unit), self.max_rel,
+            self.max_abs, scale(self.abs.value / many, self.abs.unit), self.max_rel,
             self.rel.value / many, self.excess, self.factor, cosine, rel_l2, self.steps, 0,
         )  # fmt: skip
 
 
-def _ldexp(value: float, unit: int) -> float:
-    try:
-        return math.ldexp(value, unit)
-    except OverflowError:
-        return math.inf
-
-
 def _magnitude(real: Any, imag: Any) -> Any:
-    import numpy as np
-
     return np.abs(real) if imag is None else np.hypot(real, imag)
 
 
@@ -260,8 +231,6 @@ def _unit(sizes: NDArray[Any]) -> int:
     largest = sizes.max()
     if not largest or not math.isfinite(largest):
         return 0
-    import numpy as np
-
     return int(np.frexp(largest)[1])
 
 
@@ -272,8 +241,6 @@ def ordinals(x: NDArray[np.float64], form: FloatFormat) -> NDArray[np.int64]:
     >>> ordinals(np.array([1.0, 1.0078125, -0.0]), FloatFormat(8, -126, 3.39e38)).tolist()
     [16256, 16257, 0]
     """
-    import numpy as np
-
     x = x.astype(np.float64)
     bits = x.view(np.int64)
     size = bits & np.int64(0x7FFFFFFFFFFFFFFF)

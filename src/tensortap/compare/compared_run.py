@@ -6,6 +6,8 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.view import as_numpy
 from tensortap.readers.reader import value_of
@@ -112,8 +114,6 @@ def whole(side: ComparedRun, parts: list[RecordPart]) -> Any:
 
 
 def _array(side: ComparedRun, part: RecordPart) -> Any:
-    import numpy as np
-
     value = side.value(part)
     if isinstance(value, TensorData):
         return as_numpy(value)
@@ -121,8 +121,6 @@ def _array(side: ComparedRun, part: RecordPart) -> Any:
 
 
 def _assembled(side: ComparedRun, parts: list[RecordPart]) -> Any:
-    import numpy as np
-
     shape = parts[0].record.shard.global_shape  # type: ignore[union-attr]
     total: Any = None
     filled = np.zeros(shape, np.bool_)

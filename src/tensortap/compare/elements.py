@@ -8,26 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tensortap.dtypes import DTYPES, FloatFormat, float_format
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortap.dtypes import DTYPES, FloatFormat
 from tensortap.stats.conversion import complex_part
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-kernel: Any
-try:
-    from tensortap.compare import _kernel  # type: ignore[attr-defined]
-
-    kernel = _kernel
-except ImportError:  # installed without a C compiler
-    kernel = None
-
-AUTO = 0
-"""Use up to eight threads where the array is large enough to gain."""
-
+from tensortap.stats.summarize import kernel, kernel_code
 
 NO_FORMAT = FloatFormat(0, 0, 0.0)
 
@@ -63,7 +51,7 @@ def compare_arrays(
     atol: float,
     rtol: float,
     equal_nan: bool,
-    threads: int = AUTO,
+    threads: int = 0,
 ) -> Figures:
     """Return the figures of two arrays of numbers with the same shape.
 
@@ -89,6 +77,11 @@ def compare_arrays(
 
 
 @functools.cache
+def _code_of(dtype: np.dtype[Any]) -> int | None:
+    return None if complex_part(dtype) is not None else kernel_code(dtype)
+
+
+@functools.cache
 def is_whole(dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype holds integers or bools."""
     row = DTYPES.get(dtype.name)
@@ -96,19 +89,10 @@ def is_whole(dtype: np.dtype[Any]) -> bool:
 
 
 @functools.cache
-def is_number(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype holds numbers."""
-    import numpy as np
-
-    if dtype.kind in "biufc" or complex_part(dtype) is not None:
-        return True
-    return dtype.kind in "VW" and dtype.type is not np.void
-
-
-@functools.cache
 def format_of(dtype: np.dtype[Any]) -> FloatFormat:
     """Return the floating-point format of a dtype, or of its complex parts."""
-    return float_format((complex_part(dtype) or dtype).name) or NO_FORMAT
+    row = DTYPES.get((complex_part(dtype) or dtype).name)
+    return NO_FORMAT if row is None or row.format is None else row.format
 
 
 @functools.cache
@@ -118,22 +102,6 @@ def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> FloatFormat:
         return NO_FORMAT  # float64 cannot measure units of longdouble
     known = [form for form in (format_of(a), format_of(b)) if form.digits]
     return min(known, key=lambda form: (form.digits, -form.least_exponent), default=NO_FORMAT)
-
-
-@functools.cache
-def _code_of(dtype: np.dtype[Any]) -> int | None:
-    """Return the kernel's code of a dtype; None if unsupported or without kernel."""
-    if kernel is None or not dtype.isnative or dtype.fields is not None or not is_number(dtype):
-        return None
-    known = getattr(kernel, dtype.name.upper(), None)
-    if isinstance(known, int):
-        return known
-    if dtype.itemsize != 1:
-        return None
-    from tensortap.stats.numpy_summary import pattern_values
-
-    code: int = kernel.add_table(pattern_values(dtype).tobytes())
-    return code
 
 
 def nudged(value: float) -> float:

@@ -12,18 +12,17 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tensortap.compare.elements import coarser, compare_arrays, format_of, is_number, is_whole
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortap.compare.elements import coarser, compare_arrays, format_of, is_whole
 from tensortap.dtypes import numpy_dtype
 from tensortap.frameworks.view import array_of
-from tensortap.stats.conversion import as_float64, complex_part
+from tensortap.stats.conversion import as_float64, complex_part, is_number
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+Array = NDArray[Any]
 
 _SAMPLE = 4096
 _CHUNK = 1 << 16
@@ -75,8 +74,6 @@ def explain(
     >>> [str(found) for found in explain(x, x / 8)]
     ['a is 8 times b']
     """
-    import numpy as np
-
     x, y = array_of(a), array_of(b)
     if x is None or y is None or not _fit(x) or not _fit(y):
         return ()
@@ -107,8 +104,6 @@ def _fit(array: Array) -> bool:
 
 def _sample(shape: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
     """Return the indices of a sample of elements, or of all if they are few."""
-    import numpy as np
-
     size = math.prod(shape)
     if size <= _SAMPLE:
         return np.unravel_index(np.arange(size), shape)
@@ -116,8 +111,6 @@ def _sample(shape: tuple[int, ...]) -> tuple[NDArray[np.intp], ...]:
 
 
 def _close(x: NDArray[np.float64], y: NDArray[np.float64], close: _Closeness) -> NDArray[np.bool_]:
-    import numpy as np
-
     near = np.abs(x - y) <= close.atol + close.rtol * np.maximum(np.abs(x), np.abs(y))
     found: NDArray[np.bool_] = near | (x == y) | (np.isnan(x) & np.isnan(y))
     return found
@@ -125,8 +118,6 @@ def _close(x: NDArray[np.float64], y: NDArray[np.float64], close: _Closeness) ->
 
 def _bits(values: NDArray[np.float64], close: _Closeness) -> float:
     """Return the bits of evidence in one agreement; fewer the more alike the elements are."""
-    import numpy as np
-
     rng = np.random.default_rng(1)
     one, other = rng.permutation(values.size), rng.permutation(values.size)
     one, other = one[one != other], other[one != other]
@@ -147,8 +138,6 @@ def _is_supported(
 
     `free` is the number of elements from which the hypothesis was derived.
     """
-    import numpy as np
-
     if not _close(one, other, close).all():
         return False
     telling = int(np.count_nonzero(~_close(one, plain, close))) - free
@@ -156,8 +145,6 @@ def _is_supported(
 
 
 def _leaves_little(one: Any, other: Any, plain: Any) -> bool:
-    import numpy as np
-
     good = np.isfinite(one) & np.isfinite(other) & np.isfinite(plain)
     rest, whole = np.abs(one - other)[good].sum(), np.abs(one - plain)[good].sum()
     # differences that are not finite have no sum
@@ -172,8 +159,6 @@ def _holds(x: Array, y: Array, close: _Closeness) -> bool:
 
 
 def _chunks(x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-    import numpy as np
-
     for start in range(0, x.size, _CHUNK):
         yield (
             np.ascontiguousarray(x.flat[start : start + _CHUNK]),
@@ -191,8 +176,6 @@ def _zero(x: Array, y: Array) -> Iterator[Explanation]:
 
 
 def _any(array: Array) -> bool:
-    import numpy as np
-
     flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
     return any(
         bool((as_float64(np.ascontiguousarray(flat[i : i + _CHUNK])) != 0).any())
@@ -201,8 +184,6 @@ def _any(array: Array) -> bool:
 
 
 def _factor(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
-    import numpy as np
-
     at = _sample(x.shape)
     one, other = as_float64(x[at]), as_float64(y[at])
     ratios = (one / other)[(other != 0) & np.isfinite(one / other)]
@@ -244,8 +225,6 @@ def _spelled(factor: float) -> str:
 
 
 def _transposed(x: Array, y: Array, close: _Closeness) -> Iterator[Explanation]:
-    import numpy as np
-
     if not 2 <= x.ndim <= 4 or x.ndim != y.ndim or sorted(x.shape) != sorted(y.shape):
         return
     at = _sample(x.shape)
@@ -308,8 +287,6 @@ def _rounded(x: Array, y: Array) -> Iterator[Explanation]:
 
 def _is_rounded(one: Array, other: Array, dtype: np.dtype[Any]) -> bool:
     """Return whether `one` is exactly `other` rounded to a coarser dtype, beyond chance."""
-    import numpy as np
-
     digits = format_of(dtype).digits
     spare = format_of(one.dtype).digits - digits
     telling = 0

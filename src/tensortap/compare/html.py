@@ -11,20 +11,19 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.compare.compared_run import Disagreement
-from tensortap.compare.json_report import as_json, figures_of
 from tensortap.compare.pictures import pictures_of
 from tensortap.compare.provenance import rows_of
 from tensortap.compare.report import CompareReport, Difference, gaps
+from tensortap.compare.result import as_json, figures_of
 from tensortap.compare.text import lacks
 from tensortap.errors import TensortapError
 from tensortap.viz.html_file import html_file, shortened, static_text, write_html_file
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 PICTURES = 80
 _SECONDS = 60.0  # bytes of all pictures
@@ -156,8 +155,6 @@ class Timeline(NamedTuple):
 
 
 def _timeline(report: CompareReport) -> Timeline:
-    import numpy as np
-
     severe: dict[tuple[str, str, int], int] = {}
 
     def note(name: str, kind: str, step: int, code: int) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tensortap.compare.compared_run import RecordPart
-from tensortap.compare.report import Captures, Key
+from tensortap.compare.compared_run import ComparedRun, RecordPart
+from tensortap.compare.report import Difference, Key, Missing
+from tensortap.compare.rules import RuleSet
+from tensortap.compare.tensors import Tolerance
 from tensortap.errors import TensortapError
 from tensortap.record import Kind
 from tensortap.runs.arrow import scalar
@@ -19,9 +22,8 @@ from tensortap.table.table import Table, has_tag
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy.typing import NDArray
 
-    Integers = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 class Choice(NamedTuple):
@@ -60,12 +62,6 @@ class ChosenRecords(NamedTuple):
             Key(self.names[name], table.kinds[kind], *rest)
             for name, kind, *rest in zip(table.name[rows], table.kind[rows], *integers, strict=True)
         ]
-
-    def captures(self, rows: Integers) -> Captures:
-        """Return when the records of some rows were captured."""
-        table = self.table
-        codes = table.name[rows], table.kind[rows]
-        return Captures(self.names, table.kinds, *codes, table.step[rows], table.seq[rows])
 
     def parts(self, rows: Integers) -> list[RecordPart]:
         """Return the records of some rows, and the cells that hold their values."""
@@ -213,3 +209,118 @@ def _only_statistics(cells: pa.Table) -> NDArray[np.bool_]:
     value = cells.column("value")
     nil = pc.fill_null(pc.equal(value, scalar(NO_VALUE, value.type)), False)
     return np.asarray(pc.and_(nil, pc.is_valid(cells.column("count"))))
+
+
+class RecordPair(NamedTuple):
+    """Two matching records."""
+
+    key: Key
+    seq: int
+    a: list[RecordPart]
+    b: list[RecordPart]
+    tolerance: Tolerance
+
+
+class Plan:
+    """The pairs of two runs, and what is known about them without reading values."""
+
+    def __init__(
+        self,
+        records: tuple[ChosenRecords, ChosenRecords],
+        tolerance: Tolerance,
+        rules: RuleSet | None,
+    ) -> None:
+        self.records = records
+        self._tolerance = tolerance
+        self._rules = rules
+        self.ignored = 0
+        self.items: list[RecordPair] = []
+        self._lone: list[tuple[Key, str]] = []
+        shards = [each.shards() for each in records]
+        groups = {
+            at: [
+                group[at] if at in group else each.rows_at(*at)
+                for each, group in zip(records, shards, strict=True)
+            ]
+            for at in {**shards[0], **shards[1]}
+        }
+        self._pair_sharded(groups)
+        a, b = (
+            each._replace(rows=np.setdiff1d(each.rows, np.concatenate(found), assume_unique=True))
+            if (found := [group[i] for group in groups.values()])
+            else each
+            for i, each in enumerate(records)
+        )
+        self._pair_plain(a, b)
+        self.items.sort(key=lambda item: (item.key.step, item.seq, item.key.rank))
+        self.by_key = {item.key: item for item in self.items}
+        self.compared = self.equal + len(self.items)
+
+    def _pair_plain(self, a: ChosenRecords, b: ChosenRecords) -> None:
+        pairs = pair(a, b)
+        equal = same(a, b, pairs, equal_nan=self._tolerance.equal_nan)
+        self.equal = int(equal.sum())
+        self.equal_rows = pairs.a[equal]
+        rows = pairs.a[~equal]
+        found = a.keys(rows), a.table.seq[rows].tolist(), a.parts(rows), b.parts(pairs.b[~equal])
+        for key, seq, one, other in zip(*found, strict=True):
+            self._add(key, seq, [one], [other])
+        for each, lone, side in ((a, pairs.only_a, "a"), (b, pairs.only_b, "b")):
+            for key in each.keys(lone):
+                self._lose(key, side)
+
+    def _pair_sharded(self, groups: dict[tuple[str, str, int, int], list[Any]]) -> None:
+        for at, (rows_a, rows_b) in groups.items():
+            key = Key(*at, -1)
+            if not len(rows_a) or not len(rows_b):
+                self._lose(key, "a" if len(rows_a) else "b")
+                continue
+            a, b = self.records
+            self._add(key, int(a.table.seq[rows_a[0]]), a.parts(rows_a), b.parts(rows_b))
+
+    def _add(self, key: Key, seq: int, a: list[RecordPart], b: list[RecordPart]) -> None:
+        rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
+        if rule is not None and rule.ignore:
+            self.ignored += 1
+            return
+        tolerance = self._tolerance
+        if rule is not None:
+            tolerance = tolerance._replace(
+                atol=tolerance.atol if rule.atol is None else rule.atol,
+                rtol=tolerance.rtol if rule.rtol is None else rule.rtol,
+            )
+        self.items.append(RecordPair(key, seq, a, b, tolerance))
+
+    def _lose(self, key: Key, side: str) -> None:
+        rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
+        if rule is not None and (rule.ignore or rule.expected):
+            self.ignored += 1
+            return
+        self._lone.append((key, side))
+
+    def order(self, difference: Difference) -> tuple[int, int, int]:
+        """Return the position of a difference in the execution of the first run."""
+        key = difference.key
+        return key.step, self.by_key[key].seq, key.rank
+
+    def before(self, key: Key) -> tuple[list[RecordPart] | None, list[RecordPart] | None]:
+        """Return the same tensor one step earlier, from both runs, if they have it."""
+        found = []
+        for records in self.records:
+            rows = records.rows_at(key.name, key.kind, key.step - 1, key.call)
+            if key.rank >= 0:
+                rows = rows[records.table.rank[rows] == key.rank]
+            found.append(records.parts(rows) or None)
+        return found[0], found[1]
+
+    def missing(self, sides: tuple[ComparedRun, ComparedRun]) -> Iterator[Missing]:
+        """Return the records that only one run has, and whether the other dropped them."""
+        if not self._lone:
+            return
+        dropped = [
+            set(side.reader.missing()) if hasattr(side.reader, "missing") else set()
+            for side in sides
+        ]
+        for key, side in sorted(self._lone, key=lambda lone: (lone[0].step, lone[0].name)):
+            other = dropped[1] if side == "a" else dropped[0]
+            yield Missing(key, side, (key.name, key.step, key.rank) in other)

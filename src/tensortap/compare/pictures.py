@@ -5,18 +5,17 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tensortap.compare.elements import is_number
+import numpy as np
+from numpy.typing import NDArray
+
 from tensortap.frameworks.view import array_of
-from tensortap.stats.conversion import as_real
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from tensortap.stats.conversion import as_real, is_number
+from tensortap.viz import reals
 
 SIDE = 64
-_AT_ONCE = 1 << 22  # elements per chunk
+_AT_ONCE = 1 << 22  # elements that are converted at once
 _NOT_FINITE = -128
 
 
@@ -43,27 +42,34 @@ def pictures_of(a: Any, b: Any) -> dict[str, Any] | None:
 def shrink(a: NDArray[Any], b: NDArray[Any] | None = None) -> NDArray[np.float64]:
     """Reduce a tensor, or ``a - b``, to 64×64 blocks with the value farthest from zero.
 
-    NaN marks blocks with values that are not finite and not the same in both.
+    Blocks with values that are not finite, and not the same in both, are not finite.
 
     >>> import numpy as np
     >>> shrink(np.array([[1, -5], [2, 3]], np.int8))
     array([[ 1., -5.],
            [ 2.,  3.]])
     """
-    import numpy as np
+    sides = [each.reshape(flattened(each.shape)) for each in (a, b) if each is not None]
+    columns = sides[0].shape[1]
+    if a.size <= _AT_ONCE:
+        cells = reals.shrink(_real(*sides), SIDE, SIDE, 0.0)
+    else:
+        edges = [columns * i // min(SIDE, columns) for i in range(min(SIDE, columns) + 1)]
+        strips = ([side[:, i:j] for side in sides] for i, j in itertools.pairwise(edges))
+        cells = np.hstack([reals.shrink(_real(*strip), SIDE, 1, 0.0) for strip in strips])
+    return cells
 
-    rows, columns = flattened(a.shape)
-    x = a.reshape(rows, columns)
-    y = None if b is None else b.reshape(rows, columns)
-    down, across = _edges(rows), _edges(columns)
-    found = np.empty((len(down) - 1, len(across) - 1))
-    for i, (top, bottom) in enumerate(itertools.pairwise(down)):
-        if (bottom - top) * columns <= _AT_ONCE:
-            found[i] = _extremes(_block(x, y, slice(top, bottom), slice(None)), across[:-1])
-            continue
-        for j, (left, right) in enumerate(itertools.pairwise(across)):
-            found[i, j] = _extremes(_block(x, y, slice(top, bottom), slice(left, right)), [0])[0]
-    return found
+
+def _real(one: NDArray[Any], other: NDArray[Any] | None = None) -> NDArray[np.float64]:
+    """Return a matrix as real numbers, or the difference of two: 0 where they are the same."""
+    x = as_real(one)
+    if other is None:
+        return x
+    y = as_real(other)
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference: NDArray[np.float64] = x - y
+    difference[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+    return difference
 
 
 def flattened(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -78,44 +84,12 @@ def flattened(shape: tuple[int, ...]) -> tuple[int, int]:
     return min(splits, key=lambda each: abs(math.log(each[0] / each[1])))
 
 
-def _edges(size: int) -> list[int]:
-    count = min(SIDE, size)
-    return [size * i // count for i in range(count + 1)]
-
-
-def _block(x: NDArray[Any], y: NDArray[Any] | None, *at: slice) -> NDArray[np.float64]:
-    import numpy as np
-
-    one = as_real(x[at])
-    if y is None:
-        return one
-    other = as_real(y[at])
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference: NDArray[np.float64] = one - other
-    alike = (one == other) | (np.isnan(one) & np.isnan(other))
-    difference[alike] = 0.0
-    return difference
-
-
-def _extremes(block: NDArray[np.float64], starts: list[int]) -> NDArray[np.float64]:
-    import numpy as np
-
-    high = np.fmax.reduceat(block, starts, axis=1).max(axis=0)
-    low = np.fmin.reduceat(block, starts, axis=1).min(axis=0)
-    whole = np.logical_and.reduceat(np.isfinite(block), starts, axis=1).all(axis=0)
-    return np.where(whole, np.where(-low > high, low, high), np.nan)
-
-
 def _largest(cells: NDArray[np.float64]) -> float:
-    import numpy as np
-
     finite = cells[np.isfinite(cells)]
     return float(np.abs(finite).max()) if finite.size else 0.0
 
 
 def _encoded(cells: NDArray[np.float64], scale: float) -> dict[str, Any]:
-    import numpy as np
-
     finite = np.isfinite(cells)
     share = np.where(finite, cells, 0.0) / (scale or 1.0)
     codes = np.rint(share * 127).astype(np.int8)

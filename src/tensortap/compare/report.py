@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from tensortap.compare.result import Comparison
+from tensortap.compare.result import FORMAT, Comparison, as_json, figures_of
 from tensortap.errors import TensortapError
+from tensortap.frameworks.rebuild import rebuild
+from tensortap.record import Blob, Fields, Items, Mapping, Number, TensorData
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from rich.console import RenderableType
-
-    from tensortap.compare.value_reader import ValueReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,17 @@ class Difference:
         if self.by != "value":
             text += f"  (by {self.by})"
         return text + "".join(f"\n  {explanation}" for explanation in self.explanations)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON."""
+        return {
+            **asdict(self.key),
+            "by": self.by,
+            "explanations": list(self.explanations),
+            "expected": self.expected,
+            "rule": self.rule,
+            "comparison": figures_of(self.comparison),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,42 +114,6 @@ def gaps(missing: Iterable[Missing]) -> list[Gap]:
     ]
 
 
-class Captures(NamedTuple):
-    """When records were captured, as columns; names and kinds as codes."""
-
-    names: list[str]
-    kinds: list[str]
-    name: NDArray[np.int32]
-    kind: NDArray[np.int32]
-    step: NDArray[np.int64]
-    seq: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of the differences per name and step, sorted on demand."""
-
-    found: dict[tuple[str, str, int], tuple[int, float]] = field(default_factory=dict)
-    """(name, kind, step) → order of capture, and size."""
-    equal: Captures | None = None
-    """The records that are the same in both runs."""
-
-    def in_order(self) -> dict[tuple[str, str, int], float]:
-        """Return sizes in the order of execution, as a timeline draws them."""
-        rows: list[tuple[int, int, tuple[str, str, int], float]] = [
-            (place[2], seq, place, size) for place, (seq, size) in self.found.items()
-        ]
-        if self.equal is not None:
-            at = self.equal
-            for name, kind, step, seq in zip(at.name, at.kind, at.step, at.seq, strict=True):
-                place = at.names[name], at.kinds[kind], int(step)
-                rows.append((int(step), int(seq), place, 0.0))
-        sizes: dict[tuple[str, str, int], float] = {}
-        for _, _, place, size in sorted(rows, key=lambda row: row[:2]):
-            sizes[place] = max(size, sizes.get(place, 0.0))
-        return sizes
-
-
 @dataclass(frozen=True)
 class CompareReport:
     """The result of comparing two runs; true if they agree."""
@@ -156,9 +129,11 @@ class CompareReport:
     allow_missing: bool = False
     provenance: dict[str, Any] = field(default_factory=dict)
     culprit: str = ""
-    sizes: Sizes = field(default_factory=Sizes, repr=False, compare=False)
-    look: ValueReader | None = field(default=None, repr=False, compare=False)
-    """Reads the differing values on demand."""
+    sizes: Callable[[], dict[tuple[str, str, int], float]] = field(
+        default=dict, repr=False, compare=False
+    )
+    look: Callable[[Key], tuple[Any, Any]] | None = field(default=None, repr=False, compare=False)
+    """Reads the two values of a difference on demand, as they are stored."""
 
     def __bool__(self) -> bool:
         if any(not difference.expected for difference in self.differences):
@@ -168,7 +143,7 @@ class CompareReport:
     @property
     def worst(self) -> dict[tuple[str, str, int], float]:
         """Return the largest relative difference by (name, kind, step), in order of execution."""
-        return self.sizes.in_order()
+        return self.sizes()
 
     @property
     def first(self) -> Difference | None:
@@ -179,13 +154,32 @@ class CompareReport:
         """Read both values of a difference from the runs: ``report.values(report.first)``."""
         if self.look is None:
             raise TensortapError("this report cannot read the values: it was not made from runs")
-        return self.look.values(difference.key)
+        a, b = self.look(difference.key)
+        return _rebuilt(a), _rebuilt(b)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON; docs/compare.md is the specification."""
-        from tensortap.compare.json_report import report_as_json
-
-        return report_as_json(self)
+        pairs = self.provenance.items()
+        return {
+            "format": FORMAT,
+            "of": "runs",
+            "agree": bool(self),
+            "a": self.a,
+            "b": self.b,
+            "compared": self.compared,
+            "equal": self.equal,
+            "by_statistics": self.by_statistics,
+            "ignored": self.ignored,
+            "allow_missing": self.allow_missing,
+            "provenance": {name: {"a": as_json(a), "b": as_json(b)} for name, (a, b) in pairs},
+            "first": None if self.first is None else self.first.to_json(),
+            "culprit": self.culprit,
+            "differences": [each.to_json() for each in self.differences],
+            "missing": [
+                {**asdict(each.key), "only_in": each.side, "dropped": each.dropped}
+                for each in self.missing
+            ],
+        }
 
     def write_html(self, path: str | Path, *, pictures: int = 80) -> Path:
         """Write one self-contained HTML file with pictures of the first differences."""
@@ -235,3 +229,8 @@ class CompareReport:
             if number:
                 said.append(f"{number:,} {text}")
         return ", ".join(said)
+
+
+def _rebuilt(value: Any) -> Any:
+    neutral = isinstance(value, (TensorData, Number, Blob, Fields, Items, Mapping))
+    return rebuild(value) if neutral else value

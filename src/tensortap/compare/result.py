@@ -1,9 +1,16 @@
-"""The result of comparing two values."""
+"""The result of comparing two values, also as JSON; docs/compare.md is the specification.
+
+Numbers that JSON lacks are text: ``"NaN"``, ``"Infinity"``, ``"-Infinity"``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
+
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -113,3 +120,37 @@ class Comparison:
 
 def _show(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else repr(value)
+
+
+def comparison_as_json(found: Comparison, a: str, b: str) -> dict[str, Any]:
+    """Return the comparison of two files as JSON."""
+    head = {"format": FORMAT, "of": "files", "agree": bool(found), "a": a, "b": b}
+    return {**head, "comparison": figures_of(found)}
+
+
+def figures_of(found: Comparison) -> dict[str, Any]:
+    """Return all figures of a comparison under their Python names.
+
+    >>> figures_of(Comparison(False, count=2, mismatches=1, max_rel=float("inf")))["max_rel"]
+    'Infinity'
+    """
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    fields["share"] = found.share
+    fields["line"] = found.line
+    fields["parts"] = [figures_of(part) for part in found.parts]
+    return {name: as_json(value) for name, value in fields.items()}
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON; what JSON lacks becomes text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
+    return str(value)

@@ -1,4 +1,4 @@
-"""ComparisonOptions in a TOML file: tolerances per name and kind.
+"""Rules in a TOML file: tolerances per name and kind.
 
     [[rule]]
     names = "blocks.*attn"                          # a regular expression
@@ -26,26 +26,19 @@ from __future__ import annotations
 import operator
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tensortap.compare.result import Comparison
 from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind
 
-FIGURES: dict[str, Callable[[Comparison], float | None]] = {
-    "max_abs": lambda c: c.max_abs,
-    "mean_abs": lambda c: c.mean_abs,
-    "max_rel": lambda c: c.max_rel,
-    "mean_rel": lambda c: c.mean_rel,
-    "rel_l2": lambda c: c.rel_l2,
-    "cosine": lambda c: c.cosine,
-    "mismatches": lambda c: c.mismatches,
-    "share": lambda c: c.share,
-    "ulps": lambda c: c.ulps,
-}
+Check = Callable[[Comparison], bool]
+FIGURES = (
+    "max_abs", "mean_abs", "max_rel", "mean_rel", "rel_l2", "cosine", "mismatches", "share", "ulps",
+)  # fmt: skip
 _SIGNS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt}
 _TOKEN = re.compile(
     r"\s*(?:(?P<sign><=|>=|<|>)|(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
@@ -66,7 +59,7 @@ class Condition:
     """A parsed condition such as ``rel_l2 <= 1e-3 or max_abs <= 1e-6``."""
 
     text: str
-    _holds: Callable[[Comparison], bool]
+    _holds: Check
 
     def holds(self, comparison: Comparison) -> bool:
         """Return whether it holds; never for shapes or non-finite values that differ."""
@@ -85,75 +78,76 @@ def condition(text: str) -> Condition:
     >>> condition("rel_l2 <= 1e-3 or max_abs <= 1e-6").holds(close)
     True
     """
-    reader = _Reader(text)
+    reader = _ConditionReader(text)
     found = reader.either()
     if reader.kind:
-        raise BadCondition(f"unexpected {reader.token!r}", reader.position)
+        reader.fail(f"unexpected {reader.token!r}")
     return Condition(text, found)
 
 
-class _Reader:
+class _ConditionReader:
+    """A recursive descent parser that is one token ahead."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
         self.next()
 
+    def fail(self, message: str) -> NoReturn:
+        raise BadCondition(message, self.position)
+
     def next(self) -> None:
         rest = self._text[self._at :]
         self.position = self._at + len(rest) - len(rest.lstrip())
-        if not rest.strip():
-            self.kind, self.token = "", ""
-            return
+        self.kind = self.token = ""
         found = _TOKEN.match(rest)
-        if found is None:
-            raise BadCondition(f"{rest.strip()[:10]!r} is not part of a condition", self.position)
-        self.kind = str(found.lastgroup)
-        self.token = found[self.kind]
-        self._at += found.end()
+        if found is not None:
+            self.kind = str(found.lastgroup)
+            self.token = found[self.kind]
+            self._at += found.end()
+        elif rest.strip():
+            self.fail(f"{rest.strip()[:10]!r} is not part of a condition")
 
-    def either(self) -> Callable[[Comparison], bool]:
-        parts = [self.both()]
-        while self.kind == "word" and self.token == "or":
+    def either(self) -> Check:
+        return self._joined("or", self.both, any)
+
+    def both(self) -> Check:
+        return self._joined("and", self.one, all)
+
+    def _joined(
+        self, word: str, part: Callable[[], Check], decide: Callable[[Iterable[bool]], bool]
+    ) -> Check:
+        parts = [part()]
+        while self.token == word:
             self.next()
-            parts.append(self.both())
-        return parts[0] if len(parts) == 1 else lambda c: any(part(c) for part in parts)
+            parts.append(part())
+        return lambda comparison: decide(each(comparison) for each in parts)
 
-    def both(self) -> Callable[[Comparison], bool]:
-        parts = [self.one()]
-        while self.kind == "word" and self.token == "and":
-            self.next()
-            parts.append(self.one())
-        return parts[0] if len(parts) == 1 else lambda c: all(part(c) for part in parts)
-
-    def one(self) -> Callable[[Comparison], bool]:
+    def one(self) -> Check:
         if self.token == "(":
             self.next()
             found = self.either()
             if self.token != ")":
-                raise BadCondition("missing closing parenthesis", self.position)
+                self.fail("missing closing parenthesis")
             self.next()
             return found
-        figure = FIGURES.get(self.token) if self.kind == "word" else None
-        if figure is None:
+        figure = self.token
+        if figure not in FIGURES:
             known = ", ".join(FIGURES)
-            raise BadCondition(
-                f"{self.token or 'the end'!r} is not a figure; figures are {known}", self.position
-            )
+            self.fail(f"{figure or 'the end'!r} is not a figure; figures are {known}")
         self.next()
         sign = _SIGNS.get(self.token)
         if sign is None:
-            raise BadCondition(
-                f"one of {' '.join(_SIGNS)} expected, got {self.token!r}", self.position
-            )
+            self.fail(f"one of {' '.join(_SIGNS)} expected, got {self.token!r}")
         self.next()
         if self.kind != "number":
-            raise BadCondition(f"a number expected, got {self.token!r}", self.position)
+            self.fail(f"a number expected, got {self.token!r}")
         limit = float(self.token)
         self.next()
 
         def holds(comparison: Comparison) -> bool:
-            value = figure(comparison)
-            return value is not None and sign(value, limit)
+            value = getattr(comparison, figure)
+            return value is not None and bool(sign(value, limit))
 
         return holds
 
@@ -202,10 +196,9 @@ def load_rules(path: str | Path) -> RuleSet:
 
 def parse_rules(text: str, where: str = "rules") -> RuleSet:
     """Parse the rules in a text."""
-    toml = tomllib
     try:
-        content = toml.loads(text)
-    except toml.TOMLDecodeError as error:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise TensortapError(f"{where}: {error}") from None
     unknown = set(content) - {"rule"}
     if unknown:

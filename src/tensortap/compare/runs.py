@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from tensortap.compare.compared_run import ComparedRun, Disagreement, RecordPart, whole
-from tensortap.compare.matching import Choice, ChosenRecords, choose, pair, parse_mapping, same
-from tensortap.compare.noise import Noise
-from tensortap.compare.report import CompareReport, Difference, Key, Missing, Sizes
+from tensortap.compare.compared_run import ComparedRun, Disagreement, whole
+from tensortap.compare.explain import explain
+from tensortap.compare.matching import (
+    Choice,
+    ChosenRecords,
+    Plan,
+    RecordPair,
+    choose,
+    parse_mapping,
+)
+from tensortap.compare.provenance import provenance_diff
+from tensortap.compare.report import CompareReport, Difference, Key
 from tensortap.compare.result import Comparison
 from tensortap.compare.rules import RuleSet, load_rules
 from tensortap.compare.statistics import compare_statistics
-from tensortap.compare.tensors import check_tolerance
-from tensortap.compare.value_reader import ValueReader
-from tensortap.compare.values import compare_values
+from tensortap.compare.tensors import Tolerance, check_tolerance
+from tensortap.compare.values import compare_with
 from tensortap.errors import TensortapError
+from tensortap.record import Kind
 from tensortap.runs.pickles import UntrustedFile
 
 _CHUNK = 64  # pairs per task
 _AHEAD = 4  # waiting tasks per worker
+_MARGIN = 2.0  # times the measured noise is noise, too: two runs show only part of it
 Progress = Callable[[int, int], object]
-
-
-class Tolerance(NamedTuple):
-    """The tolerance of one pair."""
-
-    atol: float = 1e-8
-    rtol: float = 1e-5
-    equal_nan: bool = True
-
-
-class RecordPair(NamedTuple):
-    """Two matching records."""
-
-    key: Key
-    seq: int
-    a: list[RecordPart]
-    b: list[RecordPart]
-    tolerance: Tolerance
 
 
 class Outcome(NamedTuple):
@@ -51,6 +42,12 @@ class Outcome(NamedTuple):
 
     comparison: Comparison
     by: str = "value"
+
+    @property
+    def size(self) -> float:
+        """The relative size of the difference."""
+        found = self.comparison
+        return found.max_rel if found.rel_l2 is None else found.rel_l2
 
 
 def compare_runs(
@@ -79,225 +76,156 @@ def compare_runs(
     check_tolerance(atol, rtol)
     if isinstance(rules, (str, Path)):
         rules = load_rules(rules)
-    sides = ComparedRun(a, trust=trust), ComparedRun(b, trust=trust)
     renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
+    tolerance = Tolerance(atol, rtol, equal_nan, threads=1)
     floor = None
     if noise is not None:
-        floor = _noise(noise, choice, Tolerance(atol, rtol, equal_nan), trust, executor)
-    records = (
-        choose(sides[0].table(), choice, rename=True),
-        choose(sides[1].table(), choice, rename=False),
-    )
-    plan = _Plan(records, Tolerance(atol, rtol, equal_nan), rules)
+        same_code = _open(noise, trust)
+        plan = Plan(_choose(same_code, choice, rename_both=True), tolerance, None)
+        floor = Noise(zip(plan.items, _run(same_code, plan.items, executor, None), strict=True))
+    sides = _open((a, b), trust)
+    plan = Plan(_choose(sides, choice), tolerance, rules)
     outcomes = _run(sides, plan.items, executor, progress)
     differences = []
-    worst: dict[tuple[str, str, int], tuple[int, float]] = {}
-    by_statistics = 0
+    sizes: dict[tuple[str, str, int], tuple[int, float]] = {}
     for item, outcome in zip(plan.items, outcomes, strict=True):
-        found = outcome.comparison
-        by_statistics += outcome.by == "statistics"
         place = item.key.name, item.key.kind, item.key.step
-        size = found.rel_l2 if found.rel_l2 is not None else found.max_rel
-        seq, before = worst.get(place, (item.seq, 0.0))
-        worst[place] = min(seq, item.seq), max(before, size, 0.0 if found else 1e-300)
+        seq, size = sizes.get(place, (item.seq, 0.0))
+        least = 0.0 if outcome.comparison else 1e-300
+        sizes[place] = min(seq, item.seq), max(size, outcome.size, least)
         difference = _judged(item, outcome, rules, floor)
         if difference is not None:
             differences.append(difference)
     differences.sort(key=plan.order)
-    from tensortap.compare.origin import culprit_of
-    from tensortap.compare.provenance import provenance_diff
-
+    if differences and differences[0].by == "value":
+        differences[0] = _explained(differences[0], sides, plan)
+    table, rows = plan.records[0].table, plan.equal_rows
+    columns = [column[rows] for column in (table.name, table.kind, table.step, table.seq)]
+    equal = plan.records[0].names, table.kinds, columns
     return CompareReport(
-        sides[0].title, sides[1].title, plan.compared, plan.equal, by_statistics,
-        tuple(_explained(differences, sides, plan)), tuple(plan.missing(sides)), plan.ignored,
+        sides[0].title, sides[1].title, plan.compared, plan.equal,
+        sum(outcome.by == "statistics" for outcome in outcomes),
+        tuple(differences), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
-        culprit_of(differences, plan), Sizes(worst, plan.calm),
-        ValueReader(sides, {d.key: plan.parts(d.key) for d in differences}),
+        _culprit(differences, plan), functools.partial(_in_order, sizes, equal),
+        functools.partial(_values, sides, {d.key: plan.by_key[d.key] for d in differences}),
     )  # fmt: skip
 
 
-def _noise(
-    runs: tuple[Any, Any],
-    choice: Choice,
-    tolerance: Tolerance,
-    trust: bool,
-    executor: concurrent.futures.Executor | None,
-) -> Noise:
-    """Return the differences between two runs of the same code."""
-    sides = ComparedRun(runs[0], trust=trust), ComparedRun(runs[1], trust=trust)
-    records = (
+def _open(runs: tuple[Any, Any], trust: bool) -> tuple[ComparedRun, ComparedRun]:
+    return ComparedRun(runs[0], trust=trust), ComparedRun(runs[1], trust=trust)
+
+
+def _choose(
+    sides: tuple[ComparedRun, ComparedRun], choice: Choice, rename_both: bool = False
+) -> tuple[ChosenRecords, ChosenRecords]:
+    return (
         choose(sides[0].table(), choice, rename=True),
-        choose(sides[1].table(), choice, rename=True),
+        choose(sides[1].table(), choice, rename=rename_both),
     )
-    plan = _Plan(records, tolerance, None)
-    return Noise(zip(plan.items, _run(sides, plan.items, executor, None), strict=True))
 
 
 def _judged(
     item: RecordPair, outcome: Outcome, rules: RuleSet | None, noise: Noise | None
 ) -> Difference | None:
+    """Return the difference of a pair; None if it passes."""
     rule = rules.find(item.key.name, item.key.kind) if rules is not None else None
-    if rule is None or rule.condition is None:
-        passed = bool(outcome.comparison)
-    else:
-        passed = bool(outcome.comparison) or rule.condition.holds(outcome.comparison)
-    if passed or (noise is not None and noise.covers(item.key, outcome.comparison)):
+    condition = rule.condition if rule is not None else None
+    if outcome.comparison or (condition is not None and condition.holds(outcome.comparison)):
+        return None
+    if noise is not None and noise.covers(item.key, outcome):
         return None
     expected = rule.expected if rule is not None else ""
-    said = str(rule.condition) if rule is not None and rule.condition is not None else ""
-    return Difference(item.key, outcome.comparison, outcome.by, (), expected, said)
+    judge = "" if condition is None else str(condition)
+    return Difference(item.key, outcome.comparison, outcome.by, (), expected, judge)
 
 
-def _explained(
-    differences: list[Difference], sides: tuple[ComparedRun, ComparedRun], plan: _Plan
-) -> Iterator[Difference]:
-    """Return the differences with explanations added to the first one."""
-    import dataclasses
+class Noise:
+    """How much two runs of the same code differ: the largest differences per name and kind.
 
-    from tensortap.compare.explain import explain
+    Noise grows during training, so a step is judged by the noise until then.
+    """
 
-    for number, difference in enumerate(differences):
-        if number or difference.by != "value":
-            yield difference
-            continue
-        item = plan.item(difference.key)
-        try:
-            values = [
-                whole(side, parts) for side, parts in zip(sides, (item.a, item.b), strict=True)
-            ]
-            before = [
-                None if parts is None else whole(side, parts)
-                for side, parts in zip(sides, plan.before(difference.key), strict=True)
-            ]
-        except (Disagreement, TensortapError):
-            yield difference
-            continue
-        tolerance = item.tolerance
-        found = explain(
-            *values, atol=tolerance.atol, rtol=tolerance.rtol,
-            previous_a=before[0], previous_b=before[1],
-        )  # fmt: skip
-        yield dataclasses.replace(difference, explanations=tuple(map(str, found)))
+    def __init__(self, found: Iterable[tuple[RecordPair, Outcome]]) -> None:
+        self._floors: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+        for item, outcome in found:
+            floors = self._floors.setdefault((item.key.name, item.key.kind), [])
+            _, absolute, relative = floors[-1] if floors else (0, 0.0, 0.0)
+            absolute = max(absolute, outcome.comparison.max_abs)
+            floors.append((item.key.step, absolute, max(relative, outcome.size)))
+
+    def covers(self, key: Key, outcome: Outcome) -> bool:
+        """Return whether a difference is no larger than the noise."""
+        found = outcome.comparison
+        if found.nonfinite or not found.count:
+            return False
+        floors = self._floors.get((key.name, key.kind), ())
+        _, absolute, relative = max((f for f in floors if f[0] <= key.step), default=(0, -1, -1))
+        return found.max_abs <= _MARGIN * absolute and outcome.size <= _MARGIN * relative
 
 
-# -- what is compared with what ------------------------------------------------------------
-
-
-class _Plan:
-    """The pairs of two runs, and what is known about them without reading values."""
-
-    def __init__(
-        self,
-        records: tuple[ChosenRecords, ChosenRecords],
-        tolerance: Tolerance,
-        rules: RuleSet | None,
-    ) -> None:
-        self._records = records
-        self._tolerance = tolerance
-        self._rules = rules
-        self.ignored = 0
-        self.items: list[RecordPair] = []
-        self._seqs: dict[Key, int] = {}
-        self._lone: list[tuple[Key, str]] = []
-        shards = [each.shards() for each in records]
-        groups = {
-            at: [
-                group[at] if at in group else each.rows_at(*at)
-                for each, group in zip(records, shards, strict=True)
-            ]
-            for at in {**shards[0], **shards[1]}
-        }
-        self._pair_sharded(groups)
-        a, b = (
-            each._replace(rows=np.setdiff1d(each.rows, np.concatenate(found), assume_unique=True))
-            if (found := [group[i] for group in groups.values()])
-            else each
-            for i, each in enumerate(records)
-        )
-        self._pair_plain(a, b)
-        self.items.sort(key=lambda item: (item.key.step, item.seq, item.key.rank))
-        self._by_key = {item.key: item for item in self.items}
-        self.compared = self.equal + len(self.items)
-
-    def _pair_plain(self, a: ChosenRecords, b: ChosenRecords) -> None:
-        pairs = pair(a, b)
-        equal = same(a, b, pairs, equal_nan=self._tolerance.equal_nan)
-        self.calm = a.captures(pairs.a[equal])
-        self.equal = int(equal.sum())
-        rows = pairs.a[~equal]
-        found = a.keys(rows), a.table.seq[rows].tolist(), a.parts(rows), b.parts(pairs.b[~equal])
-        for key, seq, one, other in zip(*found, strict=True):
-            self._add(key, seq, [one], [other])
-        for each, lone, side in ((a, pairs.only_a, "a"), (b, pairs.only_b, "b")):
-            for key in each.keys(lone):
-                self._lose(key, side)
-
-    def _pair_sharded(self, groups: dict[tuple[str, str, int, int], list[Any]]) -> None:
-        for at, (rows_a, rows_b) in groups.items():
-            key = Key(*at, -1)
-            if not len(rows_a) or not len(rows_b):
-                self._lose(key, "a" if len(rows_a) else "b")
-                continue
-            a, b = self._records
-            self._add(key, int(a.table.seq[rows_a[0]]), a.parts(rows_a), b.parts(rows_b))
-
-    def _add(self, key: Key, seq: int, a: list[RecordPart], b: list[RecordPart]) -> None:
-        rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
-        if rule is not None and rule.ignore:
-            self.ignored += 1
-            return
-        tolerance = self._tolerance
-        if rule is not None:
-            tolerance = tolerance._replace(
-                atol=tolerance.atol if rule.atol is None else rule.atol,
-                rtol=tolerance.rtol if rule.rtol is None else rule.rtol,
+def _explained(first: Difference, sides: tuple[ComparedRun, ComparedRun], plan: Plan) -> Difference:
+    """Return the first difference with its explanations."""
+    item = plan.by_key[first.key]
+    try:
+        a, b, before_a, before_b = (
+            None if parts is None else whole(side, parts)
+            for side, parts in zip(
+                sides * 2, (item.a, item.b, *plan.before(first.key)), strict=True
             )
-        self._seqs[key] = seq
-        self.items.append(RecordPair(key, seq, a, b, tolerance))
+        )
+    except (Disagreement, TensortapError):
+        return first
+    atol, rtol, *_ = item.tolerance
+    found = explain(a, b, atol=atol, rtol=rtol, previous_a=before_a, previous_b=before_b)
+    return dataclasses.replace(first, explanations=tuple(map(str, found)))
 
-    def _lose(self, key: Key, side: str) -> None:
-        rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
-        if rule is not None and (rule.ignore or rule.expected):
-            self.ignored += 1
-            return
-        self._lone.append((key, side))
 
-    def order(self, difference: Difference) -> tuple[int, int, int]:
-        """Return the position of a difference in the execution of the first run."""
-        key = difference.key
-        return key.step, self._seqs[key], key.rank
+def _culprit(differences: list[Difference], plan: Plan) -> str:
+    """Return a sentence on the origin of the first difference; empty if there is none.
 
-    def item(self, key: Key) -> RecordPair:
-        """Return the pair of records of a key."""
-        return self._by_key[key]
+    Records are in the order of execution: if the first that differs is the output of a module,
+    everything that it was computed from agrees.
+    """
+    first = next((d for d in differences if not d.expected), None)
+    if first is None:
+        return ""
+    name, kind, step = first.key.name, first.key.kind, first.key.step
+    if kind == Kind.ACTIVATION.value:
+        seq = plan.by_key[first.key].seq
+        if plan.equal or any(
+            item.key.kind == kind and (item.key.step, item.seq) < (step, seq) for item in plan.items
+        ):
+            return f"culprit: {name}: everything before it agrees, its output does not"
+        return f"{name} is the first recorded output"
+    if kind == Kind.GRADIENT.value:
+        return f"culprit: the backward pass behind {name}; all outputs agree until then"
+    if kind in (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STATE.value):
+        return f"culprit: {name} ({kind}) differs before any output does"
+    return ""
 
-    def parts(self, key: Key) -> tuple[list[RecordPart], list[RecordPart]]:
-        """Return the records that hold the two values of a key."""
-        item = self._by_key[key]
-        return item.a, item.b
 
-    def before(self, key: Key) -> tuple[list[RecordPart] | None, list[RecordPart] | None]:
-        """Return the same tensor one step earlier, from both runs, if they have it."""
-        found = []
-        for records in self._records:
-            rows = records.rows_at(key.name, key.kind, key.step - 1, key.call)
-            if key.rank >= 0:
-                rows = rows[records.table.rank[rows] == key.rank]
-            found.append(records.parts(rows) or None)
-        return found[0], found[1]
+def _in_order(
+    found: dict[tuple[str, str, int], tuple[int, float]],
+    equal: tuple[list[str], list[str], list[Any]],
+) -> dict[tuple[str, str, int], float]:
+    """Return the sizes of the differences per name, kind and step, in the order of execution."""
+    rows = [(place[2], seq, place, size) for place, (seq, size) in found.items()]
+    names, kinds, columns = equal
+    for name, kind, step, seq in zip(*(column.tolist() for column in columns), strict=True):
+        rows.append((step, seq, (names[name], kinds[kind], step), 0.0))
+    sizes: dict[tuple[str, str, int], float] = {}
+    for _, _, place, size in sorted(rows, key=lambda row: row[:2]):
+        sizes[place] = max(size, sizes.get(place, 0.0))
+    return sizes
 
-    def missing(self, sides: tuple[ComparedRun, ComparedRun]) -> Iterator[Missing]:
-        """Return the records that only one run has, and whether the other dropped them."""
-        if not self._lone:
-            return
-        dropped = [
-            set(side.reader.missing()) if hasattr(side.reader, "missing") else set()
-            for side in sides
-        ]
-        for key, side in sorted(self._lone, key=lambda lone: (lone[0].step, lone[0].name)):
-            other = dropped[1] if side == "a" else dropped[0]
-            yield Missing(key, side, (key.name, key.step, key.rank) in other)
+
+def _values(
+    sides: tuple[ComparedRun, ComparedRun], items: dict[Key, RecordPair], key: Key
+) -> tuple[Any, Any]:
+    """Read both values of a difference, as they are stored; keep nothing."""
+    return whole(sides[0], items[key].a), whole(sides[1], items[key].b)
 
 
 # -- comparing -----------------------------------------------------------------------------
@@ -355,10 +283,7 @@ def _compare(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> Outcom
     if a is None and b is None and item.a[0].record.stats is not None:
         # a live session reveals only now that it has no value
         return Outcome(compare_statistics(sides, item.a, item.b, tolerance), "statistics")
-    found = compare_values(
-        a, b, atol=tolerance.atol, rtol=tolerance.rtol, equal_nan=tolerance.equal_nan, threads=1
-    )
-    return Outcome(found)
+    return Outcome(compare_with(a, b, tolerance))
 
 
 def _same_bytes(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> bool:

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.compare.elements import (
-    AUTO,
     Figures,
     coarser,
     compare_arrays,
-    is_number,
     is_whole,
     nudged,
 )
 from tensortap.compare.result import Comparison
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from tensortap.stats.conversion import is_number
 
 
-class ComparisonOptions(NamedTuple):
-    """The tolerance and how to treat NaN."""
+class Tolerance(NamedTuple):
+    """The tolerance of a comparison, how to treat NaN, and how many threads to use."""
 
     atol: float = 1e-8
     rtol: float = 1e-5
     equal_nan: bool = True
-    threads: int = AUTO
+    threads: int = 0  # as many as help
 
 
 def check_tolerance(atol: float, rtol: float) -> None:
@@ -37,7 +36,7 @@ def check_tolerance(atol: float, rtol: float) -> None:
 
 
 def compare_tensors(
-    a: NDArray[Any], b: NDArray[Any], rules: ComparisonOptions, path: str = ""
+    a: NDArray[Any], b: NDArray[Any], rules: Tolerance, path: str = ""
 ) -> Comparison:
     """Compare two arrays element by element."""
     dtypes = str(a.dtype), str(b.dtype)
@@ -76,7 +75,7 @@ def _comparison(
     found: Figures,
     axes: list[int],
     exact: bool,
-    rules: ComparisonOptions,
+    rules: Tolerance,
     known: dict[str, Any],
 ) -> Comparison:
     at = found.first_nonfinite if found.first_nonfinite >= 0 else found.worst
@@ -145,11 +144,9 @@ def _item(array: NDArray[Any], index: tuple[int, ...]) -> Any:
 
 
 def _other_elements(
-    a: NDArray[Any], b: NDArray[Any], rules: ComparisonOptions, known: dict[str, Any]
+    a: NDArray[Any], b: NDArray[Any], rules: Tolerance, known: dict[str, Any]
 ) -> Comparison:
     """Compare arrays of text or dates."""
-    import numpy as np
-
     unequal = 0
     first: int | None = None
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tensortap.compare.provenance import rows_of
 from tensortap.compare.report import CompareReport, Difference, Gap, gaps
 from tensortap.compare.result import Comparison
+from tensortap.text.records import plain
 from tensortap.text.tensors import FittedTable
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 _ROWS = 30
 _WIDE = 110  # terminal width with room for all figures and the reason
-_LONGEST = 400  # longest name, variable or package shown
 
 
 def report_text(report: CompareReport, most: int = _ROWS) -> Group:
@@ -41,12 +41,12 @@ def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Gro
     from rich.console import Group
     from rich.text import Text
 
-    verdict: list[RenderableType] = [_headline(bool(found), a, b), Text(_plain(found.line))]
+    verdict: list[RenderableType] = [_headline(bool(found), a, b), Text(plain(found.line))]
     if not found.parts:
         return Group(*verdict)
     table = _table("path", "max|Δ|", "relative", "cosine", "differ", "why")
     for part in found.parts[:most]:
-        name = Text(_plain(part.path), style="bold")
+        name = Text(plain(part.path), style="bold")
         table.add_row(name, *_figures(part), Text(_why(part)))
     return Group(*verdict, Text(), table, *_more(found.differing - min(most, len(found.parts))))
 
@@ -67,7 +67,7 @@ def _headline(agree: bool, a: str, b: str) -> Text:
     from rich.text import Text
 
     verdict = Text("✓ agree", style="bold green") if agree else Text("✗ differ", style="bold red")
-    return Text.assemble(verdict, "   ", (_plain(a), "bold"), " and ", (_plain(b), "bold"))
+    return Text.assemble(verdict, "   ", (plain(a), "bold"), " and ", (plain(b), "bold"))
 
 
 def _provenance(report: CompareReport, most: int = 12) -> RenderableType | None:
@@ -79,7 +79,7 @@ def _provenance(report: CompareReport, most: int = 12) -> RenderableType | None:
         return None
     table = _table("around them", "first", "second")
     for row in rows[:most]:
-        table.add_row(*(Text(_plain(cell)) for cell in row))
+        table.add_row(*(Text(plain(cell)) for cell in row))
     return Group(table, *_more(len(rows) - most))
 
 
@@ -91,16 +91,16 @@ def _first(report: CompareReport) -> RenderableType | None:
     if first is None:
         return None
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(Text("first", style="bold red"), Text(_plain(str(first.key)), style="bold"))
+    grid.add_row(Text("first", style="bold red"), Text(plain(str(first.key)), style="bold"))
     how = first.comparison.line + (f"  (by {first.by})" if first.by != "value" else "")
-    grid.add_row("", Text(_plain(how)))
+    grid.add_row("", Text(plain(how)))
     if first.rule:
-        grid.add_row(Text("rule", style="dim"), Text(_plain(first.rule)))
+        grid.add_row(Text("rule", style="dim"), Text(plain(first.rule)))
     for explanation in first.explanations:
-        grid.add_row(Text("because", style="yellow"), Text(_plain(explanation)))
+        grid.add_row(Text("because", style="yellow"), Text(plain(explanation)))
     if report.culprit:
         whose = report.culprit.removeprefix("culprit: ")
-        grid.add_row(Text("culprit", style="yellow"), Text(_plain(whose)))
+        grid.add_row(Text("culprit", style="yellow"), Text(plain(whose)))
     return grid
 
 
@@ -134,7 +134,7 @@ def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
         cells: list[RenderableType] = [f"{key.step}·{key.call}" if key.call else str(key.step)]
         if ranked:
             cells.append("all" if key.rank < 0 else str(key.rank))
-        cells += [Text(_plain(key.name), style="bold"), Text(key.kind, style="dim")]
+        cells += [Text(plain(key.name), style="bold"), Text(key.kind, style="dim")]
         found = dict(zip(figures, _figures(each.comparison), strict=True))
         cells += [found[name] for name in kept]
         if why:
@@ -157,7 +157,7 @@ def _why(found: Comparison, expected: str = "") -> str:
     """Return what the figures do not say."""
     said = [found.reason] if found.nonfinite or not found.mismatches else []
     said += [*found.notes, *([f"expected: {expected}"] if expected else [])]
-    return _plain(", ".join(filter(None, said)))
+    return plain(", ".join(filter(None, said)))
 
 
 def _missing(report: CompareReport, most: int) -> RenderableType:
@@ -169,7 +169,7 @@ def _missing(report: CompareReport, most: int) -> RenderableType:
     found = gaps(report.missing)
     for gap in found[:most]:
         table.add_row(
-            Text(_plain(gap.name), style="bold"), Text(gap.kind, style="dim"), f"{gap.count:,}",
+            Text(plain(gap.name), style="bold"), Text(gap.kind, style="dim"), f"{gap.count:,}",
             gap.steps, _ranks(gap), Text(lacks(gap), style="yellow"),
         )  # fmt: skip
     return Group(table, *_more(len(found) - most))
@@ -208,9 +208,3 @@ def _more(count: int) -> list[RenderableType]:
     from rich.text import Text
 
     return [Text(f"… and {count:,} more", style="dim")] if count > 0 else []
-
-
-def _plain(text: str) -> str:
-    """Return text from a run without control characters."""
-    shown = "".join(c if c.isprintable() else "�" for c in text[:_LONGEST])
-    return shown if len(text) <= _LONGEST else f"{shown}…"

@@ -19,24 +19,24 @@ import dataclasses
 import enum
 import math
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tensortap.compare.elements import AUTO, is_number, nudged
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortap.compare.elements import nudged
 from tensortap.compare.result import Comparison
-from tensortap.compare.tensors import ComparisonOptions, check_tolerance, compare_tensors
+from tensortap.compare.tensors import Tolerance, check_tolerance, compare_tensors
 from tensortap.errors import TensortapError
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.scalars import safe_repr
 from tensortap.frameworks.view import array_of
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
 from tensortap.runs.object_files import own_comparison
+from tensortap.stats.conversion import is_number
 from tensortap.values import DEPTH
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 PARTS = 1000
 """Largest number of differing parts that are kept; all are counted."""
@@ -49,7 +49,7 @@ def compare_values(
     atol: float = 1e-8,
     rtol: float = 1e-5,
     equal_nan: bool = True,
-    threads: int = AUTO,
+    threads: int = 0,
 ) -> Comparison:
     """Compare two values; the result says where and by how much they differ.
 
@@ -62,14 +62,18 @@ def compare_values(
       worst at [2]: 1 and 2, atol=1 or rtol=0.5 would pass
     """
     check_tolerance(atol, rtol)
-    rules = ComparisonOptions(float(atol), float(rtol), bool(equal_nan), threads)
-    return _Walk(rules).compare(a, b, "")
+    return compare_with(a, b, Tolerance(float(atol), float(rtol), bool(equal_nan), threads))
+
+
+def compare_with(a: Any, b: Any, tolerance: Tolerance) -> Comparison:
+    """Compare two values with a tolerance that has been checked."""
+    return _Walk(tolerance).compare(a, b, "")
 
 
 class _Walk:
     """Walk two trees side by side."""
 
-    def __init__(self, rules: ComparisonOptions) -> None:
+    def __init__(self, rules: Tolerance) -> None:
         self.rules = rules
         self.open: set[tuple[int, int]] = set()  # pairs under comparison, to detect cycles
 
@@ -102,8 +106,6 @@ class _Walk:
         """Return both as arrays if one is a tensor and the other can become an array."""
         if isinstance(a, _NO_TENSOR) and isinstance(b, _NO_TENSOR):
             return None
-        import numpy as np
-
         first, second = array_of(a), array_of(b)
         if first is None and second is None:
             return None
@@ -127,8 +129,6 @@ class _Walk:
         return compare_tensors(a, b, self.rules, path)
 
     def _numbers(self, a: Any, b: Any, path: str) -> Comparison:
-        import numpy as np
-
         try:
             return compare_tensors(_number(a), _number(b), self.rules, path)
         except OverflowError:  # integers beyond 64 bits
@@ -141,27 +141,22 @@ class _Walk:
         return _beyond(a, b, self.rules, path)
 
     def _objects(self, a: Any, b: Any, path: str) -> Comparison:
-        import numpy as np
-
         if a is None or b is None or isinstance(a, _TEXT) or isinstance(b, _TEXT):
             return _text(a, b, path)
         if isinstance(a, np.ma.MaskedArray) and isinstance(b, np.ma.MaskedArray):
-            masks = np.ma.getmaskarray(a), np.ma.getmaskarray(b)
-            return self._fields(
-                {"data": a.filled(0), "mask": masks[0]},
-                {"data": b.filled(0), "mask": masks[1]},
-                path,
-                (),
-            )
+            x, y = ({"data": each.filled(0), "mask": np.ma.getmaskarray(each)} for each in (a, b))
+            return self._parts(x, y, path, _field)
         if isinstance(a, dict) and isinstance(b, dict):
-            return self._mappings(a, b, path)
+            return self._parts(a, b, path, _key)
         if isinstance(a, _SETS) and isinstance(b, _SETS):
             return _sets(a, b, path)
         fields = _fields_of(a), _fields_of(b)
         if fields[0] is not None and fields[1] is not None:
-            return self._fields(fields[0], fields[1], path, _types(a, b))
+            return self._parts(fields[0], fields[1], path, _field, _types(a, b))
         if isinstance(a, _LISTS) and isinstance(b, _LISTS):
-            return self._sequences(list(a), list(b), path, _types(a, b))
+            lengths = f": lengths {len(a):,} and {len(b):,}"
+            items = dict(enumerate(a)), dict(enumerate(b))
+            return self._parts(*items, path, _key, _types(a, b), lengths)
         if isinstance(a, Opaque) or isinstance(b, Opaque):
             return _opaque(a, b, path)
         kinds = (*_LISTS, *_SETS, dict)
@@ -174,7 +169,7 @@ class _Walk:
         if type(a) is type(b) and same is object.__eq__ and not isinstance(a, _ATOMS):
             attributes = _attributes(a), _attributes(b)
             if attributes[0] or attributes[1]:
-                return self._fields(*attributes, path, ())
+                return self._parts(*attributes, path, _field)
         try:
             equal = bool(a is b or a == b)
         except Exception as error:  # user code
@@ -182,41 +177,25 @@ class _Walk:
             return _verdict(False, reason, path)
         return _verdict(equal, f"{safe_repr(a, 60)} and {safe_repr(b, 60)}", path)
 
-    def _mappings(self, a: dict[Any, Any], b: dict[Any, Any], path: str) -> Comparison:
+    def _parts(
+        self,
+        a: dict[Any, Any],
+        b: dict[Any, Any],
+        path: str,
+        spell: Callable[[Any], str],
+        notes: tuple[str, ...] = (),
+        lacking: str = "",
+    ) -> Comparison:
+        """Compare what two containers hold under the same keys."""
+
         def children() -> Iterator[Comparison]:
-            for key in [*a, *(key for key in b if key not in a)]:
-                where = f"{path}[{_key(key)}]"
+            for key in {**a, **b}:
+                where = path + spell(key)
                 if key in a and key in b:
                     yield self.compare(a[key], b[key], where)
                 else:
-                    yield _verdict(False, _only(key in a), where)
-
-        return gather(children(), path)
-
-    def _sequences(
-        self, a: list[Any], b: list[Any], path: str, notes: tuple[str, ...]
-    ) -> Comparison:
-        def children() -> Iterator[Comparison]:
-            for i in range(max(len(a), len(b))):
-                where = f"{path}[{i}]"
-                if i < len(a) and i < len(b):
-                    yield self.compare(a[i], b[i], where)
-                else:
-                    lengths = f"lengths {len(a):,} and {len(b):,}"
-                    yield _verdict(False, f"{_only(i < len(a))}: {lengths}", where)
-
-        return gather(children(), path, notes)
-
-    def _fields(
-        self, a: dict[str, Any], b: dict[str, Any], path: str, notes: tuple[str, ...]
-    ) -> Comparison:
-        def children() -> Iterator[Comparison]:
-            for name in [*a, *(name for name in b if name not in a)]:
-                where = f"{path}.{name}"
-                if name in a and name in b:
-                    yield self.compare(a[name], b[name], where)
-                else:
-                    yield _verdict(False, _only(name in a), where)
+                    side = "a" if key in a else "b"
+                    yield _verdict(False, f"only {side} has it{lacking}", where)
 
         return gather(children(), path, notes)
 
@@ -233,7 +212,7 @@ _NO_TENSOR = (str, bytes, bytearray, dict, list, tuple, set, frozenset, type(Non
 
 def gather(children: Iterable[Comparison], path: str, notes: tuple[str, ...] = ()) -> Comparison:
     """Combine the comparisons of a container's parts."""
-    leaves = differing = count = finite = mismatches = nonfinite = 0
+    sums: dict[str, Any] = dict.fromkeys(_SUMS, 0)
     max_abs = max_rel = sum_abs = sum_rel = 0.0
     ulps: int | None = None
     atol: float | None = 0.0
@@ -241,12 +220,8 @@ def gather(children: Iterable[Comparison], path: str, notes: tuple[str, ...] = (
     parts: list[Comparison] = []
     all_notes: dict[str, None] = dict.fromkeys(notes)
     for child in children:
-        leaves += child.leaves
-        differing += child.differing
-        count += child.count
-        finite += child.finite
-        mismatches += child.mismatches
-        nonfinite += child.nonfinite
+        for name in _SUMS:
+            sums[name] += getattr(child, name)
         max_abs, max_rel = max(max_abs, child.max_abs), max(max_rel, child.max_rel)
         sum_abs += child.mean_abs * child.finite
         sum_rel += child.mean_rel * child.finite
@@ -259,26 +234,17 @@ def gather(children: Iterable[Comparison], path: str, notes: tuple[str, ...] = (
             parts += child.parts or (child,)
             del parts[PARTS:]
         all_notes.update(dict.fromkeys(child.notes))
+    differing, finite = sums["differing"], sums["finite"] or 1
     return Comparison(
         not differing,
-        f"{differing:,} of {leaves:,} values" if differing else "",
-        path,
-        tuple(all_notes)[:10],
-        count=count,
-        finite=finite,
-        mismatches=mismatches,
-        nonfinite=nonfinite,
-        max_abs=max_abs,
-        mean_abs=sum_abs / finite if finite else 0.0,
-        max_rel=max_rel,
-        mean_rel=sum_rel / finite if finite else 0.0,
-        ulps=ulps,
-        passing_atol=atol,
-        passing_rtol=rtol,
-        leaves=leaves,
-        differing=differing,
-        parts=tuple(parts),
-    )
+        f"{differing:,} of {sums['leaves']:,} values" if differing else "",
+        path, tuple(all_notes)[:10], max_abs=max_abs, mean_abs=sum_abs / finite,
+        max_rel=max_rel, mean_rel=sum_rel / finite, ulps=ulps, passing_atol=atol,
+        passing_rtol=rtol, parts=tuple(parts), **sums,
+    )  # fmt: skip
+
+
+_SUMS = ("leaves", "differing", "count", "finite", "mismatches", "nonfinite")
 
 
 def _larger(x: float | None, y: float | None) -> float | None:
@@ -314,8 +280,6 @@ def _is_tensor(value: Any) -> bool:
 
 def _number(value: Any) -> NDArray[Any]:
     """Return a number as a 0-d array; raise OverflowError beyond 64 bits."""
-    import numpy as np
-
     if isinstance(value, int) and not isinstance(value, bool):
         dtype: type[np.generic] = np.int64 if value < 1 << 63 else np.uint64
         return np.array(value, dtype)
@@ -324,8 +288,6 @@ def _number(value: Any) -> NDArray[Any]:
 
 def _as_array(value: Any) -> NDArray[Any] | None:
     """Return a number or a list of numbers as an array; None for anything else."""
-    import numpy as np
-
     if _is_scalar(value):
         try:
             return _number(value)
@@ -350,7 +312,7 @@ def _holds_tensors(value: list[Any] | tuple[Any, ...]) -> bool:
     )
 
 
-def _beyond(a: Any, b: Any, rules: ComparisonOptions, path: str) -> Comparison:
+def _beyond(a: Any, b: Any, rules: Tolerance, path: str) -> Comparison:
     """Compare numbers of which one is an integer beyond 64 bits."""
     if isinstance(a, complex) or isinstance(b, complex):
         equal = a == b
@@ -478,11 +440,11 @@ def _name(value: Any) -> str:
     return type(value).__name__
 
 
-def _only(in_a: bool) -> str:
-    return f"only {'a' if in_a else 'b'} has it"
+def _field(name: str) -> str:
+    return f".{name}"
 
 
 def _key(key: Any) -> str:
     if isinstance(key, str):
-        return '"' + key[:80].replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return safe_repr(key, 60)
+        return '["' + key[:80].replace("\\", "\\\\").replace('"', '\\"') + '"]'
+    return f"[{safe_repr(key, 60)}]"

@@ -6,16 +6,16 @@ for this thread, and for NumPy as well. Conversions therefore handle subnormals 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.dtypes import DTYPES, numpy_dtype
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Float64 = NDArray[np.float64]
+Float64 = NDArray[np.float64]
 
 _GROUP = 1000  # exponents of longdouble that share a piece: float64 holds twice that range
 
@@ -38,8 +38,6 @@ def complex_part(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     >>> complex_part(np.dtype("complex64")), complex_part(np.dtype("float32"))
     (dtype('float32'), None)
     """
-    import numpy as np
-
     if dtype.kind == "c":
         return np.dtype(f"f{dtype.itemsize // 2}")
     if dtype.fields is not None and set(dtype.fields) == {"real", "imag"}:
@@ -49,10 +47,9 @@ def complex_part(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     return numpy_dtype(row.part) if row is not None and row.part else None
 
 
+@functools.cache
 def is_number(dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype holds numbers."""
-    import numpy as np
-
     # the dtypes of ml_dtypes have the kind void, like raw bytes and records
     numeric = dtype.kind in "biufc" or (dtype.kind in "VW" and dtype.type is not np.void)
     return numeric or complex_part(dtype) is not None
@@ -94,8 +91,6 @@ def as_float64(chunk: NDArray[Any]) -> Float64:
     >>> as_float64(np.array([True, False]))
     array([1., 0.])
     """
-    import numpy as np
-
     name = chunk.dtype.name
     if name == "float32":
         return _float32(chunk)
@@ -115,22 +110,23 @@ def as_real(chunk: NDArray[Any]) -> Float64:
     >>> as_real(np.array([[3 + 4j, 1]]))
     array([[5., 1.]])
     """
-    import numpy as np
-
     if complex_part(chunk.dtype) is None:
         return as_float64(chunk)
-    if chunk.dtype.fields is not None:
-        x, y = as_float64(chunk["real"]), as_float64(chunk["imag"])
-    else:
-        wide = chunk.astype(np.complex128)
-        x, y = wide.real, wide.imag
-    magnitudes: Float64 = np.hypot(x, y)
+    magnitudes: Float64 = np.hypot(*map(as_float64, real_and_imag(chunk)))
     return magnitudes
 
 
-def _float32(chunk: NDArray[np.float32]) -> Float64:
-    import numpy as np
+def real_and_imag(chunk: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return views of both parts of complex numbers."""
+    if chunk.dtype.fields is not None:
+        return chunk["real"], chunk["imag"]
+    if chunk.dtype.kind == "c":
+        return chunk.real, chunk.imag
+    both: NDArray[Any] = chunk[..., None].view(complex_part(chunk.dtype))  # type: ignore[arg-type]
+    return both[..., 0], both[..., 1]
 
+
+def _float32(chunk: NDArray[np.float32]) -> Float64:
     values = chunk.astype(np.float64)
     if np.array([1], np.uint32).view(np.float32).astype(np.float64)[0] == 0.0:  # flushing is on
         bits = chunk.view(np.uint32)
@@ -141,8 +137,6 @@ def _float32(chunk: NDArray[np.float32]) -> Float64:
 
 
 def _integers(chunk: NDArray[Any]) -> Piece:
-    import numpy as np
-
     values = chunk.astype(np.float64)
     if not values.size or max(-values.min(), values.max()) < 2.0**53:
         return Piece(values)
@@ -154,8 +148,6 @@ def _integers(chunk: NDArray[Any]) -> Piece:
 
 
 def _long(chunk: NDArray[np.longdouble]) -> Iterator[Piece]:
-    import numpy as np
-
     exponents = np.where(np.isfinite(chunk) & (chunk != 0), np.frexp(chunk)[1], 0)
     groups = np.rint(exponents / _GROUP).astype(np.int64)
     for group in np.unique(groups).tolist():
@@ -167,13 +159,7 @@ def _long(chunk: NDArray[np.longdouble]) -> Iterator[Piece]:
 
 
 def _magnitudes(chunk: NDArray[Any], part: np.dtype[Any]) -> Iterator[Piece]:
-    import numpy as np
-
-    if chunk.dtype.fields is not None:
-        real, imag = chunk["real"], chunk["imag"]
-    else:
-        both = chunk.view(part)
-        real, imag = both[0::2], both[1::2]
+    real, imag = real_and_imag(chunk)
     if part.itemsize < 8:  # float64 holds the squares; NaN takes precedence over Inf
         x, y = as_float64(real), as_float64(imag)
         yield Piece(np.sqrt(x * x + y * y))

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.dtypes import DTYPES
 from tensortap.errors import NotFound
 from tensortap.record import Summary
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Counts = NDArray[np.int64]
-    Reals = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Reals = NDArray[np.float64]
 
 
 class Limits(NamedTuple):
@@ -91,8 +90,6 @@ class _CumulativeCounts:
     """The number of values below each power of two."""
 
     def __init__(self, tensors: Exponents) -> None:
-        import numpy as np
-
         self.low, counts, self.min_abs, self.max_abs = tensors
         self._below = np.zeros((len(counts) + 1, counts.shape[1]), np.int64)
         np.cumsum(counts, axis=0, out=self._below[1:])
@@ -107,8 +104,6 @@ class _CumulativeCounts:
         return counts
 
     def losses(self, target: Limits, shift: int) -> Loss:
-        import numpy as np
-
         zero, top = target.zero - shift, target.top - shift
         under = under_at_most = self.below(zero)
         if target.half_is_lost and zero >= -1074:
@@ -136,8 +131,6 @@ def losses(tensors: Exponents, target: Limits, shift: int | Counts = 0) -> Loss:
 
     `shift` is one number, or an array with one for each tensor.
     """
-    import numpy as np
-
     below = _CumulativeCounts(tensors)
     if isinstance(shift, int):
         return below.losses(target, shift)
@@ -155,8 +148,6 @@ def best_shifts(tensors: Exponents, target: Limits) -> Counts:
     The loss is certain underflow plus possible overflow. Among equal losses, fewer subnormal
     numbers are better, then a smaller shift.
     """
-    import numpy as np
-
     below = _CumulativeCounts(tensors)
     lowest = min(0, target.top - below.last - 1)
     highest = max(0, target.normal - below.first + 1)
@@ -193,8 +184,6 @@ class WhatIf(NamedTuple):
 
 def shares(tensors: Exponents, target: Limits) -> dict[str, Any]:
     """Return the columns of `WhatIf`, without the dtype, for many tensors."""
-    import numpy as np
-
     plain = losses(tensors, target)
     shift = best_shifts(tensors, target)
     scaled = losses(tensors, target, shift)
@@ -217,8 +206,6 @@ def what_if(summary: Summary, dtype: str) -> WhatIf:
     >>> loss.underflow, loss.overflow, loss.shift
     (0.25, 0.25, -2)
     """
-    import numpy as np
-
     counts = np.array(summary.bins or (0,), np.int64)[:, None]
     extremes = np.array([[summary.min_abs], [summary.max_abs]])
     columns = shares(Exponents(summary.first_bin, counts, *extremes), limits(dtype))

@@ -103,16 +103,13 @@ def add(a: Moments, b: Moments) -> Moments:
 
 
 def summary_of(
-    m: Moments,
-    *,
-    count: int,
-    zeros: int,
-    nans: int,
-    posinfs: int,
-    neginfs: int,
-    exponents: Mapping[int, int],
+    m: Moments, counts: tuple[int, int, int, int, int], exponents: Mapping[int, int]
 ) -> Summary:
-    """Return the summary with these moments, counts, and number of values per exponent."""
+    """Return a summary; `counts` are the first fields of one, `exponents` count the values.
+
+    >>> summary_of(Moments(), (2, 0, 2, 0, 0), {}).nans
+    2
+    """
     filled = [exponent for exponent, n in exponents.items() if n]
     first_bin = min(filled, default=0)
     bins = tuple(exponents.get(e, 0) for e in range(first_bin, max(filled, default=-1) + 1))
@@ -132,7 +129,7 @@ def summary_of(
         low, high, min_abs = m.low + 0.0, m.high + 0.0, m.min_abs + 0.0  # -0.0 becomes 0.0
         mean, mean_abs = scale(m.mean, m.exponent), scale(m.mean_abs, m.exponent)
         figures = low, high, mean, std, mean_abs, max(-low, high) + 0.0, min_abs, rm2, rm4, rm8
-    return Summary(count, zeros, nans, posinfs, neginfs, *figures, first_bin, bins)
+    return Summary(*counts, *figures, first_bin, bins)
 
 
 def _moments(s: Summary) -> Moments:
@@ -170,12 +167,8 @@ def merge(*summaries: Summary) -> Summary:
     for s in summaries:
         for exponent, n in s.exponents.items():
             exponents[exponent] = exponents.get(exponent, 0) + n
-    return summary_of(
-        functools.reduce(add, map(_moments, summaries), Moments()),
-        count=sum(s.count for s in summaries),
-        zeros=sum(s.zeros for s in summaries),
-        nans=sum(s.nans for s in summaries),
-        posinfs=sum(s.posinfs for s in summaries),
-        neginfs=sum(s.neginfs for s in summaries),
-        exponents=exponents,
+    moments = functools.reduce(add, map(_moments, summaries), Moments())
+    count, zeros, nans, posinfs, neginfs = (
+        sum(getattr(s, name) for s in summaries) for name in Summary.__struct_fields__[:5]
     )
+    return summary_of(moments, (count, zeros, nans, posinfs, neginfs), exponents)

@@ -11,15 +11,14 @@ import collections
 import functools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.record import Summary
 from tensortap.stats.conversion import Piece, as_float64, check_numeric, pieces
 from tensortap.stats.merge import Moments, add, in_unit, scale, summary_of, unit
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _CHUNK = 1 << 16  # elements: as float64, two such arrays fit into a usual L2 cache
 _PATTERN_CHUNK = 1 << 18  # larger, because each adds a table of 65,536 counts
@@ -32,8 +31,6 @@ _BIAS = 1023
 
 def summarize_array(array: NDArray[Any]) -> Summary:
     """Return the statistics of an array, like `tensortap.stats.summarize_array`."""
-    import numpy as np
-
     array = np.asarray(array)
     check_numeric(array.dtype)
     totals = _Totals(min(array.size, _CHUNK))
@@ -56,8 +53,6 @@ def _chunks(array: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
 
     A chunk is valid only until the next one is requested.
     """
-    import numpy as np
-
     if not array.size:
         return
     native = array.dtype.newbyteorder("=")
@@ -85,8 +80,6 @@ def _by_patterns(array: NDArray[Any]) -> bool:
 
 
 def _count_patterns(array: NDArray[Any]) -> NDArray[np.int64]:
-    import numpy as np
-
     bits = np.dtype(f"u{array.dtype.itemsize}")
     patterns = 1 << 8 * array.dtype.itemsize
     counts = np.zeros(patterns, np.int64)
@@ -98,8 +91,6 @@ def _count_patterns(array: NDArray[Any]) -> NDArray[np.int64]:
 @functools.cache
 def pattern_values(dtype: np.dtype[Any]) -> NDArray[np.float64]:
     """Return the value of every bit pattern of an 8- or 16-bit dtype."""
-    import numpy as np
-
     patterns = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}")
     table = as_float64(patterns.view(dtype))
     table.flags.writeable = False
@@ -110,8 +101,6 @@ class _Totals:
     """Counts and moments of the chunks so far."""
 
     def __init__(self, chunk: int) -> None:
-        import numpy as np
-
         self._floats = np.empty(chunk)
         self._ints = np.empty(chunk, np.uint64)
         self._zeros = self._nans = self._posinfs = self._neginfs = 0
@@ -120,8 +109,6 @@ class _Totals:
 
     def add(self, piece: Piece, weights: NDArray[np.int64] | None = None) -> None:
         """Add the values of a piece, each as often as its weight says (by default once)."""
-        import numpy as np
-
         x, ruler, shift = piece
         if not x.size:
             return
@@ -149,8 +136,6 @@ class _Totals:
         self._add_moments(x, weights, shift)
 
     def _add_with_nonfinite(self, piece: Piece, weights: NDArray[np.int64] | None) -> None:
-        import numpy as np
-
         x, ruler, shift = piece
 
         def count(which: NDArray[np.bool_]) -> int:
@@ -168,8 +153,6 @@ class _Totals:
 
         There are no weights: no 8- or 16-bit value is subnormal as a float64.
         """
-        import numpy as np
-
         low = doubled[(doubled != 0) & (doubled < np.uint64(1 << (_FIELD + 1)))]
         mantissas = (low >> np.uint64(1)).astype(np.float64)
         exponents = np.frexp(mantissas)[1] - (_BIAS + _FIELD)
@@ -179,8 +162,6 @@ class _Totals:
     def _add_moments(
         self, x: NDArray[np.float64], weights: NDArray[np.int64] | None, shift: int
     ) -> None:
-        import numpy as np
-
         n = x.size if weights is None else int(weights.sum())
         low, high = float(x.min()), float(x.max())
         max_abs = max(-low, high)
@@ -219,12 +200,5 @@ class _Totals:
 
     def summary(self, count: int) -> Summary:
         """Return the summary of all pieces; `count` is the size of the array."""
-        return summary_of(
-            self._moments,
-            count=count,
-            zeros=self._zeros,
-            nans=self._nans,
-            posinfs=self._posinfs,
-            neginfs=self._neginfs,
-            exponents=self._exponents,
-        )
+        counts = count, self._zeros, self._nans, self._posinfs, self._neginfs
+        return summary_of(self._moments, counts, self._exponents)

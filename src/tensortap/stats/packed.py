@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.dtypes import DTYPES
 from tensortap.record import Summary
 from tensortap.stats.merge import Moments, summary_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 NARROW, WIDE = 1, 2
 HEAD = 24
@@ -74,8 +74,6 @@ def unpack(vector: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Summary 
     >>> unpack(np.zeros(layout("float32").words, np.uint32), "float32", (3,)) is None
     True
     """
-    import numpy as np
-
     words = np.ascontiguousarray(vector).view(np.uint32).reshape(-1)
     kind = layout(dtype)
     if words.size != kind.words:
@@ -99,12 +97,6 @@ def unpack(vector: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Summary 
     n = count - nans - posinfs - neginfs
     unit = int(words[1:2].view(np.int32)[0])
     m2 = max(0.0, variance) * n
-    return summary_of(
-        Moments(n, unit, mean, m2, mean_abs, p2, p4, p8, low, high, min_abs),
-        count=count,
-        zeros=zeros,
-        nans=nans,
-        posinfs=posinfs,
-        neginfs=neginfs,
-        exponents={kind.first + int(i): int(words[HEAD + i]) for i in np.flatnonzero(words[HEAD:])},
-    )
+    moments = Moments(n, unit, mean, m2, mean_abs, p2, p4, p8, low, high, min_abs)
+    bins = {kind.first + int(i): int(words[HEAD + i]) for i in np.flatnonzero(words[HEAD:])}
+    return summary_of(moments, (count, zeros, nans, posinfs, neginfs), bins)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.dtypes import numpy_dtype
 from tensortap.record import Summary
 from tensortap.stats import numpy_summary
 from tensortap.stats.conversion import check_numeric
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 kernel: Any
 try:
-    from tensortap.stats import _kernel  # type: ignore[attr-defined]
+    from tensortap.stats import _kernel
 
     kernel = _kernel
     kernel.set_summary(Summary)
@@ -44,10 +43,8 @@ def summarize_array(array: NDArray[Any], *, threads: int = AUTO) -> Summary:
     >>> s.count, s.zeros, s.nans, s.min, s.max, s.exponents
     (4, 1, 1, -3.0, 1.0, {0: 1, 1: 1})
     """
-    import numpy as np
-
     array = np.asarray(array)
-    code = _code_of(array.dtype)
+    code = kernel_code(array.dtype)
     if code is not None:
         strides = None if array.flags.c_contiguous else array.strides
         address = array.__array_interface__["data"][0]  # three times as fast as array.ctypes
@@ -105,15 +102,14 @@ def code_of(dtype: str) -> int | None:
 
 
 @functools.cache
-def _code_of(dtype: np.dtype[Any]) -> int | None:
+def kernel_code(dtype: np.dtype[Any]) -> int | None:
+    """Return the kernel's code for a NumPy dtype, or None."""
     return code_of(dtype.name) if dtype.isnative and dtype.fields is None else None
 
 
 def _array_at(
     address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> NDArray[Any]:
-    import numpy as np
-
     native = numpy_dtype(dtype)
     if 0 in shape:
         return np.empty(shape, native)

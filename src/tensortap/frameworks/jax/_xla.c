@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../stats/kernel/summarize.h"
+#include "../../stats/kernel/kernel.h"
 #include "../../stats/kernel/variants.h"
 
 /* ---- what XLA hands over ---- */
@@ -104,21 +104,23 @@ static void put_figures(uint32_t *w, const Statistics *s)
 
 static int pack_into(const Buffer *in, const Buffer *out)
 {
-    Array array = {.data = in->data, .ndim = 1};
+    Elements elements = {.array = {.data = in->data, .ndim = 1}};
+    Array *array = &elements.array;
     Kind kind = in->dtype == XLA_FLOAT32 ? FLOAT32 : in->dtype == XLA_BFLOAT16 ? BFLOAT16 : FLOAT16;
     int first = kind == FLOAT32 ? -149 : kind == BFLOAT16 ? -133 : -24;
     int bins = kind == FLOAT32 ? 277 : kind == BFLOAT16 ? 261 : 40;
     if (out->rank != 1 || out->dims[0] != HEAD + bins)
         return -1;
-    array.shape[0] = 1;
+    elements.kind = kind;
+    array->shape[0] = 1;
     for (int64_t i = 0; i < in->rank; i++)
-        array.shape[0] *= (ptrdiff_t)in->dims[i];
-    array.strides[0] = kind == FLOAT32 ? 4 : 2;
+        array->shape[0] *= (ptrdiff_t)in->dims[i];
+    array->strides[0] = kind == FLOAT32 ? 4 : 2;
     Statistics found;
     uint32_t *w = out->data;
     memset(w, 0, sizeof *w * (size_t)(HEAD + bins));
     /* one thread: XLA has its own */
-    if (summarize(&array, kind, NULL, 1, &found) != DONE)
+    if (summarize(&elements, 1, &found) != DONE)
         return -1;
     w[0] = WIDE;
     w[2] = (uint32_t)found.zeros, w[3] = (uint32_t)found.nans;

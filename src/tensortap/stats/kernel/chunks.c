@@ -5,8 +5,6 @@
 #include <string.h>
 
 #define MAX_WINDOWS 3 /* with more, increments in memory are faster */
-#define FIELD32_INF 0x7F800000u
-#define FIELD64_INF 0x7FF0000000000000u
 
 /* ---- exponents ---- */
 
@@ -133,9 +131,9 @@ static size_t sift32(Worker *w, const uint32_t *bits, size_t n)
     size_t kept = 0, posinfs = 0, neginfs = 0;
     for (size_t i = 0; i < n; i++) {
         memcpy(&w->finite32[kept], &bits[i], sizeof bits[i]);
-        kept += (bits[i] & INT32_MAX) < FIELD32_INF;
-        posinfs += bits[i] == FIELD32_INF;
-        neginfs += bits[i] == (FIELD32_INF | 0x80000000u);
+        kept += (bits[i] & INT32_MAX) < INF32;
+        posinfs += bits[i] == INF32;
+        neginfs += bits[i] == (INF32 | 0x80000000u);
     }
     w->posinfs += (int64_t)posinfs;
     w->neginfs += (int64_t)neginfs;
@@ -151,7 +149,7 @@ static Moments chunk32(Worker *w, const Passes *p, const float *x, size_t n)
     Range32 r;
     const uint32_t *bits = (const void *)x;
     p->range32(bits, n, &r);
-    if (r.large >= FIELD32_INF) {
+    if (r.large >= INF32) {
         n = sift32(w, bits, n);
         if (n == 0)
             return (Moments){0};
@@ -233,9 +231,9 @@ static size_t sift64(Worker *w, const double *x, const double *ruler, size_t n)
     for (size_t i = 0; i < n; i++) {
         w->finite64[kept] = x[i];
         w->finite_rulers[kept] = ruler[i];
-        kept += (bits[i] & INT64_MAX) < FIELD64_INF;
-        posinfs += bits[i] == FIELD64_INF;
-        neginfs += bits[i] == (FIELD64_INF | (uint64_t)1 << 63);
+        kept += (bits[i] & INT64_MAX) < INF64;
+        posinfs += bits[i] == INF64;
+        neginfs += bits[i] == (INF64 | (uint64_t)1 << 63);
     }
     w->posinfs += (int64_t)posinfs;
     w->neginfs += (int64_t)neginfs;
@@ -248,7 +246,7 @@ static Moments chunk64(Worker *w, const Passes *p, const double *x, const double
 {
     Range64 r;
     p->range64((const void *)x, n, &r);
-    if (r.large >= FIELD64_INF) {
+    if (r.large >= INF64) {
         n = sift64(w, x, ruler, n);
         if (n == 0)
             return (Moments){0};
@@ -268,21 +266,15 @@ static Moments chunk64(Worker *w, const Passes *p, const double *x, const double
 
 /* ---- conversion of elements ---- */
 
-#define EACH(type, body)                                                                          \
-    do {                                                                                          \
-        const type *in = (const void *)data;                                                      \
-        for (size_t i = 0; i < n; i++)                                                            \
-            body;                                                                                 \
-    } while (0)
-
 /* Convert an integer to float64 without the bits that would round it up. */
 static double ruler_of(uint64_t size)
 {
     return (double)(size >> 53 ? size & ~(uint64_t)0x7FF : size);
 }
 
-Moments take_chunk(Worker *w, Job *job, const char *data, size_t n)
+Moments take_chunk(Worker *w, const char *data, size_t n)
 {
+    Job *job = w->job;
     const Passes *p = job->passes;
     float *f = w->floats;
     double *d = w->doubles;

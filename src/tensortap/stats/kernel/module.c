@@ -1,15 +1,130 @@
-/* tensortap.stats._kernel: from an address to a finished Summary.
+/* tensortap.stats._kernel: statistics of arrays in memory, and comparisons of two.
  *
- * The Python side is stats/summarize.py, the computation is in summarize.c.
+ * The Python side is stats/summarize.py and compare/elements.py.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "summarize.h"
-#include "python.h"
+#include "kernel.h"
+#include "variants.h"
 
-#define FEW (1 << 14) /* elements: for these, releasing the interpreter lock does not pay */
-#define FIELDS 17     /* of a Summary */
+#define FEW (1 << 14)  /* elements: for these, releasing the interpreter lock does not pay */
+#define FIELDS 17      /* of a Summary */
+#define MAX_TABLES 64  /* dtypes of 8 bits */
+
+static double tables[MAX_TABLES][256];
+static int n_tables;
+
+/* Read a tuple of dimensions or strides and return its length; -1 on error. */
+static int read_tuple(PyObject *tuple, ptrdiff_t *out)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > MAX_DIMS) {
+        PyErr_Format(PyExc_TypeError, "expected a tuple of at most %d integers", MAX_DIMS);
+        return -1;
+    }
+    int n = (int)PyTuple_GET_SIZE(tuple);
+    for (int i = 0; i < n; i++) {
+        out[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
+        if (out[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return n;
+}
+
+/* Read the address of an array, its dtype, its shape (or the number of its elements), and its strides
+ * (None for C order); return the number of elements, or -1 on error. */
+static Py_ssize_t read_array(PyObject *address, PyObject *dtype, PyObject *shape, PyObject *strides,
+                             Elements *out)
+{
+    Array *array = &out->array;
+    array->data = PyLong_AsVoidPtr(address);
+    long code = PyLong_AsLong(dtype);
+    if (PyErr_Occurred())
+        return -1;
+    if (code < 0 || code >= BYTES + n_tables) {
+        PyErr_Format(PyExc_ValueError, "no dtype has the code %ld", code);
+        return -1;
+    }
+    out->kind = code < BYTES ? (Kind)code : BYTES;
+    out->table = code < BYTES ? NULL : tables[code - BYTES];
+    if (PyLong_Check(shape)) {
+        array->ndim = 1;
+        array->shape[0] = PyLong_AsSsize_t(shape);
+    } else {
+        array->ndim = read_tuple(shape, array->shape);
+    }
+    if (PyErr_Occurred())
+        return -1;
+    size_t itemsize = itemsize_of(out->kind), count = 1;
+    const char *wrong = NULL;
+    for (int i = array->ndim - 1; i >= 0 && wrong == NULL; i--) {
+        array->strides[i] = (ptrdiff_t)(count * itemsize);
+        if (array->shape[i] < 0)
+            wrong = "a dimension is negative";
+        else if (array->shape[i] > 0 && count > PTRDIFF_MAX / itemsize / (size_t)array->shape[i])
+            wrong = "more elements than memory can hold";
+        count *= (size_t)array->shape[i];
+    }
+    if (wrong == NULL && strides != Py_None && read_tuple(strides, array->strides) != array->ndim)
+        wrong = "shape and strides differ in length";
+    else if (wrong == NULL && count > 0 && array->data == NULL)
+        wrong = "address 0 holds no elements";
+    if (wrong != NULL && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, wrong);
+    return wrong == NULL ? (Py_ssize_t)count : -1;
+}
+
+/* add_table(256 float64 as bytes) -> code */
+static PyObject *kernel_add_table(PyObject *module, PyObject *values)
+{
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(values, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int fits = view.len == sizeof *tables && n_tables < MAX_TABLES;
+    if (fits)
+        memcpy(tables[n_tables], view.buf, sizeof *tables);
+    PyBuffer_Release(&view);
+    if (!fits) {
+        PyErr_Format(PyExc_ValueError, "expected 256 float64, and at most %d tables", MAX_TABLES);
+        return NULL;
+    }
+    return PyLong_FromLong(BYTES + n_tables++);
+}
+
+static PyObject *kernel_variants(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    PyObject *names = PyList_New(0);
+    for (int i = 0; names != NULL && variant(i) != NULL; i++) {
+        PyObject *name = PyUnicode_FromString(variant(i));
+        if (name == NULL || PyList_Append(names, name) < 0)
+            Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+static PyObject *kernel_variant(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyUnicode_FromString(used_variant());
+}
+
+static PyObject *kernel_use(PyObject *module, PyObject *name)
+{
+    (void)module;
+    const char *text = PyUnicode_AsUTF8(name);
+    if (text == NULL)
+        return NULL;
+    if (!use_variant(text)) {
+        PyErr_Format(PyExc_ValueError, "this processor cannot run the variant %s", text);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
 
 static PyObject *summary; /* the class */
 
@@ -54,7 +169,6 @@ static PyObject *as_summary(const Statistics *s)
 
 /* summarize(address, code, shape, strides, threads) -> Summary | None
  *
- * `shape` may be the number of contiguous elements; `strides` are in bytes, or None for C order.
  * Returns None for values that only NumPy can summarize. */
 static PyObject *kernel_summarize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -63,55 +177,18 @@ static PyObject *kernel_summarize(PyObject *module, PyObject *const *args, Py_ss
         PyErr_SetString(PyExc_TypeError, "address, code, shape, strides, threads");
         return NULL;
     }
-    Array array;
-    array.data = PyLong_AsVoidPtr(args[0]);
-    long code = PyLong_AsLong(args[1]), threads = PyLong_AsLong(args[4]);
-    if (PyErr_Occurred())
-        return NULL;
-    if (code < 0 || code >= BYTES + n_tables) {
-        PyErr_Format(PyExc_ValueError, "no dtype has the code %ld", code);
-        return NULL;
-    }
-    Kind kind = code < BYTES ? (Kind)code : BYTES;
-    const double *table = kind == BYTES ? tables[code - BYTES] : NULL;
-    if (PyLong_Check(args[2])) {
-        array.ndim = 1;
-        array.shape[0] = PyLong_AsSsize_t(args[2]);
-    } else {
-        array.ndim = read_tuple(args[2], array.shape);
-    }
-    if (PyErr_Occurred())
-        return NULL;
-    size_t itemsize = itemsize_of(kind), count = 1;
-    for (int i = array.ndim - 1; i >= 0; i--) {
-        if (array.shape[i] < 0) {
-            PyErr_SetString(PyExc_ValueError, "a dimension is negative");
-            return NULL;
-        }
-        array.strides[i] = (ptrdiff_t)(count * itemsize);
-        if (array.shape[i] > 0 && count > PTRDIFF_MAX / itemsize / (size_t)array.shape[i]) {
-            PyErr_SetString(PyExc_ValueError, "more elements than memory can hold");
-            return NULL;
-        }
-        count *= (size_t)array.shape[i];
-    }
-    if (args[3] != Py_None && read_tuple(args[3], array.strides) != array.ndim) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "shape and strides differ in length");
-        return NULL;
-    }
-    if (count > 0 && array.data == NULL) {
-        PyErr_SetString(PyExc_ValueError, "address 0 holds no elements");
-        return NULL;
-    }
-
+    Elements elements;
     Statistics result;
     Outcome outcome;
+    Py_ssize_t count = read_array(args[0], args[1], args[2], args[3], &elements);
+    long threads = PyLong_AsLong(args[4]);
+    if (PyErr_Occurred())
+        return NULL;
     if (count <= FEW) {
-        outcome = summarize_few(&array, kind, table, &result);
+        outcome = summarize(&elements, 1, &result);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        outcome = summarize(&array, kind, table, (int)threads, &result);
+        outcome = summarize(&elements, (int)threads, &result);
         Py_END_ALLOW_THREADS
     }
     if (outcome == NO_MEMORY)
@@ -119,6 +196,48 @@ static PyObject *kernel_summarize(PyObject *module, PyObject *const *args, Py_ss
     if (outcome == BEYOND)
         Py_RETURN_NONE;
     return as_summary(&result);
+}
+
+/* compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple
+ *
+ * `a` and `b` are (address, code, strides), `format` is (digits, least exponent, largest number).
+ * Returns the fields of Difference in their order. */
+static PyObject *kernel_compare(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *shape, *addresses[2], *codes[2], *strides[2];
+    Rules rules;
+    int threads;
+    if (!PyArg_ParseTuple(args, "(OOO)(OOO)Oddp(iid)i", &addresses[0], &codes[0], &strides[0],
+                          &addresses[1], &codes[1], &strides[1], &shape, &rules.atol, &rules.rtol,
+                          &rules.equal_nan, &rules.digits, &rules.least_exponent, &rules.largest,
+                          &threads))
+        return NULL;
+    if (rules.digits < 0 || rules.digits > 53) {
+        PyErr_SetString(PyExc_ValueError, "a format has at most 53 digits");
+        return NULL;
+    }
+    Elements sides[2];
+    for (int i = 0; i < 2; i++) {
+        if (read_array(addresses[i], codes[i], shape, strides[i], &sides[i]) < 0)
+            return NULL;
+        if (sides[i].kind == COMPLEX64 || sides[i].kind == COMPLEX128) {
+            PyErr_SetString(PyExc_ValueError, "complex numbers cannot be compared here");
+            return NULL;
+        }
+    }
+    Difference f;
+    Outcome outcome;
+    Py_BEGIN_ALLOW_THREADS
+    outcome = compare(&sides[0], &sides[1], &rules, threads, &f);
+    Py_END_ALLOW_THREADS
+    if (outcome != DONE)
+        return PyErr_NoMemory();
+    return Py_BuildValue("(LLLLLLddddddddKi)", (long long)f.count, (long long)f.finite,
+                         (long long)f.mismatches, (long long)f.nonfinite,
+                         (long long)f.first_nonfinite, (long long)f.worst, f.max_abs, f.mean_abs,
+                         f.max_rel, f.mean_rel, f.excess, f.factor, f.cosine, f.rel_l2,
+                         (unsigned long long)f.steps, f.identical);
 }
 
 static PyObject *kernel_set_summary(PyObject *module, PyObject *cls)
@@ -144,6 +263,8 @@ static PyObject *kernel_use_team(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"summarize", (PyCFunction)(void (*)(void))kernel_summarize, METH_FASTCALL,
      "summarize(address, code, shape, strides, threads) -> Summary | None"},
+    {"compare", kernel_compare, METH_VARARGS,
+     "compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple"},
     {"set_summary", kernel_set_summary, METH_O, "Set the class of summaries."},
     {"add_table", kernel_add_table, METH_O, "Add the 256 values of an 8-bit dtype and return its code."},
     {"use_team", kernel_use_team, METH_VARARGS, "Use the threads of an OpenMP runtime."},
@@ -155,7 +276,7 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, .m_name = "tensortap.stats._kernel",
-    .m_doc = "Statistics of arrays in memory.", .m_size = -1, .m_methods = methods,
+    .m_doc = "Statistics and comparisons of arrays in memory.", .m_size = -1, .m_methods = methods,
 };
 
 PyMODINIT_FUNC PyInit__kernel(void)

@@ -1,4 +1,4 @@
-#include "moments.h"
+#include "worker.h"
 
 #include <math.h>
 

@@ -1,4 +1,4 @@
-/* The passes over one chunk of values in the first-level cache.
+/* The passes over one chunk of values, or one block of pairs, in the first-level cache.
  *
  * variants.c includes this file once for each kind of processor: PASS(name) gives each copy its own
  * names, and vectors are WIDTH bytes of float64 or BYTES_WIDTH bytes of bytes. There are no
@@ -13,6 +13,7 @@ typedef uint8_t PASS(U8) __attribute__((vector_size(BYTES_WIDTH)));
 typedef uint64_t PASS(U64) __attribute__((vector_size(BYTES_WIDTH)));
 
 #define F64 PASS(F64)
+#define I64 PASS(I64)
 #define LANES (WIDTH / 8)
 #define VECTORS (8 / LANES)
 
@@ -29,50 +30,44 @@ static void PASS(halves)(const uint16_t *restrict in, size_t n, float *restrict 
     }
 }
 
-/* Find the largest and smallest values and magnitudes, as bits. */
-static void PASS(range32)(const uint32_t *restrict bits, size_t n, Range32 *restrict range)
-{
-    int32_t low = INT32_MAX, high = INT32_MIN, small = INT32_MAX, large = 0;
-    for (size_t i = 0; i < n; i++) {
-        int32_t b = (int32_t)bits[i], size = b & INT32_MAX;
-        int32_t order = b ^ ((b >> 31) & INT32_MAX); /* integers in the order of the floats */
-        low = order < low ? order : low;
-        high = order > high ? order : high;
-        small = size < small ? size : small;
-        large = size > large ? size : large;
+/* Find the largest and smallest values and magnitudes, as bits, and count zeros. */
+#define FOR_BITS(N)                                                                               \
+    static void PASS(range##N)(const uint##N##_t *restrict bits, size_t n,                        \
+                               Range##N *restrict range)                                          \
+    {                                                                                             \
+        int##N##_t low = INT##N##_MAX, high = INT##N##_MIN, small = INT##N##_MAX, large = 0;      \
+        for (size_t i = 0; i < n; i++) {                                                          \
+            int##N##_t b = (int##N##_t)bits[i], size = b & INT##N##_MAX;                          \
+            int##N##_t order = b ^ ((b >> (N - 1)) & INT##N##_MAX); /* in the order of the floats */ \
+            low = order < low ? order : low;                                                      \
+            high = order > high ? order : high;                                                   \
+            small = size < small ? size : small;                                                  \
+            large = size > large ? size : large;                                                  \
+        }                                                                                         \
+        *range = (Range##N){low, high, (uint##N##_t)small, (uint##N##_t)large};                   \
+    }                                                                                             \
+                                                                                                  \
+    static uint##N##_t PASS(largest##N)(const void *restrict x, size_t n)                         \
+    {                                                                                             \
+        const uint##N##_t *bits = x;                                                              \
+        int##N##_t large = 0;                                                                     \
+        for (size_t i = 0; i < n; i++) {                                                          \
+            int##N##_t size = (int##N##_t)(bits[i] & INT##N##_MAX);                               \
+            large = size > large ? size : large;                                                  \
+        }                                                                                         \
+        return (uint##N##_t)large;                                                                \
+    }                                                                                             \
+                                                                                                  \
+    static size_t PASS(zeros##N)(const uint##N##_t *restrict bits, size_t n)                      \
+    {                                                                                             \
+        uint##N##_t zeros = 0;                                                                    \
+        for (size_t i = 0; i < n; i++)                                                            \
+            zeros += (bits[i] << 1) == 0;                                                         \
+        return zeros;                                                                             \
     }
-    *range = (Range32){low, high, (uint32_t)small, (uint32_t)large};
-}
 
-static void PASS(range64)(const uint64_t *restrict bits, size_t n, Range64 *restrict range)
-{
-    int64_t low = INT64_MAX, high = INT64_MIN, small = INT64_MAX, large = 0;
-    for (size_t i = 0; i < n; i++) {
-        int64_t b = (int64_t)bits[i], size = b & INT64_MAX;
-        int64_t order = b ^ ((b >> 63) & INT64_MAX);
-        low = order < low ? order : low;
-        high = order > high ? order : high;
-        small = size < small ? size : small;
-        large = size > large ? size : large;
-    }
-    *range = (Range64){low, high, (uint64_t)small, (uint64_t)large};
-}
-
-static size_t PASS(zeros32)(const uint32_t *restrict bits, size_t n)
-{
-    uint32_t zeros = 0;
-    for (size_t i = 0; i < n; i++)
-        zeros += (bits[i] << 1) == 0;
-    return zeros;
-}
-
-static size_t PASS(zeros64)(const uint64_t *restrict bits, size_t n)
-{
-    uint64_t zeros = 0;
-    for (size_t i = 0; i < n; i++)
-        zeros += (bits[i] << 1) == 0;
-    return zeros;
-}
+FOR_BITS(32)
+FOR_BITS(64)
 
 /* Write the exponent of each element as a byte, biased as in float32; 0 if float32 has no such
  * normal number. */
@@ -159,16 +154,17 @@ static double PASS(fold)(const F64 *sums)
 }
 
 #define FOR_VECTORS for (int k = 0; k < VECTORS; k++)
+#define SIZE(v) ((F64)((I64)(v) & INT64_MAX))
 
-#define LOAD32(y, from)                                                                           \
-    FOR_VECTORS                                                                                   \
-    {                                                                                             \
-        PASS(F32) v;                                                                              \
-        memcpy(&v, (from) + k * LANES, sizeof v);                                                 \
-        (y)[k] = __builtin_convertvector(v, F64);                                                 \
-    }
+/* Load the k-th vector. */
+#define LOAD32(v, from)                                                                           \
+    do {                                                                                          \
+        PASS(F32) single;                                                                         \
+        memcpy(&single, (from) + k * LANES, sizeof single);                                       \
+        (v) = __builtin_convertvector(single, F64);                                               \
+    } while (0)
 
-#define LOAD64(y, from) FOR_VECTORS memcpy(&(y)[k], (from) + k * LANES, sizeof(F64))
+#define LOAD64(v, from) memcpy(&(v), (from) + k * LANES, sizeof(F64))
 
 /* Load the last, incomplete vectors and fill them up with `rest`. */
 #define LOAD_END(y, from, n, rest)                                                                \
@@ -180,12 +176,10 @@ static double PASS(fold)(const F64 *sums)
     } while (0)
 
 #define ADD_POWERS(y)                                                                             \
-    FOR_VECTORS                                                                                   \
-    {                                                                                             \
-        F64 size = (F64)((PASS(I64))(y)[k] & INT64_MAX);                                          \
+    FOR_VECTORS {                                                                                 \
         F64 y2 = (y)[k] * (y)[k], y4 = y2 * y2;                                                   \
         sum[k] += (y)[k];                                                                         \
-        sizes[k] += size;                                                                         \
+        sizes[k] += SIZE((y)[k]);                                                                 \
         p2[k] += y2;                                                                              \
         p4[k] += y4;                                                                              \
         p8[k] += y4 * y4;                                                                         \
@@ -198,7 +192,7 @@ static double PASS(fold)(const F64 *sums)
     for (; i + 8 <= n; i += 8) {                                                                  \
         /* fetch the next chunk while this one is computed */                                     \
         __builtin_prefetch((const char *)(x + i) + CHUNK * sizeof *x);                            \
-        LOAD(y, x + i);                                                                           \
+        FOR_VECTORS LOAD(y[k], x + i);                                                            \
         ADD_POWERS(y)                                                                             \
     }                                                                                             \
     if (i < n) {                                                                                  \
@@ -220,8 +214,7 @@ static void PASS(sums64)(const double *restrict x, size_t n, Sums *restrict sums
 
 /* Add up the deviations from `mean` (its rounding error) and their squares. */
 #define ADD_DEVIATIONS(y)                                                                         \
-    FOR_VECTORS                                                                                   \
-    {                                                                                             \
+    FOR_VECTORS {                                                                                 \
         F64 d = (y)[k] - mean;                                                                    \
         rest[k] += d;                                                                             \
         squares[k] += d * d;                                                                      \
@@ -231,7 +224,7 @@ static void PASS(sums64)(const double *restrict x, size_t n, Sums *restrict sums
     F64 rest[VECTORS] = {{0}}, squares[VECTORS] = {{0}}, y[VECTORS];                              \
     size_t i = 0;                                                                                 \
     for (; i + 8 <= n; i += 8) {                                                                  \
-        LOAD(y, x + i);                                                                           \
+        FOR_VECTORS LOAD(y[k], x + i);                                                            \
         ADD_DEVIATIONS(y)                                                                         \
     }                                                                                             \
     if (i < n) {                                                                                  \
@@ -251,13 +244,184 @@ static void PASS(deviations64)(const double *restrict x, size_t n, double mean, 
     DEVIATIONS(LOAD64);
 }
 
+/* ---- pairs of values, to compare them ---- */
+
+static void PASS(widen)(const float *restrict x, size_t n, double *restrict out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (double)x[i];
+}
+
+static void PASS(brains)(const uint16_t *restrict x, size_t n, double *restrict out)
+{
+    float high[BLOCK];
+    uint32_t *bits = (void *)high;
+    for (size_t i = 0; i < n; i++)
+        bits[i] = (uint32_t)x[i] << 16;
+    PASS(widen)(high, n, out);
+}
+
+/* Return the largest distance in float32 units; `largest` is the largest magnitude, as bits. */
+static uint32_t PASS(steps32)(const uint32_t *restrict a, const uint32_t *restrict b, size_t n,
+                              uint32_t *restrict largest)
+{
+    uint32_t most = 0, large = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t x = a[i] & INT32_MAX, y = b[i] & INT32_MAX;
+        int32_t p = (int32_t)a[i] < 0 ? -(int32_t)x : (int32_t)x; /* both zeros have one position */
+        int32_t q = (int32_t)b[i] < 0 ? -(int32_t)y : (int32_t)y;
+        uint32_t apart = p > q ? (uint32_t)p - (uint32_t)q : (uint32_t)q - (uint32_t)p;
+        most = apart > most ? apart : most;
+        large = x > large ? x : large;
+        large = y > large ? y : large;
+    }
+    *largest = large;
+    return most;
+}
+
+static int64_t PASS(fold_counts)(const I64 *counts)
+{
+    int64_t v[8], sum = 0;
+    memcpy(v, counts, sizeof v);
+    for (int i = 0; i < 8; i++)
+        sum += v[i];
+    return sum;
+}
+
+/* Only detect new maxima here: they are rare, and found one by one afterwards. */
+#define ADD_PAIRS(LOAD, a, b)                                                                     \
+    FOR_VECTORS {                                                                                 \
+        F64 x, y;                                                                                 \
+        LOAD(x, a);                                                                               \
+        LOAD(y, b);                                                                               \
+        F64 d = SIZE(x - y), size = SIZE(y), allowed = size * rtol;                               \
+        I64 differ = (I64)(d > 0.0);                                                              \
+        F64 ratio = (F64)((I64)(d / size) & differ);                                              \
+        mismatches[k] -= (I64)(d > allowed + atol);                                               \
+        beyond[k] |= (I64)(d > max_abs) | (I64)(ratio > max_rel) |                                \
+                     (I64)(d - atol > size * factor) | ((I64)(d - allowed > excess) & differ);    \
+        abs[k] += d;                                                                              \
+        squares[k] += d * d;                                                                      \
+        rel[k] += ratio;                                                                          \
+        aa[k] += x * x;                                                                           \
+        bb[k] += y * y;                                                                           \
+        ab[k] += x * y;                                                                           \
+    }
+
+#define PAIRS(type, LOAD)                                                                         \
+    double atol = l->atol, rtol = l->rtol, max_abs = l->max_abs, max_rel = l->max_rel;            \
+    double excess = l->excess;                                                                    \
+    double factor = l->factor * (1 - 0x1p-50); /* division and product round differently */       \
+    F64 abs[VECTORS] = {{0}}, squares[VECTORS] = {{0}}, rel[VECTORS] = {{0}};                     \
+    F64 aa[VECTORS] = {{0}}, bb[VECTORS] = {{0}}, ab[VECTORS] = {{0}};                            \
+    I64 mismatches[VECTORS] = {{0}}, beyond[VECTORS] = {{0}};                                     \
+    size_t i = 0;                                                                                 \
+    for (; i + 8 <= n; i += 8) {                                                                  \
+        /* prefetch the next block */                                                             \
+        __builtin_prefetch(next_a + i * sizeof(type));                                            \
+        __builtin_prefetch(next_b + i * sizeof(type));                                            \
+        ADD_PAIRS(LOAD, a + i, b + i)                                                             \
+    }                                                                                             \
+    if (i < n) { /* pad with zeros */                                                             \
+        type end_a[8] = {0}, end_b[8] = {0};                                                      \
+        memcpy(end_a, a + i, (n - i) * sizeof *a);                                                \
+        memcpy(end_b, b + i, (n - i) * sizeof *b);                                                \
+        ADD_PAIRS(LOAD, end_a, end_b)                                                             \
+    }                                                                                             \
+    *found = (PairSums){PASS(fold)(abs), PASS(fold)(squares), PASS(fold)(rel),                    \
+                        PASS(fold)(aa),  PASS(fold)(bb),      PASS(fold)(ab)};                    \
+    return (Verdict){PASS(fold_counts)(mismatches), PASS(fold_counts)(beyond)}
+
+static Verdict PASS(pairs32)(const float *restrict a, const float *restrict b, size_t n,
+                             const Limits *restrict l, const char *next_a, const char *next_b,
+                             PairSums *restrict found)
+{
+    PAIRS(float, LOAD32);
+}
+
+static Verdict PASS(pairs64)(const double *restrict a, const double *restrict b, size_t n,
+                             const Limits *restrict l, const char *next_a, const char *next_b,
+                             PairSums *restrict found)
+{
+    PAIRS(double, LOAD64);
+}
+
+/* Return the sum of squares, in the same order. */
+#define SQUARES(type, LOAD)                                                                       \
+    F64 aa[VECTORS] = {{0}}, x;                                                                   \
+    size_t i = 0;                                                                                 \
+    for (; i + 8 <= n; i += 8) {                                                                  \
+        __builtin_prefetch(next + i * sizeof(type));                                              \
+        FOR_VECTORS {                                                                             \
+            LOAD(x, a + i);                                                                       \
+            aa[k] += x * x;                                                                       \
+        }                                                                                         \
+    }                                                                                             \
+    if (i < n) {                                                                                  \
+        type end[8] = {0};                                                                        \
+        memcpy(end, a + i, (n - i) * sizeof *a);                                                  \
+        FOR_VECTORS {                                                                             \
+            LOAD(x, end);                                                                         \
+            aa[k] += x * x;                                                                       \
+        }                                                                                         \
+    }                                                                                             \
+    return PASS(fold)(aa)
+
+static double PASS(squares32)(const float *restrict a, size_t n, const char *next)
+{
+    SQUARES(float, LOAD32);
+}
+
+static double PASS(squares64)(const double *restrict a, size_t n, const char *next)
+{
+    SQUARES(double, LOAD64);
+}
+
+/* Compute the ordinals of numbers within a format, rounded to the nearest: neighbors are one
+ * apart, both zeros are 0. */
+static void PASS(places)(const double *restrict x, size_t n, const Ruler *restrict ruler,
+                         int64_t *restrict out)
+{
+    const int64_t *bits = (const void *)x;
+    int shift = 53 - ruler->digits;
+    int64_t base = ruler->base, end = ruler->end, half = shift ? ((int64_t)1 << (shift - 1)) - 1 : 0;
+    int64_t odd = shift ? 1 : 0;
+    double least = ruler->least, scale = ruler->scale;
+    for (size_t i = 0; i < n; i++) {
+        int64_t size = bits[i] & INT64_MAX;
+        int64_t normal = ((size + half + ((size >> shift) & odd)) >> shift) - base;
+        double whole = fabs(x[i]) * scale + 0x1p52; /* rounds to an integer */
+        int64_t small;
+        memcpy(&small, &whole, sizeof small);
+        small -= (int64_t)1075 << 52;
+        int64_t place = fabs(x[i]) < least ? small : normal;
+        place = place < end ? place : end;
+        out[i] = bits[i] < 0 ? -place : place;
+    }
+}
+
+static uint64_t PASS(apart)(const int64_t *restrict a, const int64_t *restrict b, size_t n)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t x = (uint64_t)a[i], y = (uint64_t)b[i];
+        uint64_t apart = a[i] > b[i] ? x - y : y - x;
+        most = apart > most ? apart : most;
+    }
+    return most;
+}
+
 static const Passes PASS(passes) = {
     PASS(halves), PASS(range32), PASS(range64), PASS(zeros32), PASS(zeros64),
     PASS(exponents32), PASS(exponents64), PASS(window), PASS(outside), PASS(sums32),
     PASS(sums64), PASS(deviations32), PASS(deviations64),
+    PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),
+    PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(places), PASS(apart),
 };
 
+#undef FOR_BITS
 #undef F64
+#undef I64
 #undef LANES
 #undef VECTORS
 #undef FOR_VECTORS
@@ -268,6 +432,10 @@ static const Passes PASS(passes) = {
 #undef SUMS
 #undef ADD_DEVIATIONS
 #undef DEVIATIONS
+#undef SIZE
+#undef ADD_PAIRS
+#undef PAIRS
+#undef SQUARES
 #undef PASS
 #undef WIDTH
 #undef BYTES_WIDTH

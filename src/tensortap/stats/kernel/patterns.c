@@ -77,9 +77,9 @@ static double value_of(const Job *job, int pattern)
     }
 }
 
-Moments of_patterns(Worker *w, const Job *job, const uint64_t *times, double *values,
-                    double *weights)
+Moments of_patterns(Worker *w, const uint64_t *times, double *values, double *weights)
 {
+    const Job *job = w->job;
     int patterns = job->kind == BYTES ? 256 : PATTERNS;
     size_t kept = 0;
     int64_t n = 0;

@@ -1,11 +1,13 @@
-/* The floating-point mode of the processor, and the number of threads to use.
+/* The floating-point mode of the processor, and threads.
  *
  * Define _GNU_SOURCE before including the first header.
  */
 #ifndef TENSORTAP_PROCESSOR_H
 #define TENSORTAP_PROCESSOR_H
 
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stddef.h>
 #include <unistd.h>
 
@@ -65,6 +67,26 @@ static inline int thread_count(size_t useful, int requested)
     }
     requested = requested < MAX_THREADS ? requested : MAX_THREADS;
     return useful < (size_t)requested ? (int)useful : requested;
+}
+
+/* Call `work` for each of n arguments, in as many threads, of which this one is the first; fewer if
+ * the system has no more. */
+static inline void run_threads(void *(*work)(void *), void **arguments, int n)
+{
+    pthread_t threads[MAX_THREADS];
+    sigset_t all, before;
+    int created = 1;
+    if (n > 1) {
+        sigfillset(&all); /* signals belong to the program's own threads */
+        pthread_sigmask(SIG_BLOCK, &all, &before);
+        while (created < n &&
+               pthread_create(&threads[created], NULL, work, arguments[created]) == 0)
+            created++;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    work(arguments[0]);
+    for (int i = 1; i < created; i++)
+        pthread_join(threads[i], NULL);
 }
 
 #endif

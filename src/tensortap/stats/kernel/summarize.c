@@ -11,11 +11,9 @@
  * treat subnormal numbers as IEEE 754 says and reset afterwards: training may flush them to zero.
  */
 #define _GNU_SOURCE /* sched_getaffinity: processor.h */
-#include "summarize.h"
+#include "kernel.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,15 +29,9 @@
 
 /* ---- tasks and threads ---- */
 
-typedef struct {
-    Job *job;
-    Worker *worker;
-    pthread_t id;
-    int started;
-} Thread;
-
-static void clear_counts(Worker *w, const Job *job)
+static void clear_counts(Worker *w, Job *job)
 {
+    w->job = job;
     w->zeros = w->nans = w->posinfs = w->neginfs = 0;
     memset(w->near, 0, sizeof w->near);
     w->any_far = 0;
@@ -51,8 +43,9 @@ static void clear_counts(Worker *w, const Job *job)
         memset(w->few, 0, sizeof w->few);
 }
 
-static Moments do_task(Worker *w, Job *job, size_t task)
+static Moments do_task(Worker *w, size_t task)
 {
+    Job *job = w->job;
     Moments total = {0};
     size_t end = (task + 1) * TASK < job->count ? (task + 1) * TASK : job->count;
     for (size_t at = task * TASK; at < end; at += CHUNK) {
@@ -65,27 +58,25 @@ static Moments do_task(Worker *w, Job *job, size_t task)
         if (job->by_patterns)
             count_patterns(w, job->kind, data, n);
         else
-            add(&total, take_chunk(w, job, data, n));
+            add(&total, take_chunk(w, data, n));
     }
     return total;
 }
 
 static void *work(void *argument)
 {
-    Thread *thread = argument;
-    Job *job = thread->job;
+    Worker *w = argument;
+    Job *job = w->job;
     FloatMode before;
     use_ieee_mode(&before);
-    clear_counts(thread->worker, job);
-    thread->started = 1;
     for (;;) {
         size_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (task >= job->tasks)
             break;
-        job->parts[task] = do_task(thread->worker, job, task);
+        job->parts[task] = do_task(w, task);
     }
     if (job->by_patterns)
-        flush_patterns(thread->worker, job->kind);
+        flush_patterns(w, job->kind);
     restore_mode(&before);
     return NULL;
 }
@@ -107,49 +98,33 @@ static int has_team(void)
 }
 
 typedef struct {
-    Thread *threads;
+    Worker **workers;
     int n;
-} Threads;
+} Workers;
 
 static void work_in_team(void *argument)
 {
-    Threads *all = argument;
+    Workers *all = argument;
     int i = team.number();
     if (i < all->n)
-        work(&all->threads[i]);
+        work(all->workers[i]);
 }
 
 /* Run the job on up to n threads, of which this thread is the first. */
-static void work_together(Thread *threads, int n)
+static void work_together(Worker **workers, int n)
 {
-    if (n > 1 && has_team()) {
-        Threads all = {threads, n};
+    Workers all = {workers, n};
+    if (n > 1 && has_team())
         team.run(work_in_team, &all, (unsigned)n, 0);
-    } else {
-        sigset_t all, before;
-        int created = 1;
-        if (n > 1) {
-            sigfillset(&all); /* signals belong to the program's own threads */
-            pthread_sigmask(SIG_BLOCK, &all, &before);
-            while (created < n &&
-                   pthread_create(&threads[created].id, NULL, work, &threads[created]) == 0)
-                created++;
-            pthread_sigmask(SIG_SETMASK, &before, NULL);
-        }
-        work(&threads[0]);
-        for (int i = 1; i < created; i++)
-            pthread_join(threads[i].id, NULL);
-    }
-    for (int i = 0; i < n; i++)
-        if (!threads[i].started) /* fewer threads than requested */
-            clear_counts(threads[i].worker, threads[i].job);
+    else
+        run_threads(work, (void **)workers, n);
 }
 
 /* ---- the result ---- */
 
-static void put_counts(const Worker *w, const Job *job, Statistics *result)
+static void put_counts(const Worker *w, Statistics *result)
 {
-    result->count = (int64_t)job->count;
+    result->count = (int64_t)w->job->count;
     result->zeros = w->zeros;
     result->nans = w->nans;
     result->posinfs = w->posinfs;
@@ -203,10 +178,12 @@ static void add_counts(Worker *to, const Worker *from)
             count_exponent(to, i + FIRST_EXPONENT, from->far[i]);
 }
 
-static void prepare(Job *job, const Array *array, Kind kind, const double *table)
+static void prepare(Job *job, const Elements *elements)
 {
-    *job = (Job){.kind = kind, .itemsize = itemsize_of(kind), .count = 1, .table = table,
-                 .passes = used_passes()};
+    const Array *array = &elements->array;
+    Kind kind = elements->kind;
+    *job = (Job){.kind = kind, .itemsize = itemsize_of(kind), .count = 1,
+                 .table = elements->table, .passes = used_passes()};
     job->array.ndim = array->ndim;
     job->array.data = array->data;
     for (int i = 0; i < array->ndim; i++) {
@@ -223,34 +200,6 @@ static void prepare(Job *job, const Array *array, Kind kind, const double *table
     size_t many = kind == BFLOAT16 ? WORTH_PATTERNS_BFLOAT16 : WORTH_PATTERNS;
     job->by_patterns = kind == BYTES || (job->itemsize == 2 && job->count >= many);
     job->tasks = (job->count + TASK - 1) / TASK;
-}
-
-Outcome summarize_few(const Array *array, Kind kind, const double *table, Statistics *result)
-{
-    static Worker worker;
-    Job job;
-    Moments total = {0};
-    FloatMode before;
-    prepare(&job, array, kind, table);
-    if (job.tasks > 1)
-        return summarize(array, kind, table, 1, result);
-    use_ieee_mode(&before);
-    clear_counts(&worker, &job);
-    if (job.kind == BYTES) {
-        uint64_t patterns[256] = {0};
-        double values[256], weights[256];
-        worker.patterns = patterns;
-        if (job.tasks)
-            do_task(&worker, &job, 0);
-        flush_patterns(&worker, job.kind);
-        total = of_patterns(&worker, &job, patterns, values, weights);
-    } else if (job.tasks) {
-        total = do_task(&worker, &job, 0);
-    }
-    put_counts(&worker, &job, result);
-    put_figures(&total, result);
-    restore_mode(&before);
-    return job.beyond ? BEYOND : DONE;
 }
 
 /* Workers are kept for the next call, because the operating system clears fresh memory. */
@@ -293,55 +242,57 @@ static Worker *acquire_worker(int index, size_t patterns)
     return w;
 }
 
-Outcome summarize(const Array *array, Kind kind, const double *table, int requested,
-                  Statistics *result)
+Outcome summarize(const Elements *elements, int requested, Statistics *result)
 {
     Job job;
-    Moments total = {0};
+    Moments total = {0}, only = {0};
     FloatMode before;
     Outcome outcome = NO_MEMORY;
-    prepare(&job, array, kind, table);
-    if (requested <= 0 && has_team())
-        requested = team.size() < DEFAULT_THREADS ? team.size() : DEFAULT_THREADS;
-    int n = thread_count(job.count / (has_team() ? TASK : A_THREAD), requested);
-    size_t patterns = job.by_patterns ? (kind == BYTES ? 256 : PATTERNS) : 0;
-    double *values = NULL;
-    Thread *threads = calloc((size_t)n, sizeof *threads);
-    job.parts = calloc(job.tasks + 1, sizeof *job.parts);
-    if (threads == NULL || job.parts == NULL)
-        goto end;
-    for (int i = 0; i < n; i++) {
-        threads[i].job = &job;
-        threads[i].worker = acquire_worker(i, patterns);
-        if (threads[i].worker == NULL)
-            goto end;
+    Worker *workers[MAX_THREADS], *first = NULL;
+    int n = 1, acquired = 0;
+    prepare(&job, elements);
+    if (job.tasks > 1) {
+        int teamed = has_team();
+        if (requested <= 0 && teamed)
+            requested = team.size() < DEFAULT_THREADS ? team.size() : DEFAULT_THREADS;
+        n = thread_count(job.count / (teamed ? TASK : A_THREAD), requested);
     }
-    values = patterns ? malloc(2 * patterns * sizeof *values) : NULL;
-    if (patterns && values == NULL)
+    size_t patterns = job.by_patterns ? (job.kind == BYTES ? 256 : PATTERNS) : 0;
+    double *values = patterns > 256 ? malloc(2 * patterns * sizeof *values) : NULL;
+    job.parts = job.tasks > 1 ? calloc(job.tasks, sizeof *job.parts) : &only;
+    if (job.parts == NULL || (patterns > 256 && values == NULL))
         goto end;
-    work_together(threads, n);
+    for (; acquired < n; acquired++) {
+        workers[acquired] = acquire_worker(acquired, patterns);
+        if (workers[acquired] == NULL)
+            goto end;
+        clear_counts(workers[acquired], &job);
+    }
+    work_together(workers, n);
 
     use_ieee_mode(&before);
-    Worker *first = threads[0].worker;
+    first = workers[0];
     for (int i = 1; i < n; i++) {
-        add_counts(first, threads[i].worker);
+        add_counts(first, workers[i]);
         for (size_t k = 0; k < patterns; k++)
-            first->patterns[k] += threads[i].worker->patterns[k];
+            first->patterns[k] += workers[i]->patterns[k];
     }
-    if (patterns)
-        total = of_patterns(first, &job, first->patterns, values, values + patterns);
+    if (patterns > 256)
+        total = of_patterns(first, first->patterns, values, values + patterns);
+    else if (patterns)
+        total = of_patterns(first, first->patterns, first->doubles, first->scaled);
     else
         for (size_t i = 0; i < job.tasks; i++)
             add(&total, job.parts[i]);
-    put_counts(first, &job, result);
+    put_counts(first, result);
     put_figures(&total, result);
     restore_mode(&before);
     outcome = job.beyond ? BEYOND : DONE;
 end:
-    for (int i = 0; threads != NULL && i < n && threads[i].worker != NULL; i++)
-        release_worker(i, threads[i].worker);
+    for (int i = 0; i < acquired; i++)
+        release_worker(i, workers[i]);
     free(values);
-    free(job.parts);
-    free(threads);
+    if (job.parts != &only)
+        free(job.parts);
     return outcome;
 }

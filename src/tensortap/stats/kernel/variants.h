@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #define CHUNK 4096 /* elements: as float64 they fit into the first-level cache */
+#define BLOCK 1024 /* pairs: all intermediate results fit into it, too */
 #define WINDOW 16  /* exponents that are counted by comparisons at once */
 #define BIAS 127   /* of float32 exponents */
 
@@ -24,6 +25,26 @@ typedef struct {
 } Sums;
 
 typedef struct {
+    double atol, rtol, max_abs, max_rel, excess, factor; /* so far */
+} Limits;
+
+typedef struct {
+    int64_t mismatches;
+    int64_t beyond; /* nonzero if a limit was exceeded */
+} Verdict;
+
+typedef struct {
+    double abs, squares, rel, aa, bb, ab;
+} PairSums;
+
+typedef struct {
+    int digits;
+    int64_t base;         /* offset from the bits of a float64 to its ordinal */
+    double least, scale;  /* smallest normal number; scale that makes subnormals integers */
+    int64_t end;          /* ordinal after the last finite number */
+} Ruler;
+
+typedef struct {
     void (*halves)(const uint16_t *, size_t, float *);
     void (*range32)(const uint32_t *, size_t, Range32 *);
     void (*range64)(const uint64_t *, size_t, Range64 *);
@@ -37,6 +58,19 @@ typedef struct {
     void (*sums64)(const double *, size_t, Sums *);
     void (*deviations32)(const float *, size_t, double, double *);
     void (*deviations64)(const double *, size_t, double, double *);
+    void (*widen)(const float *, size_t, double *);
+    void (*brains)(const uint16_t *, size_t, double *);
+    uint32_t (*steps32)(const uint32_t *, const uint32_t *, size_t, uint32_t *largest);
+    uint32_t (*largest32)(const void *, size_t);
+    uint64_t (*largest64)(const void *, size_t);
+    Verdict (*pairs32)(const float *, const float *, size_t, const Limits *, const char *next_a,
+                       const char *next_b, PairSums *);
+    Verdict (*pairs64)(const double *, const double *, size_t, const Limits *, const char *next_a,
+                       const char *next_b, PairSums *);
+    double (*squares32)(const float *, size_t, const char *next);
+    double (*squares64)(const double *, size_t, const char *next);
+    void (*places)(const double *, size_t, const Ruler *, int64_t *);
+    uint64_t (*apart)(const int64_t *, const int64_t *, size_t);
 } Passes;
 
 const Passes *used_passes(void);

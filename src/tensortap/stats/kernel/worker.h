@@ -2,14 +2,48 @@
 #ifndef TENSORTAP_WORKER_H
 #define TENSORTAP_WORKER_H
 
-#include "moments.h"
-#include "summarize.h"
+#include <limits.h>
+
+#include "kernel.h"
 #include "variants.h"
 
+#define INF32 0x7F800000u /* the bits of infinity */
+#define INF64 0x7FF0000000000000u
+#define ONLY_ZEROS INT_MIN /* the unit of moments of zeros */
 #define PATTERNS (1 << 16)
 #define SECOND (PATTERNS + 1040) /* offset of the second table: no multiple of 4096 bytes */
 
+/* Evaluate `body` for each element in[i] of a type. */
+#define EACH(type, body)                                                                          \
+    do {                                                                                          \
+        const type *in = (const void *)data;                                                      \
+        for (size_t i = 0; i < n; i++)                                                            \
+            body;                                                                                 \
+    } while (0)
+
+/* Averages over n finite values, in units of 2**unit to the respective power, so that no eighth power
+ * overflows. */
 typedef struct {
+    int64_t n;
+    int unit;
+    double mean, m2, mean_abs, p2, p4, p8; /* m2: the sum of squared deviations from the mean */
+    double low, high, min_abs;             /* in units of 1 */
+} Moments;
+
+typedef struct {
+    Array array;
+    Kind kind;
+    size_t itemsize, count, tasks;
+    int contiguous, by_patterns;
+    const Passes *passes;
+    const double *table;
+    Moments *parts; /* of each task */
+    size_t next;    /* the next task to take */
+    int beyond;     /* float64 cannot hold a magnitude */
+} Job;
+
+typedef struct {
+    Job *job;
     /* counts; they are only added to, so it does not matter which thread counts what */
     int64_t zeros, nans, posinfs, neginfs;
     uint64_t near[256];      /* by exponent plus BIAS, for normal numbers of float32 */
@@ -28,24 +62,31 @@ typedef struct {
     double gathered[2 * CHUNK]; /* elements of up to 16 bytes */
 } Worker;
 
-typedef struct {
-    Array array;
-    Kind kind;
-    size_t itemsize, count, tasks;
-    int contiguous, by_patterns;
-    const Passes *passes;
-    const double *table;
-    Moments *parts; /* of each task */
-    size_t next;    /* the next task to take */
-    int beyond;     /* float64 cannot hold a magnitude */
-} Job;
+/* moments.c */
+
+/* Add b to a, by Chan's formula. */
+void add(Moments *a, Moments b);
+
+/* Return the unit for values up to max_abs: 2**0 if that is safe. */
+int unit_for(double max_abs);
+
+/* Return the moments of n equal values. */
+Moments of_constant(int64_t n, double value, int unit);
+Moments of_sums(int64_t n, int unit, const Sums *s);
+
+/* Return whether the deviations are accurate although they come from the squares: they are if the
+ * mean is small compared with them. */
+int deviations_are_accurate(const Moments *m);
+
+/* Set the deviations from the sums of the deviations from the present mean, and of their squares. */
+void set_deviations(Moments *m, double rest, double squares);
 
 /* chunks.c */
 
 void count_exponent(Worker *w, int exponent, uint64_t times);
 
 /* Return the moments of a chunk of aligned elements, and count everything else in the worker. */
-Moments take_chunk(Worker *w, Job *job, const char *data, size_t n);
+Moments take_chunk(Worker *w, const char *data, size_t n);
 
 /* patterns.c */
 
@@ -56,8 +97,7 @@ void flush_patterns(Worker *w, Kind kind);
 
 /* Return the moments of all patterns, given how many times each occurs. `values` and `weights` are
  * work space for all patterns. */
-Moments of_patterns(Worker *w, const Job *job, const uint64_t *times, double *values,
-                    double *weights);
+Moments of_patterns(Worker *w, const uint64_t *times, double *values, double *weights);
 
 /* strides.c */
 

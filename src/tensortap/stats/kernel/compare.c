@@ -10,22 +10,17 @@
  * only if something differs elsewhere; tasks of such blocks wait until that is known.
  */
 #define _GNU_SOURCE /* sched_getaffinity: processor.h */
-#include "compare.h"
+#include "kernel.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../stats/kernel/processor.h"
-#include "../../stats/kernel/worker.h"
-#include "variants.h"
+#include "processor.h"
+#include "worker.h"
 
 #define TASK (32 * BLOCK)
 #define A_THREAD (8 * TASK) /* pairs that justify a thread */
-#define INF32 0x7F800000u
-#define INF64 0x7FF0000000000000u
 
 /* Sums of products scaled by 2**-unit: squares of float64 overflow float64. */
 typedef struct {
@@ -34,7 +29,7 @@ typedef struct {
 } Scaled;
 
 typedef struct {
-    const Side *sides[2];
+    const Elements *sides[2];
     Array arrays[2]; /* dimensions merged as far as both allow */
     size_t itemsizes[2];
     int contiguous[2];
@@ -44,8 +39,7 @@ typedef struct {
     int all_finite; /* the value table of the first array holds only finite numbers */
     Rules rules;
     Ruler ruler;
-    const Comparing *passes;
-    void (*halves)(const uint16_t *, size_t, float *);
+    const Passes *passes;
     Scaled *parts;  /* one per task */
     char *untouched; /* tasks of equal bytes, deferred */
     int differ;     /* whether any block differs */
@@ -55,7 +49,6 @@ typedef struct {
 
 typedef struct {
     Comparison *job;
-    pthread_t thread;
     Limits limits;
     int64_t mismatches, nonfinite, not_both_finite;
     int64_t first_nonfinite, worst;
@@ -68,13 +61,6 @@ typedef struct {
 } Desk;
 
 /* ---- conversion to float64 ---- */
-
-#define EACH(type, body)                                                                          \
-    do {                                                                                          \
-        const type *in = (const void *)data;                                                      \
-        for (size_t i = 0; i < n; i++)                                                            \
-            body;                                                                                 \
-    } while (0)
 
 #define MANY ((int64_t)1 << 53)
 
@@ -93,7 +79,7 @@ static void load(Desk *w, int side, const char *data, size_t n)
         memcpy(out, data, n * sizeof *out);
         return;
     case FLOAT16:
-        job->halves((const void *)data, n, w->floats);
+        job->passes->halves((const void *)data, n, w->floats);
         job->passes->widen(w->floats, n, out);
         return;
     case BFLOAT16:
@@ -275,7 +261,7 @@ static int is_ordinary(uint64_t largest)
 static Scaled take_pairs(Desk *w, const char *const data[2], size_t n, size_t at)
 {
     const Comparison *job = w->job;
-    const Comparing *p = job->passes;
+    const Passes *p = job->passes;
     const double *a = w->values[0], *b = w->values[1];
     const char *next[2];
     for (int side = 0; side < 2; side++)
@@ -331,9 +317,9 @@ static int surely_finite(const Comparison *job, const char *data, size_t n)
     int16_t large = 0, end;
     switch (job->sides[0]->kind) {
     case FLOAT32:
-        return job->passes->largest32((const void *)data, n) < INF32;
+        return job->passes->largest32(data, n) < INF32;
     case FLOAT64:
-        return job->passes->largest64((const void *)data, n) < INF64;
+        return job->passes->largest64(data, n) < INF64;
     case FLOAT16:
     case BFLOAT16:
         EACH(int16_t, large = (in[i] & INT16_MAX) > large ? in[i] & INT16_MAX : large);
@@ -360,11 +346,11 @@ static void note_equals(Desk *w, const char *data, size_t n)
 static Scaled take_equals(Desk *w, const char *data, size_t n)
 {
     const Comparison *job = w->job;
-    const Comparing *p = job->passes;
+    const Passes *p = job->passes;
     const char *next = data + BLOCK * job->itemsizes[0];
     double *a = w->values[0];
     Scaled found = {.unit_d = 0};
-    if (job->singles && p->largest32((const void *)data, n) < INF32) {
+    if (job->singles && p->largest32(data, n) < INF32) {
         found.sums.aa = p->squares32((const void *)data, n, next);
         found.sums.bb = found.sums.ab = found.sums.aa;
         return found;
@@ -449,25 +435,6 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* Run the job on all workers; the first one is this thread. */
-static void work_together(Desk **desks, int n)
-{
-    sigset_t all, before;
-    int started = 1;
-    /* signals belong to threads that expect them */
-    sigfillset(&all);
-    if (n > 1) {
-        pthread_sigmask(SIG_BLOCK, &all, &before);
-        while (started < n &&
-               pthread_create(&desks[started]->thread, NULL, work, desks[started]) == 0)
-            started++;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-    }
-    work(desks[0]);
-    for (int i = 1; i < started; i++)
-        pthread_join(desks[i]->thread, NULL);
-}
-
 static void prepare_desk(Desk *w, Comparison *job)
 {
     w->job = job;
@@ -514,16 +481,15 @@ static Ruler ruler_for(const Rules *rules)
         ruler.least = ldexp(1.0, rules->least_exponent);
         ruler.scale = ldexp(1.0, rules->digits - 1 - rules->least_exponent);
         int64_t last;
-        used_comparing()->places(&rules->largest, 1, &ruler, &last);
+        used_passes()->places(&rules->largest, 1, &ruler, &last);
         ruler.end = last + 1;
     }
     return ruler;
 }
 
-static void prepare(Comparison *job, const Side *a, const Side *b, const Rules *rules)
+static void prepare(Comparison *job, const Elements *a, const Elements *b, const Rules *rules)
 {
-    *job = (Comparison){.sides = {a, b}, .count = 1, .rules = *rules, .passes = used_comparing(),
-                        .halves = used_passes()->halves};
+    *job = (Comparison){.sides = {a, b}, .count = 1, .rules = *rules, .passes = used_passes()};
     job->ruler = ruler_for(rules);
     job->singles = a->kind == FLOAT32 && b->kind == FLOAT32;
     job->all_finite = a->table != NULL;
@@ -598,7 +564,8 @@ static void put(const Comparison *job, Desk *const *desks, int n, Difference *fo
         found->cosine = 1.0;
 }
 
-Outcome compare(const Side *a, const Side *b, const Rules *rules, int threads, Difference *found)
+Outcome compare(const Elements *a, const Elements *b, const Rules *rules, int threads,
+                Difference *found)
 {
     Comparison job;
     FloatMode before;
@@ -617,11 +584,11 @@ Outcome compare(const Side *a, const Side *b, const Rules *rules, int threads, D
             goto end;
         prepare_desk(desks[hired], &job);
     }
-    work_together(desks, n);
+    run_threads(work, (void **)desks, n);
     if (job.differ) {
         job.later = 1;
         job.next = 0;
-        work_together(desks, n);
+        run_threads(work, (void **)desks, n);
     }
     put(&job, desks, n, found);
     outcome = DONE;
