@@ -156,5 +156,5 @@ def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     want = summarize(x)
     monkeypatch.setattr(module, "_codes", {})
     monkeypatch.setattr(module.stats, "code_of", lambda dtype: None)
-    monkeypatch.setattr(module.stats, "_code_of", lambda dtype: None)
+    monkeypatch.setattr(module.stats, "kernel_code", lambda dtype: None)
     same(summarize(x), want)
