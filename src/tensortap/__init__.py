@@ -19,8 +19,7 @@ from tensortap._version import __version__
 from tensortap.errors import StopTraining, TensortapError
 from tensortap.pipeline.receipt import Receipt
 from tensortap.record import Kind, Record, Shard, Summary, TensorData
-from tensortap.sources.catch import catch
-from tensortap.sources.controls import disable, enable, flush, receipt, step
+from tensortap.sources.catch import catch, disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
     from tensortap import integrations, testing, viz
@@ -45,11 +44,10 @@ if TYPE_CHECKING:
     from tensortap.runs.object_files import register_format
     from tensortap.sources.dump import dump
     from tensortap.sources.init import finish, init, update_metadata
-    from tensortap.sources.probes import list_probes
     from tensortap.sources.trace import trace
-    from tensortap.sources.tracing.stack import stack_padded_tensors
+    from tensortap.sources.tracing.results import stack_padded_tensors
     from tensortap.sources.track import track
-    from tensortap.sources.watch import watch, watcher
+    from tensortap.sources.watch import list_probes, watch, watcher
     from tensortap.table.logframe_schema import read_logframe, validate_logframe
     from tensortap.web.view import view
 
@@ -68,13 +66,13 @@ _LATER = {
     "help": "tensortap.api.session",
     "ingest_all": "tensortap.api.session",
     "init": "tensortap.sources.init",
-    "list_probes": "tensortap.sources.probes",
+    "list_probes": "tensortap.sources.watch",
     "open": "tensortap.api.open",
     "read_hdf5": "tensortap.hdf5.reader",
     "read_logframe": "tensortap.table.logframe_schema",
     "register_format": "tensortap.runs.object_files",
     "serve": "tensortap.api.session",
-    "stack_padded_tensors": "tensortap.sources.tracing.stack",
+    "stack_padded_tensors": "tensortap.sources.tracing.results",
     "status": "tensortap.api.session",
     "summarize": "tensortap.api.summarize",
     "summary": "tensortap.api.session",

@@ -132,6 +132,7 @@ def small_disk():
     signal.signal(signal.SIGXFSZ, old)
 
 
+@pytest.mark.fault("disk full")
 def test_retries_until_a_full_disk_has_room(tmp_path, small_disk, monkeypatch, caplog):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path), Pool()
@@ -150,6 +151,7 @@ def test_retries_until_a_full_disk_has_room(tmp_path, small_disk, monkeypatch, c
     queue.close()
 
 
+@pytest.mark.fault("disk full")
 def test_run_names_values_that_were_dropped_over_budget(tmp_path, small_disk, monkeypatch):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path, budget=200_000), Pool()

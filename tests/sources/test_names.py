@@ -135,13 +135,11 @@ def test_asserts_that_pytest_rewrites():
     ).startswith("value_")
 
 
-def test_starred_arguments():
+def test_starred_arguments_have_no_expression():
     pair = (1, 2)
     options = {"value": 1}
-    assert catch(*pair) == "pair[0]"
-    assert catch(*(pair or ())) == "(pair or ())[0]"
-    name = catch(**options)
-    assert name == "options['value']"
+    assert catch(*pair).startswith("value_test_starred_arguments_have")
+    assert catch(**options).startswith("value_test_starred_arguments_have")
 
 
 def test_shortens_long_expressions():
@@ -469,7 +467,6 @@ model, pair = M, (1, 2)
 out = {}
 out["attribute"] = look(model.lm_head.weight)
 out["keyword"] = look(every=1, value=model.lm_head)
-out["starred"] = look(*pair)
 out["unicode"] = ("μ", look(["μ", model]))[1]
 out["two"] = [look(model), look(pair)]
 out["semicolon"] = [look(1)]; out["semicolon"] += [look(2)]
@@ -527,7 +524,6 @@ MAPPED = 2 + SCRIPT[: SCRIPT.index("map(look")].count("\n")
 EXPECTED = {
     "attribute": "model.lm_head.weight",
     "keyword": "model.lm_head",
-    "starred": "pair[0]",
     "unicode": '["μ", model]',
     "two": ["model", "pair"],
     "semicolon": ["1", "2"],

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tensortap.record import Kind
-from tensortap.sources.patterns import Patterns
+from tensortap.sources.options import Patterns
 
 
 @pytest.mark.parametrize(

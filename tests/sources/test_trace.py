@@ -102,8 +102,11 @@ def test_class_is_traced_on_all_its_objects():
 
 
 def test_function_in_an_attribute():
+    def hook(x):
+        return x + 1
+
     trainer = Trainer()
-    trainer.hook = lambda x: x + 1
+    trainer.hook = hook
     with tap.trace(trainer, ["hook.x", "hook"]) as tracer:
         trainer.hook(1)
     assert (values(tracer, "hook.x"), values(tracer, "hook")) == ([1], [2])

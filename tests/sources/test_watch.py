@@ -736,7 +736,7 @@ def test_failed_start_is_not_repeated(watch, monkeypatch, errors, caplog):
         tries.append(args)
         raise OSError("no processes left")
 
-    monkeypatch.setattr("tensortap.sources.watch_workers.Worker", no_process)
+    monkeypatch.setattr("tensortap.sources.watcher.Worker", no_process)
     watcher.enabled = True
     for _ in range(3):
         model(torch.ones(1, 2))  # training continues

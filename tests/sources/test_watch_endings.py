@@ -77,7 +77,7 @@ if __name__ == "__main__":
         watcher.catch(np.full(5000, float(i)), "x")  # large enough for the arena
 """
 FLUSHED = """
-    assert watcher._workers.workers[0].queue.flush(60)  # sent, not yet processed
+    assert watcher._workers[0].queue.flush(60)  # sent, not yet processed
     print(watcher.pids[0])
     time.sleep(1000)
 """
@@ -337,7 +337,7 @@ def frames(path):
 
 
 @pytest.mark.parametrize(
-    "ending", ["", "    print(watcher._workers.workers[0].queue.flush(60))\n    time.sleep(1000)"]
+    "ending", ["", "    print(watcher._workers[0].queue.flush(60))\n    time.sleep(1000)"]
 )
 def test_film_is_complete_when_the_program_ends_or_is_killed(programs, tmp_path, ending):
     process = programs(FILMS + ending)

@@ -25,8 +25,6 @@ from tensortap.alerts.rules import (
     vanishing,
 )
 
-Watcher = AlertMonitor  # the earlier name; user programs may import it
-
 __all__ = [
     "Alert",
     "AlertMonitor",

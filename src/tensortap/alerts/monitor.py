@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 from tensortap.alerts.alert import Alert, Finding, may_be_mask, module_of
 from tensortap.alerts.rules import DEFAULT, Rule
 from tensortap.errors import StopTraining
+from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
-
-log = logging.getLogger("tensortap")
 
 _MAX_TENSORS = 20_000  # tensors whose state is kept
 _MAX_ALERTS = 1000  # alerts that are kept
@@ -149,19 +147,13 @@ class AlertMonitor:
         rules: Iterable[Rule] | bool = True,
         *,
         on_alert: Action | Iterable[Action] | None = None,
-        on_fault: Callable[[str, Exception], object] | None = None,
     ) -> None:
         self.rules = DEFAULT if rules is True else tuple(rules or ())
         for rule in self.rules:
             if not callable(rule):
                 raise TypeError(f"a rule must be a function of a record and a state, got {rule!r}")
         self._actions = _actions(on_alert)
-        self._on_fault = on_fault or self._log_once
         self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
-        self.counts: collections.Counter[str] = collections.Counter()  # alerts per rule
-        self.again: collections.Counter[str] = collections.Counter()  # unreported, per rule
-        self.faults = 0
-        self._logged: set[str] = set()
         self._tensors: dict[tuple[str, Kind, int, str | None], _TensorState] = {}
         self._step_states: dict[int, StepState] = {}  # by rank
         self._keep_from: dict[int, int] = {}  # rank → step
@@ -191,7 +183,7 @@ class AlertMonitor:
                 try:
                     finding = rule(record, state)
                 except Exception as error:
-                    self._fault(_name(rule), error)
+                    pipeline.fault(_name(rule), error, "raised an error as an alert rule")
                     continue
                 if finding is not None:
                     alert = self._alert(rule, state, finding, tensor, record)
@@ -247,7 +239,6 @@ class AlertMonitor:
         state._last_found = tensor.step
         if last is not None and last in (tensor.step, tensor.previous_step):
             state._unreported += 1
-            self.again[name] += 1
             return None
         if not isinstance(finding, Finding):
             finding = Finding(str(finding))
@@ -266,7 +257,6 @@ class AlertMonitor:
             facts=dict(finding.facts),
         )
         state._unreported = 0
-        self.counts[name] += 1
         self.alerts.append(alert)
         return alert
 
@@ -284,16 +274,7 @@ class AlertMonitor:
                 try:
                     action(alert)
                 except Exception as error:
-                    self._fault("on_alert", error)
-
-    def _fault(self, name: str, error: Exception) -> None:
-        self.faults += 1
-        self._on_fault(name, error)
-
-    def _log_once(self, name: str, error: Exception) -> None:
-        if name not in self._logged:
-            self._logged.add(name)
-            log.warning("tensortap: alert rule %r raised an error: %r", name, error)
+                    pipeline.fault("on_alert", error, "raised an error")
 
 
 def _is_gradient_overflow(alert: Alert) -> bool:

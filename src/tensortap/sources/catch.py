@@ -1,4 +1,4 @@
-"""`catch`: capture any value, from anywhere in a program."""
+"""`catch`: capture any value, from anywhere in a program; the step, on and off, the receipt."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from tensortap.frameworks.protocol import Framework
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.receipt import Receipt
 from tensortap.pipeline.selection import CallCounter
 from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Shard
 from tensortap.sinks.connections import connections
-from tensortap.sources.checks import check_count
 from tensortap.sources.names import CallSites
+from tensortap.sources.options import check_count
 
 _getframe = sys._getframe
 _traced: dict[type, Framework] = {}  # classes of values that have only been traced so far
@@ -108,3 +109,31 @@ def _catch_when_run(value: Any, name: str, when: Any, **options: Any) -> Ticket:
 
 # torch.compile must not trace into it: capturing is not part of the graph
 hide_from_compiler(catch)
+
+
+def step(number: int | None = None) -> int | None:
+    """Advance the training step, or set it; call it once at the end of every step.
+
+    Without it, the step of a record is the number of earlier calls under its name.
+    """
+    return pipeline.advance("tap.step()", number)
+
+
+def enable() -> None:
+    """Capture again after `disable`."""
+    pipeline.switch(True)
+
+
+def disable() -> None:
+    """Capture nothing until `enable`; calls then cost almost nothing."""
+    pipeline.switch(False)
+
+
+def flush(timeout: float | None = None) -> bool:
+    """Wait until everything captured has arrived or was dropped; return False on timeout."""
+    return pipeline.flush(timeout)
+
+
+def receipt() -> Receipt:
+    """Return what was captured, what was not and why, and what it cost the training thread."""
+    return pipeline.receipt()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import operator
 import os
 import threading
 import time
@@ -22,6 +23,10 @@ from typing import cast
 MAX_LENGTH = 80
 _LOADED = time.time()
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})  # frames on Python 3.11
+_compared = operator.attrgetter(
+    "co_name", "co_qualname", "co_firstlineno", "co_code", "co_names", "co_varnames",
+    "co_freevars", "co_cellvars", "co_linetable",
+)  # fmt: skip
 _lock = threading.RLock()  # re-entrant: a signal handler may catch something, too
 
 
@@ -147,31 +152,44 @@ def _edited(code: CodeType, text: str) -> bool:
     if written < _LOADED:
         return False
     module = compile(text, code.co_filename, "exec", dont_inherit=True)
-    return not any(
-        code == other and code.co_linetable == other.co_linetable for other in _codes(module)
+    return not contains_code(module, code)
+
+
+def contains_code(module: CodeType, code: CodeType) -> bool:
+    """Return whether a compiled file contains a function; if not, the file has been edited."""
+    return any(_same(one, code) for one in code_objects(module))
+
+
+def _same(a: CodeType, b: CodeType) -> bool:
+    # not ``==``: it ignores line tables on Python 3.11, and on 3.12 code that a debugger or a
+    # coverage tool monitors differs from the same code without it
+    return (
+        _compared(a) == _compared(b)
+        and len(a.co_consts) == len(b.co_consts)
+        and all(_equal(x, y) for x, y in zip(a.co_consts, b.co_consts, strict=True))
     )
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, CodeType) and isinstance(b, CodeType):
+        return _same(a, b)
+    if isinstance(a, frozenset):
+        return a == b  # its order may differ
+    return type(a) is type(b) and repr(a) == repr(b)  # tells -0.0 from 0.0, and 1 from True
+
+
+def code_objects(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and all that are nested in it."""
     yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from code_objects(one)
 
 
 def _first_argument(call: ast.Call, argument: str) -> ast.expr | None:
     if call.args:
-        first = call.args[0]
-        return _item(first.value, 0) if isinstance(first, ast.Starred) else first
-    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    if argument in keywords:
-        return keywords[argument]
-    return _item(keywords[None], argument) if None in keywords else None
-
-
-def _item(value: ast.expr, key: int | str) -> ast.expr:
-    """Return ``pair[0]`` for ``*pair``, ``options['value']`` for ``**options``."""
-    return ast.Subscript(value=value, slice=ast.Constant(key), ctx=ast.Load())
+        return None if isinstance(call.args[0], ast.Starred) else call.args[0]
+    return next((each.value for each in call.keywords if each.arg == argument), None)
 
 
 def _one_line(node: ast.expr, lines: list[str]) -> str:

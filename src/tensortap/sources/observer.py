@@ -24,8 +24,7 @@ from tensortap.record import Mapping as Pairs
 from tensortap.sinks.connections import connections
 from tensortap.sinks.memory import MemorySink
 from tensortap.sources import init as run
-from tensortap.sources.checks import check_count
-from tensortap.sources.patterns import NamePattern, Patterns, compile_pattern
+from tensortap.sources.options import NamePattern, Patterns, check_count, compile_pattern
 
 log = logging.getLogger("tensortap")
 
@@ -108,14 +107,11 @@ class Observer:
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._monitor: AlertMonitor | None = None
         if options.alerts is not False and options.alerts is not None:
-            self._monitor = AlertMonitor(
-                options.alerts, on_alert=options.on_alert, on_fault=pipeline.fault
-            )
+            self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
         elif options.on_alert is not None:
             raise ValueError("on_alert needs alerts=True, or a list of rules")
 
     def begin(self) -> None:
-        """Start observing."""
         self._run = run.opened()
         first = self.options.init_step
         if first is None:
@@ -140,7 +136,6 @@ class Observer:
 
     @property
     def step_number(self) -> int:
-        """The current training step."""
         if self._current is None:
             step = pipeline.clock.step
             self._current = self._own_step if step is None else step
@@ -148,7 +143,6 @@ class Observer:
 
     @property
     def capturing(self) -> bool:
-        """Whether `every` selects this step, and capturing is enabled."""
         return self.on and pipeline.enabled
 
     def observe(
@@ -319,5 +313,4 @@ class Observer:
 
     @property
     def alerts(self) -> list[Alert]:
-        """The alerts so far."""
         return list(self._alerts)

@@ -12,15 +12,14 @@ from typing import Any
 from tensortap.frameworks.observing import ModelTracing
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.sources.tracing import instrument, rewrite, source
+from tensortap.sources.tracing import instrument, rewrite
 from tensortap.sources.tracing import probes as plain
 from tensortap.sources.tracing.collect import Callback, TraceOptions, ValueCollector
-from tensortap.sources.tracing.iterations import IterationCounter
-from tensortap.sources.tracing.listener import FunctionListener
+from tensortap.sources.tracing.functions import NoSource
+from tensortap.sources.tracing.listener import FunctionListener, IterationCounter
 from tensortap.sources.tracing.paths import ANY, MANY, join, parse
 from tensortap.sources.tracing.resolve import LocalProbe, Resolver, TracedFunction, items
 from tensortap.sources.tracing.results import TraceResults
-from tensortap.sources.tracing.source import NoSource
 
 log = logging.getLogger("tensortap")
 
@@ -100,7 +99,7 @@ class Tracer:
             else:
                 plain.unseen.pop(listener.number, None)
                 self._listeners.append(listener)
-        source.clear_cache()
+        instrument.clear_cache()
 
     def _report_no_source(self, listener: FunctionListener, error: NoSource) -> None:
         """Raise if a path names the function; log if it was found by a wildcard."""

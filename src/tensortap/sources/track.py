@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensortap.frameworks.registry import framework_named, loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.observer import Observer, Stash, TrackOptions
-from tensortap.sources.patterns import NamePattern
+from tensortap.sources.options import NamePattern
 
 if TYPE_CHECKING:
     import pandas as pd

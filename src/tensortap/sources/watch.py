@@ -1,4 +1,4 @@
-"""`watch`: run your own code on live tensors, in another process."""
+"""`watch`: run your own code on live tensors, in another process; `list_probes`: on which."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
+from tensortap.frameworks.observing import Probe
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.exit import at_exit
+from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Record
 from tensortap.server import worker_start
 from tensortap.settings import buffer_size
 from tensortap.sinks.launch import EntryPoints, Task, check_start_method, pickled
-from tensortap.sources.patterns import NamePattern
-from tensortap.sources.watch_observer import RateLimitedObserver, Transform
-from tensortap.sources.watch_options import (
-    WatchSelection,
-    check_options,
-    check_unchanged,
-    selected_ranks,
+from tensortap.sources.options import (
+    NamePattern,
+    check_callable,
+    check_count,
+    check_positive,
 )
-from tensortap.sources.watch_workers import WorkerPool
+from tensortap.sources.watch_observer import RateLimitedObserver, Transform, WatchSelection
 from tensortap.sources.watcher import Watcher
 from tensortap.wire.worker import end_main_import
 
@@ -36,6 +37,7 @@ _ENTRY_POINTS = EntryPoints(
 )
 _MIN_WAITING = 32  # records of one name that may wait in a worker; or two seconds' worth, if more
 _MAX_WAITING = 1024
+_OF_TARGETS = ("targets", "name", "what", "transform", "include", "exclude")
 
 
 def watch(
@@ -80,17 +82,19 @@ def watch(
     _check_not_importing_main()
     function = recorder if on_record is None else on_record
     if name is not None and function is None and on_close is None and name in _running:
-        check_unchanged(name, given, inspect.signature(watch))
+        _check_unchanged(name, given)
         found = _running[name]
         found.attach(targets, what=what, transform=transform, include=include, exclude=exclude)
         return found
     if function is None or (recorder is not None and on_record is not None):
         known = f"; no watcher is called {name!r}" if name is not None else ""
         raise TypeError(f"pass either recorder or on_record{known}")
-    check_options(function, on_close, transform, rate, processes, timeout, name)
+    _check_options(function, on_close, rate, processes, timeout, name)
     check_start_method(start_method)
-    selection = WatchSelection().updated(what, include, exclude)
-    watching_ranks = selected_ranks(ranks)
+    selection = WatchSelection().updated(
+        what=what, include=include, exclude=exclude, transform=transform
+    )
+    watching_ranks = _selected_ranks(ranks)
     waiting = _MAX_WAITING if rate is None else int(min(max(_MIN_WAITING, 2 * rate), _MAX_WAITING))
     with _lock:
         name = _free_name() if name is None else name
@@ -107,12 +111,8 @@ def watch(
             for number in range(processes)
         ]  # fmt: skip
         pickled(tasks[0])  # raises now if it cannot be sent, even if the worker starts later
-        workers = WorkerPool(tasks)
-        observer = RateLimitedObserver(
-            name, selection, rate=rate, ranks=watching_ranks, transform=transform, keep=keep,
-            queue_of=workers.queue,
-        )  # fmt: skip
-        watcher = Watcher(name, observer, workers, functools.partial(_remove, name))
+        observer = RateLimitedObserver(name, selection, rate=rate, ranks=watching_ranks, keep=keep)
+        watcher = Watcher(name, observer, tasks, functools.partial(_remove, name))
         watcher.enabled = enabled
         _running[name] = watcher
     try:
@@ -124,6 +124,44 @@ def watch(
         watcher.close(1.0)
         raise
     return watcher
+
+
+def _check_options(
+    function: Any, on_close: Any, rate: Any, processes: Any, timeout: Any, name: Any
+) -> None:
+    check_callable("on_record", function)
+    if on_close is not None:
+        check_callable("on_close", on_close)
+    if isinstance(function, type):
+        made = f"{function.__name__}(...)"
+        raise TypeError(f"on_record must be a function or an object, got a class; pass {made}")
+    if rate is not None:
+        check_positive("rate", rate)
+    check_count("processes", processes)
+    check_positive("timeout", timeout)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {name!r:.80}")
+
+
+def _check_unchanged(name: str, given: dict[str, Any]) -> None:
+    """Raise if options are given that only a new watcher can have."""
+    for option, parameter in inspect.signature(watch).parameters.items():
+        if option not in _OF_TARGETS and given[option] != parameter.default:
+            raise TypeError(
+                f"{option} cannot be changed to {given[option]!r:.80}, because the watcher "
+                f"{name!r} is already running; pass another name to start a new one"
+            )
+
+
+def _selected_ranks(ranks: Any) -> frozenset[int] | None:
+    """Return the ranks that watch; None stands for all."""
+    if ranks == "all":
+        return None
+    single = isinstance(ranks, (int, str)) or not isinstance(ranks, Iterable)
+    selected = frozenset([ranks] if single else ranks)
+    if not all(isinstance(rank, int) for rank in selected):
+        raise TypeError(f"ranks must be a rank, several ranks, or 'all', got {ranks!r:.80}")
+    return selected
 
 
 def _check_not_importing_main() -> None:
@@ -198,3 +236,46 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class Probes(tuple[Probe, ...]):
+    """The probes that `list_probes` has found; printed, they are a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [
+            ("name", "type", "shape", "dtype", "output", "gradient", "in place", "")
+        ]
+        for p in self:
+            shape = "×".join(map(str, p.shape)) or "scalar"
+            marks = ("yes" if mark else "no" for mark in (p.output, p.gradient, p.in_place))
+            rows.append((p.name, p.type, shape if p.dtype else "", p.dtype, *marks, p.note))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+
+def list_probes(model: Any, *inputs: Any, **named: Any) -> Probes:
+    """Return what of a model can be watched: ``print(tap.list_probes(model, batch))``.
+
+    Runs the model forward and backward once, on copies of the inputs. Gradients, buffers, random
+    numbers and the mode of the model are afterwards as they were.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(inplace=True))
+    >>> [(p.name, p.shape, p.gradient, p.in_place) for p in list_probes(model, torch.ones(1, 2))][1]
+    ('0', (1, 3), True, True)
+    """
+    enabled = pipeline.enabled
+    pipeline.switch(False)  # nobody tracks or watches this pass
+    try:
+        for framework in loaded_frameworks():
+            probes = framework.find_probes(model, inputs, named)
+            if probes is not None:
+                return Probes(probes)
+    finally:
+        pipeline.switch(enabled)
+    raise TypeError(f"list_probes needs a torch.nn.Module, got {model!r:.100}")

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensortap import frameworks as arrays
 from tensortap import ranks
@@ -22,10 +22,31 @@ from tensortap.pipeline.queue import Queue, write_to
 from tensortap.pipeline.selection import CallCounters
 from tensortap.record import Kind, Record, Summary
 from tensortap.sources import init as run
-from tensortap.sources.watch_options import WatchSelection
+from tensortap.sources.options import NamePattern, Patterns, check_callable, check_choice
 
 Transform = Callable[[Any], Any]
 _now = time.perf_counter_ns
+_OUTPUTS = (Kind.ACTIVATION, Kind.WEIGHT)
+_GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
+_KINDS = {"outputs": _OUTPUTS, "gradients": _GRADIENTS, "both": (*_OUTPUTS, *_GRADIENTS)}
+
+
+class WatchSelection(NamedTuple):
+    """What hooks capture of a target, and what is done with it first."""
+
+    what: str = "outputs"
+    include: NamePattern = None
+    exclude: NamePattern = None
+    transform: Transform | None = None
+
+    def updated(self, **options: Any) -> WatchSelection:
+        """Return the selection with the options that are not None; raise if one is invalid."""
+        given = {option: value for option, value in options.items() if value is not None}
+        selection = self._replace(**given)
+        check_choice("what", selection.what, tuple(_KINDS))
+        if selection.transform is not None:
+            check_callable("transform", selection.transform)
+        return selection
 
 
 class RateLimit:
@@ -69,6 +90,8 @@ class Switches:
 class RateLimitedObserver:
     """Queues what hooks observe, and what is caught by hand, for the workers of a watcher."""
 
+    queue_of: Callable[[str], Queue | None]  # to the worker of a name; the watcher sets it
+
     def __init__(
         self,
         name: str,
@@ -76,9 +99,7 @@ class RateLimitedObserver:
         *,
         rate: float | None,
         ranks: Collection[int] | None,
-        transform: Transform | None,
         keep: bool,
-        queue_of: Callable[[str], Queue | None],
     ) -> None:
         self._name = name
         self.only_training = False
@@ -88,44 +109,37 @@ class RateLimitedObserver:
         self.unseen: dict[str, str] = {}
         self._limit = RateLimit(rate)
         self._ranks = ranks
-        self._transform = transform
         self._keep = keep
-        self._queue_of = queue_of
         self._counters = CallCounters()
 
     def _select(self, selection: WatchSelection) -> None:
-        self.selection = selection
-        patterns = selection.patterns()
+        self._selection = selection
+        self._transform = selection.transform
+        kinds = frozenset(_KINDS[selection.what])
+        patterns = Patterns(selection.include, selection.exclude, kinds)
         self.kinds = patterns.kinds
         self.wants = patterns.wants
 
-    def with_options(
-        self, selection: WatchSelection, transform: Transform | None
-    ) -> RateLimitedObserver:
+    def with_options(self, **options: Any) -> RateLimitedObserver:
         """Return a copy with other options, for some targets; the rest is shared."""
         other = copy.copy(self)
-        other._select(selection)
-        other._transform = transform or self._transform
+        other._select(self._selection.updated(**options))
         return other
 
     @property
     def active(self) -> bool:
-        """Whether the watcher is open."""
         return self.switches.active
 
     @property
     def capturing(self) -> bool:
-        """Whether values are captured now."""
         return self.switches.active and self.switches.enabled and pipeline.enabled
 
     @property
     def here(self) -> bool:
-        """Whether this rank watches."""
         return self._ranks is None or ranks.rank_and_world_size()[0] in self._ranks
 
     @property
     def step_number(self) -> int:
-        """The current training step."""
         return pipeline.clock.step or 0
 
     def due(self, name: str, kind: Kind) -> bool:
@@ -142,7 +156,6 @@ class RateLimitedObserver:
     def observe(
         self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
     ) -> Summary | None:
-        """Copy a value and queue it."""
         if not self.capturing:
             return None
         start = _now()
@@ -183,7 +196,7 @@ class RateLimitedObserver:
 
     def _queues(self, name: str) -> list[Queue]:
         opened = run.opened() if self._keep else None
-        queues = (self._queue_of(name), opened.queue if opened is not None else None)
+        queues = (self.queue_of(name), opened.queue if opened is not None else None)
         return [queue for queue in queues if queue is not None]
 
     def _transformed(self, name: str, value: Any) -> Any:

@@ -1,10 +1,13 @@
-"""Watchers: targets with hooks, and the workers that get what they observe."""
+"""Watchers: targets with hooks, and the worker processes that get what they observe."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensortap import frameworks as arrays
@@ -12,14 +15,35 @@ from tensortap.errors import NotFound
 from tensortap.frameworks.observing import Observed
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.queue import Queue
 from tensortap.record import Kind
-from tensortap.sources.checks import check_callable
-from tensortap.sources.patterns import NamePattern
+from tensortap.settings import flag
+from tensortap.sinks.launch import Task
+from tensortap.sinks.worker import Worker
+from tensortap.sources.options import NamePattern
 from tensortap.sources.watch_observer import RateLimitedObserver, Transform
-from tensortap.sources.watch_options import named_targets
-from tensortap.sources.watch_workers import WatchReceipt, WorkerPool
 
 log = logging.getLogger("tensortap")
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchReceipt:
+    """What has become of the watched values.
+
+    `captured` records were copied and not dropped afterwards, and of them `processed` went through
+    the user's function. `dropped` values did not: the queue or the worker was over budget, the
+    worker died or ran out of time ("disconnected"), or the function raised ("error").
+    """
+
+    captured: int
+    processed: int
+    dropped: int
+    reasons: dict[str, int]
+
+    @property
+    def waiting(self) -> int:
+        """Records that are still on their way."""
+        return self.captured - self.processed
 
 
 class Watcher:
@@ -29,12 +53,16 @@ class Watcher:
         self,
         name: str,
         observer: RateLimitedObserver,
-        workers: WorkerPool,
+        tasks: list[Task],
         on_closed: Callable[[], None],
     ) -> None:
         self.name = name
         self._observer = observer
-        self._workers = workers
+        observer.queue_of = self._queue
+        self._tasks = tasks
+        self._workers: list[Worker] = []
+        self._assigned: dict[str, int] = {}  # name → index of its worker
+        self._may_start = True  # once: a failure is not repeated with every record
         self._on_closed = on_closed
         self._attached: dict[str, Any] = {}
         self._lock = threading.RLock()
@@ -61,15 +89,12 @@ class Watcher:
         """
         if self._closed:
             raise RuntimeError(f"the watcher {self.name!r} is closed: call tap.watch(...) again")
-        observer = self._observer
-        if any(option is not None for option in (what, transform, include, exclude)):
-            if transform is not None:
-                check_callable("transform", transform)
-            selection = observer.selection.updated(what, include, exclude)
-            observer = observer.with_options(selection, transform)
+        observer = self._observer.with_options(
+            what=what, transform=transform, include=include, exclude=exclude
+        )
         attached: list[str] = []
         try:
-            for title, target in named_targets(targets):
+            for title, target in _named_targets(targets):
                 self._attach(title, target, observer)
                 attached.append(title)
         except BaseException:
@@ -148,26 +173,57 @@ class Watcher:
     @property
     def alive(self) -> bool:
         """Whether all workers run."""
-        return self._workers.alive
+        return bool(self._workers) and all(worker.sink.alive for worker in self._workers)
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers."""
-        return self._workers.pids
+        return [worker.sink.pid for worker in self._workers]
 
     @property
     def receipt(self) -> WatchReceipt:
         """What has become of the watched values, as the workers report now."""
-        return self._workers.receipt()
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything sent has been processed and written; return False on timeout."""
-        return self._workers.flush(timeout)
+        reasons: collections.Counter[str] = collections.Counter()
+        workers = list(self._workers)
+        for worker in workers:
+            worker.sink.ask(1.0)
+            reasons.update(worker.sink.reasons())
+        processed = sum(worker.sink.processed for worker in workers)
+        waiting = sum(worker.waiting for worker in workers)
+        return WatchReceipt(processed + waiting, processed, reasons.total(), dict(reasons))
 
     def start(self) -> None:
         """Start the workers, if this rank watches and is switched on."""
         if self.enabled and pipeline.enabled and self._observer.here:
-            self._workers.start()
+            self._start_workers()
+
+    def _start_workers(self) -> None:
+        with self._lock:
+            if self._may_start:
+                self._may_start = False
+                arena = not flag("TENSORTAP_NO_ARENA")
+                for task in self._tasks:
+                    self._workers.append(Worker(task, pipeline.pool, arena=arena))
+
+    def _queue(self, name: str) -> Queue | None:
+        """Return the queue to the worker of a name; None if no worker can be started."""
+        if self._may_start:  # this rank was switched off so far
+            self._start_workers()
+        workers = self._workers
+        if len(workers) < 2:
+            return workers[0].queue if workers else None
+        index = self._assigned.get(name)
+        if index is None:
+            with self._lock:  # round robin: each worker gets as many names as the others
+                index = self._assigned.setdefault(name, len(self._assigned) % len(workers))
+        return workers[index].queue
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything sent has been processed and written; return False on timeout."""
+        deadline = time.monotonic() + (self._tasks[0].timeout if timeout is None else timeout)
+        # every worker is asked, even after the deadline
+        done = [worker.flush(max(0.0, deadline - time.monotonic())) for worker in self._workers]
+        return all(done)
 
     def close(self, timeout: float | None = None) -> None:
         """Remove the hooks, wait until everything sent is processed, and end the workers.
@@ -178,11 +234,22 @@ class Watcher:
             if self._closed:
                 return
             self._closed = True
+            self._may_start = False
             self.stop()
             for title in list(self._attached):
                 self.detach(title)
+        # at the same time: each may use the whole timeout
+        threads = [
+            threading.Thread(target=worker.close, args=(timeout,), daemon=True)
+            for worker in self._workers[1:]
+        ]
         try:
-            self._workers.close(timeout)
+            for thread in threads:
+                thread.start()
+            for worker in self._workers[:1]:
+                worker.close(timeout)
+            for thread in threads:
+                thread.join()
         finally:
             self._on_closed()
 
@@ -200,3 +267,15 @@ class Watcher:
             if not error or error[0] is None:  # else the user's exception goes first
                 raise
             log.exception("tensortap: error while ending a watcher")
+
+
+def _named_targets(targets: Any) -> list[tuple[str, Any]]:
+    """Return each target with the prefix of its names."""
+    if isinstance(targets, Mapping):
+        for name in targets:
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"names of targets must be non-empty strings, got {name!r:.80}")
+        return list(targets.items())
+    if isinstance(targets, (list, tuple)):
+        return [(f"{type(target).__name__}{i}", target) for i, target in enumerate(targets)]
+    return [("", targets)]

@@ -25,11 +25,10 @@ if __name__ == "__main__":  # without importing the rest of tensortap
         package.__path__ = [str(Path(sys.argv[1], *name.split(".")))]
         sys.modules[name] = package
 
-from tensortap.sources.tracing.functions import bound_names, unwrap
+from tensortap.sources.tracing.functions import NoSource, bound_names, unwrap
 from tensortap.sources.tracing.instrument import instrumented, listen, unlisten
 from tensortap.sources.tracing.resolve import Resolver
 from tensortap.sources.tracing.rewrite import ProbeSpec
-from tensortap.sources.tracing.source import NoSource
 
 
 class Log:
@@ -259,18 +258,6 @@ def check_recursive_calls_are_separate():
     assert [event[0] for event in log.events if event[1] == "below"] == [3, 2, 1]
 
 
-lambdas = [lambda x: x + 1, lambda x: x + 1, lambda x, y=2: (z := x * y) + z]
-
-
-def check_lambdas_even_two_equal_ones_in_a_line():
-    with logged(lambdas[1], "x", results=True) as log:
-        assert [one(3) for one in lambdas] == [4, 4, 12]
-    assert log.events == [(1, "x", 3), (1, "return", 4)]
-    with logged(lambdas[2], "x", "y", "z", results=True) as log:
-        assert lambdas[2](3) == 12
-    assert log.events == [(1, "x", 3), (1, "y", 2), (1, "z", 6), (1, "return", 12)]
-
-
 def outer(x):
     def helper(h):
         nonlocal x
@@ -282,7 +269,9 @@ def outer(x):
         h = 1
         return h
 
-    short = lambda t: t + 1
+    def short(t):
+        return t + 1
+
     unwanted(5)
     return helper(x) + short(1)
 
@@ -323,13 +312,6 @@ def decorated(function):
     return around
 
 
-def silently(function):
-    def around(*args, **kwargs):
-        return function(*args, **kwargs)
-
-    return around
-
-
 class Base:
     def method(self, x):
         return x
@@ -356,11 +338,6 @@ class Kinds(Base):
         y = x + 1
         return y
 
-    @silently
-    def silent(self, x):
-        y = x + 1
-        return y
-
     @property
     def prop(self):
         y = 4
@@ -382,8 +359,8 @@ class Kinds(Base):
 
 def check_methods_of_every_kind():
     one, other = Kinds(), Kinds()
-    for name in "method static of_class wrapped silent only_rest".split():
-        found = unwrap(Kinds.__dict__[name], one, name)
+    for name in "method static of_class wrapped only_rest".split():
+        found = unwrap(Kinds.__dict__[name], one)
         with logged(found.function, "x", "y", this=found.this, results=True) as log:
             value = getattr(one, name)(3)
             getattr(other, name)(3)
@@ -546,11 +523,11 @@ def check_functions_are_not_kept_alive():
 
 
 def check_many_objects_need_one_compilation():
-    from tensortap.sources.tracing import source
+    from tensortap.sources.tracing import instrument
 
     made = []
-    original = source.instrumented_code
-    source.instrumented_code = lambda *args: made.append(1) or original(*args)
+    original = instrument.instrumented_code
+    instrument.instrumented_code = lambda *args: made.append(1) or original(*args)
     try:
         objects, log = [Kinds() for _ in range(300)], [Log() for _ in range(300)]
         for one, mine in zip(objects, log):
@@ -560,7 +537,7 @@ def check_many_objects_need_one_compilation():
         for mine in log:
             unlisten(Kinds.method, mine)
     finally:
-        source.instrumented_code = original
+        instrument.instrumented_code = original
     assert len(made) == 1
     assert [mine.of("y") for mine in log] == [[number + 1] for number in range(300)]
 

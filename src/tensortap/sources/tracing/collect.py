@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from tensortap import frameworks as arrays
 from tensortap import ranks
+from tensortap.errors import CaptureError
+from tensortap.frameworks.adapters import adapter_of
+from tensortap.frameworks.protocol import type_name
+from tensortap.frameworks.scalars import safe_repr
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.sinks.connections import connections
-from tensortap.sources.checks import check_callable, check_choice, check_count
-from tensortap.sources.tracing.copies import copied, expanded, fingerprint, keyed_copy
+from tensortap.sources import init as run
+from tensortap.sources.dump import write_file
+from tensortap.sources.options import check_callable, check_choice, check_count
+from tensortap.sources.tracing.copies import copied, expanded, fingerprint, has_opaque, keyed_copy
 from tensortap.sources.tracing.gather import Gatherer
-from tensortap.sources.tracing.iterations import Iteration
-from tensortap.sources.tracing.local_records import put_local
-from tensortap.sources.tracing.results import PendingValues, TracedValues, TraceResults
+from tensortap.sources.tracing.results import Iteration, PendingValues, TracedValues, TraceResults
 
 Callback = Callable[..., Any]
+_Parts = Mapping[str, TracedValues[Any]]
 
 
 class TraceOptions(NamedTuple):
@@ -104,7 +112,7 @@ class ValueCollector:
                 self._fingerprints[path] = mark
             if connections.connect():
                 try:
-                    put_local(name, expanded(value), iteration, order)
+                    _put_local(name, expanded(value), iteration, order)
                 except Exception as error:  # the results keep the value anyway
                     pipeline.fault(path, error, "was not handed on")
             if options.results and not self._forked:
@@ -143,7 +151,7 @@ class ValueCollector:
             parts = {path: pending.take_before(boundary) for path, pending in self._pending.items()}
             self._rank = None
             self._call_all(self._options.pre_gather_callbacks, parts)
-            gathered: Mapping[str, TracedValues] | None = parts
+            gathered: _Parts | None = parts
             if together and self._gatherer is not None:
                 try:
                     gathered = self._gatherer.gather(parts, last=boundary is None)
@@ -193,7 +201,7 @@ class ValueCollector:
                 _extend(merged, {path: one.expanded() for path, one in self._pending.items()})
         return merged
 
-    def _call_all(self, callbacks: Iterable[Callback], parts: Mapping[str, TracedValues]) -> None:
+    def _call_all(self, callbacks: Iterable[Callback], parts: _Parts) -> None:
         for callback in callbacks:
             for path, part in parts.items():
                 if not part.values:
@@ -219,10 +227,67 @@ class ValueCollector:
             raise errors[0]
 
 
-def _extend(results: TraceResults, more: Mapping[str, TracedValues]) -> None:
+def _extend(results: TraceResults, more: _Parts) -> None:
     for path, part in list(more.items()):
         results.setdefault(path, TracedValues()).extend(part)
 
 
 def _name(callback: Callback) -> str:
     return getattr(callback, "__name__", None) or type(callback).__name__
+
+
+# -- records ------------------------------------------------------------------------------
+
+_calls: dict[str, tuple[int, int]] = {}  # name → step of its last record, records in that step
+_run: Any = None  # the run in which they are counted
+
+
+def _put_local(name: str, value: Any, iteration: Iteration, order: int) -> None:
+    """Make a record of a traced value and queue it."""
+    start = time.perf_counter_ns()
+    step = iteration.call if pipeline.clock.step is None else pipeline.clock.step
+    opened = run.opened()
+    call = _call_in_step(name, step, opened)
+    kind, dtype, shape = arrays.describe(value)
+    adapter, shard = adapter_of(type(value)), None
+    if adapter.local_shard is not None:
+        value, shard = adapter.local_shard(value)
+    snapshot, nbytes = _snapshot(value)
+    if isinstance(snapshot, TensorData):
+        dtype, shape = snapshot.dtype, snapshot.shape
+    tags = {"mode": iteration.mode, "iteration": str(iteration.number), "binding": str(order)}
+    if isinstance(value, Opaque):  # it could not be copied, so it cannot be pickled
+        kind = value.type
+    elif opened is not None and has_opaque(snapshot):
+        try:
+            tags["file"] = write_file(value, name, opened).name
+        except Exception as error:  # the record has its type and repr
+            pipeline.fault(name, error, "was not pickled")
+    rank, world_size = ranks.rank_and_world_size()
+    record = Record(
+        name, Kind.LOCAL, step, call, pipeline.next_seq(), rank, world_size, time.time_ns(),
+        kind, dtype, shape, shard, None, snapshot, None, tags,
+    )  # fmt: skip
+    pipeline.put_captured(record, nbytes, start)
+
+
+def _snapshot(value: Any) -> tuple[Value, int]:
+    """Return a snapshot, or type and repr of a value that no record can hold."""
+    if isinstance(value, Opaque):
+        return value, 0
+    try:
+        return arrays.snapshot(value, pipeline.pool)
+    except CaptureError:  # sparse, quantized, a container that contains itself
+        return Opaque(type_name(type(value)), safe_repr(value)), 0
+
+
+def _call_in_step(name: str, step: int, opened: Any) -> int:
+    """Return how many earlier records of the name there are in this step of the run."""
+    global _run
+    if _run is not opened:
+        _run = opened
+        _calls.clear()
+    last, count = _calls.get(name, (-1, 0))
+    call = count if last == step else 0
+    _calls[name] = (step, call + 1)
+    return call

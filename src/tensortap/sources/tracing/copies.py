@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -25,17 +25,21 @@ _NOT_COPIED = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, Fr
 _MAX_OBJECTS = 100_000  # that are searched for tensors
 
 
+_ATOMS = frozenset((int, float, complex, bool, str, bytes, type(None)))
+_compact: set[type] = set()
+
+
 def keyed_copy(value: Any) -> tuple[Hashable, Any] | None:
     """Return the `fingerprint` of a plain tensor and a copy of it; None for any other value.
 
     The copy may be compact; `expanded` returns the tensor.
     """
-    take = _keyed_copies.get(type(value))
-    return None if take is None else take(value)
-
-
-_keyed_copies: dict[type, Callable[[Any], tuple[Hashable, Any] | None]] = {}
-_compact: set[type] = set()
+    adapter = adapter_of(type(value))
+    if adapter.keyed_copy is None:
+        return None
+    if adapter.compact is not None:
+        _compact.add(adapter.compact)
+    return adapter.keyed_copy(value)
 
 
 def expanded(kept: Any) -> Any:
@@ -50,26 +54,10 @@ def copied(value: Any) -> Any:
     >>> copied(one) == one, copied(one)["a"] is one["a"]
     (True, False)
     """
-    copy_of = _copies.get(type(value)) or _learn(type(value))
-    return copy_of(value)
-
-
-def _learn(cls: type) -> Callable[[Any], Any]:
-    """Return how values of a class are copied, and cache it."""
-    adapter = adapter_of(cls)
-    if adapter.keyed_copy is not None:
-        _keyed_copies[cls] = adapter.keyed_copy
-    if adapter.compact is not None:
-        _compact.add(adapter.compact)
-    copy_of = adapter.copy or _copied_deeply
-    if len(_copies) < 4096:  # a program that keeps making classes must not fill the memory
-        _copies[cls] = copy_of
-    return copy_of
-
-
-_copies: dict[type, Callable[[Any], Any]] = dict.fromkeys(
-    (int, float, complex, bool, str, bytes, type(None)), lambda value: value
-)
+    if type(value) in _ATOMS:
+        return value
+    copy_of = adapter_of(type(value)).copy
+    return _copied_deeply(value) if copy_of is None else copy_of(value)
 
 
 def _copied_deeply(value: Any) -> Any:

@@ -9,10 +9,16 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
+from tensortap.errors import TensortapError
+
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _STORES = frozenset({"STORE_FAST", "STORE_DEREF", "STORE_GLOBAL", "STORE_NAME"})
 
 IsCommon = Callable[[type, str], bool]
+
+
+class NoSource(TensortapError):
+    """A function cannot be compiled again from its source, with the reason."""
 
 
 class BoundFunction(NamedTuple):
@@ -22,7 +28,7 @@ class BoundFunction(NamedTuple):
     this: Any
 
 
-def unwrap(value: Any, this: Any = None, name: str | None = None) -> BoundFunction | None:
+def unwrap(value: Any, this: Any = None) -> BoundFunction | None:
     """Return the function inside decorators, methods and partials; None if it is not Python.
 
     >>> class A:
@@ -47,27 +53,10 @@ def unwrap(value: Any, this: Any = None, name: str | None = None) -> BoundFuncti
         elif hasattr(value, "__wrapped__") and callable(value.__wrapped__):
             value = value.__wrapped__
         elif isinstance(value, FunctionType):
-            inner = _wrapped_in_closure(value, name)
-            if inner is None:
-                return BoundFunction(value, this)
-            value = inner
+            return BoundFunction(value, this)
         else:
             return None
     return None
-
-
-def _wrapped_in_closure(function: FunctionType, name: str | None) -> Any:
-    """Return the only callable of that name in a closure: a decorator without ``wraps``."""
-    if name is None or function.__name__ == name:
-        return None
-    contents = []
-    for cell in function.__closure__ or ():
-        try:
-            contents.append(cell.cell_contents)
-        except ValueError:  # an empty cell
-            continue
-    named = [one for one in contents if callable(one) and getattr(one, "__name__", "") == name]
-    return named[0] if len(named) == 1 else None
 
 
 def method(owner: Any, name: str) -> BoundFunction | None:
@@ -75,14 +64,14 @@ def method(owner: Any, name: str) -> BoundFunction | None:
     if not isinstance(owner, type):
         own = getattr(owner, "__dict__", {}).get(name)
         if own is not None:  # a function in an attribute is called without the object
-            return unwrap(own, None, name) if callable(own) else None
-    return _unwrap_member(inspect.getattr_static(owner, name, None), owner, name)
+            return unwrap(own) if callable(own) else None
+    return _unwrap_member(inspect.getattr_static(owner, name, None), owner)
 
 
-def _unwrap_member(value: Any, owner: Any, name: str) -> BoundFunction | None:
+def _unwrap_member(value: Any, owner: Any) -> BoundFunction | None:
     """Return the function behind a class member, for calls on `owner` or, of a class, on any."""
     any_object = isinstance(owner, type) and not isinstance(value, classmethod)
-    return unwrap(value, None if any_object else owner, name)
+    return unwrap(value, None if any_object else owner)
 
 
 def methods(owner: Any, is_common: IsCommon | None = None) -> Iterator[tuple[str, BoundFunction]]:
@@ -102,7 +91,7 @@ def methods(owner: Any, is_common: IsCommon | None = None) -> Iterator[tuple[str
             if isinstance(
                 value, (FunctionType, staticmethod, classmethod, functools.partialmethod)
             ):
-                bound = _unwrap_member(value, owner, name)
+                bound = _unwrap_member(value, owner)
                 if bound is not None:
                     yield name, bound
 
@@ -120,7 +109,6 @@ def bound_names(code: CodeType) -> tuple[str, ...]:
 
 
 def argument_names(code: CodeType) -> tuple[str, ...]:
-    """Return the names of the arguments."""
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return tuple([unmangled(name, code) for name in code.co_varnames[:count]])
@@ -138,7 +126,6 @@ def _stored_names(code: CodeType) -> Iterator[str]:
 
 
 def stored_by(instruction: dis.Instruction) -> tuple[str, ...]:
-    """Return the names that an instruction binds."""
     if instruction.opname in _STORES:
         return (instruction.argval,)
     if instruction.opname == "STORE_FAST_STORE_FAST":
@@ -155,14 +142,6 @@ def nested(code: CodeType, name: str) -> CodeType | None:
             if one.co_name in COMPREHENSIONS and (found := nested(one, name)) is not None:
                 return found
     return None
-
-
-def code_objects(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and all that are nested in it."""
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from code_objects(one)
 
 
 def unmangled(name: str, code: CodeType) -> str:

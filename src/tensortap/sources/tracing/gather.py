@@ -35,15 +35,8 @@ from tensortap.values import map_leaves
 from tensortap.wire.messages import with_payloads
 
 Report = Callable[[str, Exception], None]
-
-
-class GatheredColumn(msgspec.Struct, array_like=True):
-    """The values of one path in a message."""
-
-    values: list[Value]
-    iterations: list[Any]
-    ranks: list[Any]
-    orders: list[Any]
+_Parts = Mapping[str, TracedValues[Any]]
+_Gathered = dict[str, TracedValues[Any]]
 
 
 class GatherMessage(msgspec.Struct, array_like=True):
@@ -51,7 +44,7 @@ class GatherMessage(msgspec.Struct, array_like=True):
 
     last: bool
     sizes: list[int]
-    columns: dict[str, GatheredColumn]
+    columns: dict[str, TracedValues[Value]]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -81,9 +74,7 @@ class Gatherer:
         if self._channel is not None and self._channel.is_first:
             self._others = list(self._channel.others)
 
-    def gather(
-        self, parts: Mapping[str, TracedValues], *, last: bool = False
-    ) -> dict[str, TracedValues] | None:
+    def gather(self, parts: _Parts, *, last: bool = False) -> _Gathered | None:
         """Return the parts of all ranks on the first one, None on the others.
 
         Without a group, return the parts as given. With `last`, the first rank waits for the last
@@ -103,9 +94,7 @@ class Gatherer:
                 raise
             return None
 
-    def _receive_all(
-        self, channel: RankChannel, parts: Mapping[str, TracedValues], last: bool
-    ) -> dict[str, TracedValues]:
+    def _receive_all(self, channel: RankChannel, parts: _Parts, last: bool) -> _Gathered:
         gathered = {
             path: TracedValues([channel.on_host(value) for value in part.values],
                        list(part.iterations), list(part.ranks), list(part.orders))
@@ -143,7 +132,7 @@ def _disconnected(rank: int, error: Exception) -> TensortapError:
     )
 
 
-def _send(channel: RankChannel, parts: Mapping[str, TracedValues], last: bool) -> None:
+def _send(channel: RankChannel, parts: _Parts, last: bool) -> None:
     buffers: list[memoryview] = []
 
     def detach_payload(leaf: Value) -> Value:
@@ -153,7 +142,7 @@ def _send(channel: RankChannel, parts: Mapping[str, TracedValues], last: bool) -
         return TensorData(leaf.framework, leaf.dtype, leaf.shape, len(buffers) - 1)
 
     columns = {
-        path: GatheredColumn(
+        path: TracedValues(
             [map_leaves(detach_payload, _node(value)) for value in part.values],
             part.iterations, part.ranks, part.orders,
         )
@@ -166,22 +155,17 @@ def _send(channel: RankChannel, parts: Mapping[str, TracedValues], last: bool) -
         channel.send(buffer)
 
 
-def _receive(channel: RankChannel, rank: int, gathered: dict[str, TracedValues]) -> GatherMessage:
+def _receive(channel: RankChannel, rank: int, gathered: _Gathered) -> GatherMessage:
     """Receive the next message of a rank and add its values to `gathered`."""
     size, count = channel.receive_numbers(rank)
     message = _decoder.decode(channel.receive(rank, size))
     if len(message.sizes) != count:
         raise WireError(f"the header lists {len(message.sizes)} buffers, but {count} follow")
     blocks: list[memoryview] = [channel.receive(rank, size) for size in message.sizes]
-    received = {
-        path: TracedValues(
-            [rebuild(with_payloads(value, blocks)) for value in column.values],
-            column.iterations, column.ranks, column.orders,
-        )
-        for path, column in message.columns.items()
-    }  # fmt: skip
-    for path, part in received.items():  # only after everything was decoded
-        gathered.setdefault(path, TracedValues()).extend(part)
+    for column in message.columns.values():
+        column.values[:] = [rebuild(with_payloads(value, blocks)) for value in column.values]
+    for path, column in message.columns.items():  # only after everything was decoded
+        gathered.setdefault(path, TracedValues()).extend(column)
     return message
 
 

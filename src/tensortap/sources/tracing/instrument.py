@@ -1,21 +1,36 @@
 """Instrumented functions: they run other code while somebody listens to them.
 
 There are two mechanisms: code compiled again from the source file, and `sys.monitoring` (Python
-3.12 and later) where there is no usable source.
+3.12 and later) where there is no usable source. The whole file is compiled, so that closures,
+``super()``, decorators and line numbers stay correct; only the one function differs. If the
+unchanged file does not compile to the code that runs, the file has been edited and is not used.
 """
 
 from __future__ import annotations
 
+import ast
+import copy
+import functools
+import linecache
 import os
 import threading
 import weakref
 from types import CodeType, FunctionType
 from typing import Any
 
-from tensortap.sources.tracing import monitor, source
+from tensortap.sources.names import code_objects, contains_code
+from tensortap.sources.tracing import monitor
+from tensortap.sources.tracing.functions import NoSource
 from tensortap.sources.tracing.probes import PROBES, FunctionListeners, Listener
-from tensortap.sources.tracing.rewrite import TRACED_IDS, ProbeSpec, union
-from tensortap.sources.tracing.source import NoSource
+from tensortap.sources.tracing.rewrite import (
+    ENTER,
+    FUNCTIONS,
+    TRACED_IDS,
+    Function,
+    ProbeSpec,
+    insert_probes,
+    union,
+)
 
 
 class InstrumentedFunction:
@@ -37,36 +52,33 @@ class InstrumentedFunction:
 
     def instrument(self, spec: ProbeSpec, for_anyone: bool) -> None:
         """Make the function report this as well; raise NoSource if it cannot."""
+        first = self._spec is None
         if self._spec is None:
             self._original = self.function().__code__
-            wider = spec
         else:
-            wider = union([self._spec, spec])
-            for_anyone = for_anyone or self._for_anyone
-            if (wider, for_anyone) == (self._spec, self._for_anyone):
+            spec, for_anyone = union([self._spec, spec]), for_anyone or self._for_anyone
+            if (spec, for_anyone) == (self._spec, self._for_anyone):
                 return
-        if self._spec is not None and self._given is None:
-            monitor.watch(self._original, self.listeners.number, wider)
-        else:
+        if first or self._given is not None:
             try:
-                self._compile(wider, for_anyone)
+                self._compile(spec, for_anyone)
             except NoSource as error:
-                if self._spec is not None:
+                if not first:
                     raise
-                monitor.check(self._original, wider, error)
-                monitor.watch(self._original, self.listeners.number, wider)
+                monitor.check(self._original, spec, error)
                 self._given = None
-        self._spec, self._for_anyone = wider, for_anyone
+        if self._given is None:
+            monitor.watch(self._original, self.listeners.number, spec)
+        self._spec, self._for_anyone = spec, for_anyone
 
     def _compile(self, spec: ProbeSpec, for_anyone: bool) -> None:
         names, number = self.function().__globals__, self.listeners.number
-        code = source.instrumented_code(self._original, names, spec, number, for_anyone)
+        code = instrumented_code(self._original, names, spec, number, for_anyone)
         names.update(PROBES)
         names[TRACED_IDS.format(number)] = self.listeners.by_object
         self.function().__code__ = self._given = code
 
     def restore(self) -> None:
-        """Let the function run its own code again."""
         function = self._function()
         if self._given is None:
             monitor.forget(self._original)
@@ -117,3 +129,69 @@ def unlisten(function: FunctionType, listener: Listener) -> None:
 def instrumented() -> list[FunctionType]:
     """Return the functions that somebody listens to now."""
     return [function for function, one in _instrumented.items() if one.listeners]
+
+
+# -- compiling -----------------------------------------------------------------------------
+
+
+def instrumented_code(
+    code: CodeType, names: dict[str, Any], spec: ProbeSpec, number: int, anyone: bool = True
+) -> CodeType:
+    """Return the code of a function with probes; `number` identifies the function in them.
+
+    `names` are the globals of its module, which may know where its source is. Unless `anyone`,
+    the code first checks that it is called on an object that somebody traces.
+    """
+    tree, compiled = _parsed_file(code.co_filename, names)
+    if not contains_code(compiled, code):
+        raise NoSource(f"{code.co_filename} has been edited since it was loaded")
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS) and _starts(node, code):
+            return _compile_with_probes(tree, node, code, spec, number, anyone)
+    raise NoSource(
+        f"no function defined with def starts at line {code.co_firstlineno} of {code.co_filename}"
+    )
+
+
+def _compile_with_probes(
+    tree: ast.Module, node: Function, code: CodeType, spec: ProbeSpec, number: int, anyone: bool
+) -> CodeType:
+    body = node.body
+    node.body = insert_probes(copy.deepcopy(node), spec, number, anyone).body
+    try:
+        compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    finally:
+        node.body = body
+    for one in code_objects(compiled):
+        if ENTER in one.co_names and one.co_firstlineno == code.co_firstlineno:
+            if one.co_freevars == code.co_freevars:
+                return one
+    raise NoSource(f"{code.co_name} has other free variables when compiled again")
+
+
+def _parsed_file(name: str, names: dict[str, Any]) -> tuple[ast.Module, CodeType]:
+    linecache.checkcache(name)
+    text = "".join(linecache.getlines(name, names))
+    if not text:
+        raise NoSource(f"{name} has no source")
+    try:
+        return _parse(name, text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise NoSource(f"{name} cannot be compiled: {error}") from None
+
+
+@functools.lru_cache(16)
+def _parse(name: str, text: str) -> tuple[ast.Module, CodeType]:
+    tree = ast.parse(text, name)
+    return tree, compile(tree, name, "exec", dont_inherit=True)
+
+
+def clear_cache() -> None:
+    """Release the parsed files: trees take a lot of memory."""
+    _parse.cache_clear()
+
+
+def _starts(node: Function, code: CodeType) -> bool:
+    """Return whether the node has the name and the first line of the code."""
+    first = min([node.lineno, *[one.lineno for one in node.decorator_list]])
+    return node.name == code.co_name and first == code.co_firstlineno

@@ -1,18 +1,76 @@
-"""Traced functions: what their calls bind, and why a path got no value."""
+"""Traced functions: their calls and iterations, what they bind, why a path got no value."""
 
 from __future__ import annotations
 
+import collections
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.tracing.collect import ValueCollector
 from tensortap.sources.tracing.copies import copied
-from tensortap.sources.tracing.iterations import FunctionCalls, Iteration, IterationCounter
 from tensortap.sources.tracing.paths import ANY, MANY, follow, join, nearest, parts
 from tensortap.sources.tracing.probes import unseen
 from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction
+from tensortap.sources.tracing.results import Iteration
 from tensortap.sources.tracing.rewrite import ProbeSpec
+
+Calls: TypeAlias = "collections.Counter[str]"  # of the model, or of one function, by mode
+
+
+def _count(calls: Calls, training: bool) -> Iteration:
+    mode = "train" if training else "eval"
+    calls[mode] += 1
+    return Iteration(calls[mode] - 1, calls.total() - 1, mode)
+
+
+class IterationCounter:
+    """Counts iterations, selects those to trace, and knows when to gather.
+
+    A function that is called outside of the model's forward, or whose target is not a model,
+    counts its own calls.
+    """
+
+    def __init__(self, every: int, mode: str, interval: int | None) -> None:
+        self._every = every
+        self._mode = mode
+        self._interval = interval
+        self._calls: Calls = collections.Counter()
+        self._depth = 0
+        self.current: Iteration | None = None  # of the model
+        self.selected = False  # whether the current iteration of the model is traced
+        self.model: Any = None
+        self.in_backward: Callable[[], bool] | None = None
+
+    def begin(self, training: bool) -> int | None:
+        """Count a call of the model; return the boundary if values before it are to be gathered."""
+        self._depth += 1
+        self.current = _count(self._calls, training)
+        self.selected = self.selects(self.current)
+        return self._boundary(self.current)
+
+    def end(self) -> None:
+        self._depth -= 1
+
+    def count_own(self, calls: Calls) -> tuple[Iteration, int | None]:
+        """Count a call of a function that counts its own; return its iteration and boundary."""
+        iteration = _count(calls, self.model is None or self.model.training)
+        # if the model is called at all, its calls decide when to gather
+        return iteration, self._boundary(iteration) if self.current is None else None
+
+    def _boundary(self, iteration: Iteration) -> int | None:
+        if self._interval is None or self._mode not in ("both", iteration.mode):
+            return None
+        done = iteration.call if self._mode == "both" else iteration.number
+        return iteration.call if done and done % self._interval == 0 else None
+
+    def of_model(self, only_inside: bool) -> Iteration | None:
+        """Return the current iteration of the model; with `only_inside`, only during its call."""
+        return None if only_inside and not self._depth else self.current
+
+    def selects(self, iteration: Iteration) -> bool:
+        return iteration.number % self._every == 0 and self._mode in ("both", iteration.mode)
 
 
 class ProbeState:
@@ -52,7 +110,7 @@ class FunctionListener:
         self.outside_forward = False  # a method of the model that may run outside its forward
         self.number = -1
         self._counter = counter
-        self._calls = FunctionCalls()
+        self._calls: Calls = collections.Counter()
         self._called = 0
         self._last_forward = -1  # the last call of the model in whose forward pass it ran
         self._running = threading.local()
@@ -111,20 +169,17 @@ class FunctionListener:
         return iteration
 
     def _stack(self) -> list[TracedCall]:
-        """Return the calls under way in this thread."""
         calls: list[TracedCall] | None = getattr(self._running, "calls", None)
         if calls is None:
             calls = self._running.calls = []
         return calls
 
     def end(self, call: TracedCall) -> None:
-        """End a call."""
         calls = self._stack()
         if call in calls:
             calls.remove(call)
 
     def fault(self, error: Exception) -> None:
-        """Count and log an error."""
         pipeline.fault(self.traced.label, error, "was not traced")
 
     def empty_probes(self) -> list[tuple[LocalProbe, str]]:
@@ -231,5 +286,4 @@ class TracedCall:
         return TracedCall(self._listener, self.iteration, (*self._nesting, name))
 
     def fault(self, error: Exception) -> None:
-        """Count and log an error."""
         self._listener.fault(error)

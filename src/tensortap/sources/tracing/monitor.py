@@ -11,10 +11,9 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
-from tensortap.sources.tracing.functions import argument_names, stored_by, unmangled
+from tensortap.sources.tracing.functions import NoSource, argument_names, stored_by, unmangled
 from tensortap.sources.tracing.probes import Calls, bind, enter, exit_, result
 from tensortap.sources.tracing.rewrite import ProbeSpec
-from tensortap.sources.tracing.source import NoSource
 
 _TOOL_IDS = (4, 3, 5, 2, 1, 0)  # debuggers, coverage tools and profilers have theirs
 _MOST_FRAMES = 1000  # calls that ended with an error and are still in the table
@@ -32,16 +31,6 @@ def check(code: CodeType, spec: ProbeSpec, reason: Exception) -> None:
         )
     if not (spec.names or spec.results or spec.exits):
         raise NoSource(f"{reason}, and nested functions can be traced only with their source")
-
-
-def watch(code: CodeType, number: int, spec: ProbeSpec) -> None:
-    """Report what the spec asks of the function with that number."""
-    _tool.watch(code, _Stores(code, number, spec))
-
-
-def forget(code: CodeType) -> None:
-    """Stop reporting."""
-    _tool.forget(code)
 
 
 class _Stores:
@@ -74,105 +63,104 @@ class _Frame:
         self.stored: _Bound = []
 
 
-class _Tool:
-    """Our entry among the tools of `sys.monitoring`."""
+_stores: dict[CodeType, _Stores] = {}  # what is monitored
+_frames: dict[int, _Frame] = {}  # calls under way, by the id of their frame
+_tool: int | None = None  # our number among the tools of `sys.monitoring`
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.stores: dict[CodeType, _Stores] = {}
-        self.frames: dict[int, _Frame] = {}
 
-    def watch(self, code: CodeType, stores: _Stores) -> None:
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        events = monitoring.events
-        if self.number is None:
-            self.number = self._register(monitoring)
-        self.stores[code] = stores
-        chosen = events.PY_START | events.PY_RETURN | events.INSTRUCTION
-        if stores.spec.results:
-            chosen |= events.PY_YIELD
-        monitoring.set_local_events(self.number, code, 0)
-        monitoring.set_local_events(self.number, code, chosen)
-        monitoring.restart_events()
-
-    def _register(self, monitoring: Any) -> int:
-        free = [number for number in _TOOL_IDS if monitoring.get_tool(number) is None]
-        if not free:
+def watch(code: CodeType, number: int, spec: ProbeSpec) -> None:
+    """Report what the spec asks of the function with that number."""
+    global _tool
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    events = monitoring.events
+    if _tool is None:
+        _tool = next((one for one in _TOOL_IDS if monitoring.get_tool(one) is None), None)
+        if _tool is None:
             raise NoSource("other tools use all ids of sys.monitoring")
-        monitoring.use_tool_id(free[0], "tensortap")
-        for event, callback in (
-            ("PY_START", self.on_start),
-            ("PY_RETURN", self.on_return),
-            ("PY_YIELD", self.on_yield),
-            ("INSTRUCTION", self.on_instruction),
-        ):
-            monitoring.register_callback(free[0], getattr(monitoring.events, event), callback)
-        return int(free[0])
+        monitoring.use_tool_id(_tool, "tensortap")
+        monitoring.register_callback(_tool, events.PY_START, _on_start)
+        monitoring.register_callback(_tool, events.PY_RETURN, _on_return)
+        monitoring.register_callback(_tool, events.PY_YIELD, _on_yield)
+        monitoring.register_callback(_tool, events.INSTRUCTION, _on_instruction)
+    _stores[code] = _Stores(code, number, spec)
+    chosen = events.PY_START | events.PY_RETURN | events.INSTRUCTION
+    if spec.results:
+        chosen |= events.PY_YIELD
+    monitoring.set_local_events(_tool, code, 0)
+    monitoring.set_local_events(_tool, code, chosen)
+    monitoring.restart_events()
 
-    def forget(self, code: CodeType) -> None:
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        self.stores.pop(code, None)
-        if self.number is not None:
-            monitoring.set_local_events(self.number, code, 0)
-            if not self.stores:
-                monitoring.free_tool_id(self.number)
-                self.number = None
-                self.frames.clear()
 
-    # -- events --------------------------------------------------------------------------
+def forget(code: CodeType) -> None:
+    global _tool
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    _stores.pop(code, None)
+    if _tool is not None:
+        monitoring.set_local_events(_tool, code, 0)
+        if not _stores:
+            monitoring.free_tool_id(_tool)
+            _tool = None
+            _frames.clear()
 
-    def on_start(self, code: CodeType, offset: int) -> None:
-        stores = self.stores.get(code)
-        if stores is None:
-            return
-        frame = sys._getframe(1)
-        values = frame.f_locals
-        this = values.get(code.co_varnames[0]) if code.co_argcount else None
-        if not code.co_argcount and code.co_flags & 4:  # only *args
-            this = (values.get(code.co_varnames[code.co_kwonlyargcount]) or (None,))[0]
-        calls = enter(stores.number, this)
-        if calls is None:
-            self.frames.pop(id(frame), None)
-            return
-        if len(self.frames) >= _MOST_FRAMES:
-            self.frames.clear()
-        self.frames[id(frame)] = _Frame(calls)
-        for variable, name in stores.arguments:
-            if variable in values:
-                bind(calls, name, values[variable])
 
-    def on_instruction(self, code: CodeType, offset: int) -> object:
-        stores = self.stores.get(code)
-        if stores is None:
-            return None
-        here = stores.at.get(offset)
-        if here is None and offset not in stores.after:
-            return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore,no-any-return]
-        frame = sys._getframe(1)
-        call = self.frames.get(id(frame))
-        if call is not None:
-            if call.stored:
-                _report_stored(call, frame)
-            if here is not None:
-                call.stored = here
+# -- events ---------------------------------------------------------------------------------
+
+
+def _on_start(code: CodeType, offset: int) -> None:
+    stores = _stores.get(code)
+    if stores is None:
+        return
+    frame = sys._getframe(1)
+    values = frame.f_locals
+    this = values.get(code.co_varnames[0]) if code.co_argcount else None
+    if not code.co_argcount and code.co_flags & 4:  # only *args
+        this = (values.get(code.co_varnames[code.co_kwonlyargcount]) or (None,))[0]
+    calls = enter(stores.number, this)
+    if calls is None:
+        _frames.pop(id(frame), None)
+        return
+    if len(_frames) >= _MOST_FRAMES:
+        _frames.clear()
+    _frames[id(frame)] = _Frame(calls)
+    for variable, name in stores.arguments:
+        if variable in values:
+            bind(calls, name, values[variable])
+
+
+def _on_instruction(code: CodeType, offset: int) -> object:
+    stores = _stores.get(code)
+    if stores is None:
         return None
-
-    def on_return(self, code: CodeType, offset: int, value: object) -> None:
-        stores, frame = self.stores.get(code), sys._getframe(1)
-        call = self.frames.pop(id(frame), None)
-        if stores is None or call is None:
-            return
+    here = stores.at.get(offset)
+    if here is None and offset not in stores.after:
+        return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore,no-any-return]
+    frame = sys._getframe(1)
+    call = _frames.get(id(frame))
+    if call is not None:
         if call.stored:
             _report_stored(call, frame)
-        if stores.spec.results and not code.co_flags & _GENERATOR:
-            result(call.calls, value)
-        if stores.spec.exits:
-            exit_(call.calls)
+        if here is not None:
+            call.stored = here
+    return None
 
-    def on_yield(self, code: CodeType, offset: int, value: object) -> None:
-        call = self.frames.get(id(sys._getframe(1)))
-        if call is not None and code.co_flags & _GENERATOR:
-            result(call.calls, value)
+
+def _on_return(code: CodeType, offset: int, value: object) -> None:
+    stores, frame = _stores.get(code), sys._getframe(1)
+    call = _frames.pop(id(frame), None)
+    if stores is None or call is None:
+        return
+    if call.stored:
+        _report_stored(call, frame)
+    if stores.spec.results and not code.co_flags & _GENERATOR:
+        result(call.calls, value)
+    if stores.spec.exits:
+        exit_(call.calls)
+
+
+def _on_yield(code: CodeType, offset: int, value: object) -> None:
+    call = _frames.get(id(sys._getframe(1)))
+    if call is not None and code.co_flags & _GENERATOR:
+        result(call.calls, value)
 
 
 def _report_stored(call: _Frame, frame: FrameType) -> None:
@@ -183,6 +171,3 @@ def _report_stored(call: _Frame, frame: FrameType) -> None:
             bind(call.calls, name, values[variable])
         elif variable in frame.f_globals:
             bind(call.calls, name, frame.f_globals[variable])
-
-
-_tool = _Tool()

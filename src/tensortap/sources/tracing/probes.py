@@ -6,43 +6,16 @@ another thread may return to instrumented code at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.sources.tracing import rewrite
 
-
-class CallListener(Protocol):
-    """One call of a function, for one listener."""
-
-    def bind(self, name: str, value: Any, part: str | None) -> None:
-        """Take a binding of a name, or of a `part` of its value."""
-
-    def result(self, value: Any) -> None:
-        """Take a value that is returned or yielded."""
-
-    def exit(self) -> None:
-        """End the call."""
-
-    def nested(self, name: str) -> CallListener | None:
-        """Begin a call of a function that is defined inside."""
-
-    def fault(self, error: Exception) -> None:
-        """Take an error that one of the other methods raised."""
-
-
-class Listener(Protocol):
-    """Somebody who is told about the calls of a function."""
-
-    def call(self) -> CallListener | None:
-        """Begin a call; None if it is not of interest."""
-
-    def fault(self, error: Exception) -> None:
-        """Take an error that `call` raised."""
-
-
-Calls = list[CallListener]
+# A listener has `call()`, which begins a call of the function, and `fault(error)`. What `call`
+# returns has `bind`, `result`, `exit`, `nested` and `fault`.
+Listener: TypeAlias = Any
+Calls: TypeAlias = list[Any]
 
 
 class ListenersByObject(dict[int, tuple[Listener, ...]]):
@@ -85,7 +58,6 @@ class FunctionListeners:
             self.by_object[id(this)] = (*self.of(this), listener)
 
     def remove(self, listener: Listener) -> None:
-        """Remove a listener."""
         this = self._objects.pop(listener)
         self._anyone = tuple([one for one in self._anyone if one is not listener])
         for key in [id(this)] if this is not None else list(self.by_object):
@@ -96,7 +68,6 @@ class FunctionListeners:
                 self.by_object[key] = left
 
     def of(self, this: object) -> tuple[Listener, ...]:
-        """Return the listeners to calls on an object."""
         return self.by_object.get(id(this), self._anyone)
 
 
@@ -117,14 +88,11 @@ def remove_alias(other: Any) -> None:
         listeners.by_object.pop(id(other), None)
 
 
-def enter(number: int, this: object) -> Calls | None:
-    """Begin a call of a function; return None if nobody traces it."""
-    if number >= len(_functions):
-        return None  # the function was instrumented in another process and sent here
+def _begin(listeners: Iterable[Any], method: str, *args: Any) -> Calls | None:
     calls: Calls = []
-    for listener in _functions[number].of(this):
+    for listener in listeners:
         try:
-            call = listener.call()
+            call = getattr(listener, method)(*args)
         except Exception as error:
             listener.fault(error)
             continue
@@ -133,18 +101,15 @@ def enter(number: int, this: object) -> Calls | None:
     return calls or None
 
 
+def enter(number: int, this: object) -> Calls | None:
+    """Begin a call of a function; return None if nobody traces it."""
+    if number >= len(_functions):
+        return None  # the function was instrumented in another process and sent here
+    return _begin(_functions[number].of(this), "call")
+
+
 def nested(outer: Calls | None, name: str) -> Calls | None:
-    """Begin a call of a nested function."""
-    calls: Calls = []
-    for call in outer or ():
-        try:
-            inner = call.nested(name)
-        except Exception as error:
-            call.fault(error)
-            continue
-        if inner is not None:
-            calls.append(inner)
-    return calls or None
+    return _begin(outer or (), "nested", name)
 
 
 def bind(calls: Calls | None, name: str, value: Any, part: str | None = None) -> Any:
@@ -168,7 +133,6 @@ def result(calls: Calls | None, value: Any) -> Any:
 
 
 def exit_(calls: Calls | None) -> None:
-    """Report the end of a call."""
     for call in calls or ():
         try:
             call.exit()
@@ -196,6 +160,6 @@ PROBES: dict[str, Callable[..., Any]] = {
     rewrite.LOCALS: without_probes,
     rewrite.ID: id,
 }
-ALL: tuple[Any, ...] = (enter, nested, bind, result, exit_, without_probes)
+ALL: tuple[Any, ...] = (_begin, enter, nested, bind, result, exit_, without_probes)
 for _probe in ALL:
     hide_from_compiler(_probe)

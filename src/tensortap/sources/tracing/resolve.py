@@ -40,7 +40,6 @@ class TracedFunction:
 
     @property
     def label(self) -> str:
-        """The name of the function in messages."""
         return join(self.path) or self.function.__qualname__
 
 
@@ -227,7 +226,7 @@ class Resolver:
             for name in names if not quiet else ():
                 if name not in this:
                     yield LocalProbe(traced, nesting, name, (*path, name), inside)
-        elif (inner := _nested_function(code, first, names, rest)) is not None:
+        elif (inner := nested(code, first)) is not None:
             yield from self._in_code(traced, inner, (*nesting, first), rest, (*path, first), quiet)
         elif first in names:
             yield LocalProbe(traced, nesting, first, (*path, first), rest)
@@ -253,19 +252,6 @@ def items(owner: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _nested_function(
-    code: CodeType, name: str, names: tuple[str, ...], rest: Segments
-) -> CodeType | None:
-    """Return a function defined inside, by ``def`` or as a lambda assigned to the name."""
-    found = nested(code, name)
-    if found is None and name in names and rest:
-        for one in code.co_consts:
-            if isinstance(one, CodeType) and one.co_name == "<lambda>":
-                if rest[0] in (*bound_names(one), RETURN):
-                    return one
-    return found
-
-
 def _called_function(
     traced: TracedFunction, name: str, rest: Segments
 ) -> tuple[BoundFunction, int] | None:
@@ -287,9 +273,9 @@ def _called_function(
         used += 1
     if value is None and traced.this is not None:
         member = inspect.getattr_static(traced.this, name, None)
-        bound, used = unwrap(member, traced.this, name), 0
+        bound, used = unwrap(member, traced.this), 0
     else:
-        bound = unwrap(value, None, name) if callable(value) else None
+        bound = unwrap(value) if callable(value) else None
     return None if bound is None else (bound, used)
 
 

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from tensortap.errors import TensortapError
+from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.sources.tracing.copies import expanded
 from tensortap.sources.tracing.paths import nearest
 
 
-@dataclass
-class TracedValues:
+class Iteration(NamedTuple):
+    """The number of a call within its mode, its number over both modes, and the mode."""
+
+    number: int
+    call: int
+    mode: str
+
+
+_T = TypeVar("_T")
+
+
+class TracedValues(msgspec.Struct, Generic[_T], array_like=True):
     """Values of one path, each with its iteration, its rank and its order.
 
     The order counts the bindings of a name within one call. For values that a callback has
     stacked, each entry is a list.
     """
 
-    values: list[Any] = field(default_factory=list)
-    iterations: list[Any] = field(default_factory=list)
-    ranks: list[Any] = field(default_factory=list)
-    orders: list[Any] = field(default_factory=list)
+    values: list[_T] = []
+    iterations: list[Any] = []
+    ranks: list[Any] = []
+    orders: list[Any] = []
 
-    def extend(self, other: TracedValues) -> None:
-        """Append other values."""
+    def extend(self, other: TracedValues[_T]) -> None:
         self.values += other.values
         self.iterations += other.iterations
         self.ranks += other.ranks
@@ -52,22 +63,21 @@ class TracedValues:
             )
 
 
-@dataclass
-class PendingValues(TracedValues):
+class PendingValues(TracedValues[Any], array_like=True):
     """Values that wait to be gathered, each with the call of the model that it belongs to."""
 
-    calls: list[int] = field(default_factory=list)
+    calls: list[int] = []
 
-    def expanded(self) -> TracedValues:
+    def expanded(self) -> TracedValues[Any]:
         """Return all values as users see them; small tensors wait in a compact form."""
         self.values[:] = [expanded(one) for one in self.values]
         return self
 
-    def take_before(self, boundary: int | None) -> TracedValues:
+    def take_before(self, boundary: int | None) -> TracedValues[Any]:
         """Remove and return the values of calls before `boundary` (None: all values)."""
         self.expanded()
         taken = [boundary is None or call < boundary for call in self.calls]
-        result = TracedValues()
+        result = TracedValues[Any]()
         for name in ("values", "iterations", "ranks", "orders", "calls"):
             column = getattr(self, name)
             getattr(result, name, []).extend(itertools.compress(column, taken))
@@ -75,8 +85,35 @@ class PendingValues(TracedValues):
         return result
 
 
-class TraceResults(dict[str, TracedValues]):
+class TraceResults(dict[str, TracedValues[Any]]):
     """Traced values by path."""
 
-    def __missing__(self, path: str) -> TracedValues:
+    def __missing__(self, path: str) -> TracedValues[Any]:
         raise KeyError(f"nothing was traced as {path!r}; {nearest(path, self)}")
+
+
+def stack_padded_tensors(
+    name: str, values: list[Any], iterations: list[Any], ranks: list[Any], *, fill: float = 0
+) -> None:
+    """Replace the values by one: stacked along a new first dimension, padded to the largest.
+
+    Padding is zeros, or `fill` (``functools.partial(tap.stack_padded_tensors, fill=math.nan)``).
+    Numbers become a tensor, too. Text and other values stay as they are. The iterations and ranks
+    of the stacked values become one list each, so that ``iterations[0][i]`` belongs to
+    ``values[0][i]``.
+
+    >>> import numpy as np
+    >>> values, iterations, ranks = [np.ones(2), np.ones(3)], [4, 5], [0, 0]
+    >>> stack_padded_tensors("forward.x", values, iterations, ranks)
+    >>> values, iterations, ranks
+    ([array([[1., 1., 0.],
+             [1., 1., 1.]])], [[4, 5]], [[0, 0]])
+    """
+    if not values:
+        return
+    stacks = (each.stack(name, values, fill) for each in loaded_frameworks())
+    stacked = next((each for each in stacks if each is not None), None)
+    if stacked is not None:
+        values[:] = [stacked]
+        iterations[:] = [list(iterations)]
+        ranks[:] = [list(ranks)]

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Node = TypeVar("_Node", bound=ast.AST)
+_Block: TypeAlias = (
+    "ast.For | ast.AsyncFor | ast.With | ast.AsyncWith | ast.ExceptHandler | ast.match_case"
+)
 
 # Probes are globals of the user's module. Names that end in two underscores are not mangled.
 ENTER, NESTED, BIND, BIND_ALWAYS, RESULT, EXIT, LOCALS = (
@@ -105,15 +108,6 @@ def _with_probes(
     args = node.args
     arguments = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
     traced = [one.arg for one in arguments if one is not None and one.arg in spec.names]
-    if isinstance(node, ast.Lambda):
-        result = probes.visit(node.body)
-        if spec.results:
-            result = _call(RESULT, _name(call), result)
-        begin = ast.NamedExpr(ast.Name(call, ast.Store()), enter)
-        parts = [begin, *[probes.probe(one) for one in traced], result]
-        whole = ast.Subscript(ast.Tuple(parts, ast.Load()), ast.Constant(-1), ast.Load())
-        node.body = _located(whole, node.body)
-        return node
     docstring = int(ast.get_docstring(node, clean=False) is not None)  # it stays first
     head, rest = node.body[:docstring], node.body[docstring:]
     # a debugger never stops in the line of a global or nonlocal statement
@@ -139,7 +133,7 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a function without those of functions and classes inside it."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if not isinstance(child, (*FUNCTIONS, ast.ClassDef)):
+        if not isinstance(child, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
             yield from _own_nodes(child)
 
 
@@ -203,21 +197,12 @@ class _Probes(ast.NodeTransformer):
 
     # statements
 
-    def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
-        target = node.targets[0]
-        if isinstance(node.value, ast.Lambda) and isinstance(target, ast.Name):
-            node.value = self._nested(node.value, target.id)  # type: ignore[assignment]
-        else:
-            self.generic_visit(node)
-        return self._after(node, *node.targets)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
+    def visit_Assign(self, node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[ast.stmt]:
         self.generic_visit(node)
-        return self._after(node, node.target)
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return self._after(node, *targets) if node.value is not None else [node]
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> list[ast.stmt]:
-        self.generic_visit(node)
-        return self._after(node, node.target) if node.value is not None else [node]
+    visit_AugAssign = visit_AnnAssign = visit_Assign  # noqa: N815
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> list[ast.stmt]:
         names = [one.asname or one.name.partition(".")[0] for one in node.names]
@@ -225,31 +210,26 @@ class _Probes(ast.NodeTransformer):
 
     visit_ImportFrom = visit_Import  # noqa: N815
 
-    def visit_For(self, node: ast.For | ast.AsyncFor) -> ast.stmt:
+    def _in_body(self, node: _Block, location: ast.AST, *targets: ast.AST | None) -> _Block:
         self.generic_visit(node)
-        node.body[:0] = self._probes(node.target, node.target)
+        node.body[:0] = self._probes(location, *targets)
         return node
 
-    visit_AsyncFor = visit_For  # noqa: N815
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> ast.AST:
+        return self._in_body(node, node.target, node.target)
 
-    def visit_With(self, node: ast.With | ast.AsyncWith) -> ast.stmt:
-        self.generic_visit(node)
-        node.body[:0] = self._probes(node, *[one.optional_vars for one in node.items])
-        return node
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> ast.AST:
+        return self._in_body(node, node, *[one.optional_vars for one in node.items])
 
-    visit_AsyncWith = visit_With  # noqa: N815
+    visit_AsyncFor, visit_AsyncWith = visit_For, visit_With  # noqa: N815
 
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.ExceptHandler:
-        self.generic_visit(node)
-        node.body[:0] = self._probes(node, _name(node.name) if node.name else None)
-        return node
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
+        return self._in_body(node, node, _name(node.name) if node.name else None)
 
-    def visit_match_case(self, node: ast.match_case) -> ast.match_case:
-        self.generic_visit(node)
+    def visit_match_case(self, node: ast.match_case) -> ast.AST:
         patterns = list(ast.walk(node.pattern))
         names = [getattr(one, "name", None) or getattr(one, "rest", None) for one in patterns]
-        node.body[:0] = self._probes(node.pattern, *[_name(one) for one in names if one])
-        return node
+        return self._in_body(node, node.pattern, *[_name(one) for one in names if one])
 
     def visit_Return(self, node: ast.Return) -> ast.stmt:
         self.generic_visit(node)
@@ -298,25 +278,24 @@ class _Probes(ast.NodeTransformer):
     # nested scopes
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
-        new = self._nested(node, node.name)
-        return self._after(new, _name(node.name))  # type: ignore[arg-type]
+        return self._after(self._nested(node), _name(node.name))
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
-        return self._nested(node, "<lambda>")  # type: ignore[return-value]
+        return node  # a scope of its own that is not traced
 
     def visit_ClassDef(self, node: ast.ClassDef) -> list[ast.stmt]:
         return self._after(node, _name(node.name))  # names in its body are attributes
 
-    def _nested(self, node: Function, name: str) -> Function:
+    def _nested(self, node: Function) -> Function:
         # a name that it declares nonlocal belongs to the function around it
         declared = [one for one in _own_nodes(node) if isinstance(one, ast.Nonlocal)]
         shared = {var for one in declared for var in one.names if var in self.scope}
         outer = {one: self.scope[one] for one in shared}
-        spec = self.spec.nested.get(name)
+        spec = self.spec.nested.get(node.name)
         if spec is not None:
-            enter = _call(NESTED, _name(self.call), ast.Constant(name))
+            enter = _call(NESTED, _name(self.call), ast.Constant(node.name))
             return _with_probes(node, spec, enter, self.depth + 1, outer)
         if outer:
             _Probes(outer, ProbeSpec(), self.call, self.depth, False).generic_visit(node)
