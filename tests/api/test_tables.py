@@ -98,6 +98,7 @@ def test_truncates_many_clients_and_names():
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\x00\x9b1m\u202e[red]x[/] [/] [link=x]:smile:"
 
 
+@pytest.mark.attack("control characters for the terminal")
 def test_sanitizes_hostile_names():
     bad = row(HOSTILE, HOSTILE)
     view = overview(

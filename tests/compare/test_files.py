@@ -137,6 +137,7 @@ class Custom:
         self.x = x
 
 
+@pytest.mark.attack("pickle that runs code")
 def test_pickles_of_custom_classes_need_trust(folder):
     import pickle
 

@@ -79,6 +79,7 @@ def test_page_data(report):
     assert set(data["pictures"]) == {"0", "1", "2", "3"}
 
 
+@pytest.mark.attack("script in names")
 def test_escapes_names(report):
     page = html.render(report)
     scripts, others = [], []

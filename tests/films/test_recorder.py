@@ -114,6 +114,7 @@ def test_starts_a_new_file_after_max_frames(tmp_path):
         "a" * 179,
     ],
 )
+@pytest.mark.attack("path outside a folder")
 def test_hostile_names_stay_in_the_folder(tmp_path, name):
     folder = tmp_path / "deep" / "videos"
     with tap.Recorder(folder, format="gif", **SMALL) as recorder:

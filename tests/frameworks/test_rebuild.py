@@ -156,11 +156,13 @@ def test_looking_for_a_class_runs_nothing(monkeypatch):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["namedtuple", "dataclass"])
+@pytest.mark.attack("hostile records")
 def test_hostile_fields_are_refused(kind, names):
     with pytest.raises(WireError, match="fields"):
         rebuild(Fields(kind, "a:B", names, tuple(range(len(names)))))
 
 
+@pytest.mark.attack("hostile records")
 def test_hostile_class_names_are_replaced():
     for name in ("a:x y", "a:__import__('os')", "a:class", "a:", "a:ﬁ"):
         assert type(rebuild(Fields("dataclass", name, ("a",), (1,)))).__name__ == "Unnamed"

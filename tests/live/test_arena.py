@@ -90,6 +90,7 @@ BIG = """
 """
 
 
+@pytest.mark.fault("no shared memory left")
 def test_a_tiny_dev_shm_is_enough(serving, run):
     tiny = ("unshare", "-m", "sh", "-c",
             'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"')  # fmt: skip
@@ -103,6 +104,7 @@ def test_a_tiny_dev_shm_is_enough(serving, run):
     ]
 
 
+@pytest.mark.fault("no shared memory left")
 def test_no_room_for_shared_memory_at_all(serving, run):
     where = serving(memory="1GB")
     small = ("sh", "-c", 'ulimit -f 65536; exec "$0" "$@"')  # no segment beyond 64 MB
@@ -110,6 +112,7 @@ def test_no_room_for_shared_memory_at_all(serving, run):
     assert where.ask("[int(x[0]) for x in tap.get_all('x')]") == [0, 1, 2]
 
 
+@pytest.mark.fault("no descriptors left")
 def test_no_descriptors_left_in_the_program(server, run):
     program = run("""
         import json, os, resource, numpy as np, tensortap as tap
@@ -197,6 +200,7 @@ class Proxy:
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
+@pytest.mark.fault("connection cut at random moments")
 def test_what_arrived_before_a_cut_is_not_taken_twice(server, run, wait_for, arena):
     proxy = Proxy(server.address.port)
     try:

@@ -86,6 +86,7 @@ def test_nothing_is_copied_and_no_thread_spins_without_a_server(run, wait_for):
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
 @pytest.mark.parametrize("size", [1, 100_000], ids=["small", "large"])
+@pytest.mark.fault("kill -9 of a session")
 def test_killed_and_restarted_in_mid_stream(serving, run, wait_for, row, arena, size):
     first = serving()
     stream = run(
@@ -154,6 +155,7 @@ def test_a_server_that_closes_says_goodbye_and_one_that_comes_is_found(run, wait
         again.close()
 
 
+@pytest.mark.fault("kill -9 of a session")
 def test_a_killed_server_frees_the_memory_of_its_client(serving, run, wait_for):
     where = serving(memory="512MB")
     talk = Talker(run(TALKS, to=where.address))
@@ -167,6 +169,7 @@ def test_a_killed_server_frees_the_memory_of_its_client(serving, run, wait_for):
     assert talk("catch(5)") is None
 
 
+@pytest.mark.fault("SIGSTOP of a session")
 def test_flush_says_no_while_the_server_is_away(serving, run, wait_for):
     where = serving()
     talk = Talker(run(TALKS, to=where.address))

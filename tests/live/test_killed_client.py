@@ -28,6 +28,7 @@ def shm() -> set[str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.fault("kill -9 of a training program")
 def test_killed_in_the_middle_of_a_large_message(serving, run, wait_for, path):
     before = shm()
     where = serving(memory="512MB")
@@ -58,6 +59,7 @@ def test_killed_in_the_middle_of_a_large_message(serving, run, wait_for, path):
     assert where.ask("server._pool.nbytes") == 0
 
 
+@pytest.mark.fault("kill -9 of a training program")
 def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
     # the other half never comes: what was half there is dropped, and not shown
     program = run(
@@ -90,6 +92,7 @@ def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
     assert not server.rejected
 
 
+@pytest.mark.fault("SIGSTOP of a training program")
 def test_a_client_that_stops_in_mid_message_holds_nobody_up(server, run, wait_for):
     flood = run(FLOOD, TENSORTAP_NO_ARENA="1")
     assert flood.line() == "ready"
@@ -103,6 +106,7 @@ def test_a_client_that_stops_in_mid_message_holds_nobody_up(server, run, wait_fo
     wait_for(lambda: len(server.history.records("flood")) > seen)
 
 
+@pytest.mark.fault("kill -9 of a training program")
 def test_values_of_a_killed_client_stay(server, run, wait_for):
     program = run("""
         import numpy as np, tensortap as tap

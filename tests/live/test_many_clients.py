@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tensortap.api.lookup import get as fetch
 from tensortap.server import answers
 
@@ -40,6 +42,7 @@ TEN = """
 """
 
 
+@pytest.mark.fault("SIGSTOP of a training program")
 def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
     programs = [run(TEN, NUMBER=str(n)) for n in range(20)]
     for program in programs:

@@ -11,6 +11,7 @@ from tensortap.api.lookup import get as fetch
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
+@pytest.mark.fault("SIGSTOP of a session")
 def test_the_latest_of_each_name_wins(serving, run, wait_for, row, arena):
     where = serving(memory="64MB")
     program = run(
@@ -57,6 +58,7 @@ def test_the_latest_of_each_name_wins(serving, run, wait_for, row, arena):
     assert client.records == captured
 
 
+@pytest.mark.fault("SIGSTOP of a session")
 def test_blocking_loses_nothing(serving, run, wait_for):
     where = serving(memory="512MB")
     program = run(
@@ -89,6 +91,7 @@ def test_blocking_loses_nothing(serving, run, wait_for):
     program.end()
 
 
+@pytest.mark.fault("kill -9 of a session")
 def test_blocking_ends_when_the_server_dies(serving, run, wait_for):
     where = serving()
     program = run(

@@ -278,6 +278,7 @@ def test_secrets_rule_of_the_user(repo, run, monkeypatch):
     assert read(run, "runtime_info.json")["environment_variables"]["PROJECT_CODENAME"] == "***"
 
 
+@pytest.mark.attack("secrets in a run")
 def test_no_file_contains_a_secret(repo, run, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "s3cr3tvalue")
     repo.git("remote", "add", "origin", "https://me:s3cr3tvalue@example.org/r.git")

@@ -56,6 +56,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
+@pytest.mark.attack("secrets in a run")
 def test_hides_values_of_secret_names(name):
     value = "s3cr3t value, not a path"
     assert Redactor(environ={}).variables({name: value}) == {name: HIDDEN}

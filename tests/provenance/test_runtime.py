@@ -55,6 +55,7 @@ def test_command_includes_options_of_python(tmp_path):
     assert words[1:] == ["-u", "-X", "dev", "-m", "prog", "--lr", "1"]
 
 
+@pytest.mark.attack("secrets in a run")
 def test_hides_secrets(python):
     environ = {"HF_TOKEN": "deadbeefcafe", "DATABASE_URL": "postgres://me:hunter22@db/x"}
     out = python(SHOW, "--api-key", "swordfish1", "--note=deadbeefcafe", environ=environ)

@@ -43,6 +43,7 @@ for seq in range(100_000):
 
 
 @pytest.mark.parametrize("round_", range(6))
+@pytest.mark.fault("kill -9 of a program that writes a run")
 def test_kill_9_keeps_what_was_flushed(tmp_path, round_):
     run = make_run(tmp_path, 1)
     root = Path(__file__).parents[2]
@@ -82,6 +83,7 @@ def killed(tmp_path_factory):
 
 @settings(max_examples=60)
 @given(data=st.data())
+@pytest.mark.fault("truncation at every byte of a run", tried=60)
 def test_tail_cut_at_any_byte_opens_to_a_prefix(killed, tmp_path_factory, data):
     copy = tmp_path_factory.mktemp("cut") / "run"
     shutil.copytree(killed, copy, copy_function=os.link)

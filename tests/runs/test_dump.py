@@ -95,6 +95,7 @@ class Evil:
         return os.system, ("touch /tmp/tensortap-was-here",)
 
 
+@pytest.mark.attack("pickle that runs code")
 def test_untrusted_files_run_no_code(run, tmp_path):
     from pathlib import Path
 

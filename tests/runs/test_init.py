@@ -278,6 +278,7 @@ def test_any_name_is_stored_inside_the_run(program, tmp_path):
     assert {p.name for p in (tmp_path / "runs").iterdir()} == {run.path.name}
 
 
+@pytest.mark.attack("path outside a folder")
 def test_rejects_payload_outside_the_run(run):
     from tensortap.runs.payloads import CorruptFile
 

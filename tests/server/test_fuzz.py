@@ -78,6 +78,7 @@ def message(rng, numbers) -> list[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.attack("garbage on the wire", tried=1500)
 def test_mutated_messages(served, caplog, monkeypatch):
     """The server survives, its memory stays bounded, and a real client still delivers."""
     caplog.set_level(logging.CRITICAL, "tensortap")

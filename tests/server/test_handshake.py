@@ -48,6 +48,7 @@ def test_accepts_a_client_with_the_key(server, bystander):
     assert not server.rejected
 
 
+@pytest.mark.attack("no key")
 def test_client_without_a_key_says_how_to_get_one(server, bystander, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert "the first tap.serve() creates one, or set TENSORTAP_KEY" in refusal_of(server.address)
@@ -55,11 +56,13 @@ def test_client_without_a_key_says_how_to_get_one(server, bystander, monkeypatch
         LiveReader(server.address, 0.5)
 
 
+@pytest.mark.attack("wrong key")
 def test_client_reports_another_key(server, bystander, monkeypatch):
     monkeypatch.setenv("TENSORTAP_KEY", keys.key_text(b"\1" * 32))
     assert "has another key: set TENSORTAP_KEY to its key" in refusal_of(server.address)
 
 
+@pytest.mark.attack("wrong key")
 def test_rejects_and_counts_a_wrong_proof(server, bystander):
     with RawClient(server.address, key=b"\1" * 32) as client:
         client.send_message(wire.PROOF, client.proof(client.hello()))
@@ -71,6 +74,7 @@ def test_rejects_and_counts_a_wrong_proof(server, bystander):
     assert answers.overview(server).rejected == {"wrong key": 1, "invalid message": 1}
 
 
+@pytest.mark.attack("replayed proof")
 def test_rejects_a_proof_of_another_connection(server, bystander):
     with RawClient(server.address) as one, RawClient(server.address) as other:
         one.hello()
@@ -87,6 +91,7 @@ def test_rejects_a_proof_of_another_connection(server, bystander):
     assert server.rejected["wrong key"] == 2
 
 
+@pytest.mark.attack("replayed proof")
 def test_rejects_the_servers_own_proof(server, bystander):
     with RawClient(server.address) as client:
         challenge = client.hello()
@@ -95,6 +100,7 @@ def test_rejects_the_servers_own_proof(server, bystander):
     assert server.rejected["wrong key"] == 1
 
 
+@pytest.mark.attack("replayed proof")
 def test_challenge_can_be_answered_once(server, bystander):
     with RawClient(server.address, key=b"\1" * 32) as client:
         challenge = client.hello()
@@ -107,6 +113,7 @@ def test_challenge_can_be_answered_once(server, bystander):
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o644, "chmod 600"), (0o640, "chmod 600")])
+@pytest.mark.attack("key file of somebody else")
 def test_rejects_a_key_file_that_others_can_read(server, mode, words):
     path = keys.key_path()
     path.chmod(mode)
@@ -117,6 +124,7 @@ def test_rejects_a_key_file_that_others_can_read(server, mode, words):
     assert_serves(server)
 
 
+@pytest.mark.attack("key file of somebody else")
 def test_rejects_a_key_file_of_another_user(server, monkeypatch):
     if os.getuid() == 0:
         os.chown(keys.key_path(), 65534, 65534)
@@ -156,6 +164,7 @@ OTHER_USER = """
 """
 
 
+@pytest.mark.attack("another user of the machine")
 def test_other_users_of_the_machine_are_rejected(server, bystander, tmp_path):
     home = tmp_path / "home"  # only we can read it
     home.mkdir(mode=0o700)
@@ -271,6 +280,7 @@ IMPOSTORS = {
 
 
 @pytest.mark.parametrize("manner", IMPOSTORS)
+@pytest.mark.attack("impostor of a session")
 def test_impostor_receives_neither_tensors_nor_the_key(manner):
     key = keys.make_key()
     with impostor(IMPOSTORS[manner]) as (address, heard):
@@ -287,6 +297,7 @@ def test_impostor_receives_neither_tensors_nor_the_key(manner):
     assert keys.key_text(key).encode() not in everything
 
 
+@pytest.mark.attack("impostor of a session")
 def test_text_of_an_impostor_is_sanitized_in_the_log(caplog):
     keys.make_key()
     evil = "\x1b]0;owned\x07\x1b[2J" + "x" * 10_000
@@ -311,6 +322,7 @@ def test_text_of_an_impostor_is_sanitized_in_the_log(caplog):
         assert len(said) < 500
 
 
+@pytest.mark.attack("listening on the wire")
 def test_key_is_never_sent(server):
     proxy = Proxy("127.0.0.1", server.address.port)
     real = RealClient(Address("127.0.0.1", proxy.port), arena=False)
@@ -345,6 +357,7 @@ def own_address() -> str | None:
     return None
 
 
+@pytest.mark.attack("listening on the wire")
 def test_encrypts_beyond_loopback(public):
     proxy = Proxy("127.0.0.1", public.address.port)
     real = RealClient(Address("127.0.0.1", proxy.port), arena=False)
@@ -367,6 +380,7 @@ def test_server_on_all_interfaces_is_found_under_any_address(public):
     assert public.history.names() == ["from 0", "from 1", "from 2"]
 
 
+@pytest.mark.attack("wrong key")
 def test_rejects_and_counts_another_curve_key(public):
     address = Address("127.0.0.1", public.address.port)
     with RawClient(address, curve=b"\1" * 32) as client:
@@ -392,6 +406,7 @@ def assert_serves_at(public):
     real.close()
 
 
+@pytest.mark.attack("plain text to an encrypted session")
 def test_rejects_and_counts_plaintext_to_an_encrypted_server(public):
     with RawClient(Address("127.0.0.1", public.address.port)) as client:
         client.send_message(wire.HELLO, wire.Hello(wire.PROTOCOL, __version__, "source", bytes(16)))

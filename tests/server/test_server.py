@@ -69,6 +69,7 @@ NOISE = {
 
 
 @pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.attack("garbage on the wire")
 def test_survives_other_protocols(server, bystander, noise):
     before = rss()
     for _ in range(5):
@@ -107,6 +108,7 @@ def receive(connection: socket.socket, length: int) -> bytes:
     return data
 
 
+@pytest.mark.attack("endless and silent connections")
 def test_disconnects_endless_messages(server, bystander):
     """ZeroMQ buffers all frames of a message, so one message could fill the memory."""
     before = rss()
@@ -125,6 +127,7 @@ def test_disconnects_endless_messages(server, bystander):
     wait_for(lambda: rss() - before < 256 * MIB)
 
 
+@pytest.mark.attack("endless and silent connections")
 def test_disconnects_silent_connections_after_a_timeout(server, bystander, monkeypatch):
     monkeypatch.setattr("tensortap.server.sockets.HANDSHAKE_TIMEOUT", 0.3)
     silent = [socket.create_connection(tuple(server.address), 5) for _ in range(20)]
@@ -137,6 +140,7 @@ def test_disconnects_silent_connections_after_a_timeout(server, bystander, monke
     assert server.rejected["handshake timeout"] == 40
 
 
+@pytest.mark.attack("endless and silent connections")
 def test_does_not_answer_clients_that_do_not_read(server, bystander):
     """Unread answers would pile up in memory."""
     before = rss()
@@ -155,6 +159,7 @@ def test_does_not_answer_clients_that_do_not_read(server, bystander):
 
 @pytest.mark.parametrize("count", range(1, 11))
 @pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.attack("garbage on the wire")
 def test_rejects_a_wrong_number_of_frames(server, bystander, count, inside):
     with RawClient(server.address) as client:
         if inside:
@@ -165,6 +170,7 @@ def test_rejects_a_wrong_number_of_frames(server, bystander, count, inside):
 
 
 @pytest.mark.parametrize("kind", [b"R", b"D", b"S", b"Q", b"G", b"A", b"W", b"C", b"Y", b"X"])
+@pytest.mark.attack("messages before the handshake")
 def test_rejects_messages_before_the_handshake(server, bystander, kind):
     headers = {
         b"R": wire.Batch(1, 1, 0),
@@ -199,12 +205,14 @@ def test_rejects_messages_of_servers(server, bystander, raw, kind):
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93", b"\x80", pack("x"), b"\x91" * 100_000])
 @pytest.mark.parametrize("kind", [b"H", b"P", b"R", b"D", b"Q", b"S", b"\0", b"RR", b"x" * MIB])
+@pytest.mark.attack("garbage on the wire")
 def test_rejects_malformed_headers(server, bystander, kind, frame):
     with RawClient(server.address) as client:
         client.send(kind, frame)
         assert len(rejection(server, client)) <= 1000
 
 
+@pytest.mark.attack("garbage on the wire")
 def test_rejects_bad_nonces_and_roles(server, bystander):
     for nonce, role in ((b"", "source"), (bytes(15), "source"), (bytes(16), "root"), (b"x", "")):
         with RawClient(server.address) as client:
@@ -228,6 +236,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.attack("lies about sizes")
 def test_claims_beyond_the_bound_allocate_nothing(server, bystander, raw, claim):
     before, pooled = rss(), pool(server)
     body = b"" if "body_nbytes" in CLAIMS[claim] else b"\x90"
@@ -268,6 +277,7 @@ def test_claims_beyond_the_bound_allocate_nothing(server, bystander, raw, claim)
         {"dropped": {"over budget": -1}},
     ],
 )
+@pytest.mark.attack("lies about sizes")
 def test_rejects_impossible_numbers(server, bystander, raw, fields):
     before, pooled = rss(), pool(server)
     raw.send_batch(**fields)
@@ -327,6 +337,7 @@ CHUNKS = {
 
 
 @pytest.mark.parametrize("manner", CHUNKS)
+@pytest.mark.attack("lies about sizes")
 def test_rejects_chunks_that_do_not_fit(server, bystander, raw, manner):
     number = raw.send_batch(pack([record("x", tensor(10))]), externals=(wire.External(0, 0, 10),))
     for index, offset, length in CHUNKS[manner]:
@@ -394,6 +405,7 @@ def test_payload_in_a_segment(server, bystander, arena):
 @pytest.mark.parametrize(
     ("offset", "nbytes"), [(8192, 1), (0, 8193), (1 << 62, 1), (1 << 40, 4096), (4096, 1 << 20)]
 )
+@pytest.mark.attack("hostile shared memory")
 def test_rejects_a_payload_beyond_its_segment(server, bystander, arena, offset, nbytes):
     before = rss()
     external(arena, offset, nbytes)
@@ -431,6 +443,7 @@ def memfd(name, size, sealed=True):
     ["unknown", "closed", "not sealed", "half sealed", "wrong size", "other name", "a file",
      "a pipe", "a socket", "the key"],
 )  # fmt: skip
+@pytest.mark.attack("hostile shared memory")
 def test_rejects_invalid_segments(server, bystander, arena, tmp_path, manner):
     """The client learns that they cannot be mapped, and can send the bytes instead."""
     from tensortap.wire import keys
@@ -459,6 +472,7 @@ def test_rejects_invalid_segments(server, bystander, arena, tmp_path, manner):
         os.close(fd)
 
 
+@pytest.mark.attack("hostile shared memory")
 def test_arena_of_another_process_proves_nothing(server, bystander):
     for where in (wire.Arena(1, 0), wire.Arena(-1, -1), wire.Arena(1 << 63, 3), wire.Arena(0, 0)):
         with RawClient(server.address) as client:
@@ -521,6 +535,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("manner", VALUES)
+@pytest.mark.attack("hostile records")
 def test_rejects_malformed_records(server, bystander, raw, manner):
     began = time.monotonic()
     number = raw.send_batch(VALUES[manner])
@@ -566,6 +581,7 @@ def shown(server) -> str:
 
 
 @pytest.mark.parametrize("manner", STRANGE)
+@pytest.mark.attack("hostile records")
 def test_strange_values_can_be_shown(server, bystander, raw, manner):
     """Values that are well formed, but that tensortap never sends."""
     raw.send_batch(pack([record("strange", STRANGE[manner])]))
@@ -593,6 +609,7 @@ EVIL = {
 
 
 @pytest.mark.parametrize("manner", EVIL)
+@pytest.mark.attack("control characters for the terminal")
 def test_names_are_sanitized_for_the_terminal(server, bystander, raw, manner, capsys, monkeypatch):
     from tensortap.api import session as live
 
@@ -616,6 +633,7 @@ def test_names_are_sanitized_for_the_terminal(server, bystander, raw, manner, ca
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.attack("control characters for the terminal")
 def test_client_info_is_sanitized_for_the_terminal(server, bystander):
     with RawClient(server.address) as client:
         challenge = client.hello()
@@ -629,6 +647,7 @@ def test_client_info_is_sanitized_for_the_terminal(server, bystander):
     assert "[red]" in text
 
 
+@pytest.mark.attack("lies about sizes")
 def test_long_names_count_towards_the_bound(server, bystander, raw):
     for i in range(100):
         raw.send_batch(pack([record(f"{i}" + "x" * MIB)]))
@@ -699,6 +718,7 @@ def test_serves_a_client_after_rejected_ones(server):
         assert_serves(server)
 
 
+@pytest.mark.attack("control characters for the terminal")
 def test_top_sanitizes_names(server, raw):
     raw.send_batch(pack([record(EVIL["control characters"], STRANGE["escape sequences"])]))
     raw.receive_a(wire.Ack)

@@ -122,6 +122,7 @@ def test_errors_name_what_is_missing_and_what_was_found(frame, words):
         tap.validate_logframe(frame)
 
 
+@pytest.mark.attack("pickle that runs code")
 def test_reads_a_pickle_only_if_trusted(tmp_path):
     path = tmp_path / "logs.pkl"
     foreign(tensor_type=["Weights", "Weights"]).to_pickle(path)

@@ -66,6 +66,7 @@ def test_every_figure_is_valid_json_and_valid_plotly(table, theme):
         assert go.Figure(figure).data
 
 
+@pytest.mark.attack("script in names")
 def test_escapes_names(table):
     markup = 0
     for figure in every_figure(table, "light"):

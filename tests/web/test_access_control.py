@@ -16,12 +16,14 @@ from tests.web.conftest import cookie_of
     "path",
     ["/", "/static/main.js", "/plotly.js", "/api/catalog", "/api/tensor.npy?run=a&name=head", "/x"],
 )
+@pytest.mark.attack("page without its token")
 def test_rejects_requests_without_a_cookie(page, path):
     answer = httpx.get(f"{page.address}{path[1:]}")
     assert answer.status_code == 401
     assert "the address that tensortap printed" in answer.text
 
 
+@pytest.mark.attack("page without its token")
 def test_rejects_a_wrong_token(page):
     assert httpx.get(f"{page.address}?token=wrong").status_code == 401
     assert "set-cookie" not in httpx.get(f"{page.address}?token=wrong").headers
@@ -50,6 +52,7 @@ def test_continues_without_a_redirect_when_opened_from_another_site(page):
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", ""]
 )
+@pytest.mark.attack("page under another host name")
 def test_rejects_other_host_names(page, host):
     headers = {"host": host.format(port=page.port), "cookie": cookie_of(page)}
     answer = httpx.get(f"{page.address}api/catalog", headers=headers)
@@ -62,6 +65,7 @@ def test_accepts_the_port_of_a_tunnel(page):
     assert httpx.get(f"{page.address}api/catalog", headers=headers).status_code == 200
 
 
+@pytest.mark.attack("page from another origin")
 def test_rejects_other_origins(page, client):
     for origin in ("http://evil.example", "null", f"https://127.0.0.1:{page.port + 1}"):
         answer = client.post("/api/compare/start?run=a&other=b", headers={"origin": origin})
@@ -80,6 +84,7 @@ def test_rejects_other_origins(page, client):
         ({"cookie": True, "origin": True}, True),
     ],
 )
+@pytest.mark.attack("page from another origin")
 def test_checks_the_websocket_too(page, headers, accepted):
     said = dict(headers)
     if said.get("cookie"):

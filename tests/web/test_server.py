@@ -298,6 +298,7 @@ def test_empty_run(client):
     assert figure["layout"]["meta"]["empty"] is True
 
 
+@pytest.mark.attack("path outside a folder")
 def test_serves_nothing_outside_the_folder(tmp_path, runs):
     folder = tmp_path / "shown"
     folder.mkdir()

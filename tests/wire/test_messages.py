@@ -240,11 +240,13 @@ def test_rejects_values_nested_too_deeply():
 @pytest.mark.parametrize(
     "shape", [(1 << 62,), (1 << 40, 1 << 40), (-1,), (-1, -1), (1 << 62, 0), ((1 << 63) - 1,) * 9]
 )
+@pytest.mark.attack("lies about sizes")
 def test_rejects_impossible_shapes(shape):
     with pytest.raises(WireError, match="a tensor of shape"):
         wire.tensor_nbytes(TensorData("numpy", "int8", shape, b""))
 
 
+@pytest.mark.attack("lies about sizes")
 def test_rejects_a_very_long_shape_quickly():
     began = time.monotonic()
     with pytest.raises(WireError) as caught:
@@ -278,6 +280,7 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 
 @given(st.integers(0, (1 << 64) - 1).map(random.Random))
 @settings(max_examples=30)
+@pytest.mark.attack("garbage on the wire", tried=3000)
 def test_mutated_frames_raise_only_wire_errors(rng):
     """100 mutated headers and bodies per example: 3,000 in all."""
     bodies = [wire.encode_records(some_records()), wire.encode_records([deep(99)])]
@@ -306,12 +309,14 @@ def or_wire_error(function, *arguments):
 
 @given(st.binary(max_size=300), st.binary(max_size=3))
 @settings(max_examples=200)
+@pytest.mark.attack("garbage on the wire", tried=200)
 def test_random_frames_raise_only_wire_errors(frame, kind):
     or_wire_error(wire.read_header, kind, frame)
     or_wire_error(wire.decode_records, frame, [])
     or_wire_error(wire.decode_records, b"\x91\xdc\x00\x10" + frame, [])
 
 
+@pytest.mark.attack("lies about sizes")
 def test_claimed_lengths_allocate_nothing():
     """MessagePack has length prefixes, which may lie."""
     before = psutil.Process().memory_info().rss

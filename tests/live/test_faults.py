@@ -1,0 +1,105 @@
+"""Slow and cut connections, and parties that stop: training goes on, and nothing is lost unseen."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+
+from tensortap.api.lookup import get as fetch
+from tests.live.talking import TALKS, Talker
+from tests.live.test_arena import Proxy
+
+pytestmark = pytest.mark.slow
+
+
+class SlowProxy(Proxy):
+    """A wire that lets through 4 KB every 2 ms."""
+
+    def _pass(self, source, target, up):
+        class Throttled:
+            def recv(self, _):
+                time.sleep(0.002)
+                return source.recv(4096)
+
+            def shutdown(self, how):
+                source.shutdown(how)
+
+        super()._pass(Throttled(), target, up)
+
+
+@pytest.mark.fault("slow connection")
+def test_slow_connection_does_not_slow_training(server, run, record_property):
+    proxy = SlowProxy(server.address.port)
+    try:
+        talk = Talker(run(TALKS, to=f"127.0.0.1:{proxy.port}", TENSORTAP_NO_ARENA="1"))
+        talk("catch(1, wait=30)")
+        start = time.monotonic()
+        talk("catch(199, size=5_000)")  # 8 MB, which take 4 s
+        assert time.monotonic() - start < 2
+        assert talk("tap.flush(60)")
+        receipt = talk("receipt()")
+        assert receipt["captured"] + receipt["dropped"] == 200
+        check_history(server, receipt["captured"])
+        record_property("tried", 200)
+    finally:
+        proxy.close()
+
+
+@pytest.mark.fault("connection cut at random moments")
+@pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
+def test_random_cuts(server, run, wait_for, arena, rounds):
+    proxy = Proxy(server.address.port)
+    moments = random.Random(0)
+    try:
+        talk = Talker(run(TALKS, to=f"127.0.0.1:{proxy.port}", TENSORTAP_NO_ARENA=arena))
+        talk("catch(1, wait=30)")
+        for _ in range(rounds(3, 40)):
+            talk("catch(20, size=20_000)")
+            time.sleep(moments.uniform(0.0, 0.05))
+            proxy.cut()
+            wait_for(lambda: sum(client.connected for client in server.clients.values()) == 1)
+        wait_for(lambda: talk("catch(1, wait=5)") is None and talk("tap.flush(5)"))
+        receipt = talk("receipt()")
+        assert receipt["captured"] + receipt["dropped"] == receipt["sent"]
+        assert receipt["dropped"] == receipt["disconnected"]
+        check_history(server, receipt["captured"])
+    finally:
+        proxy.close()
+
+
+def check_history(server, captured):
+    """Check that a session holds what was captured, once and with its values."""
+    steps = [record.step for record in server.history.records("x")]
+    assert len(steps) == captured
+    assert steps == sorted(set(steps))
+    assert [int(fetch(server.history, "x", step=step)[-1]) for step in steps] == steps
+
+
+VIEWER = """
+    import tensortap as tap
+    view = tap.open({address!r})
+    print("ready")
+    while True:
+        view.overview()
+"""
+
+
+@pytest.mark.fault("SIGSTOP of a viewer")
+def test_stopped_viewers_hold_nobody_up(server, run, programs):
+    viewers = [programs(VIEWER.format(address=str(server.address))) for _ in range(3)]
+    for viewer in viewers:
+        assert viewer.line() == "ready"
+        time.sleep(0.1)
+        viewer.signal(signal.SIGSTOP)
+    talk = Talker(run(TALKS))
+    start = time.monotonic()
+    talk("catch(50, size=20_000, wait=10)")
+    assert time.monotonic() - start < 10
+    assert talk("receipt()")["captured"] == 50
+    check_history(server, 50)
+    for viewer in viewers:
+        viewer.signal(signal.SIGCONT)
+        assert viewer.process.poll() is None
