@@ -194,8 +194,8 @@ def test_rejects_runs_mixed_with_values(folder):
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs Linux")
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".pt"])
 def test_files_larger_than_memory(folder, suffix):
-    """256 MiB each, with room for 32 MiB."""
-    n = 1 << 26
+    """128 MiB each, with room for 32 MiB."""
+    n = 1 << 25
     if suffix == ".npy":
         for name in ("a", "b"):
             array = np.lib.format.open_memmap(f"{name}.npy", "w+", np.float32, (n,))

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.compare import html, pictures
+from tensortap.compare import html
 from tensortap.compare.report import CompareReport, Difference, Key, Missing
 from tensortap.compare.result import Comparison
 from tensortap.compare.rules import parse_rules
@@ -188,8 +188,8 @@ def test_statistics_that_differ_in_nan_get_the_strongest_color(write):
 def test_picture_keeps_the_extreme_of_every_block(shape, dtype, seed):
     kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     x = (np.random.default_rng(seed).standard_normal(shape) * 50).astype(kind)
-    found = pictures.shrink(np.asarray(x))
-    rows, columns = pictures.flattened(x.shape)
+    found = html.shrink(np.asarray(x))
+    rows, columns = html.flattened(x.shape)
     assert rows * columns == x.size
     assert found.shape == (min(64, rows), min(64, columns))
     flat = np.abs(x) if dtype == "c8" else x.astype(np.float64)
@@ -208,15 +208,15 @@ def blocks(size):
 
 def test_picture_is_independent_of_chunks(monkeypatch):
     x = np.random.default_rng(0).standard_normal((130, 999))
-    whole = pictures.shrink(x, x.round(1))
-    monkeypatch.setattr(pictures, "_AT_ONCE", 100)
-    assert np.array_equal(whole, pictures.shrink(x, x.round(1)))
+    whole = html.shrink(x, x.round(1))
+    monkeypatch.setattr(html, "_AT_ONCE", 100)
+    assert np.array_equal(whole, html.shrink(x, x.round(1)))
 
 
 def test_pictures_of_non_finite_values():
     a = np.array([[1.0, np.nan, np.inf, np.inf]])
     b = np.array([[1.0, np.nan, np.inf, -np.inf]])
-    found = pictures.pictures_of(a, b)
+    found = html.pictures_of(a, b)
     assert np.array_equal(
         decoded(found["a"], found["scale"]), [[1, np.nan, np.nan, np.nan]], equal_nan=True
     )
@@ -226,15 +226,15 @@ def test_pictures_of_non_finite_values():
 
 
 def test_small_difference_is_not_drawn_as_zero():
-    found = pictures.pictures_of(np.array([1e-9, 1.0]), np.zeros(2))
+    found = html.pictures_of(np.array([1e-9, 1.0]), np.zeros(2))
     assert decoded(found["d"], 127).tolist() == [[1, 127]]
 
 
 def test_values_without_picture():
-    assert pictures.pictures_of("text", "other") is None
-    assert pictures.pictures_of(np.array(["a"]), np.array(["b"])) is None
-    assert pictures.pictures_of(np.empty((0, 3)), np.empty((0, 3))) is None
-    assert "d" not in pictures.pictures_of(np.ones(3), np.ones(4))
+    assert html.pictures_of("text", "other") is None
+    assert html.pictures_of(np.array(["a"]), np.array(["b"])) is None
+    assert html.pictures_of(np.empty((0, 3)), np.empty((0, 3))) is None
+    assert "d" not in html.pictures_of(np.ones(3), np.ones(4))
 
 
 # -- in a browser --------------------------------------------------------------------------

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensortap.compare import chunks, elements
-from tensortap.compare.elements import coarser, compare_arrays, format_of
+from tensortap.compare import chunks, tensors
+from tensortap.compare.tensors import coarser, compare_arrays, format_of
 from tests.compare import reference
 from tests.compare.reference import FLOATS, INTS, dtype_of
 
-needs_kernel = pytest.mark.skipif(elements.kernel is None, reason="built without a compiler")
+needs_kernel = pytest.mark.skipif(tensors.kernel is None, reason="built without a compiler")
 
 
 def by_numpy(a, b, *, atol, rtol, equal_nan=True, threads=0):
@@ -137,15 +137,15 @@ def test_result_is_independent_of_threads_and_processor(dtype):
     b = a.copy()
     b[700_000:] = (b[700_000:].astype(np.float64) * 1.01).astype(b.dtype)
     found = set()
-    before = elements.kernel.variants()
+    before = tensors.kernel.variants()
     try:
         for variant in before:
-            elements.kernel.use(variant)
+            tensors.kernel.use(variant)
             for threads in (1, 2, 3, 5):
                 found.add(compare_arrays(a, b, atol=1e-8, rtol=1e-5, equal_nan=True,
                                          threads=threads))  # fmt: skip
     finally:
-        elements.kernel.use(before[-1])
+        tensors.kernel.use(before[-1])
     assert len(found) == 1
     assert found.pop().mismatches > 200_000
 
@@ -280,25 +280,25 @@ def test_subnormals_count_under_flush_denormal():
 @needs_kernel
 def test_kernel_checks_its_arguments():
     x = np.zeros(3)
-    side = (x.ctypes.data, elements.kernel.FLOAT64, x.strides)
+    side = (x.ctypes.data, tensors.kernel.FLOAT64, x.strides)
     rest = (0.0, 0.0, True, (53, -1022, 1.7e308), 1)
     with pytest.raises(ValueError, match="code"):
-        elements.kernel.compare((side[0], 99, (8,)), side, (3,), *rest)
+        tensors.kernel.compare((side[0], 99, (8,)), side, (3,), *rest)
     with pytest.raises(ValueError, match="code"):
-        elements.kernel.compare((side[0], -1, (8,)), side, (3,), *rest)
+        tensors.kernel.compare((side[0], -1, (8,)), side, (3,), *rest)
     with pytest.raises(ValueError, match="complex"):
-        elements.kernel.compare((side[0], elements.kernel.COMPLEX64, (8,)), side, (3,), *rest)
+        tensors.kernel.compare((side[0], tensors.kernel.COMPLEX64, (8,)), side, (3,), *rest)
     with pytest.raises(ValueError, match="length"):
-        elements.kernel.compare(side, (side[0], side[1], ()), (3,), *rest)
+        tensors.kernel.compare(side, (side[0], side[1], ()), (3,), *rest)
     with pytest.raises(ValueError, match="negative"):
-        elements.kernel.compare(side, side, (-3,), *rest)
+        tensors.kernel.compare(side, side, (-3,), *rest)
     with pytest.raises(ValueError, match="address 0"):
-        elements.kernel.compare((0, side[1], (8,)), side, (3,), *rest)
+        tensors.kernel.compare((0, side[1], (8,)), side, (3,), *rest)
     with pytest.raises(ValueError, match="digits"):
-        elements.kernel.compare(side, side, (3,), 0.0, 0.0, True, (54, 0, 0.0), 1)
+        tensors.kernel.compare(side, side, (3,), 0.0, 0.0, True, (54, 0, 0.0), 1)
     with pytest.raises(TypeError):
-        elements.kernel.compare(side, side, [3], *rest)
+        tensors.kernel.compare(side, side, [3], *rest)
     with pytest.raises(ValueError, match="256"):
-        elements.kernel.add_table(b"few")
+        tensors.kernel.add_table(b"few")
     with pytest.raises(ValueError, match="no such thing"):
-        elements.kernel.use("no such thing")
+        tensors.kernel.use("no such thing")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.compare.elements import Figures, is_whole
+from tensortap.compare.tensors import Figures, is_whole
 from tensortap.dtypes import FloatFormat
 from tensortap.stats.conversion import as_float64, complex_part, real_and_imag
 from tensortap.stats.merge import scale

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.compare.elements import coarser, compare_arrays, format_of, is_whole
+from tensortap.compare.tensors import coarser, compare_arrays, format_of, is_whole
 from tensortap.dtypes import numpy_dtype
 from tensortap.frameworks.view import array_of
 from tensortap.stats.conversion import as_float64, complex_part, is_number

@@ -7,6 +7,7 @@ first differences. The page says what is left out.
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -17,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.compare.compared_run import Disagreement
-from tensortap.compare.pictures import pictures_of
 from tensortap.compare.provenance import rows_of
 from tensortap.compare.report import CompareReport, Difference, gaps
 from tensortap.compare.result import as_json, figures_of
 from tensortap.compare.text import lacks
 from tensortap.errors import TensortapError
+from tensortap.frameworks.view import array_of
+from tensortap.stats.conversion import as_real, is_number
+from tensortap.viz import reals
 from tensortap.viz.html_file import html_file, shortened, static_text, write_html_file
 
 PICTURES = 80
@@ -30,6 +33,9 @@ _SECONDS = 60.0  # bytes of all pictures
 _DETAILS = 2000
 _CELLS = 1_000_000
 _ROWS = 3000
+_SIDE = 64  # cells of a picture, at most
+_AT_ONCE = 1 << 22  # elements that are converted at once
+_NOT_FINITE = -128
 _TEXT = 400  # longest text from a run, in characters
 
 # states of a timeline cell, the larger the worse: a cell of several steps shows the worst
@@ -126,7 +132,7 @@ def _detail(each: Difference, row: int) -> dict[str, Any]:
     key = each.key
     return {
         "row": row, "name": _short(key.name), "kind": key.kind, "step": key.step,
-        "call": key.call, "rank": key.rank, "by": each.by, "level": _level(_size(each)),
+        "call": key.call, "rank": key.rank, "by": each.by, "level": _level(each),
         "expected": _short(each.expected), "rule": _short(each.rule),
         "why": [_short(text) for text in each.explanations],
         "notes": [_short(text) for text in each.comparison.notes],
@@ -155,65 +161,51 @@ class Timeline(NamedTuple):
 
 
 def _timeline(report: CompareReport) -> Timeline:
-    severe: dict[tuple[str, str, int], int] = {}
-
-    def note(name: str, kind: str, step: int, code: int) -> None:
-        at = name, kind, step
-        severe[at] = max(code, severe.get(at, 0))
-
-    for (name, kind, step), size in report.worst.items():
-        note(name, kind, step, SAME if not size else CLOSE + _level(size))
-    for lone in report.missing:
-        key = lone.key
-        note(key.name, key.kind, key.step, ONLY_A if lone.side == "a" else ONLY_B)
-    for each in report.differences:
-        key = each.key
-        code = EXPECTED if each.expected else DIFFERS + _level(_size(each))
-        note(key.name, key.kind, key.step, code)
-    every = dict.fromkeys((name, kind) for name, kind, _ in severe)
-    rows = _most_telling(list(every), severe)
-    steps = sorted({step for _, _, step in severe})
-    bucket = max(1, math.ceil(len(rows) * len(steps) / _CELLS))
-    columns = {step: number // bucket for number, step in enumerate(steps)}
-    numbers = {row: number for number, row in enumerate(rows)}
-    cells = np.zeros((len(rows), len(steps[::bucket])), np.uint8)
-    for (name, kind, step), code in severe.items():
-        number = numbers.get((name, kind))
-        if number is not None:
-            at = number, columns[step]
-            cells[at] = max(cells[at], code)
-    return Timeline(rows, steps[::bucket], bucket, cells, len(every) - len(rows))
-
-
-def _most_telling(
-    rows: list[tuple[str, str]], severe: dict[tuple[str, str, int], int]
-) -> list[tuple[str, str]]:
-    """Return the rows that fit: differing ones first, in their order."""
-    if len(rows) <= _ROWS:
-        return rows
-    worst = dict.fromkeys(rows, 0)
-    for (name, kind, _), code in severe.items():
-        worst[name, kind] = max(worst[name, kind], code)
-    kept = set(sorted(rows, key=lambda row: worst[row] < ONLY_B)[:_ROWS])
-    return [row for row in rows if row in kept]
+    worst, missing = report.worst, [each.key for each in report.missing]
+    sizes = np.fromiter(worst.values(), np.float64, len(worst))
+    codes = [
+        *np.where(sizes == 0, SAME, CLOSE + _levels(sizes)),
+        *(ONLY_A if each.side == "a" else ONLY_B for each in report.missing),
+        *(EXPECTED if each.expected else DIFFERS + _level(each) for each in report.differences),
+    ]
+    keys = missing + [each.key for each in report.differences]
+    places = [*worst, *((key.name, key.kind, key.step) for key in keys)]
+    numbers: dict[tuple[str, str], int] = {}
+    row = np.array([numbers.setdefault(place[:2], len(numbers)) for place in places], np.int64)
+    step = np.array([place[2] for place in places], np.int64)
+    steps, column = np.unique(step, return_inverse=True)
+    cells = np.array(codes, np.uint8)
+    severe = np.zeros(len(numbers), np.uint8)
+    np.maximum.at(severe, row, cells)
+    # differing rows first if not all fit, but in their order
+    kept = np.sort(np.argsort(severe < ONLY_B, kind="stable")[:_ROWS])
+    position = np.full(len(numbers), -1)
+    position[kept] = np.arange(len(kept))
+    bucket = max(1, math.ceil(len(kept) * len(steps) / _CELLS))
+    drawn = np.zeros((len(kept), len(steps[::bucket])), np.uint8)
+    shown = position[row] >= 0
+    np.maximum.at(drawn, (position[row][shown], column[shown] // bucket), cells[shown])
+    every = list(numbers)
+    return Timeline(
+        [every[i] for i in kept], steps[::bucket].tolist(), bucket, drawn, len(every) - len(kept)
+    )
 
 
-def _size(difference: Difference) -> float:
+def _level(difference: Difference) -> int:
     found = difference.comparison
+    size = found.max_rel if found.rel_l2 is None else found.rel_l2
     if found.nonfinite or not found.count:  # different shapes, text, a container
-        return math.inf
-    return found.rel_l2 if found.rel_l2 is not None else found.max_rel
+        size = math.inf
+    return int(_levels(np.array([size]))[0])
 
 
-def _level(size: float) -> int:
-    """Return the color level of a relative difference; the last level is for no measure."""
+def _levels(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the color levels of relative differences; the last level is for no measure."""
     low, high = _DECADES
-    if not size < math.inf:
-        return _LEVELS
-    if size <= 0:
-        return 0
-    share = (math.log10(size) - low) / (high - low)
-    return round((_LEVELS - 1) * min(1.0, max(0.0, share)))
+    with np.errstate(divide="ignore"):
+        share = np.clip((np.log10(sizes) - low) / (high - low), 0.0, 1.0)
+    levels = np.rint((_LEVELS - 1) * np.nan_to_num(share)).astype(np.int64)
+    return np.where(sizes < math.inf, levels, _LEVELS)
 
 
 # -- pictures ------------------------------------------------------------------------------
@@ -251,3 +243,85 @@ def _pictures(
         if progress is not None:
             progress(done, len(chosen))
     return found
+
+
+def pictures_of(a: Any, b: Any) -> dict[str, Any] | None:
+    """Return what a page draws: cells from -127 to 127 of `scale`, -128 for not finite.
+
+    Each cell is the value of its block that is farthest from zero. None if not a tensor.
+    """
+    one, other = array_of(a), array_of(b)
+    if one is None or other is None or not all(is_number(x.dtype) and x.size for x in (one, other)):
+        return None
+    found: dict[str, Any] = {}
+    small = shrink(one), shrink(other)
+    scale = max(_largest(each) for each in small)
+    found["a"], found["b"] = (_encoded(each, scale) for each in small)
+    found["scale"] = scale
+    if one.shape == other.shape:
+        difference = shrink(one, other)
+        found["scale_d"] = _largest(difference)
+        found["d"] = _encoded(difference, found["scale_d"])
+    return found
+
+
+def shrink(a: NDArray[Any], b: NDArray[Any] | None = None) -> NDArray[np.float64]:
+    """Reduce a tensor, or ``a - b``, to 64×64 blocks with the value farthest from zero.
+
+    Blocks with values that are not finite, and not the same in both, are not finite.
+
+    >>> import numpy as np
+    >>> shrink(np.array([[1, -5], [2, 3]], np.int8))
+    array([[ 1., -5.],
+           [ 2.,  3.]])
+    """
+    sides = [each.reshape(flattened(each.shape)) for each in (a, b) if each is not None]
+    columns = sides[0].shape[1]
+    if a.size <= _AT_ONCE:
+        cells = reals.shrink(_real(*sides), _SIDE, _SIDE, 0.0)
+    else:
+        edges = [columns * i // min(_SIDE, columns) for i in range(min(_SIDE, columns) + 1)]
+        strips = ([side[:, i:j] for side in sides] for i, j in itertools.pairwise(edges))
+        cells = np.hstack([reals.shrink(_real(*strip), _SIDE, 1, 0.0) for strip in strips])
+    return cells
+
+
+def _real(one: NDArray[Any], other: NDArray[Any] | None = None) -> NDArray[np.float64]:
+    """Return a matrix as real numbers, or the difference of two: 0 where they are the same."""
+    x = as_real(one)
+    if other is None:
+        return x
+    y = as_real(other)
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference: NDArray[np.float64] = x - y
+    difference[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+    return difference
+
+
+def flattened(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return two axes for any number of axes, as close to a square as possible.
+
+    >>> flattened((8, 16, 32, 64)), flattened((5,)), flattened(())
+    ((128, 2048), (1, 5), (1, 1))
+    """
+    splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
+    if not splits:
+        return 1, math.prod(shape)
+    return min(splits, key=lambda each: abs(math.log(each[0] / each[1])))
+
+
+def _largest(cells: NDArray[np.float64]) -> float:
+    finite = cells[np.isfinite(cells)]
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+def _encoded(cells: NDArray[np.float64], scale: float) -> dict[str, Any]:
+    finite = np.isfinite(cells)
+    share = np.where(finite, cells, 0.0) / (scale or 1.0)
+    codes = np.rint(share * 127).astype(np.int8)
+    # draw no nonzero value as zero, however small
+    small = finite & (codes == 0) & (share != 0)
+    codes[small] = np.sign(share[small]).astype(np.int8)
+    codes[~finite] = _NOT_FINITE
+    text = base64.b64encode(codes.tobytes()).decode()
+    return {"rows": cells.shape[0], "columns": cells.shape[1], "cells": text}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensortap.compare.compared_run import ComparedRun, Disagreement, whole
+from tensortap.compare.compared_run import ComparedRun, Disagreement, RecordPart, whole
 from tensortap.compare.explain import explain
 from tensortap.compare.matching import (
     Choice,
@@ -24,16 +25,20 @@ from tensortap.compare.provenance import provenance_diff
 from tensortap.compare.report import CompareReport, Difference, Key
 from tensortap.compare.result import Comparison
 from tensortap.compare.rules import RuleSet, load_rules
-from tensortap.compare.statistics import compare_statistics
 from tensortap.compare.tensors import Tolerance, check_tolerance
 from tensortap.compare.values import compare_with
 from tensortap.errors import TensortapError
-from tensortap.record import Kind
+from tensortap.frameworks.view import as_numpy
+from tensortap.record import Kind, Summary, TensorData
 from tensortap.runs.pickles import UntrustedFile
+from tensortap.stats import summarize_array
+from tensortap.stats.merge import merge
 
 _CHUNK = 64  # pairs per task
 _AHEAD = 4  # waiting tasks per worker
 _MARGIN = 2.0  # times the measured noise is noise, too: two runs show only part of it
+_COUNTS = ("count", "nans", "posinfs", "neginfs")
+_FIGURES = ("min", "max", "mean", "std", "mean_abs", "max_abs", "min_abs", "rm2", "rm4", "rm8")
 Progress = Callable[[int, int], object]
 
 
@@ -271,7 +276,7 @@ def _compare(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> Outcom
     tolerance = item.tolerance
     held = [all(part.has_value for part in parts) for parts in (item.a, item.b)]
     if not all(held):
-        return Outcome(compare_statistics(sides, item.a, item.b, tolerance), "statistics")
+        return Outcome(_compare_statistics(sides, item.a, item.b, tolerance), "statistics")
     try:
         a, b = whole(sides[0], item.a), whole(sides[1], item.b)
     except Disagreement as error:
@@ -282,7 +287,7 @@ def _compare(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> Outcom
         return Outcome(Comparison(False, str(error), differing=1))
     if a is None and b is None and item.a[0].record.stats is not None:
         # a live session reveals only now that it has no value
-        return Outcome(compare_statistics(sides, item.a, item.b, tolerance), "statistics")
+        return Outcome(_compare_statistics(sides, item.a, item.b, tolerance), "statistics")
     return Outcome(compare_with(a, b, tolerance))
 
 
@@ -292,3 +297,57 @@ def _same_bytes(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> boo
         return False
     files = [side.file(parts[0]) for side, parts in zip(sides, (item.a, item.b), strict=True)]
     return None not in files and files[0].read_bytes() == files[1].read_bytes()  # type: ignore[union-attr]
+
+
+def _compare_statistics(
+    sides: tuple[ComparedRun, ComparedRun],
+    a: list[RecordPart],
+    b: list[RecordPart],
+    tolerance: Tolerance,
+) -> Comparison:
+    """Compare statistics: counts exactly, figures within the tolerance.
+
+    The tolerance of the mean is relative to the values, because the mean may be near zero. What
+    differs in the numbers of NaN and infinities is `nonfinite`, as no figure measures it.
+    """
+    found = [_summary(side, parts) for side, parts in zip(sides, (a, b), strict=True)]
+    if found[0] is None or found[1] is None:
+        return Comparison(False, "nothing to compare: neither value nor statistics", differing=1)
+    one, other = found[0], found[1]
+    max_abs = max_rel = 0.0
+    differ = []
+    nonfinite = 0
+    for name in _COUNTS:
+        x, y = getattr(one, name), getattr(other, name)
+        if x != y:
+            differ.append(f"{name} {x:,} and {y:,}")
+            nonfinite += abs(x - y) if name != "count" else 0
+    for name in _FIGURES:
+        x, y = getattr(one, name), getattr(other, name)
+        if math.isnan(x) and math.isnan(y):
+            continue
+        scale = max(abs(other.mean_abs), abs(y)) if name in ("mean", "std") else abs(y)
+        size = abs(x - y)
+        max_abs = max(max_abs, size)
+        max_rel = max(max_rel, size / scale if scale else (math.inf if size else 0.0))
+        if not size <= tolerance.atol + tolerance.rtol * scale:
+            differ.append(f"{name} {x:.6g} and {y:.6g}")
+    return Comparison(
+        not differ, f"statistics differ: {', '.join(differ[:3])}" if differ else "",
+        notes=("by statistics",), count=one.count, nonfinite=nonfinite, max_abs=max_abs,
+        max_rel=max_rel, differing=int(bool(differ)),
+    )  # fmt: skip
+
+
+def _summary(side: ComparedRun, parts: list[RecordPart]) -> Summary | None:
+    """Return the statistics of a tensor, merged over its shards."""
+    found = []
+    for part in parts:
+        stats = part.record.stats
+        if stats is None:
+            value = side.value(part)
+            if not isinstance(value, TensorData):
+                return None
+            stats = summarize_array(as_numpy(value))
+        found.append(stats)
+    return found[0] if len(found) == 1 else merge(*found)

@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.compare.elements import nudged
 from tensortap.compare.result import Comparison
-from tensortap.compare.tensors import Tolerance, check_tolerance, compare_tensors
+from tensortap.compare.tensors import Tolerance, check_tolerance, compare_tensors, nudged
 from tensortap.errors import TensortapError
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.scalars import safe_repr
