@@ -133,13 +133,18 @@ def page(runs):
         yield page
 
 
+def enter(page):
+    """Exchange a token; return the headers that later requests need."""
+    answer = httpx.get(page.url)
+    assert answer.status_code == 200
+    key = re.search(r'data-key="([^"]+)"', answer.text)[1]
+    return {"cookie": answer.headers["set-cookie"].split(";")[0], "x-tensortap-key": key}
+
+
 @contextlib.contextmanager
 def logged_in(page):
-    """Return a client that has exchanged the token for the cookie."""
-    with httpx.Client(base_url=page.address, timeout=60) as client:
-        answer = client.get(page.url, follow_redirects=False)
-        assert answer.status_code == 303
-        assert answer.headers["location"] == "/"
+    """Return a client that has exchanged a token."""
+    with httpx.Client(base_url=page.address, timeout=60, headers=enter(page)) as client:
         yield client
 
 
@@ -147,8 +152,3 @@ def logged_in(page):
 def client(page):
     with logged_in(page) as client:
         yield client
-
-
-def cookie_of(page):
-    answer = httpx.get(page.url, follow_redirects=False)
-    return re.match(r"[^;]+", answer.headers["set-cookie"])[0]

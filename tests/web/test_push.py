@@ -13,15 +13,16 @@ import websockets
 from tensortap.web.catalog import Catalog
 from tensortap.web.catalog_entries import RunEntry
 from tensortap.web.push import Subscriber, refresh_entry, run_news
-from tests.web.conftest import Writer, cookie_of, logged_in, serving
+from tests.web.conftest import Writer, enter, logged_in, serving
 
 
 @contextlib.asynccontextmanager
 async def connected(page):
-    where = f"ws://127.0.0.1:{page.port}/push"
+    where, headers = f"ws://127.0.0.1:{page.port}/push", enter(page)
     async with websockets.connect(
-        where, additional_headers={"cookie": cookie_of(page)}, proxy=None
-    ) as socket:
+        where, additional_headers={"cookie": headers["cookie"]}, proxy=None,
+        subprotocols=["tensortap", headers["x-tensortap-key"]],
+    ) as socket:  # fmt: skip
         yield socket
 
 

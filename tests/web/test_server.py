@@ -521,7 +521,11 @@ def test_command(runs, tmp_path):
     )  # fmt: skip
     try:
         url = served.stdout.readline().split()[-1]
-        assert httpx.get(url, follow_redirects=True).status_code == 200 or "token" in url
+        assert httpx.get(url).status_code == 200
+        said, another = served.stdout.readline().rsplit(maxsplit=1)
+        assert said == "tensortap: for another browser:"
+        assert httpx.get(another).status_code == 200
+        assert httpx.get(url).status_code == 401
         served.send_signal(signal.SIGINT)
         assert served.wait(60) == 0
         assert "Traceback" not in served.stderr.read()

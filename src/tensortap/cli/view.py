@@ -26,8 +26,14 @@ def view(
 
 def show_page(*what: str, **options: Any) -> None:
     """Show the page until Ctrl-C."""
+    from tensortap.web.view import announce_next
     from tensortap.web.view import view as show
 
     page = show(*what, **options)
-    wait_for_interrupt("the page", lambda: page.alive)
+
+    def is_alive() -> bool:
+        announce_next(page)
+        return bool(page.alive)
+
+    wait_for_interrupt("the page", is_alive)
     page.close()

@@ -1,13 +1,20 @@
-"""Who may use the page: a token becomes a cookie, and pages of other sites get nothing.
+"""Who may use the page: a token opens it once, and every later request needs two secrets.
 
-Every request and the WebSocket pass three checks. The *Host* header must name this machine, which
+Every request and the WebSocket pass these checks. The *Host* header must name this machine, which
 stops DNS rebinding: a foreign page whose name was pointed here has another name. The *Origin*
-header, if a browser sends one, must be this page. The cookie must be the one that the token was
-exchanged for.
+header, if a browser sends one, must be this page. A *cookie* and a *key* must be those that a
+token was exchanged for, and each token is exchanged only once.
+
+Browsers send cookies to all ports of a host, so a server of another user on another port can learn
+the cookie. It cannot learn the key: the page keeps it in its origin, to which the port belongs,
+and sends it in a header, or for the WebSocket as a subprotocol. Downloads and frames cannot have
+headers; their addresses are signed.
 """
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import hmac
 import ipaddress
 import secrets
@@ -15,12 +22,18 @@ import socket
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
+from tensortap.wire.address import Address
+
+KEY_HEADER = "x-tensortap-key"
+SUBPROTOCOL = "tensortap"
+_MAX_TOKENS = 64  # of those that were never used, the oldest expire
 _PUBLIC = ("/enter.js",)  # needed before the cookie is set
+_SIGNATURE = "&signature="
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self' {socket}; font-src 'self'; frame-src 'self'; "
@@ -35,26 +48,40 @@ _HEADERS = {
 }
 _ENTER = (
     "<!doctype html><meta charset=utf-8><title>tensortap</title>"
-    "<script src=/enter.js></script><noscript><a href=/>Open the page</a></noscript>"
+    '<script src=/enter.js data-key="{key}"></script>'
+    "<noscript>This page needs JavaScript.</noscript>"
 )
 _UNAUTHORIZED = (
-    "Open the address that tensortap printed when it started, including its token, once in this "
-    "browser."
+    "Open the address that tensortap printed, including its token. An address works once, in one "
+    "browser: tap.view() and tensortap view print the next one."
 )
 
 
 class AccessControl:
-    """The token, the cookie that it is exchanged for, and the host names of this server."""
+    """The tokens, the cookie and the key that they open, and the host names of this server."""
 
     def __init__(self, host: str, port: int, names: Iterable[str] = ()) -> None:
-        self.token = secrets.token_urlsafe(24)
-        self.cookie = f"tensortap_{port}"  # cookies ignore ports: two pages must not share one
-        self._secret = secrets.token_urlsafe(32)
-        self._is_remote = not is_loopback(host)
+        # a name that servers on other ports cannot guess, and so cannot overwrite
+        self.cookie = f"tensortap_{port}_{secrets.token_hex(8)}"
+        self._cookie_value, self._key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._tokens: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._is_remote = not Address(host, port).loopback
         self._names = {"localhost", host.lower(), *(name.lower() for name in names)}
         if self._is_remote:
             own = socket.gethostname().lower()
             self._names |= {own, own.partition(".")[0], f"{own}.local"}
+
+    def new_token(self) -> str:
+        """Return a token that opens the page once."""
+        token = secrets.token_urlsafe(24)
+        self._tokens[token] = None
+        while len(self._tokens) > _MAX_TOKENS:
+            self._tokens.popitem(last=False)
+        return token
+
+    def is_unused(self, token: str) -> bool:
+        """Return whether a token still opens the page."""
+        return token in self._tokens
 
     def accepts_host(self, header: str) -> bool:
         """Return whether a Host header names this machine; the port may be that of a tunnel.
@@ -87,24 +114,38 @@ class AccessControl:
             ours = SimpleCookie(cookie or "").get(self.cookie)
         except CookieError:
             return False
-        return ours is not None and hmac.compare_digest(ours.value.encode(), self._secret.encode())
+        return ours is not None and _equal(ours.value, self._cookie_value)
 
-    def exchange_token(self, path: str, query: bytes, headers: Headers) -> Response | None:
-        """Return the response to a request that has a token; None if it has none."""
-        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-        tokens = [value for key, value in pairs if key == "token"]
-        if not tokens:
+    def accepts_key(self, scope: Any, headers: Headers) -> bool:
+        """Return whether a request has the key, or an address that the server has signed."""
+        if scope["type"] == "websocket":
+            return any(_equal(each, self._key) for each in scope["subprotocols"])
+        if _equal(headers.get(KEY_HEADER, ""), self._key):
+            return True
+        query, found, signature = scope["query_string"].decode("latin-1").rpartition(_SIGNATURE)
+        address = f"{scope['path']}?{query}"
+        return bool(found) and _equal(signature, self._signature(address))
+
+    def signed(self, path: str, **parameters: object) -> str:
+        """Return an address that needs no key, for downloads and frames."""
+        address = f"{path}?{urlencode(parameters)}"
+        return f"{address}{_SIGNATURE}{self._signature(address)}"
+
+    def _signature(self, address: str) -> str:
+        return hmac.new(self._key.encode(), address.encode(), hashlib.sha256).hexdigest()
+
+    def _exchange(self, token: str) -> Response | None:
+        """Return a page that keeps the key and opens the page; None if the token is not valid."""
+        # the tokens are random and compared by hash: time tells nothing about them
+        try:
+            del self._tokens[token]
+        except KeyError:
             return None
-        if not any(hmac.compare_digest(token.encode(), self.token.encode()) for token in tokens):
-            return PlainTextResponse(f"The token is wrong. {_UNAUTHORIZED}", 401)
-        rest = urlencode([pair for pair in pairs if pair[0] != "token"])
-        response: Response
-        if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
-            response = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-        else:
-            # a redirect that began on another site would not carry a strict cookie
-            response = HTMLResponse(_ENTER)
-        response.set_cookie(self.cookie, self._secret, httponly=True, samesite="strict", path="/")
+        # no redirect: one that began on another site, or in a file, lacks a strict cookie
+        response = HTMLResponse(_ENTER.format(key=self._key))
+        response.set_cookie(
+            self.cookie, self._cookie_value, httponly=True, samesite="strict", path="/"
+        )
         return response
 
     def rejection(self, scope: Any, headers: Headers) -> Response | None:
@@ -114,15 +155,21 @@ class AccessControl:
             return PlainTextResponse("This server does not answer under that host name.", 421)
         if not self.accepts_origin(headers.get("origin"), hosts[0]):
             return PlainTextResponse("Requests from other sites are rejected.", 403)
-        if scope["type"] == "http" and scope["method"] == "GET":
-            if scope["path"] in _PUBLIC:
-                return None
-            response = self.exchange_token(scope["path"], scope["query_string"], headers)
-            if response is not None:
-                return response
-        if not self.accepts_cookie(headers.get("cookie")):
-            return PlainTextResponse(_UNAUTHORIZED, 401)
-        return None
+        path, is_page = scope["path"], scope["type"] == "http" and scope["method"] == "GET"
+        if is_page and path in _PUBLIC:
+            return None
+        has_cookie = self.accepts_cookie(headers.get("cookie"))
+        tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if is_page and path == "/" and tokens:
+            response = self._exchange(tokens[0])
+            if response is None and has_cookie:
+                return RedirectResponse("/", 303)  # this browser has used it
+            return response or PlainTextResponse(f"Not a valid token. {_UNAUTHORIZED}", 401)
+        # the files of the page are the same for everybody
+        is_data = scope["type"] == "websocket" or path.startswith("/api/")
+        if has_cookie and (not is_data or self.accepts_key(scope, headers)):
+            return None
+        return PlainTextResponse(_UNAUTHORIZED, 401)
 
 
 class AccessMiddleware:
@@ -146,6 +193,10 @@ class AccessMiddleware:
         else:
             await receive()
             await send({"type": "websocket.close", "code": 4401, "reason": "not allowed"})
+
+
+def _equal(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
 
 
 def _with_headers(send: Any, host: str) -> Any:
@@ -177,17 +228,3 @@ def _host_of(header: str) -> str | None:
         valid = not colon or port.isdigit()
     plain = all(c.isalnum() or c in ".-_:" for c in host) and host.isascii()
     return host if valid and host and plain else None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether no other machine can reach a host.
-
-    >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

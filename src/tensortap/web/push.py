@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from tensortap.errors import TensortapError
 from tensortap.table.table import Table
 from tensortap.viz.figures.training import training_curves
+from tensortap.web.access_control import SUBPROTOCOL
 from tensortap.web.catalog import Catalog
 from tensortap.web.catalog_entries import CatalogEntry, describe_entry
 from tensortap.web.responses import encode_json
@@ -85,7 +86,7 @@ class Push:
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve one browser until it disconnects."""
-        await socket.accept()
+        await socket.accept(SUBPROTOCOL)
         subscriber = Subscriber(socket)
         self._loop = asyncio.get_running_loop()
         self._subscribers.add(subscriber)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import html
 import importlib.resources
 import importlib.util
 import logging
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -38,6 +41,10 @@ _MEDIA_TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
+_REDIRECT = (
+    '<!doctype html><meta charset=utf-8><meta http-equiv=refresh content="0;url={url}">'
+    '<title>tensortap</title><a href="{url}">Open the page</a>'
+)
 _CACHED = {
     "run": run.run,
     "tensor_steps": run.tensor_steps,
@@ -59,8 +66,9 @@ _STATIC = Path(str(importlib.resources.files("tensortap.web") / "static"))
 class PageContext:
     """What the routes share."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, access: AccessControl) -> None:
         self.catalog = catalog
+        self.access = access
         self.cache = ResponseCache()
         self.push = Push(catalog)
         self.jobs = Jobs(self.push.report_job)
@@ -68,7 +76,7 @@ class PageContext:
 
 def application(catalog: Catalog, access: AccessControl) -> Any:
     """Return the page over a catalog, behind access control."""
-    context = PageContext(catalog)
+    context = PageContext(catalog, access)
 
     async def push(websocket: WebSocket) -> None:
         await context.push.serve(websocket)
@@ -169,6 +177,8 @@ class Page:
         self._socket = listen(self.host, port)
         self.port: int = self._socket.getsockname()[1]
         self.access = AccessControl(self.host, self.port, names)
+        self._files: list[Path] = []
+        atexit.register(self._delete_files)
         config = uvicorn.Config(
             application(catalog, self.access), log_config=None, log_level="warning",
             access_log=False, lifespan="off", ws="websockets-sansio", ws_max_size=1 << 16,
@@ -202,11 +212,28 @@ class Page:
 
     @property
     def url(self) -> str:
-        """The address with the token."""
-        return f"{self.address}?token={self.access.token}"
+        """A new address with a token, which opens the page once, in one browser."""
+        return f"{self.address}?token={self.access.new_token()}"
 
     def __repr__(self) -> str:
-        return f"<page at {self.url}>" if self.alive else "<page, closed>"
+        return f"<page at {self.address}>" if self.alive else "<page, closed>"
+
+    def redirect_file(self, fragment: str = "") -> Path:
+        """Write a file that only this user can read, and that leads a browser to the page.
+
+        A browser gets the path of the file: every user can see its command line, and a token in
+        it. The file is deleted when the page is closed or the program ends.
+        """
+        url = html.escape(self.url + fragment)
+        number, name = tempfile.mkstemp(prefix="tensortap-", suffix=".html")  # with mode 0600
+        with open(number, "w", encoding="utf-8") as file:
+            file.write(_REDIRECT.format(url=url))
+        self._files.append(Path(name))
+        return Path(name)
+
+    def _delete_files(self) -> None:
+        while self._files:
+            self._files.pop().unlink(missing_ok=True)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the page is closed; return whether it is."""
@@ -215,10 +242,13 @@ class Page:
 
     def abandon(self) -> None:
         """Release the port in a forked child; the parent keeps serving."""
+        atexit.unregister(self._delete_files)
         self._socket.close()
 
     def close(self) -> None:
         """Stop serving; runs and live sessions are not affected."""
+        self._delete_files()
+        atexit.unregister(self._delete_files)
         self._server.should_exit = True
         self._thread.join(10)
         self.catalog.close()

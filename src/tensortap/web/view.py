@@ -12,6 +12,7 @@ from typing import Any
 from tensortap.errors import MissingExtra, NotFound
 
 _page: Any = None
+_printed = ""  # the token of the address that was printed last
 
 
 def view(
@@ -70,18 +71,34 @@ def _of_this_process() -> list[Any]:
 
 def _announce(page: Any, port: int | None) -> None:
     """Print where the page is, and who can open it."""
-    from tensortap.web.access_control import is_loopback
     from tensortap.web.server import PORT
+    from tensortap.wire.address import Address
 
-    lines = [f"the page is on {page.url}"]
+    _print(f"the page is on {_new_address(page)}")
     if port is None and page.port != PORT:
-        lines.append(f"port {PORT} is in use; the page took the next free port, {page.port}")
-    if not is_loopback(page.host):
-        lines.append(
-            "other machines can reach the page: anyone with this address and its token can open "
-            "it, and the connection is not encrypted; an ssh tunnel to 127.0.0.1 is safer"
+        _print(f"port {PORT} is in use; the page took the next free port, {page.port}")
+    if not Address(page.host, page.port).loopback:
+        _print(
+            "other machines can reach the page: whoever opens this address first gets in, and the "
+            "connection is not encrypted; an ssh tunnel to 127.0.0.1 is safer"
         )
-    sys.stdout.write("".join(f"tensortap: {line}\n" for line in lines))
+
+
+def announce_next(page: Any) -> None:
+    """Print another address if the last one has been used, for another browser."""
+    if not page.access.is_unused(_printed):
+        _print(f"for another browser: {_new_address(page)}")
+
+
+def _new_address(page: Any) -> str:
+    global _printed
+    url = str(page.url)
+    _printed = url.rpartition("=")[2]
+    return url
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"tensortap: {line}\n")
     sys.stdout.flush()
 
 
@@ -90,11 +107,11 @@ def _open_browser(page: Any, id: str = "") -> None:  # noqa: A002
     from urllib.parse import quote
 
     try:
-        opened = webbrowser.open(f"{page.url}#run={quote(id)}" if id else page.url)
+        opened = webbrowser.open(page.redirect_file(f"#run={quote(id)}" if id else "").as_uri())
     except webbrowser.Error:
         opened = False
     if not opened:
-        sys.stdout.write("tensortap: could not open a browser; open the address above\n")
+        _print("could not open a browser; open the address above")
 
 
 def _after_fork() -> None:

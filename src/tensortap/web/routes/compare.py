@@ -70,6 +70,9 @@ def status(request: PageRequest) -> dict[str, Any]:
     if job.state["state"] == "done":
         report: CompareReport = job.result[0]
         answer["agree"] = bool(report)
+        answer["report"] = request.context.access.signed(
+            "/api/compare/report", job=job.id, theme=request.theme
+        )
         if report.first is not None:
             key = report.first.key
             answer["first"] = {
@@ -90,7 +93,7 @@ def report_page(request: PageRequest) -> Response:
     job = _job(request)
     if job.state["state"] != "done":
         raise TensortapError("the comparison is not done yet")
-    page = _with_theme(job.result[1], request.text("theme"))
+    page = _with_theme(job.result[1], request.theme)
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
@@ -103,8 +106,6 @@ def report_page(request: PageRequest) -> Response:
 
 def _with_theme(page: str, theme: str) -> str:
     """Return a report with a fixed theme, instead of that of the system."""
-    if theme not in ("light", "dark"):
-        return page
     head, data, rest = re.split(
         r'(<script type="application/json".*?</script>)', page, maxsplit=1, flags=re.DOTALL
     )

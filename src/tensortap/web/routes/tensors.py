@@ -67,6 +67,10 @@ def tensor(request: PageRequest) -> dict[str, Any]:
         "call": record.call, "dtype": str(array.dtype), "shape": list(array.shape), "leaf": path,
         "leaves": list(found.tensors), "axes": [spec.rows, spec.columns], "at": list(spec.at),
         "nbytes": int(array.nbytes), "python": python_code(found, path, spec),
+        "download": request.context.access.signed(
+            "/api/tensor.npy", run=found.entry.id, name=record.name, kind=record.kind.value,
+            step=record.step, rank=record.rank, call=record.call, leaf=path,
+        ),
     }  # fmt: skip
     if not array.size:
         message = f"This tensor has no elements: its shape is {list(array.shape)}."

@@ -7,10 +7,13 @@ let currentVersion = () => null;
 /** Sets the function that knows the version of a run, as long as the server pushes changes. */
 export const setVersionSource = (source) => void (currentVersion = source);
 
+// The second secret beside the cookie: pages on other ports of this host cannot read it.
+export const key = localStorage.getItem("tensortap-key") ?? "none";
+
 /** A request that failed, with the server's message. */
 export class RequestError extends Error {}
 
-export function apiUrl(what, parameters) {
+function apiUrl(what, parameters) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters)) {
     if (value === null || value === undefined || value === "" || value === false) continue;
@@ -30,7 +33,7 @@ export async function request(what, parameters = {}, options = {}) {
   if (cached && cached.tag.split("-")[1] === known) return cached.data;
   let response;
   try {
-    const headers = cached ? { "If-None-Match": cached.tag } : {};
+    const headers = { "X-Tensortap-Key": key, ...(cached && { "If-None-Match": cached.tag }) };
     response = await fetch(url, { ...options, headers, cache: "no-store" });
   } catch {
     throw new RequestError("The server does not respond: it was stopped, or is busy.");

@@ -1,2 +1,3 @@
-// Opened from another site: now that the cookie is set, continue without the token in the address.
+// The token was exchanged: keep the key, and continue without the token in the address.
+localStorage.setItem("tensortap-key", document.currentScript.dataset.key);
 location.replace("/" + location.hash);

@@ -1,5 +1,5 @@
 // The WebSocket on which the server reports changes: of the run, of the catalog, of jobs.
-
+import { key } from "./api.js";
 
 export class Push {
   constructor(receive, onStateChange) {
@@ -12,7 +12,8 @@ export class Push {
 
   open() {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
-    this.socket = new WebSocket(`${scheme}://${location.host}/push`);
+    // a browser can add no header to a WebSocket: the key is a subprotocol
+    this.socket = new WebSocket(`${scheme}://${location.host}/push`, ["tensortap", key]);
     this.socket.onopen = () => {
       this.retryDelay = 500;
       this.onStateChange(true);

@@ -1,5 +1,5 @@
 // Compare: this run with another; the report is that of `tensortap compare --html`.
-import { RequestError, apiUrl, request } from "../api.js";
+import { RequestError, request } from "../api.js";
 import {
   button, card, count, dim, emptyCard, fill, grow, h, kindText, labelled, select, setOptions, tools,
 } from "../dom.js";
@@ -67,7 +67,7 @@ const showFailure = (reason) => showText("These runs cannot be compared", reason
 async function showJob(state) {
   if (state.state === "running") showProgress(state);
   else if (state.state === "failed") showFailure(state.error);
-  else if (state.state === "done") showResult(await request("compare", { job }));
+  else if (state.state === "done") showResult(await request("compare", { job, theme: theme() }));
   else fill(body, emptyCard("Cancelled"), button("Compare again", () => {
     drawn = "";
     void compare.show(get());
@@ -85,8 +85,7 @@ function showProgress({ done, total }) {
   if (total) body.querySelector("progress").value = done / total;
 }
 
-function showResult({ job: id, first: difference }) {
-  const src = apiUrl("compare/report", { theme: theme(), job: id });
+function showResult({ report: src, first: difference }) {
   fill(body, difference && tools(differenceTools(difference)), h("iframe", {
     class: "report", title: "Report of the comparison", src, "data-theme": theme(),
     sandbox: "allow-scripts",

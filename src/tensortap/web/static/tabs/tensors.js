@@ -1,5 +1,5 @@
 // Tensors: a slice of a captured tensor, its values and histogram, or the difference to another.
-import { apiUrl, request } from "../api.js";
+import { request } from "../api.js";
 import {
   button, bytes, card, copyButton, count, dim, empty, fill, h, kindText, labelled, number, segments,
   select, setOptions, tools,
@@ -54,12 +54,10 @@ export const tensors = {
     }
     const { leaf, axes: drawnAxes, at, zoom, minus: what, otherstep } = state;
     const { name, kind } = tensor, { step, rank, theme } = now;
-    const capture = { run: run.id, name, kind, step, rank, leaf };
     const parameters = {
-      ...capture, axes: drawnAxes, at, zoom, theme, minus: what, otherstep,
-      otherrank: otherRank(state), other: what === "run" ? state.other : "",
+      run: run.id, name, kind, step, rank, leaf, axes: drawnAxes, at, zoom, theme, minus: what,
+      otherstep, otherrank: otherRank(state), other: what === "run" ? state.other : "",
     };
-    save.href = apiUrl("tensor.npy", capture);
     const key = JSON.stringify([parameters, run.version]);
     if (key === drawn) return;
     try {
@@ -141,6 +139,7 @@ async function drawSlice(slice, zoom, step, key) {
   message.hidden = true;
   split.hidden = bar.hidden = false;
   python = slice.python;
+  save.href = slice.download;
   drawHeading(slice, step);
   drawAxes(slice);
   statsCard.hidden = histogramCard.hidden = !slice.figure;
