@@ -23,6 +23,7 @@ from tensortap.sources.catch import catch, disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
     from tensortap import integrations, testing, viz
+    from tensortap.api.lookup import summarize
     from tensortap.api.open import open
     from tensortap.api.session import (
         close,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         status,
         summary,
     )
-    from tensortap.api.summarize import summarize
     from tensortap.compare.api import compare
     from tensortap.films.recorder import Recorder
     from tensortap.frameworks.view import array_of
@@ -74,7 +74,7 @@ _LATER = {
     "serve": "tensortap.api.session",
     "stack_padded_tensors": "tensortap.sources.tracing.results",
     "status": "tensortap.api.session",
-    "summarize": "tensortap.api.summarize",
+    "summarize": "tensortap.api.lookup",
     "summary": "tensortap.api.session",
     "testing": "",
     "trace": "tensortap.sources.trace",

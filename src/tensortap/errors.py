@@ -5,6 +5,7 @@
     ├── NotFound          no such name, step, rank or live session
     ├── WireError         a malformed message
     ├── Refused           the other side rejected the connection: wrong key, other protocol
+    ├── PatternError      a regular expression is invalid
     ├── SchemaError       a frame is not a LogFrame
     ├── StopTraining      an alert stopped the training
     └── MissingExtra      an optional library is not installed
@@ -34,6 +35,10 @@ class WireError(TensortapError):
 
 class Refused(TensortapError):
     """The other side rejected the connection; the message says why."""
+
+
+class PatternError(TensortapError, ValueError):
+    """A text that is not a regular expression."""
 
 
 class SchemaError(TensortapError, ValueError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from tensortap.errors import TensortapError
 from tensortap.record import Kind, Record
 
@@ -15,18 +13,6 @@ def fits(record: Record, step: int | None, rank: int | None, kind: Kind | None) 
         and (rank is None or record.rank == rank)
         and (kind is None or record.kind is kind)
     )
-
-
-def name_pattern(text: str, *, ignore_case: bool = False) -> re.Pattern[str]:
-    """Compile a regular expression over names that a user typed; raise if it is invalid.
-
-    >>> bool(name_pattern("^blocks").search("blocks.0"))
-    True
-    """
-    try:
-        return re.compile(text, re.IGNORECASE if ignore_case else 0)
-    except re.error as error:
-        raise TensortapError(f"not a regular expression: {text!r} ({error})") from None
 
 
 def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:

@@ -76,15 +76,14 @@ def assert_serves(server, *, name="later") -> None:
 class RawClient:
     """A ZeroMQ client that sends whatever a test tells it to."""
 
-    def __init__(self, address, key: bytes | None = None, curve: bytes | None = None) -> None:
-        self.key = keys.find_key() if key is None else key
+    def __init__(self, address, key: bytes | None = None, pair=None) -> None:
+        key = keys.find_key() if key is None else key
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
-        if curve is not None:
-            self.socket.curve_serverkey, _ = keys.curve_pair(curve, "server")
-            pair = keys.curve_pair(curve, "client")
-            self.socket.curve_publickey, self.socket.curve_secretkey = pair
+        self.socket.curve_serverkey, _ = keys.curve_pair(key, "server")
+        pair = keys.curve_pair(key, "client") if pair is None else pair
+        self.socket.curve_publickey, self.socket.curve_secretkey = pair
         self.socket.connect(address.endpoint)
         self.numbers = itertools.count(1)
 
@@ -117,20 +116,19 @@ class RawClient:
                 return header
         raise AssertionError(f"received no {kind.__name__}")
 
-    def hello(self, *, role="source", protocol=wire.PROTOCOL, version="0.1.0"):
-        self.nonce = secrets.token_bytes(keys.NONCE)
-        self.send_message(wire.HELLO, wire.Hello(protocol, version, role, self.nonce))
-        return self.receive()
+    def hello(
+        self, *, role="source", protocol=wire.PROTOCOL, version="0.1.0", timeout=5.0, **fields
+    ):
+        """Say hello; return the answer."""
+        fields.setdefault("client", wire.Client(secrets.token_bytes(16), program="raw"))
+        self.send_message(wire.HELLO, wire.Hello(protocol, version, role, **fields))
+        return self.receive(timeout)
 
-    def proof(self, challenge, **fields) -> wire.Proof:
-        mac = keys.proof(self.key, "client", self.nonce, challenge.nonce)
-        return wire.Proof(mac, wire.Client(secrets.token_bytes(16), program="raw"), **fields)
-
-    def connect(self, role="source", arena: wire.Arena | None = None):
+    def connect(self, role="source", **fields):
         """Complete the handshake; return the welcome."""
-        challenge = self.hello(role=role)
-        self.send_message(wire.PROOF, self.proof(challenge, arena=arena))
-        return self.receive_a(wire.Welcome)
+        welcome = self.hello(role=role, **fields)
+        assert isinstance(welcome, wire.Welcome)
+        return welcome
 
     def send_batch(self, body: bytes = b"\x90", number: int | None = None, **fields) -> int:
         """Send a batch with this body."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import io
 import os
@@ -24,7 +23,7 @@ from tensortap.readers.live import LiveReader
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
 from tensortap.server import answers
 from tensortap.wire import messages as wire
-from tests.server.clients import RawClient, assert_serves, record, wait_for
+from tests.server.clients import RawClient, assert_serves, record
 
 MIB = 1 << 20
 pack = msgspec.msgpack.encode
@@ -86,74 +85,6 @@ def test_survives_other_protocols(server, bystander, noise):
     assert rss() - before < 64 * MIB
 
 
-def greet(address) -> socket.socket:
-    """Return a TCP connection after the handshake of ZMTP 3.0."""
-    connection = socket.create_connection(tuple(address), 5)
-    connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
-    receive(connection, 64)
-    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
-    connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
-    flags, length = receive(connection, 2)
-    assert flags == 4
-    assert b"READY" in receive(connection, length)
-    return connection
-
-
-def receive(connection: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        more = connection.recv(length - len(data))
-        assert more, "disconnected during the handshake"
-        data += more
-    return data
-
-
-@pytest.mark.attack("endless and silent connections")
-def test_disconnects_endless_messages(server, bystander):
-    """ZeroMQ buffers all frames of a message, so one message could fill the memory."""
-    before = rss()
-    frame = b"\x03" + MIB.to_bytes(8, "big") + bytes(MIB)  # long, more to come
-    with greet(server.address) as connection:
-        connection.settimeout(1)  # a closed connection may also just block
-        sent = 0
-        while sent < 4096 * MIB:
-            try:
-                connection.sendall(frame)
-            except OSError:
-                break
-            sent += MIB
-    assert sent < 4096 * MIB
-    wait_for(lambda: server.rejected == {"handshake timeout": 1})
-    wait_for(lambda: rss() - before < 256 * MIB)
-
-
-@pytest.mark.attack("endless and silent connections")
-def test_disconnects_silent_connections_after_a_timeout(server, bystander, monkeypatch):
-    monkeypatch.setattr("tensortap.server.sockets.HANDSHAKE_TIMEOUT", 0.3)
-    silent = [socket.create_connection(tuple(server.address), 5) for _ in range(20)]
-    spoke = [greet(server.address) for _ in range(20)]
-    for connection in (*silent, *spoke):
-        connection.settimeout(5)
-        with connection:
-            while connection.recv(4096):
-                pass  # until the server closes
-    assert server.rejected["handshake timeout"] == 40
-
-
-@pytest.mark.attack("endless and silent connections")
-def test_does_not_answer_clients_that_do_not_read(server, bystander):
-    """Unread answers would pile up in memory."""
-    before = rss()
-    hello = wire.message(wire.HELLO, wire.Hello(wire.PROTOCOL, "0.1.0", "source", bytes(16)))
-    words = bytes([1, len(hello[0])]) + hello[0] + bytes([0, len(hello[1])]) + hello[1]
-    with greet(server.address) as connection, contextlib.suppress(OSError):  # disconnected
-        for _ in range(300):
-            connection.sendall(words * 1000)
-    wait_for(lambda: sum(server.rejected.values()) > 0)
-    assert_serves(server)
-    assert rss() - before < 200 * MIB
-
-
 # -- frames ------------------------------------------------------------------------------
 
 
@@ -169,9 +100,9 @@ def test_rejects_a_wrong_number_of_frames(server, bystander, count, inside):
         assert server.rejected["invalid message"] == 1
 
 
-@pytest.mark.parametrize("kind", [b"R", b"D", b"S", b"Q", b"G", b"A", b"W", b"C", b"Y", b"X"])
+@pytest.mark.parametrize("kind", [b"R", b"D", b"S", b"Q", b"G", b"A", b"W", b"Y", b"X"])
 @pytest.mark.attack("messages before the handshake")
-def test_rejects_messages_before_the_handshake(server, bystander, kind):
+def test_rejects_messages_before_the_hello(server, bystander, kind):
     headers = {
         b"R": wire.Batch(1, 1, 0),
         b"D": wire.Chunk(1, 0, 0),
@@ -179,23 +110,20 @@ def test_rejects_messages_before_the_handshake(server, bystander, kind):
         b"Q": wire.Query(1, "overview"),
         b"A": wire.Ack(1, 1),
         b"W": wire.Welcome(1, 1),
-        b"C": wire.Challenge(1, "", b"", b""),
         b"Y": wire.Reply(1),
         b"X": wire.Refusal("x"),
     }
     with RawClient(server.address) as client:
         client.send_message(kind, headers.get(kind, wire.Goodbye()), b"\x90")
-        assert "before the handshake" in rejection(server, client)
+        assert "before the hello" in rejection(server, client)
 
 
-@pytest.mark.parametrize("kind", [b"H", b"P", b"A", b"W", b"C", b"Y", b"X"])
+@pytest.mark.parametrize("kind", [b"H", b"A", b"W", b"Y", b"X"])
 def test_rejects_messages_of_servers(server, bystander, raw, kind):
     header = {
-        b"H": wire.Hello(wire.PROTOCOL, "0.1.0", "source", bytes(16)),
-        b"P": wire.Proof(b"", wire.Client(b"x")),
+        b"H": wire.hello("source", wire.Client(bytes(16))),
         b"A": wire.Ack(1, 1),
         b"W": wire.Welcome(1, 1),
-        b"C": wire.Challenge(1, "", b"", b""),
         b"Y": wire.Reply(1),
         b"X": wire.Refusal("x"),
     }.get(kind, wire.Goodbye())
@@ -203,8 +131,8 @@ def test_rejects_messages_of_servers(server, bystander, raw, kind):
     assert "at the wrong time" in rejection(server, raw)
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93", b"\x80", pack("x"), b"\x91" * 100_000])
-@pytest.mark.parametrize("kind", [b"H", b"P", b"R", b"D", b"Q", b"S", b"\0", b"RR", b"x" * MIB])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93", b"\x80", pack("x"), b"\x91" * 10_000])
+@pytest.mark.parametrize("kind", [b"H", b"R", b"D", b"Q", b"S", b"\0", b"RR", b"x" * 10_000])
 @pytest.mark.attack("garbage on the wire")
 def test_rejects_malformed_headers(server, bystander, kind, frame):
     with RawClient(server.address) as client:
@@ -213,12 +141,11 @@ def test_rejects_malformed_headers(server, bystander, kind, frame):
 
 
 @pytest.mark.attack("garbage on the wire")
-def test_rejects_bad_nonces_and_roles(server, bystander):
-    for nonce, role in ((b"", "source"), (bytes(15), "source"), (bytes(16), "root"), (b"x", "")):
+def test_rejects_unknown_roles(server, bystander):
+    for role in ("", "root"):
         with RawClient(server.address) as client:
-            client.send_message(wire.HELLO, wire.Hello(wire.PROTOCOL, "0.1.0", role, nonce))
-            assert client.receive_a(wire.Refusal)
-    assert server.rejected["invalid message"] == 4
+            assert "without a role" in client.hello(role=role).reason
+    assert server.rejected["invalid message"] == 2
 
 
 # -- claims ------------------------------------------------------------------------------
@@ -636,11 +563,8 @@ def test_names_are_sanitized_for_the_terminal(server, bystander, raw, manner, ca
 @pytest.mark.attack("control characters for the terminal")
 def test_client_info_is_sanitized_for_the_terminal(server, bystander):
     with RawClient(server.address) as client:
-        challenge = client.hello()
-        proof = client.proof(challenge)
         who = wire.Client(b"evil", "\x1b[2Jhost", -5, -1, 1 << 62, "\x1b]0;owned\x07[red]" * 1000)
-        client.send_message(wire.PROOF, msgspec.structs.replace(proof, client=who))
-        client.receive_a(wire.Welcome)
+        client.connect(client=who)
         text = shown(server)
     assert "\x1b[2J" not in text
     assert "\x1b]0" not in text
@@ -712,9 +636,8 @@ def test_keeps_the_records_of_a_rejected_client(server, bystander, raw):
 def test_serves_a_client_after_rejected_ones(server):
     with RawClient(server.address) as one, RawClient(server.address, key=b"\1" * 32) as two:
         one.send(b"\xff" * 1000)
-        two.send_message(wire.PROOF, two.proof(two.hello()))
         one.receive_a(wire.Refusal)
-        two.receive_a(wire.Refusal)
+        assert two.hello(timeout=0.5) is None
         assert_serves(server)
 
 

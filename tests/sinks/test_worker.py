@@ -404,7 +404,7 @@ def test_logs_errors_of_the_worker_in_the_training_process(start, caplog):
 
 
 def test_inbox_distinguishes_kinds():
-    from tensortap.server.inbox import Inbox
+    from tensortap.server.worker_process import Inbox
 
     inbox = Inbox(1 << 20, 2)
     inbox.write([record("x", i) for i in range(5)])
@@ -415,7 +415,7 @@ def test_inbox_distinguishes_kinds():
 
 
 def test_inbox_drops_the_most_repeated_name_first():
-    from tensortap.server.inbox import Inbox
+    from tensortap.server.worker_process import Inbox
 
     inbox = Inbox(5000, 100)
     inbox.write([record("rare", 1)])

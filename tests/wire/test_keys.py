@@ -104,17 +104,6 @@ def test_unwritable_config_folder(monkeypatch):
         keys.make_key()
 
 
-def test_proof_covers_role_and_nonces():
-    key, a, b = bytes(32), b"a" * 16, b"b" * 16
-    mac = keys.proof(key, "client", a, b)
-    assert keys.proven(key, "client", a, b, mac)
-    assert not keys.proven(key, "server", a, b, mac)
-    assert not keys.proven(key, "client", b, a, mac)
-    assert not keys.proven(b"x" * 32, "client", a, b, mac)
-    assert not keys.proven(key, "client", a, b, b"")
-    assert not keys.proven(key, "client", a, b, mac[:-1])
-
-
 def test_curve_keys_are_derived_from_the_key():
     public, secret = keys.curve_pair(bytes(32), "server")
     assert zmq.curve_public(secret) == public

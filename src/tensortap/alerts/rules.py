@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
 from tensortap.errors import NotFound
+from tensortap.patterns import compile_pattern
 from tensortap.record import Kind, Record, Summary
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def loss_spike(
     The distance must exceed `deviations` mean deviations and the share `rise` of the typical
     value. `names` is a regular expression for the names of metrics.
     """
-    pattern = re.compile(names)
+    pattern = compile_pattern(names, "names")
 
     def rule(record: Record, state: RuleState) -> Finding | None:
         value = record.value

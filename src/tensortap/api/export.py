@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from tensortap.buffers import view_of
 from tensortap.errors import TensortapError
 from tensortap.frameworks.snapshot import borrow
 from tensortap.frameworks.view import as_numpy
+from tensortap.patterns import compile_pattern
 from tensortap.record import Kind, Number, Record, TensorData
 from tensortap.runs.arrow import column
 from tensortap.runs.folders import file_name
@@ -51,10 +51,8 @@ def export(
         write = _folder
     if path.exists() and not path.is_dir():
         raise TensortapError(f"{path} exists: remove it, or choose another name")
-    try:
-        wanted = [n for n in run.names() if names is None or re.search(names, n)]
-    except re.error as error:
-        raise TensortapError(f"not a regular expression: {names!r} ({error})") from None
+    pattern = compile_pattern(names or "")
+    wanted = [name for name in run.names() if pattern.search(name)]
     heads = [record for _, records in run.reader.by_name(wanted) for record in records]
     tracked = progress(heads, len(heads)) if progress is not None else heads
     counts: collections.Counter[tuple[object, ...]] = collections.Counter()

@@ -1,84 +1,116 @@
-"""Values and descriptions from any reader: get, get_all, describe."""
+"""Values, descriptions and statistics: get, get_all, describe, summarize."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from tensortap import frameworks
 from tensortap.errors import NotFound
+from tensortap.frameworks.snapshot import summary_of
 from tensortap.readers.reader import Reader, find, find_all, kept_value
-from tensortap.record import Kind, Record
+from tensortap.record import Kind, Record, Summary
+from tensortap.stats import summarize_array
 from tensortap.text.records import plain, record_details
 from tensortap.text.tensors import styled
 
-Build = Callable[[Record], Any]
-"""Returns the value of a record that has not been loaded yet."""
+
+class Values:
+    """The values of a reader; sessions and runs add to it."""
+
+    reader: Reader
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def names(self) -> list[str]:
+        """Return all names, in the order of their first record."""
+        return self.reader.names()
+
+    def get(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        step: int | None = None,
+        rank: int | str | None = None,
+        kind: Kind | str | None = None,
+        trust: bool = False,
+    ) -> Any:
+        """Return a copy of a value: the latest, the `index`-th before it, or that of a `step`.
+
+        ``rank="all"`` gives a dict of the values of all ranks. `trust` allows dumped objects
+        that may run code when they are loaded.
+        """
+        if rank == "all":
+            ranks = sorted({r.rank for r in find_all(self.reader, name, step=step, kind=kind)})
+            wanted: dict[str, Any] = {"step": step, "kind": kind, "trust": trust}
+            return {each: self.get(name, index, rank=each, **wanted) for each in ranks}
+        if isinstance(rank, str):
+            raise NotFound(f"rank must be a number or 'all', got {rank!r}")
+        return self._value(find(self.reader, name, index, step=step, rank=rank, kind=kind), trust)
+
+    def get_all(
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        kind: Kind | str | None = None,
+        trust: bool = False,
+    ) -> list[Any]:
+        """Return all values of a name, oldest to newest."""
+        found = find_all(self.reader, name, rank=rank, kind=kind)
+        return [self._value(record, trust) for record in found]
+
+    def describe(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        kind: Kind | str | None = None,
+    ) -> None:
+        """Print a record with one line per leaf of its value."""
+        from rich.console import Console
+        from rich.text import Text
+
+        record = self._load(find(self.reader, name, index, step=step, rank=rank, kind=kind))
+        head, *lines = record_details(record).split("\n")
+        console = Console()
+        console.print(Text(plain(head), style="bold"))
+        for line in lines:
+            console.print(styled(plain(line)))
+        records = find_all(self.reader, name, rank=record.rank, kind=record.kind)
+        summary = f"  {len(records)} {'record' if len(records) == 1 else 'records'}"
+        if len(records) > 1:
+            summary += f", steps {records[0].step} to {records[-1].step}"
+        if evicted := getattr(self.reader, "evicted", {}).get(name):  # only a history evicts
+            summary += f"; {evicted} evicted"
+        console.print(summary, style="dim", highlight=False)
+
+    def _load(self, head: Record) -> Record:
+        return self.reader.load(head)
+
+    def _value(self, head: Record, trust: bool) -> Any:
+        return frameworks.rebuild(kept_value(self.reader.load(head)))
 
 
-def get(
-    reader: Reader,
-    name: str,
-    index: int = 0,
-    *,
-    step: int | None = None,
-    rank: int | str | None = None,
-    kind: Kind | str | None = None,
-    build: Build | None = None,
-) -> Any:
-    """Return a value as a copy; with ``rank="all"`` a dict of the values of all ranks."""
-    build = build or functools.partial(_build, reader)
-    if rank == "all":
-        ranks = sorted({r.rank for r in find_all(reader, name, step=step, kind=kind)})
-        return {r: build(find(reader, name, index, step=step, rank=r, kind=kind)) for r in ranks}
-    if isinstance(rank, str):
-        raise NotFound(f"rank must be a number or 'all', got {rank!r}")
-    return build(find(reader, name, index, step=step, rank=rank, kind=kind))
+def get(reader: Reader, name: str, index: int = 0, **wanted: Any) -> Any:
+    """Return a value of a reader, as `Values.get` does."""
+    return Values(reader).get(name, index, **wanted)
 
 
-def get_all(
-    reader: Reader,
-    name: str,
-    *,
-    rank: int | None = None,
-    kind: Kind | str | None = None,
-    build: Build | None = None,
-) -> list[Any]:
-    """Return all values of a name, oldest to newest."""
-    build = build or functools.partial(_build, reader)
-    return [build(record) for record in find_all(reader, name, rank=rank, kind=kind)]
+def summarize(value: Any) -> Summary:
+    """Return the statistics of an array, a tensor or a number.
 
+    >>> summarize([1.0, -2.0]).max_abs
+    2.0
+    """
+    if isinstance(value, (bool, int, float, complex, list, tuple)):
+        import numpy
 
-def _build(reader: Reader, record: Record) -> Any:
-    return frameworks.rebuild(kept_value(reader.load(record)))
-
-
-def describe(
-    reader: Reader,
-    name: str,
-    index: int = 0,
-    *,
-    step: int | None = None,
-    rank: int | None = None,
-    kind: Kind | str | None = None,
-    evicted: int = 0,
-    load: Callable[[Record], Record] | None = None,
-) -> None:
-    """Print a record with one line per leaf of its value, and how many records its name has."""
-    from rich.console import Console
-    from rich.text import Text
-
-    record = (load or reader.load)(find(reader, name, index, step=step, rank=rank, kind=kind))
-    head, *lines = record_details(record).split("\n")
-    console = Console()
-    console.print(Text(plain(head), style="bold"))
-    for line in lines:
-        console.print(styled(plain(line)))
-    records = find_all(reader, name, rank=record.rank, kind=record.kind)
-    summary = f"  {len(records)} {'record' if len(records) == 1 else 'records'}"
-    if len(records) > 1:
-        summary += f", steps {records[0].step} to {records[-1].step}"
-    if evicted:
-        summary += f"; {evicted} evicted"
-    console.print(summary, style="dim", highlight=False)
+        return summarize_array(numpy.asarray(value))
+    summary, pending = summary_of(value)
+    result = summary if pending is None else pending.resolve()
+    assert result is not None
+    return result

@@ -6,19 +6,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tensortap.api import lookup
+from tensortap.api.lookup import Values
 from tensortap.api.run import Run
-from tensortap.readers.live import open_live
+from tensortap.readers.live import LiveReader, open_live
 from tensortap.readers.mirror import is_url
-from tensortap.record import Kind
 from tensortap.server.questions import Overview
 
 
-class RemoteSession:
+class RemoteSession(Values):
     """A live session in another process; a context manager, or `close` it."""
 
     def __init__(self, address: str | None, timeout: float = 5.0) -> None:
-        self.reader = open_live(address, timeout)
+        self.reader: LiveReader = open_live(address, timeout)
 
     def __enter__(self) -> RemoteSession:
         return self
@@ -28,10 +27,6 @@ class RemoteSession:
 
     def __repr__(self) -> str:
         return f"<live session at {self.reader.address}>"
-
-    def names(self) -> list[str]:
-        """Return all names in its history."""
-        return self.reader.names()
 
     def overview(self) -> Overview:
         """Return its clients, its names with their latest record, and all counts."""
@@ -44,36 +39,6 @@ class RemoteSession:
         from tensortap.api import tables
 
         Console().print(tables.summary(self.overview()))
-
-    def get(
-        self,
-        name: str,
-        index: int = 0,
-        *,
-        step: int | None = None,
-        rank: int | str | None = None,
-        kind: Kind | str | None = None,
-    ) -> Any:
-        """Return a captured value: the latest, the `index`-th before it, or that of a `step`."""
-        return lookup.get(self.reader, name, index, step=step, rank=rank, kind=kind)
-
-    def get_all(
-        self, name: str, *, rank: int | None = None, kind: Kind | str | None = None
-    ) -> list[Any]:
-        """Return all values of a name, oldest to newest."""
-        return lookup.get_all(self.reader, name, rank=rank, kind=kind)
-
-    def describe(
-        self,
-        name: str,
-        index: int = 0,
-        *,
-        step: int | None = None,
-        rank: int | None = None,
-        kind: Kind | str | None = None,
-    ) -> None:
-        """Print a record with one line per leaf of its value."""
-        lookup.describe(self.reader, name, index, step=step, rank=rank, kind=kind)
 
     def close(self) -> None:
         """Close the connection; the session goes on."""

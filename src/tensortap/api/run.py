@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tensortap import frameworks
-from tensortap.api import lookup
+from tensortap.api.lookup import Values
 from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks.snapshot import borrow
 from tensortap.pipeline.receipt import Receipt
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from tensortap.table.table import Table
 
 
-class Run:
+class Run(Values):
     """A run on disk: finished, crashed, or still being written (`refresh`, `follow`)."""
 
     def __init__(self, path: str | Path) -> None:
-        self.reader = RunReader(path)
+        self.reader: RunReader = RunReader(path)
         self.path = self.reader.path
 
     def __repr__(self) -> str:
@@ -46,45 +45,11 @@ class Run:
         self.reader.refresh()
         return self
 
-    def names(self) -> list[str]:
-        """Return all names, in the order of their first record."""
-        return self.reader.names()
-
     def records(self, name: str | None = None) -> Iterator[Record]:
         """Yield the records of a name, or all records, with their values."""
         for _, records in self.reader.by_name([name] if name is not None else self.names()):
             for record in records:
                 yield self.reader.load(record)
-
-    def get(
-        self,
-        name: str,
-        index: int = 0,
-        *,
-        step: int | None = None,
-        rank: int | str | None = None,
-        kind: Kind | str | None = None,
-        trust: bool = False,
-    ) -> Any:
-        """Return a value: the latest, the `index`-th before it, or that of a `step`.
-
-        ``rank="all"`` gives a dict of the values of all ranks. `trust` allows dumped objects
-        that may run code when they are loaded.
-        """
-        build = functools.partial(self._value, trust=trust)
-        return lookup.get(self.reader, name, index, step=step, rank=rank, kind=kind, build=build)
-
-    def get_all(
-        self,
-        name: str,
-        *,
-        rank: int | None = None,
-        kind: Kind | str | None = None,
-        trust: bool = False,
-    ) -> list[Any]:
-        """Return all values of a name, oldest to newest."""
-        build = functools.partial(self._value, trust=trust)
-        return lookup.get_all(self.reader, name, rank=rank, kind=kind, build=build)
 
     def _value(self, head: Record, trust: bool) -> Any:
         record = self.reader.load(head)
@@ -93,20 +58,7 @@ class Run:
             return load_file(self.reader.file(file), trust=trust)
         return frameworks.rebuild(kept_value(record))
 
-    def describe(
-        self,
-        name: str,
-        index: int = 0,
-        *,
-        step: int | None = None,
-        rank: int | None = None,
-        kind: Kind | str | None = None,
-    ) -> None:
-        """Print a record with one line per leaf of its value."""
-        load = self._load_with_file
-        lookup.describe(self.reader, name, index, step=step, rank=rank, kind=kind, load=load)
-
-    def _load_with_file(self, head: Record) -> Record:
+    def _load(self, head: Record) -> Record:
         """Return a record with its value, which may be in a dumped file."""
         record = self.reader.load(head)
         file = record.tags.get("file")

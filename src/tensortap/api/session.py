@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap import frameworks
-from tensortap.api import lookup
+from tensortap.api.lookup import Values
 from tensortap.errors import NotFound, TensortapError, WireError
 from tensortap.history import History
 from tensortap.limits import format_size, parse_size
@@ -94,7 +94,7 @@ def greeting(server: Server) -> str:
         lines += [
             "on the training side, set",
             f"  export TENSORTAP_SERVER={Address(host, address.port)}",
-            f"  export TENSORTAP_KEY={keys.key_text(server.handshake.key)}",
+            f"  export TENSORTAP_KEY={keys.key_text(server.key)}",
             "everyone with this key can send and read values; the connection is encrypted",
         ]
     return "\n".join(lines)
@@ -166,12 +166,12 @@ def get(
 
     ``rank="all"`` gives a dict of the values of all ranks.
     """
-    return lookup.get(current().history, name, index, step=step, rank=rank, kind=kind)
+    return Values(current().history).get(name, index, step=step, rank=rank, kind=kind)
 
 
 def get_all(name: str, *, rank: int | None = None, kind: Kind | str | None = None) -> list[Any]:
     """Return all values of a name in the history, oldest to newest."""
-    return lookup.get_all(current().history, name, rank=rank, kind=kind)
+    return Values(current().history).get_all(name, rank=rank, kind=kind)
 
 
 def describe(
@@ -183,9 +183,7 @@ def describe(
     kind: Kind | str | None = None,
 ) -> None:
     """Print a record with one line per leaf of its value."""
-    history = current().history
-    evicted = history.evicted.get(name, 0)
-    lookup.describe(history, name, index, step=step, rank=rank, kind=kind, evicted=evicted)
+    Values(current().history).describe(name, index, step=step, rank=rank, kind=kind)
 
 
 def ingest_all(overwrite: bool = False) -> dict[str, str]:

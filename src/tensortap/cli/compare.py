@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tensortap.cli.terminal import message, progress_bar
+from tensortap.cli.terminal import message, parse_numbers, progress_bar
 from tensortap.errors import NotFound, TensortapError
 from tensortap.select import parse_steps
 
@@ -74,7 +74,8 @@ def compare(
 
     options = _given(
         rules=rules, mapping=mapping, steps=parse_steps(steps), names=names, kinds=_kinds(kinds),
-        ranks=_ranks(ranks), allow_missing=allow_missing, noise=_noise(*noise),
+        ranks=parse_numbers(ranks or "", "--ranks", "0,1"), allow_missing=allow_missing,
+        noise=_noise(*noise),
     )  # fmt: skip
     of_runs = _is_run(a) or _is_run(b)
     if not of_runs and (options or html is not None or processes):
@@ -171,23 +172,10 @@ def _noise(*runs: str) -> tuple[Any, ...] | None:
 
 
 def _kinds(text: str | None) -> tuple[str, ...]:
-    from tensortap.record import Kind
+    from tensortap.readers.reader import parse_kind
 
-    kinds = {kind.value.lower(): kind.value for kind in Kind}
-    found = []
-    for word in filter(None, (text or "").split(",")):
-        kind = kinds.get(word.strip().lower())
-        if kind is None:
-            raise TensortapError(f"unknown kind {word!r}; kinds are {', '.join(kinds.values())}")
-        found.append(kind)
-    return tuple(found)
-
-
-def _ranks(text: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in filter(None, (text or "").split(",")))
-    except ValueError:
-        raise TensortapError(f"--ranks must look like 0,1, got {text!r}") from None
+    words = [word.strip() for word in (text or "").split(",")]
+    return tuple(parse_kind(word).value for word in words if word)
 
 
 @contextlib.contextmanager

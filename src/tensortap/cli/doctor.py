@@ -38,7 +38,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(server: str | None) -> dict[str, object]:
+def examine(server: str | None) -> dict[str, Any]:
     """Return everything that the doctor checks."""
     from tensortap import buffers, limits
     from tensortap._version import __version__
@@ -62,7 +62,11 @@ def examine(server: str | None) -> dict[str, object]:
         "shared memory": "yes" if buffers.can_share else "no memfd here: tensors go over TCP",
         "statistics kernel": _kernel("tensortap.stats.summarize"),
         "key": key,
-        "environment": {k: _hidden(k, v) for k, v in os.environ.items() if "TENSORTAP" in k},
+        "environment": {
+            name: "***" if "KEY" in name else text
+            for name, text in os.environ.items()
+            if "TENSORTAP" in name
+        },
         "server": str(parse_address(server)),
         "answers": _ask(server),
     }
@@ -82,10 +86,6 @@ def _kernel(module: str) -> str:
     return f"C, for {kernel.variant()}"
 
 
-def _hidden(name: str, value: str) -> str:
-    return "***" if "KEY" in name else value
-
-
 def _ask(server: str | None) -> str:
     from tensortap.api.open import RemoteSession
     from tensortap.errors import TensortapError
@@ -98,7 +98,7 @@ def _ask(server: str | None) -> str:
         return f"no: {error}"
 
 
-def _show(found: dict[str, object]) -> None:
+def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -106,27 +106,24 @@ def _show(found: dict[str, object]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    for name in ("tensortap", "python", "platform", "memory"):
-        table.add_row(name, str(found[name]))
-    for name, version in _dict(found["needed"]).items():
+
+    def add(*names: str) -> None:
+        for name in names:
+            table.add_row(name, Text(str(found[name])))
+
+    add("tensortap", "python", "platform", "memory")
+    for name, version in found["needed"].items():
         table.add_row(name, Text(version) if version else Text("missing", style="bold red"))
-    for extra, packages in _dict(found["extras"]).items():
+    for extra, packages in found["extras"].items():
         here = ", ".join(f"{n} {v}" for n, v in packages.items() if v)
         absent = ", ".join(n for n, v in packages.items() if not v)
         note = Text(here)
         if absent:
             note.append(f"{'; ' if here else ''}not installed: {absent}", style="dim")
         table.add_row(f"\\[{extra}]", note)
-    for name in ("shared memory", "statistics kernel", "key"):
-        table.add_row(name, Text(str(found[name])))
-    for name, value in _dict(found["environment"]).items():
+    add("shared memory", "statistics kernel", "key")
+    for name, value in found["environment"].items():
         table.add_row(name, Text(value))
-    answers = str(found["answers"])
-    style = "green" if answers.startswith("yes") else "yellow"
-    table.add_row(f"session at {found['server']}", Text(answers, style=style))
+    style = "green" if found["answers"].startswith("yes") else "yellow"
+    table.add_row(f"session at {found['server']}", Text(found["answers"], style=style))
     Console().print(table)
-
-
-def _dict(value: object) -> dict[str, Any]:
-    assert isinstance(value, dict)
-    return value

@@ -32,18 +32,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("serve")(serve.serve)
-app.command("top")(top.top)
-app.command("view")(view.view)
-app.command("doctor")(doctor.doctor)
-app.command("ls")(ls.ls)
-app.command("show")(show.show)
-app.command("compare")(compare.compare)
-app.command("export")(export.export)
-app.command("film")(film.film)
-app.command("report")(report.report)
-app.command("reproduce")(reproduce.reproduce)
-app.command("demo")(demo.demo)
+for command in (
+    serve.serve, top.top, view.view, doctor.doctor, ls.ls, show.show, compare.compare,
+    export.export, film.film, report.report, reproduce.reproduce, demo.demo,
+):  # fmt: skip
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:

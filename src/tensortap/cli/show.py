@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tensortap.cli.terminal import parse_numbers
 from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _draw(run: Run, head: Record, at: str | None) -> None:
     from tensortap.record import TensorData
     from tensortap.viz.terminal import heatmap
 
-    index = _index(at)
+    index = None if at is None else parse_numbers(at, "--at", "0,3")
     value = value_of(run.reader.load(head))
     if not isinstance(value, TensorData):
         if index is not None:
@@ -66,12 +67,3 @@ def _draw(run: Run, head: Record, at: str | None) -> None:
         raise TensortapError(f"--at {at}: {error}") from None
     if drawn is not None:
         console.print(drawn)
-
-
-def _index(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(word) for word in text.split(",") if word.strip())
-    except ValueError:
-        raise TensortapError(f"--at must look like 0,3, got {text!r}") from None

@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+from tensortap.errors import TensortapError
+
 
 def message(text: str) -> None:
     """Print a message to stderr: stdout is for data."""
@@ -22,6 +24,18 @@ def print_json(value: Any) -> None:
     import json
 
     print(json.dumps(value, indent=1))
+
+
+def parse_numbers(text: str, option: str, example: str) -> tuple[int, ...]:
+    """Return the integers of ``0,3``; raise TensortapError, naming the option, if it is not that.
+
+    >>> parse_numbers("0,3", "--at", "0,3")
+    (0, 3)
+    """
+    try:
+        return tuple(int(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        raise TensortapError(f"{option} must look like {example}, got {text!r}") from None
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ from tensortap.compare.report import Difference, Key, Missing
 from tensortap.compare.rules import RuleSet
 from tensortap.compare.tensors import Tolerance
 from tensortap.errors import TensortapError
+from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
 from tensortap.runs.arrow import scalar
 from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, STATISTICS, records_of
-from tensortap.select import name_pattern
 from tensortap.table.table import Table, has_tag
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def choose(table: Table, choice: Choice, *, rename: bool) -> ChosenRecords:
         chosen = [kind != Kind.ALERT.value for kind in table.kinds]
     keep = np.array(chosen, np.bool_)[table.kind]
     if choice.names is not None:
-        pattern = name_pattern(choice.names)
+        pattern = compile_pattern(choice.names)
         keep &= np.array([bool(pattern.search(name)) for name in names], np.bool_)[table.name]
     if choice.ranks:
         keep &= np.isin(table.rank, choice.ranks)

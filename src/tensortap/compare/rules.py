@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tensortap.compare.result import Comparison
-from tensortap.errors import NotFound, TensortapError
+from tensortap.errors import NotFound, PatternError, TensortapError
+from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
 
 Check = Callable[[Comparison], bool]
@@ -216,9 +217,9 @@ def _rule(said: dict[str, Any], number: int, text: str, where: str) -> Rule:
             options = ", ".join(sorted(known))
             raise _wrong(text, where, key, f"unknown option {key!r}; options are {options}", number)
     try:
-        names = re.compile(said.get("names", ""))
-    except (re.error, TypeError) as error:
-        raise _wrong(text, where, "names", f"not a regular expression: {error}", number) from None
+        names = compile_pattern(said.get("names", ""))
+    except PatternError as error:
+        raise _wrong(text, where, "names", str(error), number) from None
     kinds = said.get("kinds", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     for kind in kinds:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensortap.errors import TensortapError
+from tensortap.patterns import compile_pattern
 from tensortap.readers.run import RunReader
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
-from tensortap.select import name_pattern
 from tensortap.table import frames
 from tensortap.table.computed import complete_table
 from tensortap.table.sources import VALUE
@@ -63,7 +63,7 @@ def curve_points(
     if unknown:
         known = ", ".join(RUN_STATISTICS)
         raise TensortapError(f"statistics must be among {known}, got {', '.join(unknown)}")
-    return _points(source, name_pattern(names or ""), statistics, histograms)
+    return _points(source, compile_pattern(names or ""), statistics, histograms)
 
 
 def _points(

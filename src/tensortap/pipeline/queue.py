@@ -151,9 +151,9 @@ class Queue:
         with self._lock:
             queued = [self._entries.popleft() for _ in range(len(self._entries))]
             self.state.got += sum([nbytes for _, _, nbytes in queued])
-            unsettled = self.sink.give_up()
+            # inside the lock: whoever finds the queue empty finds the drops counted
+            self.ledger.drop([*self.sink.give_up(), *queued], DISCONNECTED)
             self._changed.notify_all()
-        self.ledger.drop([*unsettled, *queued], DISCONNECTED)
 
     # -- over budget ----------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from tensortap.wire import messages as wire
 from tensortap.wire.address import Address, parse_address
 from tensortap.wire.channel import Channel, ConnectionState
 
+_RESTART_TIMEOUT = 1.0  # seconds to wait for a server where nobody listens
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
@@ -38,9 +39,8 @@ class LiveReader:
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._channel = Channel(address, "viewer", self._context)
         client = wire.Client(secrets.token_bytes(16), socket.gethostname(), os.getpid())
-        self._channel.proof = wire.Proof(b"", client)
+        self._channel = Channel(address, self._context, wire.hello("viewer", client))
         try:
             self._connect(timeout)
         except BaseException:
@@ -48,15 +48,13 @@ class LiveReader:
             raise
 
     def _connect(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        failures = 0
+        start = time.monotonic()
         while self._channel.state is not ConnectionState.OPEN:
             self._channel.poll(0.05)
-            if self._channel.state is ConnectionState.ABSENT:
-                failures += 1
-            # on loopback the channel tries both plain and encrypted connections
-            if time.monotonic() > deadline or (failures > 20 and not self._channel.refusal):
-                reason = self._channel.refusal or "no server is listening; start one: tap.serve()"
+            refusal, waited = self._channel.refusal, time.monotonic() - start
+            nobody = self._channel.state is ConnectionState.ABSENT and not refusal
+            if waited > timeout or (nobody and waited > _RESTART_TIMEOUT):
+                reason = refusal or "no server is listening; start one: tap.serve()"
                 raise NotFound(f"no live session at {self.address}: {reason}")
 
     def __enter__(self) -> LiveReader:

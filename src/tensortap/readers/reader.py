@@ -49,7 +49,7 @@ def find_all(
 
     Alerts are included only if `kind` says so, or if there is nothing else.
     """
-    wanted_kind = _kind(kind)
+    wanted_kind = None if kind is None else parse_kind(kind)
     wanted_rank = None if isinstance(rank, str) else rank  # "all"
     found = reader.records(name, step=step, rank=wanted_rank, kind=wanted_kind, last=last)
     if not found:
@@ -59,9 +59,8 @@ def find_all(
     return found
 
 
-def _kind(kind: Kind | str | None) -> Kind | None:
-    if kind is None:
-        return None
+def parse_kind(kind: Kind | str) -> Kind:
+    """Return the kind of a text in any case; raise NotFound if there is none."""
     try:
         return Kind(kind.title())  # accept "gradient" for "Gradient"
     except ValueError:

@@ -259,19 +259,6 @@ class RunReader:
         ]
         return _joined(parts, columns)
 
-    def statistics(self, columns: list[str]) -> pa.Table:
-        """Return the rows that have statistics, without reading the values of the others."""
-        import pyarrow.compute as pc
-
-        found = []
-        for tables, unit in self._units():
-            counts = tables.read(unit, ["count"]).column("count")
-            if counts.null_count == 0:
-                found.append(tables.read(unit, columns))
-            elif counts.null_count < len(counts):
-                found.append(tables.read(unit, columns).filter(pc.is_valid(counts)))
-        return _joined(found, columns)
-
     def missing(self) -> list[tuple[str, int, int]]:
         """Return (name, step, rank) of the records that were dropped over budget."""
         columns = ["name", "step", "rank", "missing"]

@@ -1,88 +1,70 @@
-"""The server's side of the handshake: clients prove that they have the key."""
+"""The sockets of a server, and connections that have not completed the handshake.
+
+CURVE proves that a client has the key before ZeroMQ delivers any message of it. Until then, and
+until its hello, a connection may send only a few KiB and has a deadline. What else it may hold is
+nothing: libzmq reads single commands of the handshake.
+"""
 
 from __future__ import annotations
 
 import collections
-import secrets
+import socket
+import struct
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import zmq
+from zmq.utils import z85
 
-from tensortap._version import __version__
 from tensortap.buffers import MappedSegment
-from tensortap.errors import Refused, WireError
-from tensortap.server.sockets import HANDSHAKE_TIMEOUT
+from tensortap.errors import TensortapError
 from tensortap.wire import keys
 from tensortap.wire import messages as wire
-from tensortap.wire.channel import version_mismatch
+from tensortap.wire.address import Address
 
-_MOST_CHALLENGED = 1000
+Result = TypeVar("Result")
+
+HANDSHAKE_TIMEOUT = 15.0
+_LARGEST_HANDSHAKE = 16 << 10  # bytes; CURVE and the hello take one or two
+_REFUSAL_TIMEOUT = 1.0  # seconds for the refusal to arrive before the connection is closed
+_ZAP_DOMAIN = b"tensortap"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_EVENTS = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_ACCEPT_FAILED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
-class _Challenged(NamedTuple):
-    hello: wire.Hello
-    nonce: bytes
-    deadline: float
-
-
-class Handshake:
-    """Challenges clients, verifies their proofs, and counts rejected ones by reason."""
-
-    def __init__(self, key: bytes, rejected: collections.Counter[str]) -> None:
-        self.key = key
-        self._rejected = rejected
-        self._challenged: dict[bytes, _Challenged] = {}
-        self._client_curve_key, _ = keys.curve_pair(key, "client")
-
-    def challenge(self, route: bytes, hello: wire.Hello) -> wire.Challenge:
-        """Return the answer to a hello; raise Refused if the client has another version."""
-        if hello.protocol != wire.PROTOCOL:
-            self._rejected["protocol version"] += 1
-            raise Refused(version_mismatch(hello.protocol, hello.version))
-        if len(hello.nonce) != keys.NONCE or hello.role not in ("source", "viewer"):
-            raise WireError("a hello without a nonce or a role")
-        if route in self._challenged:
-            raise WireError("a second hello")
-        if len(self._challenged) >= _MOST_CHALLENGED:
-            del self._challenged[next(iter(self._challenged))]
-        nonce = secrets.token_bytes(keys.NONCE)
-        deadline = time.monotonic() + HANDSHAKE_TIMEOUT
-        self._challenged[route] = _Challenged(hello, nonce, deadline)
-        mac = keys.proof(self.key, "server", hello.nonce, nonce)
-        return wire.Challenge(wire.PROTOCOL, __version__, nonce, mac)
-
-    def verified_role(self, route: bytes, proof: wire.Proof) -> str:
-        """Return the role of a client that proves to have the key; raise Refused otherwise."""
-        challenged = self._challenged.pop(route, None)
-        if challenged is None:
-            raise WireError("a proof without a challenge")
-        nonces = challenged.hello.nonce, challenged.nonce
-        if not keys.proven(self.key, "client", *nonces, proof.mac):
-            self._rejected["wrong key"] += 1
-            raise Refused("wrong key: set TENSORTAP_KEY to the key of this session")
-        return challenged.hello.role
-
-    def expire(self) -> None:
-        """Forget clients that have not answered their challenge in time."""
-        now = time.monotonic()
-        for route in [r for r, each in self._challenged.items() if now > each.deadline]:
-            del self._challenged[route]
-
-    def answer_zap(self, zap: zmq.Socket[bytes]) -> None:
-        """Tell ZeroMQ which CURVE keys to accept: only the clients' key, derived from ours."""
-        from zmq.utils import z85
-
-        while zap.poll(0):
-            frames = zap.recv_multipart()
-            sequence = frames[1] if len(frames) > 1 else b""
-            curve = len(frames) == 7 and frames[5] == b"CURVE" and len(frames[6]) == 32
-            accepted = curve and z85.encode(frames[6]) == self._client_curve_key
-            if not accepted:
-                self._rejected["wrong key"] += 1
-            status = (b"200", b"OK", b"client") if accepted else (b"400", b"unknown key", b"")
-            zap.send_multipart([b"1.0", sequence, *status, b""])
+def bind_router(
+    context: zmq.Context[Any], address: Address, key: bytes
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """Return the socket that listens on an address, and the one that reports its connections."""
+    router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    router.linger = 0
+    router.rcvhwm = 0  # credits bound what is in flight
+    router.sndhwm = 0
+    router.rcvbuf = 1 << 20
+    router.backlog = 1024
+    router.router_mandatory = True
+    router.maxmsgsize = wire.LARGEST_MESSAGE
+    router.ipv6 = ":" in address.host
+    router.set(zmq.HEARTBEAT_IVL, 3000)
+    router.set(zmq.HEARTBEAT_TIMEOUT, 15000)
+    router.curve_server = True
+    router.zap_domain = _ZAP_DOMAIN
+    router.curve_publickey, router.curve_secretkey = keys.curve_pair(key, "server")
+    monitor = router.get_monitor_socket(_EVENTS)
+    try:
+        router.bind(address.endpoint)
+    except zmq.ZMQError as error:
+        context.destroy(linger=0)
+        raise TensortapError(f"cannot listen on {address}: {error}") from None
+    return router, monitor
 
 
 def bind_zap(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
@@ -93,9 +75,110 @@ def bind_zap(context: zmq.Context[Any]) -> zmq.Socket[bytes]:
     return zap
 
 
+def answer_zap(zap: zmq.Socket[bytes], client_key: bytes) -> None:
+    """Tell ZeroMQ to accept only this CURVE key."""
+    while zap.poll(0):
+        frames = zap.recv_multipart()
+        sequence = frames[1] if len(frames) > 1 else b""
+        curve = len(frames) == 7 and frames[5] == b"CURVE" and len(frames[6]) == 32
+        accepted = curve and z85.encode(frames[6]) == client_key
+        status = (b"200", b"OK", b"client") if accepted else (b"400", b"unknown key", b"")
+        zap.send_multipart([b"1.0", sequence, *status, b""])
+
+
+def source_fd(frame: zmq.Frame) -> int:
+    """Return the file descriptor of the connection that a frame came over, or -1."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
 def read_nonce(arena: wire.Arena) -> bytes | None:
     """Return the nonce in a client's arena; None if this host has no such segment."""
     try:
         return bytes(memoryview(MappedSegment(arena.pid, arena.fd, 4096).memory)[:16])
     except (OSError, ValueError, OverflowError):
         return None
+
+
+class PendingSocket(NamedTuple):
+    """A TCP connection whose client has not said hello, or was rejected."""
+
+    deadline: float
+    rejected: bool = False
+
+
+class PendingSockets:
+    """TCP connections that are closed at their deadline, or when they have sent too much."""
+
+    def __init__(self, rejected: collections.Counter[str]) -> None:
+        self._rejected = rejected
+        self._sockets: dict[int, PendingSocket] = {}  # by file descriptor, oldest first
+
+    def __len__(self) -> int:
+        return len(self._sockets)
+
+    def opened(self, fd: int) -> None:
+        """Start the handshake timeout of a new connection."""
+        self.done(fd)
+        self._sockets[fd] = PendingSocket(time.monotonic() + HANDSHAKE_TIMEOUT)
+
+    def done(self, fd: int) -> None:
+        """Forget a connection that was closed, or has completed the handshake."""
+        self._sockets.pop(fd, None)
+
+    def reject(self, fd: int) -> bool:
+        """Close a connection soon; return whether its client is to be told why.
+
+        It is told once: unread answers would pile up in memory.
+        """
+        before = self._sockets.get(fd)
+        if before is not None and before.rejected:
+            return False
+        self._sockets[fd] = PendingSocket(time.monotonic() + _REFUSAL_TIMEOUT, rejected=True)
+        return True
+
+    def close_expired(self) -> None:
+        """Close connections that have timed out or have sent too many bytes."""
+        now = time.monotonic()
+        for fd, pending in list(self._sockets.items()):
+            if now > pending.deadline or _received_nbytes(fd) > _LARGEST_HANDSHAKE:
+                self._close(fd)
+
+    def make_room(self) -> None:
+        """Close the older half of the connections: no file descriptor is left for a new one."""
+        for fd in list(self._sockets)[: (len(self._sockets) + 1) // 2]:
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        if not self._sockets.pop(fd).rejected:
+            self._rejected["handshake timeout"] += 1
+        _with_socket(fd, lambda connection: connection.shutdown(socket.SHUT_RDWR))
+
+
+def _received_nbytes(fd: int) -> int:
+    """Return how many bytes have arrived over a connection; 0 where the system does not tell."""
+
+    def received(connection: socket.socket) -> int:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        return int(struct.unpack_from("=Q", info, 128)[0])  # Linux: tcpi_bytes_received
+
+    return _with_socket(fd, received) or 0
+
+
+def _with_socket(fd: int, use: Callable[[socket.socket], Result]) -> Result | None:
+    """Return what a function returns for the connection of ZeroMQ; None if that fails.
+
+    The descriptor is not duplicated: there may be none left.
+    """
+    try:
+        connection = socket.socket(fileno=fd)
+    except OSError:
+        return None
+    try:
+        return use(connection)
+    except (OSError, AttributeError, struct.error):
+        return None
+    finally:
+        connection.detach()

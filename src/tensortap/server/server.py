@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -17,16 +17,23 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tensortap._version import __version__
 from tensortap.buffers import OutOfMemory, Pool
-from tensortap.errors import Refused, WireError
+from tensortap.errors import Refused, TensortapError, WireError
 from tensortap.history import History
 from tensortap.pipeline.sink import Wake
 from tensortap.record import Record
-from tensortap.server.answer_thread import AnswerThread
 from tensortap.server.connection import ClientState, Connection
-from tensortap.server.handshake import Handshake, bind_zap, read_nonce
-from tensortap.server.sockets import PendingSockets, bind_router, source_fd
+from tensortap.server.handshake import (
+    PendingSockets,
+    answer_zap,
+    bind_router,
+    bind_zap,
+    read_nonce,
+    source_fd,
+)
+from tensortap.wire import keys
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
+from tensortap.wire.channel import version_mismatch
 
 log = logging.getLogger("tensortap")
 
@@ -58,7 +65,8 @@ class Server:
         self.started = time.time()
         self.clients: dict[bytes, ClientState] = {}  # by the id of the program
         self.rejected: collections.Counter[str] = collections.Counter()
-        self.handshake = Handshake(key, self.rejected)
+        self.key = key
+        self._client_key, _ = keys.curve_pair(key, "client")
         self._pending = PendingSockets(self.rejected)
         self._keep = keep
         self._connections: dict[bytes, Connection] = {}  # by ZeroMQ's routing id
@@ -68,14 +76,15 @@ class Server:
         self._trimmed_at = time.monotonic()
         self._closing = False
         self._context: zmq.Context[Any] = zmq.Context()
-        self._zap = None if address.loopback else bind_zap(self._context)
+        self._zap = bind_zap(self._context)
         self._router, self._monitor = bind_router(self._context, address, key)
         port = self._router.get_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]
         self.address = Address(address.host, int(port))
         self._wake = Wake()
-        self._answers = None
-        if answer is not None:
-            self._answers = AnswerThread(functools.partial(answer, self), self._wake.set)
+        self._answer = answer
+        # a thread of its own, so that long answers do not delay records
+        self._viewers = concurrent.futures.ThreadPoolExecutor(1, "tensortap-answers")
+        self._replies: collections.deque[tuple[bytes, list[Any]]] = collections.deque()
         self._thread = threading.Thread(target=self._run, name="tensortap-server", daemon=True)
         self._thread.start()
 
@@ -87,25 +96,24 @@ class Server:
     def close(self) -> None:
         """Say goodbye to all clients and stop listening; the history stays."""
         self._closing = True
-        if self._answers is not None:
-            self._answers.close()
         if self._thread.is_alive():
             self._wake.set()
             self._thread.join(5)
+        self._viewers.shutdown(wait=False, cancel_futures=True)
 
     # -- the thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
         sockets = (self._router, self._monitor, self._wake.fileno(), self._zap)
-        items: list[Any] = [(item, zmq.POLLIN) for item in sockets if item is not None]
+        items: list[Any] = [(item, zmq.POLLIN) for item in sockets]
         try:
             while not self._closing:
-                pause = 10 if self._disconnected else 100 if self._pending else 500
+                pause = 10 if self._disconnected or self._pending else 500
                 ready: list[Any] = [item for item, _ in zmq.zmq_poll(items, pause)]
                 drained = self._router not in ready or self._receive()
                 self._remove_disconnected(drained)
-                if self._zap is not None and self._zap in ready:
-                    self.handshake.answer_zap(self._zap)
+                if self._zap in ready:
+                    answer_zap(self._zap, self._client_key)
                 if self._monitor in ready:
                     self._read_monitor()
                 if self._wake.fileno() in ready:
@@ -154,15 +162,16 @@ class Server:
         data = memoryview(frames[3].buffer) if len(frames) == 4 else memoryview(b"")
         connection = self._connections.get(route)
         if connection is None:
-            self._shake_hands(route, header, source_fd(frames[1]))
+            self._connect(route, header, source_fd(frames[1]))
         elif isinstance(header, wire.Chunk):
             connection.add_chunk(header, data)
             self._store_completed(connection)
         elif isinstance(header, wire.Batch):
             connection.start_batch(header, data, self.history.bound)
             self._store_completed(connection)
-        elif isinstance(header, wire.Query) and self._answers is not None:
-            self._answers.ask(route, header)
+        elif isinstance(header, wire.Query) and self._answer is not None:
+            with contextlib.suppress(RuntimeError):  # this process is ending
+                self._viewers.submit(self._reply, self._answer, route, header)
         elif isinstance(header, wire.Segments):
             connection.unmap(header.freed)
         elif isinstance(header, wire.Goodbye):
@@ -195,8 +204,24 @@ class Server:
                 self._send(connection.route, wire.message(wire.ACK, ack))
 
     def _send_replies(self) -> None:
-        while self._answers is not None and self._answers.replies:
-            self._send(*self._answers.replies.popleft())
+        while self._replies:
+            self._send(*self._replies.popleft())
+
+    def _reply(self, answer: Answer, route: bytes, query: wire.Query) -> None:
+        """Answer a viewer, in the thread for answers."""
+        body, error = b"", ""
+        try:
+            body = answer(self, query.what, query.arguments)
+        except TensortapError as problem:
+            error = str(problem)
+        except Exception as problem:
+            log.exception("tensortap: failed to answer a viewer")
+            error = repr(problem)
+        head = wire.message(wire.REPLY, wire.Reply(query.id, error, len(body)))
+        self._replies.append((route, [*head]))
+        for chunk in wire.chunks(query.id, wire.BODY, memoryview(body)):
+            self._replies.append((route, chunk))
+        self._wake.set()
 
     def _send(self, route: bytes, frames: list[Any]) -> None:
         # a client that has disconnected is removed when the monitor reports it
@@ -204,8 +229,9 @@ class Server:
             self._router.send_multipart([route, *frames])
 
     def _tidy(self) -> None:
-        self.handshake.expire()
-        self._pending.close_expired()
+        if self._pending:
+            self._read_monitor()  # first: a descriptor may be another connection's by now
+            self._pending.close_expired()
         now = time.monotonic()
         if now - self._trimmed_at > _TRIM_INTERVAL:
             self._trimmed_at = now
@@ -213,28 +239,26 @@ class Server:
 
     # -- connections ---------------------------------------------------------------------
 
-    def _shake_hands(self, route: bytes, header: msgspec.Struct, fd: int) -> None:
+    def _connect(self, route: bytes, hello: msgspec.Struct, fd: int) -> None:
+        """Welcome a client; raise Refused if it has another version."""
         # first the events before: the file descriptor may have been another connection's
         self._read_monitor()
-        if isinstance(header, wire.Hello):
-            challenge = self.handshake.challenge(route, header)
-            self._send(route, wire.message(wire.CHALLENGE, challenge))
-        elif isinstance(header, wire.Proof):
-            self._connect(route, header, fd)
-        else:
-            raise WireError("a message before the handshake")
-
-    def _connect(self, route: bytes, proof: wire.Proof, fd: int) -> None:
-        role = self.handshake.verified_role(route, proof)
+        if not isinstance(hello, wire.Hello):
+            raise WireError("a message before the hello")
+        if hello.protocol != wire.PROTOCOL:
+            self.rejected["protocol version"] += 1
+            raise Refused(version_mismatch(hello.protocol, hello.version))
+        if hello.role not in ("source", "viewer"):
+            raise WireError("a hello without a role")
         self._pending.done(fd)
-        client = self.clients.get(proof.client.id) or ClientState(proof.client, role)
+        client = self.clients.get(hello.client.id) or ClientState(hello.client, hello.role)
         if client.connection is not None:
             self._disconnect(client.connection)
-        self.clients[proof.client.id] = client
-        nonce = read_nonce(proof.arena) if proof.arena is not None else None
-        arena_pid = proof.arena.pid if proof.arena is not None and nonce is not None else None
+        self.clients[hello.client.id] = client
+        nonce = read_nonce(hello.arena) if hello.arena is not None else None
+        arena_pid = hello.arena.pid if hello.arena is not None and nonce is not None else None
         connection = Connection(client, route, arena_pid, self._pool)
-        client.info, client.connection = proof.client, connection
+        client.info, client.connection = hello.client, connection
         granted = sum([other.credit for other in self._connections.values()])
         spare = max(0, self.history.bound // 2 - granted)
         connection.credit = max(_LEAST_CREDIT, min(_MOST_CREDIT, spare // 4))
@@ -255,8 +279,13 @@ class Server:
                 connection = self._by_fd.pop(fd, None)
                 if connection is not None:
                     self._disconnected.append((connection, time.monotonic()))
+            elif event["event"] == zmq.EVENT_ACCEPT_FAILED:
+                self._pending.make_room()
             else:
-                self.rejected["failed handshake"] += 1
+                wrong_key = fd == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC or (
+                    event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                )
+                self.rejected["wrong key" if wrong_key else "failed handshake"] += 1
 
     def _remove_disconnected(self, drained: bool) -> None:
         """Remove disconnected clients after draining their messages."""

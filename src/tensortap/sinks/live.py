@@ -164,11 +164,10 @@ class LiveSink(Sink):
 
     def _start(self) -> Channel:
         self._context = zmq.Context()
-        self._channel = Channel(self.address, "source", self._context, self._key)
-        self._introduce(self._channel)
+        self._channel = Channel(self.address, self._context, self._hello(), self._key)
         return self._channel
 
-    def _introduce(self, channel: Channel) -> None:
+    def _hello(self) -> wire.Hello:
         offer = None
         if self._want_arena and self._nonce_segment is None:
             with contextlib.suppress(OSError):
@@ -181,7 +180,7 @@ class LiveSink(Sink):
         program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
         host = os.uname().nodename
         client = wire.Client(self.id, host, os.getpid(), rank, world_size, program)
-        channel.proof = wire.Proof(b"", client, offer)
+        return wire.hello("source", client, offer)
 
     def _report_state(self) -> None:
         if self._state is ConnectionState.OPEN:
@@ -209,7 +208,7 @@ class LiveSink(Sink):
             self._report_dropped()
             return
         self.accepting = False
-        self._introduce(channel)
+        channel.hello = self._hello()
         if before is ConnectionState.OPEN:
             self._retire_lent()
             self._lost_at = time.monotonic()
@@ -245,9 +244,7 @@ class LiveSink(Sink):
             for number in list(self._flights):
                 if number > ack.number:
                     break
-                flight = self._flights.pop(number)
-                self.pending -= flight.nbytes
-                settled.append((number, flight))
+                settled.append((number, self._flights.pop(number)))
         for number, flight in settled:
             if number not in ack.rejected:
                 settle(flight.entries, True)
@@ -263,6 +260,9 @@ class LiveSink(Sink):
             else:
                 self.ledger.drop(flight.entries, ERROR)
             self._in_arena.discard(number)
+            # only now: a flush that finds nothing pending must find the drops counted
+            with self._lock:
+                self.pending = max(0, self.pending - flight.nbytes)
 
     # -- batches --------------------------------------------------------------------------
 

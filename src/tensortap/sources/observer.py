@@ -18,13 +18,14 @@ from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.frameworks.observing import Observed, never_skipped
 from tensortap.frameworks.protocol import PendingSummary
+from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.sinks.connections import connections
 from tensortap.sinks.memory import MemorySink
 from tensortap.sources import init as run
-from tensortap.sources.options import NamePattern, Patterns, check_count, compile_pattern
+from tensortap.sources.options import NamePattern, Patterns, check_count
 
 log = logging.getLogger("tensortap")
 
@@ -93,7 +94,7 @@ class Observer:
         self._whole: re.Pattern[str] | None = None  # names of tensors to keep whole
         if options.tensors is not False and options.tensors is not None:
             pattern = "" if options.tensors is True else options.tensors
-            self._whole = compile_pattern("tensors", pattern)
+            self._whole = compile_pattern(pattern, "tensors")
         self._own_step = 0  # used unless another source owns the clock
         self._current: int | None = None  # the current step, once it is known
         self._first_step = 0

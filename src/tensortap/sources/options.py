@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
+from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
 
 NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
@@ -103,22 +104,12 @@ class Patterns:
         return wanted
 
 
-def compile_pattern(argument: str, pattern: str | re.Pattern[str]) -> re.Pattern[str]:
-    """Return the compiled pattern; raise ValueError, naming the argument, if it is invalid."""
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"{argument} must be a regular expression, got {pattern!r}: {error}"
-        ) from None
-
-
 def _by_kind(argument: str, pattern: NamePattern) -> dict[Kind, re.Pattern[str]]:
     if pattern is None:
         return {}
     if not isinstance(pattern, Mapping):
-        return dict.fromkeys(Kind, compile_pattern(argument, pattern))
-    return {_kind(argument, kind): compile_pattern(argument, one) for kind, one in pattern.items()}
+        return dict.fromkeys(Kind, compile_pattern(pattern, argument))
+    return {_kind(argument, kind): compile_pattern(one, argument) for kind, one in pattern.items()}
 
 
 def _kind(argument: str, name: str) -> Kind:

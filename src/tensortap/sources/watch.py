@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import os
 import sys
@@ -97,12 +98,7 @@ def watch(
     watching_ranks = _selected_ranks(ranks)
     waiting = _MAX_WAITING if rate is None else int(min(max(_MIN_WAITING, 2 * rate), _MAX_WAITING))
     with _lock:
-        name = _free_name() if name is None else name
-        if name in _running:
-            raise ValueError(
-                f"a watcher named {name!r} is already running; pass another name, or attach "
-                "targets to it with tap.watch(targets, name=...) alone"
-            )
+        name = _unused_name(name)
         tasks = [
             Task(
                 name if processes == 1 else f"{name} {number}", function, on_close, _ENTRY_POINTS,
@@ -187,11 +183,15 @@ def watcher(name: str | None = None) -> Watcher:
     raise NotFound(f"{problem}; pass one of the names {', '.join(map(repr, running))}")
 
 
-def _free_name() -> str:
-    number = 1
-    while (name := "watch" if number == 1 else f"watch-{number}") in _running:
-        number += 1
-    return name
+def _unused_name(name: str | None) -> str:
+    """Return the name that was given, or a free one; raise if a watcher has that name."""
+    if name is not None and name in _running:
+        raise ValueError(
+            f"a watcher named {name!r} is already running; pass another name, or attach targets "
+            "to it with tap.watch(targets, name=...) alone"
+        )
+    numbered = ("watch" if n == 1 else f"watch-{n}" for n in itertools.count(1))
+    return name or next(each for each in numbered if each not in _running)
 
 
 _running: dict[str, Watcher] = {}

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from tensortap.errors import NotFound
+from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
 from tensortap.runs.rows import DICT_PREFIX, STATISTICS
-from tensortap.select import name_pattern
 from tensortap.stats.formats import Exponents, limits, shares
 from tensortap.table.logframe_schema import KINDS, has_finfo, need_pandas, tensor_type
 from tensortap.table.table import Table, has_tag, table_of
@@ -310,7 +310,7 @@ def formats_of(
 def _matches(keys: Any, name: str | None, kind: Kind | str | None, step: int | str | None) -> Any:
     chosen = np.ones(len(keys), bool)
     if name is not None:
-        names, pattern = keys["name"], name_pattern(name)
+        names, pattern = keys["name"], compile_pattern(name)
         chosen &= names.isin([n for n in names.unique() if pattern.search(n)]).to_numpy(bool)
     if kind is not None:
         wanted = tensor_type(kind.value if isinstance(kind, Kind) else kind)

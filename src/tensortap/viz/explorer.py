@@ -12,8 +12,8 @@ import ipywidgets
 import numpy as np
 import plotly.graph_objects as go
 
-from tensortap.errors import NotFound, TensortapError
-from tensortap.select import name_pattern
+from tensortap.errors import NotFound, PatternError
+from tensortap.patterns import compile_pattern
 from tensortap.table.table import Table
 from tensortap.viz.figures import (
     exponents_figure,
@@ -159,8 +159,8 @@ class Explorer:
         names, layers = self.layers.value, self._table.layers(self.kinds.value)
         if change["new"]:
             try:
-                pattern = name_pattern(change["new"], ignore_case=True)
-            except TensortapError as error:
+                pattern = compile_pattern(change["new"], ignore_case=True)
+            except PatternError as error:
                 self._show_error(str(error))
                 return
             layers = [name for name in layers if pattern.search(name)]

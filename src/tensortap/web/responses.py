@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tensortap.errors import NotFound, TensortapError
+from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
-from tensortap.select import name_pattern
 from tensortap.viz.figures.encoding import typed
 from tensortap.web.catalog_entries import CatalogEntry, RunEntry
 
@@ -82,7 +82,7 @@ class PageRequest:
 
     def pattern(self, name: str) -> re.Pattern[str] | None:
         """Return a regular expression over names; None if the parameter is empty."""
-        return name_pattern(self.text(name), ignore_case=True) if self.text(name) else None
+        return compile_pattern(self.text(name), ignore_case=True) if self.text(name) else None
 
     @property
     def theme(self) -> str:

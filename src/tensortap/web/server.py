@@ -26,6 +26,7 @@ from starlette.websockets import WebSocket
 from tensortap.errors import MissingExtra, TensortapError
 from tensortap.web.access_control import AccessControl, AccessMiddleware
 from tensortap.web.catalog import Catalog
+from tensortap.web.http_timeout import TimedProtocol
 from tensortap.web.jobs import Jobs
 from tensortap.web.push import Push
 from tensortap.web.responses import ResponseCache, endpoint, json_endpoint
@@ -183,6 +184,7 @@ class Page:
             application(catalog, self.access), log_config=None, log_level="warning",
             access_log=False, lifespan="off", ws="websockets-sansio", ws_max_size=1 << 16,
             server_header=False, proxy_headers=False, timeout_graceful_shutdown=1, loop="asyncio",
+            http=TimedProtocol,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="tensortap-page", daemon=True)

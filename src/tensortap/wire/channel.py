@@ -1,20 +1,20 @@
 """A client's connection to a server: sockets, encryption, and the handshake.
 
-The channel knows nothing of records. It connects to the server, lets the server prove that it has
-the key, proves the same, and then passes messages. ZeroMQ retries in a thread of its own, with
-growing pauses. A lost connection gets a new socket, so that no message meant for the old server
-reaches the next one.
+The channel knows nothing of records. It connects to the server, introduces the client, and then
+passes messages. CURVE encrypts every connection and lets both sides prove that they have the key,
+also on loopback, where another user's process could relay what it reads. ZeroMQ retries in a
+thread of its own, with growing pauses. A lost connection gets a new socket, so that no message
+meant for the old server reaches the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import secrets
+import errno
 import time
 from typing import Any
 
-import msgspec
 import zmq
 import zmq.utils.z85  # not in the thread: a fork during the import would leave its lock locked
 from zmq.utils.monitor import recv_monitor_message
@@ -26,14 +26,19 @@ from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
 
 NO_KEY = "no key yet: the first tap.serve() creates one, or set TENSORTAP_KEY"
-_HANDSHAKE_TIMEOUT = 1.0  # seconds for each answer of the server
-_EVENTS = (
-    zmq.EVENT_CONNECT_RETRIED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_TIMEOUT = 30.0  # seconds for the handshake, and for the server's answer: it may be busy
+_SILENT = f"the server did not answer within {_TIMEOUT:.0f} s; it is overloaded or stopped"
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
+    | _FAILED
 )
 
 
@@ -46,27 +51,25 @@ class ConnectionState(enum.Enum):
 
 
 class Channel:
-    """One connection, used by one thread."""
+    """One connection, used by one thread; `hello` introduces the client."""
 
     def __init__(
-        self, address: Address, role: str, context: zmq.Context[Any], key: bytes | None = None
+        self,
+        address: Address,
+        context: zmq.Context[Any],
+        hello: wire.Hello,
+        key: bytes | None = None,
     ) -> None:
         self.address = address
-        self._own_key = key  # instead of the user's key, for a worker process
-        self.role = role
+        self.hello = hello
         self.state = ConnectionState.SEEKING
         self.welcome: wire.Welcome | None = None
-        self.refusal = ""  # why the server rejected us
-        self.proof: wire.Proof | None = None  # introduces the client; its mac is filled in here
+        self.refusal = ""  # why there is no connection, if somebody listens
+        self._own_key = key  # instead of the user's key, for a worker process
         self._context = context
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
-        # on loopback both are tried: a server on all interfaces encrypts every connection
-        self._encrypted = not address.loopback
-        self._key: bytes | None = None
-        self._nonce = b""
-        self._server_proven = False  # whether the server has proven that it has the key
-        self._deadline: float | None = None  # of the handshake
+        self._deadline: float | None = None  # of the server's answer
         self._retry_at = 0.0
         self._pause = 0.1
 
@@ -86,8 +89,11 @@ class Channel:
 
     def poll(self, timeout: float, wake: int | None = None) -> list[tuple[bytes, Any, Any]]:
         """Return received messages as (kind, header, body); wait at most `timeout` seconds."""
-        self._check_deadlines()
         now = time.monotonic()
+        if self._deadline is not None and now > self._deadline:
+            self._fail(_SILENT)
+        if self._socket is None and now >= self._retry_at:
+            self._open()
         for deadline in (self._deadline, self._retry_at if self._socket is None else None):
             if deadline is not None:
                 timeout = min(timeout, max(0.0, deadline - now))
@@ -112,20 +118,13 @@ class Channel:
         self._deadline = None
         self.welcome = None
 
-    def _check_deadlines(self) -> None:
-        now = time.monotonic()
-        if self._deadline is not None and now > self._deadline:
-            self._fail("no tensortap server answers there", switch_encryption=True)
-        if self._socket is None and now >= self._retry_at:
-            self._open()
-
     def _open(self) -> None:
         try:
-            self._key = self._own_key or keys.find_key()
+            key = self._own_key or keys.find_key()
         except keys.KeyFileError as error:
             self._fail(str(error))
             return
-        if self._key is None:
+        if key is None:
             self._fail(NO_KEY)
             return
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -137,12 +136,12 @@ class Channel:
         socket.connect_timeout = 3000  # some hosts drop packets instead of refusing
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 3000
+        socket.handshake_ivl = int(_TIMEOUT * 1000)
         socket.set(zmq.HEARTBEAT_IVL, 3000)
         socket.set(zmq.HEARTBEAT_TIMEOUT, 15000)
         socket.ipv6 = ":" in self.address.host
-        if self._encrypted:
-            socket.curve_serverkey, _ = keys.curve_pair(self._key, "server")
-            socket.curve_publickey, socket.curve_secretkey = keys.curve_pair(self._key, "client")
+        socket.curve_serverkey, _ = keys.curve_pair(key, "server")
+        socket.curve_publickey, socket.curve_secretkey = keys.curve_pair(key, "client")
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._socket = socket
         try:
@@ -152,37 +151,32 @@ class Channel:
 
     def _read_monitor(self) -> None:
         while self._monitor is not None and self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._nonce = secrets.token_bytes(keys.NONCE)
-                self._server_proven = False
-                hello = wire.Hello(wire.PROTOCOL, __version__, self.role, self._nonce)
-                self.send(wire.message(wire.HELLO, hello))
-                self._deadline = time.monotonic() + _HANDSHAKE_TIMEOUT
+            message = recv_monitor_message(self._monitor)
+            event, value = message["event"], message["value"]
+            if event == zmq.EVENT_CONNECTED:
+                self.refusal = "the server has not answered yet"
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.send(wire.message(wire.HELLO, self.hello))
+                self._deadline = time.monotonic() + _TIMEOUT
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self.state = ConnectionState.ABSENT
                 self.refusal = ""
-            elif event == zmq.EVENT_DISCONNECTED:
-                # a server that expects encryption disconnects during the handshake
-                was_open = self.state is ConnectionState.OPEN
-                reason = "" if was_open else self.refusal
-                self._fail(reason, switch_encryption=not was_open, at_once=True)
+            elif event & _FAILED and value == errno.EAGAIN:
+                self._fail(_SILENT)
+            elif self.state is ConnectionState.OPEN or self._deadline is not None:
+                self._fail("")  # disconnected after the handshake: the server has ended
             else:
-                reason = "the server has another key or another encryption setting"
-                self._fail(reason, switch_encryption=True)
+                self._fail(
+                    f"the server at {self.address} rejects our key, or is not a tensortap server "
+                    "of this version: set TENSORTAP_KEY to its key"
+                )
 
-    def _fail(self, why: str, switch_encryption: bool = False, at_once: bool = False) -> None:
-        """Close and retry later; on loopback with or without encryption in turn."""
+    def _fail(self, why: str) -> None:
+        """Close, and retry later."""
         self.close()
         self.refusal = why
-        if switch_encryption and self.address.loopback:
-            self._encrypted = not self._encrypted
-            at_once = at_once or self._encrypted
-            if self._encrypted and self.state is ConnectionState.SEEKING:
-                self._retry_at = time.monotonic()
-                return
         self.state = ConnectionState.ABSENT
-        self._pause = 0.1 if at_once and self._pause > 1 else min(self._pause * 2, 3.0)
+        self._pause = min(self._pause * 2, 3.0)
         self._retry_at = time.monotonic() + self._pause
 
     def _receive(self) -> list[tuple[bytes, Any, Any]]:
@@ -194,40 +188,21 @@ class Channel:
                 break
             try:
                 kind, header = frames[0], wire.read_header(frames[0], frames[1])
-                if self.state is not ConnectionState.OPEN:
-                    self._continue_handshake(header)
-                elif isinstance(header, wire.Refusal):
+                if isinstance(header, wire.Refusal):
                     raise _refused(header)
+                if self.state is not ConnectionState.OPEN:
+                    self._welcomed(header)
                 elif kind == wire.GOODBYE:
-                    self._fail("", at_once=True)
+                    self._fail("")
                 else:
                     messages.append((kind, header, frames[2] if len(frames) > 2 else None))
             except (WireError, Refused, IndexError) as error:
                 self._fail(str(error))
         return messages
 
-    def _continue_handshake(self, header: msgspec.Struct) -> None:
-        """Answer a message of the handshake; raise Refused if the server cannot be trusted."""
-        assert self._key is not None
-        if isinstance(header, wire.Refusal):
-            raise _refused(header)
-        if isinstance(header, wire.Challenge) and not self._server_proven:
-            if header.protocol != wire.PROTOCOL:
-                raise Refused(version_mismatch(header.protocol, header.version))
-            if not keys.proven(self._key, "server", self._nonce, header.nonce, header.mac):
-                raise Refused(
-                    f"the session at {self.address} has another key: set TENSORTAP_KEY to its key"
-                )
-            self._server_proven = True
-            mac = keys.proof(self._key, "client", self._nonce, header.nonce)
-            proof = self.proof or wire.Proof(b"", wire.Client(b""))
-            self.send(wire.message(wire.PROOF, msgspec.structs.replace(proof, mac=mac)))
-            self._deadline = time.monotonic() + _HANDSHAKE_TIMEOUT
-            return
+    def _welcomed(self, header: object) -> None:
         if not isinstance(header, wire.Welcome):
-            raise WireError(f"{type(header).__name__} during the handshake")
-        if not self._server_proven:  # any process on that port would receive our tensors
-            raise Refused(f"the session at {self.address} did not prove that it has the key")
+            raise WireError(f"{type(header).__name__} before the welcome")
         self.welcome = header
         self._deadline = None
         self._pause = 0.1
@@ -243,7 +218,7 @@ def _refused(header: wire.Refusal) -> Refused:
 
 
 def _printable(text: str) -> str:
-    """Return text of an unknown server without control characters, truncated."""
+    """Return text of another process without control characters, truncated."""
     return "".join(c if c.isprintable() else "�" for c in text[:300])
 
 

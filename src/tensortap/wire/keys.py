@@ -1,8 +1,7 @@
 """The key that clients and servers of a user share, and what is derived from it.
 
-The first `serve()` of a user writes a key file that only this user can read. Client and server
-each prove with an HMAC that they have the key; the key itself is never sent. Beyond loopback the
-CURVE key pairs of both sides are derived from it.
+The first `serve()` of a user writes a key file that only this user can read. The CURVE key pairs
+of client and server are derived from it, so that each side proves to have it; it is never sent.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from pathlib import Path
 from tensortap.errors import TensortapError
 
 _PREFIX = "tap1-"
-NONCE = 16
 
 
 class KeyFileError(TensortapError):
@@ -115,17 +113,6 @@ def _write_key(path: Path) -> None:
             os.link(draft, path)
     finally:
         draft.unlink()
-
-
-def proof(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return the HMAC by which a side proves that it has the key."""
-    text = b"tensortap 1 " + role.encode() + b"\0" + client_nonce + server_nonce
-    return hmac.new(key, text, hashlib.sha256).digest()
-
-
-def proven(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes, mac: bytes) -> bool:
-    """Return whether `mac` proves that the other side has the key."""
-    return hmac.compare_digest(proof(key, role, client_nonce, server_nonce), mac)
 
 
 def curve_pair(key: bytes, role: str) -> tuple[bytes, bytes]:

@@ -4,9 +4,7 @@ A message is ``[kind, header]`` or ``[kind, header, body]``: the kind is one byt
 struct in MessagePack, which is validated when it is decoded. Nothing is unpickled or evaluated.
 
     client                                server
-    HELLO  nonce                  ─▶
-                                  ◀─      CHALLENGE  nonce, proof of the key
-    PROOF  proof, client, arena   ─▶
+    HELLO  version, client, arena ─▶
                                   ◀─      WELCOME  credit, nonce read from the arena
     RECORDS  a batch of records   ─▶
     CHUNK  a piece of a payload   ─▶
@@ -15,8 +13,9 @@ struct in MessagePack, which is validated when it is decoded. Nothing is unpickl
                                   ◀─      REPLY, then CHUNKs of its body
     GOODBYE                       ◀▶
 
-HELLO, CHALLENGE and REFUSED never change their form: two versions of tensortap use them to tell
-each other that they do not match.
+All of it is inside CURVE, whose handshake proves that both sides have the key. The first two
+fields of HELLO and all of REFUSED never change: two versions of tensortap use them to tell each
+other that they do not match.
 """
 
 from __future__ import annotations
@@ -26,17 +25,18 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tensortap._version import __version__
 from tensortap.dtypes import itemsize
 from tensortap.errors import TensortapError, WireError
 from tensortap.record import Record, TensorData, Value
 from tensortap.values import map_leaves
 
-PROTOCOL = 2
+PROTOCOL = 3
 CHUNK_NBYTES = 1 << 20  # as fast as larger ones, and no message claims a huge allocation
 LARGEST_MESSAGE = 8 << 20
 BODY = -1  # the index of a CHUNK that belongs to the body and not to a payload
 
-HELLO, CHALLENGE, PROOF, WELCOME, REFUSED = b"H", b"C", b"P", b"W", b"X"
+HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
 RECORDS, CHUNK, ACK, SEGMENTS = b"R", b"D", b"A", b"S"
 QUERY, REPLY, GOODBYE = b"Q", b"Y", b"G"
 
@@ -44,24 +44,6 @@ QUERY, REPLY, GOODBYE = b"Q", b"Y", b"G"
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 Cost = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-
-
-class Hello(msgspec.Struct, frozen=True):
-    """The first message of a client; its role is ``source`` (sends) or ``viewer`` (asks)."""
-
-    protocol: int
-    version: str
-    role: str
-    nonce: bytes
-
-
-class Challenge(msgspec.Struct, frozen=True):
-    """The server's answer: it proves that it has the key, and asks the client for the same."""
-
-    protocol: int
-    version: str
-    nonce: bytes
-    mac: bytes
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -90,12 +72,19 @@ class Client(msgspec.Struct, frozen=True):
     program: str = ""
 
 
-class Proof(msgspec.Struct, frozen=True):
-    """The client proves that it has the key, and introduces itself."""
+class Hello(msgspec.Struct, frozen=True):
+    """The first message of a client; its role is ``source`` (sends) or ``viewer`` (asks)."""
 
-    mac: bytes
-    client: Client
+    protocol: int
+    version: str
+    role: str = ""
+    client: Client = Client(b"")
     arena: Arena | None = None
+
+
+def hello(role: str, client: Client, arena: Arena | None = None) -> Hello:
+    """Return the first message of a client of this version."""
+    return Hello(PROTOCOL, __version__, role, client, arena)
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -184,8 +173,6 @@ class Goodbye(msgspec.Struct, frozen=True):
 
 _HEADERS: dict[bytes, type[msgspec.Struct]] = {
     HELLO: Hello,
-    CHALLENGE: Challenge,
-    PROOF: Proof,
     WELCOME: Welcome,
     REFUSED: Refusal,
     RECORDS: Batch,

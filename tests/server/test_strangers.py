@@ -1,0 +1,129 @@
+"""Connections without the key: what they may hold, and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.server.clients import assert_serves, wait_for
+
+MIB = 1 << 20
+SOURCE = str(Path(__file__).parents[2])
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"%s" + bytes(32)
+CURVE, PLAIN = (GREETING % name.ljust(20, b"\0") for name in (b"CURVE", b"NULL"))
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+BOMBS = {
+    "a large command": CURVE + b"\x06" + (7 * MIB).to_bytes(8, "big"),
+    "a large message": CURVE + b"\x02" + (7 * MIB).to_bytes(8, "big"),
+    "a multipart message": PLAIN
+    + bytes([4, len(READY)])
+    + READY
+    + b"\x03"
+    + MIB.to_bytes(8, "big"),
+    "nothing known": b"\xff" * 100,
+}
+
+
+def rss() -> int:
+    return psutil.Process().memory_info().rss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_strangers_hold_no_memory(server, bystander, bomb):
+    """Three hundred connections send as much as they can."""
+    before, highest = rss(), 0
+    connections = [socket.create_connection(tuple(server.address), 5) for _ in range(300)]
+    for connection in connections:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.sendall(BOMBS[bomb])
+    sent, alive, payload = 0, set(connections), bytes(64 << 10)
+    end = time.monotonic() + 20
+    while alive and time.monotonic() < end:
+        for connection in list(alive):
+            try:
+                sent += connection.send(payload)
+            except BlockingIOError:
+                continue
+            except OSError:
+                alive.discard(connection)
+        highest = max(highest, rss() - before)
+    for connection in connections:
+        connection.close()
+    assert not alive, "some were not disconnected"
+    assert highest < 100 * MIB, f"{highest / MIB:.0f} MiB for {sent / MIB:.0f} MiB"
+    assert_serves(server)
+
+
+def test_disconnects_silent_connections_after_a_timeout(server, bystander, monkeypatch):
+    monkeypatch.setattr("tensortap.server.handshake.HANDSHAKE_TIMEOUT", 0.3)
+    silent = [socket.create_connection(tuple(server.address), 5) for _ in range(40)]
+    for connection in silent[::2]:
+        connection.sendall(CURVE[:50])
+    for connection in silent:
+        connection.settimeout(5)
+        with connection:
+            while connection.recv(4096):
+                pass  # until the server closes
+    assert server.rejected["handshake timeout"] == 40
+
+
+FEW_DESCRIPTORS = """
+    import resource, sys
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    from tensortap.api import session as live
+    server = live.start("127.0.0.1", 0, "64MB")
+    print(server.address.port, flush=True)
+    sys.stdin.readline()
+    print(server.history.names(), server.alive, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_serves_at_the_limit_of_descriptors(server):
+    """400 idle connections to a server with 256 descriptors; they come back when dropped."""
+    from tensortap.wire.address import Address
+    from tests.server.clients import RealClient
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(FEW_DESCRIPTORS)],
+        env={**os.environ, "PYTHONPATH": f"{SOURCE}/src"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    address = Address("127.0.0.1", int(process.stdout.readline()))
+    done = threading.Event()
+
+    def idle():
+        held = []
+        while not done.is_set():
+            with contextlib.suppress(OSError):
+                held.append(socket.create_connection(tuple(address), 0.2))
+            if len(held) > 400:
+                held.pop(0).close()
+            done.wait(0.005)
+        for connection in held:
+            connection.close()
+
+    attacker = threading.Thread(target=idle)
+    attacker.start()
+    try:
+        wait_for(lambda: len(os.listdir(f"/proc/{process.pid}/fd")) > 250, 30)
+        client = RealClient(address)
+        assert client.deliver("late", timeout=30), client.state
+        client.close()
+    finally:
+        done.set()
+        attacker.join()
+        out, _ = process.communicate("\n", timeout=30)
+    assert out == "['late'] True\n"

@@ -1,0 +1,47 @@
+"""Requests that never become complete."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import pytest
+
+from tensortap.web.catalog import Catalog
+from tensortap.web.server import Page
+
+HALVES = {
+    "nothing": b"",
+    "half a line": b"GET / HT",
+    "half a head": b"GET / HTTP/1.1\r\nHost: localhost\r\n",
+    "half a body": b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc",
+    "half of the second": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nHo",
+}
+
+
+@pytest.fixture
+def page(monkeypatch):
+    monkeypatch.setattr("tensortap.web.http_timeout.REQUEST_TIMEOUT", 0.3)
+    page = Page(Catalog(), port=0)
+    yield page
+    page.close()
+
+
+def test_half_open_requests_are_closed(page):
+    """A hundred connections for each way to send half a request."""
+    connections = []
+    for half in HALVES.values():
+        for _ in range(100):
+            connection = socket.create_connection(("127.0.0.1", page.port), 10)
+            connection.sendall(half)
+            connections.append(connection)
+    for connection in connections:
+        connection.settimeout(10)
+        with connection:
+            try:
+                while connection.recv(1 << 16):
+                    pass  # until the page closes it
+            except ConnectionResetError:
+                pass
+    with urllib.request.urlopen(page.url, timeout=10) as answer:
+        assert answer.status == 200
