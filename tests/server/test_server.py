@@ -131,7 +131,7 @@ def test_rejects_messages_of_servers(server, bystander, raw, kind):
     assert "at the wrong time" in rejection(server, raw)
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93", b"\x80", pack("x"), b"\x91" * 10_000])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93", b"\x80", pack("x"), b"\x91" * 5000])
 @pytest.mark.parametrize("kind", [b"H", b"R", b"D", b"Q", b"S", b"\0", b"RR", b"x" * 10_000])
 @pytest.mark.attack("garbage on the wire")
 def test_rejects_malformed_headers(server, bystander, kind, frame):

@@ -269,6 +269,7 @@ class Server:
         self._send(route, wire.message(wire.WELCOME, welcome))
 
     def _read_monitor(self) -> None:
+        full = False
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
             fd = event["value"]
@@ -280,12 +281,14 @@ class Server:
                 if connection is not None:
                     self._disconnected.append((connection, time.monotonic()))
             elif event["event"] == zmq.EVENT_ACCEPT_FAILED:
-                self._pending.make_room()
+                full = True  # reported again and again: make room once
             else:
                 wrong_key = fd == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC or (
                     event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
                 )
                 self.rejected["wrong key" if wrong_key else "failed handshake"] += 1
+        if full:
+            self._pending.make_room()
 
     def _remove_disconnected(self, drained: bool) -> None:
         """Remove disconnected clients after draining their messages."""
