@@ -40,6 +40,7 @@ def rss() -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.attack("endless and silent connections")
 def test_strangers_hold_no_memory(server, bystander, bomb):
     """Three hundred connections send as much as they can."""
     before, highest = rss(), 0
@@ -66,6 +67,7 @@ def test_strangers_hold_no_memory(server, bystander, bomb):
     assert_serves(server)
 
 
+@pytest.mark.attack("endless and silent connections")
 def test_disconnects_silent_connections_after_a_timeout(server, bystander, monkeypatch):
     monkeypatch.setattr("tensortap.server.handshake.HANDSHAKE_TIMEOUT", 0.3)
     silent = [socket.create_connection(tuple(server.address), 5) for _ in range(40)]
@@ -91,6 +93,7 @@ FEW_DESCRIPTORS = """
 
 
 @pytest.mark.slow
+@pytest.mark.attack("endless and silent connections")
 def test_serves_at_the_limit_of_descriptors():
     """400 idle connections to a server with 256 descriptors; they come back when dropped."""
     from tensortap.wire.address import Address
