@@ -144,6 +144,7 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         self.target = (host, port)
         self.seen = bytearray()
+        self.sent = bytearray()  # by the client alone
         self._closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -165,6 +166,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self.seen += data
+                if target.getpeername()[1] == self.target[1]:
+                    self.sent += data
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):

@@ -152,6 +152,7 @@ OTHER_USER = """
 
 
 @pytest.mark.attack("another user of the machine")
+@pytest.mark.slow
 def test_other_users_of_the_machine_are_rejected(server, bystander, tmp_path):
     home = tmp_path / "home"  # only we can read it
     home.mkdir(mode=0o700)
@@ -287,6 +288,24 @@ def test_relay_reads_nothing_on_loopback(server):
     secrets = b"secret", b"\x07" * 8, b"numpy", key, keys.key_text(key).encode(), *sum(pairs, ())
     for secret in secrets:
         assert secret not in proxy.seen
+
+
+@pytest.mark.attack("replayed connection")
+def test_recorded_connection_cannot_be_replayed(server):
+    proxy = Proxy("127.0.0.1", server.address.port)
+    real = RealClient(Address("127.0.0.1", proxy.port), arena=False)
+    assert real.deliver("once")
+    real.close()
+    proxy.close()
+    with socket.create_connection(tuple(server.address), 5) as replay:
+        replay.settimeout(5)
+        with contextlib.suppress(OSError):
+            replay.sendall(proxy.sent)
+            while replay.recv(1 << 16):
+                pass  # until the server disconnects
+    assert server.rejected
+    assert [client.records for client in server.clients.values()] == [1]
+    assert_serves(server)
 
 
 # -- beyond loopback ---------------------------------------------------------------------

@@ -642,6 +642,7 @@ def test_serves_a_client_after_rejected_ones(server):
 
 
 @pytest.mark.attack("control characters for the terminal")
+@pytest.mark.slow
 def test_top_sanitizes_names(server, raw):
     raw.send_batch(pack([record(EVIL["control characters"], STRANGE["escape sequences"])]))
     raw.receive_a(wire.Ack)

@@ -35,6 +35,7 @@ def test_key_file_mode_ignores_the_umask():
     assert keys.key_path().stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_concurrent_processes_agree_on_one_key():
     """Real processes that wait for each other before they create the key."""
     code = f"""
