@@ -16,13 +16,13 @@ import fcntl
 import itertools
 import mmap
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 from tensortap.limits import available_memory, total_memory
+from tensortap.locks import SafeLock
 
 SLAB = 32 << 20
 """Bytes of a segment that small blocks share, because file descriptors are scarce."""
@@ -135,7 +135,8 @@ class Lease:
 
     def __del__(self) -> None:
         # only an append: this runs in any thread, at any point
-        self._pool._returned.append((self.segment, self.offset))
+        if self.segment.number:  # else it belongs to no pool
+            self._pool._returned.append((self.segment, self.offset))
 
 
 class OutOfMemory(MemoryError):
@@ -147,7 +148,7 @@ class Pool:
 
     def __init__(self, *, shared: bool | None = None) -> None:
         self.shared = can_share if shared is None else shared
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
         self._free: dict[int, list[tuple[Segment, int]]] = collections.defaultdict(list)
         self._returned: collections.deque[tuple[Segment, int]] = collections.deque()
         self._numbers = itertools.count(1)
@@ -162,7 +163,9 @@ class Pool:
     def acquire(self, nbytes: int) -> Lease:
         """Return a block for `nbytes` bytes with undefined content."""
         size = size_class(nbytes)
-        with self._lock:
+        if not self._lock.acquire():  # in a signal handler or finalizer that interrupted us
+            return Lease(self, Segment(0, size, shared=False), 0, nbytes)
+        try:
             free = self._free[size]
             # blocks returned last are used first: they are warm
             self._collect()
@@ -170,30 +173,39 @@ class Pool:
                 self._grow(size)
             segment, offset = free.pop()
             segment.leased += 1
+        finally:
+            self._lock.release()
         return Lease(self, segment, offset, nbytes)
 
     def retire(self, segment: Segment) -> None:
         """Never lease blocks of this segment again: another process may still read them."""
-        with self._lock:
-            segment.retired = True
-            self._collect()
-            if segment.leased == 0:
-                self._free_segment(segment)
-            elif segment.number in self._segments:
-                self._withdraw(segment)
+        segment.retired = True
+        if self._lock.acquire():
+            try:
+                self._collect()
+                if segment.leased == 0:
+                    self._free_segment(segment)
+                elif segment.number in self._segments:
+                    self._withdraw(segment)
+            finally:
+                self._lock.release()
 
     def trim(self, idle: float) -> list[int]:
         """Free segments that were unused for `idle` seconds; return their numbers."""
-        with self._lock:
+        if not self._lock.acquire():
+            return []
+        try:
             self._collect()
             limit = time.monotonic() - idle
             unused = [s for s in self._segments.values() if not s.leased and s.idle_since < limit]
             for segment in unused:
                 self._free_segment(segment)
+        finally:
+            self._lock.release()
         return [s.number for s in unused]
 
     def _collect(self) -> None:
-        while self._returned:
+        for _ in range(len(self._returned)):  # a handler may return more meanwhile
             segment, offset = self._returned.popleft()
             segment.leased -= 1
             if segment.leased == 0:

@@ -8,7 +8,10 @@
     ├── PatternError      a regular expression is invalid
     ├── SchemaError       a frame is not a LogFrame
     ├── StopTraining      an alert stopped the training
-    └── MissingExtra      an optional library is not installed
+    ├── MissingExtra      an optional library is not installed
+    └── in the module that raises them: CorruptFile, NotARun, UntrustedFile (runs), Mismatch
+        (hdf5), KeyFileError (wire), NoSource (sources.tracing), FilmError (films), JobCancelled
+        (web)
 
 Inside a training loop errors are counted and logged once; ``TENSORTAP_STRICT=1`` raises them.
 `StopTraining` is always raised, because the user asked for it.

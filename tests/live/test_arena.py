@@ -62,8 +62,8 @@ def test_a_nonce_that_is_not_ours_is_no_proof(server, run):
     # the server reads something there, but not what we have put there
     program = run("""
         import json, secrets, numpy as np, tensortap as tap
-        from tensortap.sinks import live
-        class Liar(live.Segment):
+        from tensortap.sinks import arena
+        class Liar(arena.Segment):
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)
                 class Elsewhere:
@@ -71,7 +71,7 @@ def test_a_nonce_that_is_not_ours_is_no_proof(server, run):
                 if self.number == 0:
                     self.memory_kept, self.memory = self.memory, Elsewhere()
             def close(self): pass
-        live.Segment = Liar
+        arena.Segment = Liar
         assert tap.catch(np.arange(50_000), "x").wait(10)
         print(json.dumps(tap.receipt().sessions.popitem()[1]))
     """)
@@ -225,7 +225,7 @@ def test_what_arrived_before_a_cut_is_not_taken_twice(server, run, wait_for, are
         assert r["state"][0].endswith("TCP" if arena else "shared memory")
         server.history._series.clear()
         server.history._by_name.clear()
-        lent = "len(pipeline.queues[0].sink._lent)"
+        lent = "len(pipeline.queues[0].sink.arena)"
         wait_for(lambda: talk(lent) == 0, what=lambda: talk(lent))
     finally:
         proxy.close()

@@ -50,7 +50,7 @@ def test_every_call_is_captured_skipped_or_dropped():
         (lambda: ledger.capture(100, 0, 0, 0), 5),
         (ledger.count_unheard, 4),
         (lambda: ledger.fail(calls=1), 3),
-        (lambda: ledger.skip(10), 2),
+        (lambda: ledger.charge("select", 10), 2),
     ):
         for _ in range(count):
             calls += 1

@@ -251,22 +251,17 @@ def test_drop_all_settles_and_counts_what_waits_or_flies(make):
     assert put(queue, record(), 1 << 40), "all room is free again"
 
 
-def test_an_unreachable_sink_drops_what_waits_and_refreshes_the_owner(make):
-    class Owner:
-        refreshed = 0
-
-        def refresh(self):
-            self.refreshed += 1
-
+def test_an_unreachable_sink_drops_what_waits_and_reports_the_change(make):
+    changes = []
     queue = make(is_open=False)
-    queue.owner = Owner()
+    queue.on_change = lambda: changes.append(queue.accepting)
     ticket = put(queue, record())
     queue.sink.accepting, queue.sink.unreachable = False, True
     wait_for(lambda: ticket.done)
     assert dropped(queue, "disconnected") == 1
-    wait_for(lambda: queue.owner.refreshed == 1)
+    wait_for(lambda: changes == [False])
     queue.sink.accepting, queue.sink.unreachable = True, False
-    wait_for(lambda: queue.owner.refreshed == 2)
+    wait_for(lambda: changes == [False, True])
 
 
 def test_an_error_in_the_sink_is_counted_and_does_not_end_the_thread(make, caplog):

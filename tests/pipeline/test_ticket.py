@@ -72,4 +72,4 @@ def test_wakes_all_waiting_threads():
             thread.join()
         assert time.monotonic() - began < 5
         assert sorted(found) == [False] * 4 + [True] * 4
-    assert tickets._waiting == 0
+    assert tickets._settled.waiting == 0

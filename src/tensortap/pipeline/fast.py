@@ -59,6 +59,7 @@ class FastPath:
     def __init__(self, **queue: Any) -> None:
         self._classes: dict[type, tuple[int, str, object]] = {}
         self._dtypes: dict[object, str] = {}
+        self.unsuited: set[type] = set()  # classes that always take the way through Python
         self.capture: Callable[..., Ticket | None] = FastCapture(
             record=Record,
             tensor=TensorData,
@@ -83,3 +84,5 @@ class FastPath:
             self._classes[cls] = (ARRAY, name, None)
         elif adapter.snapshot_small is not None:
             self._classes[cls] = (TAKE, name, adapter.snapshot_small)
+        else:
+            self.unsuited.add(cls)

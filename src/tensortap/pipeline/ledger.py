@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
-import threading
 from collections.abc import Callable, Collection
 
 from tensortap.history import OVERHEAD
@@ -21,8 +19,6 @@ TOO_LARGE = "too large"  # larger than all that the receiver can hold
 REASONS = (OVER_BUDGET, DISCONNECTED, ERROR, TOO_LARGE)
 
 _ACTIVITIES = ("select", "queue", "copy", "small values", "connecting", "tracking")
-_COLUMNS = ("calls", "captured", "tracked", "bytes", *_ACTIVITIES)
-_ROWS = 4096  # rows that may wait to be added up
 
 Entry = tuple[Record, Ticket, int]
 """A queued record, its ticket and its weight in bytes: a plain tuple, made for every capture."""
@@ -31,83 +27,72 @@ Entry = tuple[Record, Ticket, int]
 class Ledger:
     """Counts and costs of one pipeline.
 
-    The training thread only appends rows, without a lock. They are added up from time to time.
+    Every thread reports here, without a lock: each count is changed by a statement without a call
+    in it, which no other thread and no signal handler interrupts.
     """
 
     def __init__(self) -> None:
         self.sessions: dict[str, str] = {}  # address → state, as live sinks report it
-        self._lock = threading.Lock()
-        self._rows: collections.deque[tuple[int, ...]] = collections.deque()
-        self._totals = [0] * len(_COLUMNS)
-        self._dropped: collections.Counter[str] = collections.Counter()
+        self._calls = self._captured = self._tracked = self._nbytes = 0
+        self._spent = dict.fromkeys(_ACTIVITIES, 0)  # nanoseconds
+        self._dropped = dict.fromkeys(REASONS, 0)
         self._unheard = itertools.count()
         # advanced for each call while nobody listens: one atomic C call
         self.count_unheard: Callable[[], int] = self._unheard.__next__
-        self._queues: list[QueueState] = []
+        self._queues: dict[QueueState, bool] = {}
 
-    # -- what the training thread reports -------------------------------------------------
+    # -- what sources report --------------------------------------------------------------
 
     def capture(self, nbytes: int, select: int, queue: int, copy: int) -> None:
         """Count a captured value and the nanoseconds that it took, by activity."""
-        self._add((1, 1, 0, nbytes, select, queue, copy, 0, 0, 0))
+        self._calls += 1
+        self._captured += 1
+        self._nbytes += nbytes
+        spent = self._spent
+        spent["select"] += select
+        spent["queue"] += queue
+        spent["copy"] += copy
 
-    def capture_small(self, nbytes: int, ns: int, *, calls: int = 1) -> None:
+    def capture_small(self, nbytes: int, ns: int, calls: int = 1) -> None:
         """Count a captured value whose time is not split; `calls` is 0 if no counter ticked."""
-        self._add((calls, 1, 0, nbytes, 0, 0, 0, ns, 0, 0))
+        self._calls += calls
+        self._captured += 1
+        self._nbytes += nbytes
+        self._spent["small values"] += ns
 
-    def reject(self, ns: int) -> None:
-        """Charge a call whose value no queue had room for; the queues count what they drop."""
-        self._add((1, 0, 0, 0, ns, 0, 0, 0, 0, 0))
-
-    def skip(self, ns: int) -> None:
-        """Charge a call that was skipped after its value was looked at."""
-        self._add((0, 0, 0, 0, ns, 0, 0, 0, 0, 0))
-
-    def connect(self, ns: int) -> None:
-        """Charge the time that connecting took."""
-        self._add((0, 0, 0, 0, 0, 0, 0, 0, ns, 0))
+    def charge(self, activity: str, ns: int, calls: int = 0) -> None:
+        """Charge time; `calls` is 1 if a counter ticked for a value that was then dropped."""
+        self._calls += calls
+        self._spent[activity] += ns
 
     def track(self, ns: int) -> None:
         """Count a tensor that was observed."""
-        self._add((0, 0, 1, 0, 0, 0, 0, 0, 0, ns))
+        self._tracked += 1
+        self._spent["tracking"] += ns
 
     def fail(self, *, calls: int) -> None:
         """Count a value that could not be captured; `calls` is 0 if no counter ticked."""
-        self.drop_values(ERROR)
-        self._add((calls, 0, 0, 0, 0, 0, 0, 0, 0, 0))
-
-    def _add(self, row: tuple[int, ...]) -> None:
-        self._rows.append(row)
-        # if another thread is adding up, it takes this row as well
-        if len(self._rows) > _ROWS and self._lock.acquire(blocking=False):
-            try:
-                self._add_up()
-            finally:
-                self._lock.release()
-
-    def _add_up(self) -> None:
-        rows = [self._rows.popleft() for _ in range(len(self._rows))]
-        self._totals = [sum(column) for column in zip(self._totals, *rows, strict=True)]
+        self._calls += calls
+        self._dropped[ERROR] += 1
 
     # -- what queues and sinks report -----------------------------------------------------
 
     def add_queue(self, state: QueueState) -> None:
         """Include what a queue captures on its fast path."""
-        with self._lock:
-            self._queues.append(state)
+        self._queues[state] = True
 
     def remove_queue(self, state: QueueState) -> None:
         """Keep the counts of a queue that was closed."""
-        with self._lock:
-            if state in self._queues:
-                self._queues.remove(state)
-                n = state.captured
-                self._rows.append((n, n, 0, state.nbytes, 0, 0, 0, state.spent_ns, 0, 0))
+        if self._queues.pop(state, False):
+            captured, nbytes, ns = state.captured, state.nbytes, state.spent_ns
+            self._calls += captured
+            self._captured += captured
+            self._nbytes += nbytes
+            self._spent["small values"] += ns
 
     def drop_values(self, reason: str, count: int = 1) -> None:
         """Count values that were dropped before they were captured."""
-        with self._lock:
-            self._dropped[reason] += count
+        self._dropped[reason] += count
 
     def drop(self, entries: Collection[Entry], reason: str) -> None:
         """Count records that were captured and will not arrive, and settle their tickets."""
@@ -117,42 +102,37 @@ class Ledger:
         if not entries:
             return
         lost = [nbytes for _, ticket, nbytes in entries if ticket.captured and not ticket.shared]
-        with self._lock:
-            self._dropped[reason] += len(entries)
-            self._rows.append((0, -len(lost), 0, len(lost) * OVERHEAD - sum(lost), *[0] * 6))
+        dropped, captured, nbytes = len(entries), len(lost), sum(lost) - len(lost) * OVERHEAD
+        self._dropped[reason] += dropped
+        self._captured -= captured
+        self._nbytes -= nbytes
         settle(entries, False)
 
     # -- what people ask ------------------------------------------------------------------
 
     def reasons(self) -> dict[str, int]:
         """Return how many values were dropped, by reason."""
-        with self._lock:
-            dropped = self._dropped.copy()
+        dropped = self._dropped.copy()
         dropped[DISCONNECTED] += count_of(self._unheard)
-        return {reason: dropped[reason] for reason in REASONS}
+        return dropped
 
     def receipt(self, calls: int, steps: int) -> Receipt:
         """Return the receipt, given how many calls of sources and training steps there were."""
-        reasons = self.reasons()
-        with self._lock:
-            self._add_up()
-            totals = dict(zip(_COLUMNS, self._totals, strict=True))
-            for queue in self._queues:
-                totals["calls"] += queue.captured
-                totals["captured"] += queue.captured
-                totals["bytes"] += queue.nbytes
-                totals["small values"] += queue.spent_ns
-        skipped = max(0, calls - totals["calls"] - count_of(self._unheard))
-        activities = {name: totals[name] / 1e9 for name in _ACTIVITIES}
+        queues = list(self._queues)
+        fast = sum([queue.captured for queue in queues])
+        skipped = max(0, calls - self._calls - fast - count_of(self._unheard))
+        activities = {name: ns / 1e9 for name, ns in self._spent.items()}
+        activities["small values"] += sum([queue.spent_ns for queue in queues]) / 1e9
         activities["skipping"] = skipped * seconds_per_skip()
         seconds = sum(activities.values())
+        reasons = self.reasons()
         return Receipt(
-            captured=max(0, totals["captured"]),
-            tracked=totals["tracked"],
+            captured=max(0, self._captured + fast),
+            tracked=self._tracked,
             skipped=skipped,
             dropped=sum(reasons.values()),
             reasons=reasons,
-            bytes=max(0, totals["bytes"]),
+            bytes=max(0, self._nbytes + sum([queue.nbytes for queue in queues])),
             steps=steps,
             seconds=seconds,
             seconds_per_step=seconds / steps if steps else 0.0,

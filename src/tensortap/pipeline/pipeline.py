@@ -16,13 +16,12 @@ from tensortap.buffers import Pool
 from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL
 from tensortap.pipeline import ticket as tickets
-from tensortap.pipeline.clock import Clock
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.fast import FastPath, type_name
 from tensortap.pipeline.ledger import DISCONNECTED, Ledger
 from tensortap.pipeline.queue import Queue, admit, write_to
 from tensortap.pipeline.receipt import Receipt
-from tensortap.pipeline.selection import CallCounter, CallCounters
+from tensortap.pipeline.selection import CallCounter, CallCounters, Clock
 from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Kind, Record, Shard, TensorData
 from tensortap.settings import flag
@@ -30,14 +29,16 @@ from tensortap.settings import flag
 log = logging.getLogger("tensortap")
 
 _now = time.perf_counter_ns
+_VALUE = Kind.VALUE
+_NO_TENSOR: tuple[str, tuple[int, ...]] = ("", ())
 EXIT = 2.0  # seconds that the end of the program may wait for what is queued
 
 
 class Pipeline:
     """Clock, call counters, pool, ledger and queues of one process.
 
-    A forked child gets fresh ones. `on` is whether a queue accepts records, and `fast` the C fast
-    path for small values, while there is exactly one such queue.
+    A forked child gets fresh ones. `on` is whether a value has anywhere to go, as far as is
+    known, and `fast` the C fast path for small values, while exactly one queue accepts records.
     """
 
     def __init__(self) -> None:
@@ -54,18 +55,16 @@ class Pipeline:
         self.ledger = Ledger()
         self.next_seq: Callable[[], int] = itertools.count().__next__  # the order of capture
         self.settlers: list[Callable[[], object]] = []
-        self.on = False
-        self.fast: Callable[..., Ticket | None] | None = None
-        self.queues: tuple[Queue, ...] = ()  # those that get every record
-        self._attached: tuple[Queue, ...] = ()  # also those that get only what is addressed to them
-        self._accepting: tuple[Queue, ...] = ()
+        self.expecting = False  # whether another queue is attached at the first value
+        self.closed = False
+        self._attached: dict[Queue, bool] = {}  # whether it gets every record
         self._fast_path: FastPath | None = None
         self._fast_queue: Queue | None = None
         self._lock = threading.Lock()
         self._registered = False
-        self.closed = False
         self._errors: set[tuple[str, str]] = set()  # name and class of those that were logged
         self._warned_owner = False
+        self._work_out()
 
     def _after_fork(self) -> None:
         # kept, not closed: sockets and threads of the parent must not be touched here
@@ -75,42 +74,49 @@ class Pipeline:
 
     # -- queues ---------------------------------------------------------------------------
 
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        """The queues that get every record."""
+        return tuple([queue for queue, every_record in self._attached.items() if every_record])
+
     def attach(self, queue: Queue, *, every_record: bool = True) -> None:
         """Hand records to this queue; without `every_record` only those addressed to it."""
-        with self._lock:
-            if not self._registered:
-                self._registered = True
-                at_exit(self.close, priority=10)
-            if queue not in self._attached:
-                self._attached += (queue,)
-            if every_record and queue not in self.queues:
-                self.queues += (queue,)
-        queue.owner = self
+        if not self._registered:
+            self._registered = True
+            at_exit(self.close, priority=10)
+        self._attached[queue] = every_record or self._attached.get(queue, False)
+        queue.on_change = self.refresh
         self.refresh()
 
     def detach(self, queue: Queue) -> None:
         """Hand no more records to this queue."""
-        with self._lock:
-            self.queues = tuple(q for q in self.queues if q is not queue)
-            self._attached = tuple(q for q in self._attached if q is not queue)
-        queue.owner = None
+        self._attached.pop(queue, None)
+        queue.on_change = None
         self.refresh()
 
     def refresh(self) -> None:
         """Work out again which queues accept records."""
-        with self._lock:
-            if self.enabled and not self.closed:
-                self._accepting = tuple(queue for queue in self.queues if queue.accepting)
-            else:
-                self._accepting = ()
-            self.on = bool(self._accepting)
-            if len(self._accepting) != 1:
-                self.fast = None
-                return
-            (queue,) = self._accepting
-            if queue is not self._fast_queue:
-                self._fast_queue = queue
-                self._fast_path = queue.fast_path(self.next_seq)
+        self._stale = True
+        # never waits: whoever has the lock sees afterwards that there is more to do
+        while self._stale and self._lock.acquire(blocking=False):
+            try:
+                self._work_out()
+            finally:
+                self._lock.release()
+
+    def _work_out(self) -> None:
+        self._stale = False
+        queues = self.queues if self.enabled and not self.closed else ()
+        accepting = self._accepting = tuple([queue for queue in queues if queue.accepting])
+        self.on = self.enabled and not self.closed and (bool(accepting) or self.expecting)
+        self.count_unheard: Callable[[], int] = (
+            self.ledger.count_unheard if self.enabled else itertools.count().__next__
+        )
+        self.fast: Callable[..., Ticket | None] | None = None
+        if len(accepting) == 1 and not self.expecting:
+            if accepting[0] is not self._fast_queue:
+                self._fast_queue = accepting[0]
+                self._fast_path = accepting[0].fast_path(self.next_seq)
             self.fast = self._fast_path.capture if self._fast_path is not None else None
 
     def switch(self, enabled: bool) -> None:
@@ -143,7 +149,6 @@ class Pipeline:
         value: Any,
         counter: CallCounter,
         number: int,
-        *,
         when: object = True,
         changed: bool = False,
         shard: Shard | None = None,
@@ -153,31 +158,34 @@ class Pipeline:
         start = _now()
         queues = self._accepting if to is None else to
         if when is not True and not (when(value) if callable(when) else when):
-            self.ledger.skip(_now() - start)
+            self.ledger.charge("select", _now() - start)
             return SKIPPED
         if not queues:
-            self.ledger.count_unheard()
+            self.count_unheard()
             return SKIPPED
-        adapter = adapter_of(type(value))
+        cls = type(value)
+        adapter = adapter_of(cls)
         if adapter.local_shard is not None:
             value, shard = adapter.local_shard(value)
-            adapter = adapter_of(type(value))
-        digest = None
-        if changed:
-            digest = frameworks.digest_of(value)
-            if not counter.differs(digest):
-                self.ledger.skip(_now() - start)
-                return SKIPPED
-        name, (step, call) = counter.name, counter.position(number)
+            cls = type(value)
+            adapter = adapter_of(cls)
+        digest = frameworks.digest_of(value) if changed else None
+        if digest is not None and not counter.differs(digest):
+            self.ledger.charge("select", _now() - start)
+            return SKIPPED
+        name, step, call = counter.name, counter.step, number - counter.base
+        if step is None:  # without a training step, calls count as steps
+            step, call = number, 0
         rank, world_size = ranks.rank_and_world_size()
         nbytes = adapter.nbytes(value, ())
         large = nbytes > SMALL  # the time of small values is not split
         selected = _now() if large else 0
-        queues = admit(queues, nbytes, name, Kind.VALUE, step, rank)
-        if not queues:
-            counter.digest = None  # this content was not captured
-            self.ledger.reject(_now() - start)
-            return SKIPPED
+        if len(queues) > 1 or not queues[0].admit(nbytes, name, _VALUE, step, rank):
+            queues = admit(queues, nbytes, name, _VALUE, step, rank) if len(queues) > 1 else ()
+            if not queues:
+                counter.digest = None  # this content was not captured
+                self.ledger.charge("select", _now() - start, 1)
+                return SKIPPED
         admitted = _now() if large else 0
         try:
             snapshot, _ = adapter.snapshot(value, self.pool, ())
@@ -185,21 +193,21 @@ class Pipeline:
             counter.digest = None
             raise
         copied = _now() if large else 0
-        dtype: str = ""
-        shape: tuple[int, ...] = ()
+        dtype, shape = _NO_TENSOR
         if type(snapshot) is TensorData:
             dtype, shape = snapshot.dtype, snapshot.shape
         record = Record(
-            name, Kind.VALUE, step, call, self.next_seq(), rank, world_size, time.time_ns(),
-            type_name(type(value)), dtype, shape, shard, digest, snapshot,
+            name, _VALUE, step, call, self.next_seq(), rank, world_size, time.time_ns(),
+            type_name(cls), dtype, shape, shard, digest, snapshot,
         )  # fmt: skip
         ticket = write_to(queues, record, nbytes)
         if large:
             waited = admitted - selected + _now() - copied
             self.ledger.capture(nbytes, selected - start, waited, copied - admitted)
         else:
-            if self.fast is not None and self._fast_path is not None:
-                self._fast_path.learn(value, adapter, snapshot)
+            fast_path = self._fast_path
+            if self.fast is not None and fast_path is not None and cls not in fast_path.unsuited:
+                fast_path.learn(value, adapter, snapshot)
             self.ledger.capture_small(nbytes, _now() - start)
         return ticket
 
@@ -247,7 +255,7 @@ class Pipeline:
         deadline = None if timeout is None else time.monotonic() + timeout
         self.settle()
         done = True
-        for queue in self._attached:
+        for queue in list(self._attached):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             done = queue.flush(left) and done
         return done
@@ -260,7 +268,7 @@ class Pipeline:
         self.closed = True
         self.refresh()
         deadline = time.monotonic() + EXIT
-        for queue in self._attached:
+        for queue in list(self._attached):
             with contextlib.suppress(Exception):
                 queue.close(max(0.05, deadline - time.monotonic()))
 

@@ -14,9 +14,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from tensortap.history import OVERHEAD
+from tensortap.locks import Notifier, SafeLock
 from tensortap.pipeline.fast import FastCapture, FastPath, QueueState
 from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, Entry
 from tensortap.pipeline.sink import Sink, Wake
@@ -29,14 +29,6 @@ PAUSE = 0.005  # seconds between two hand-overs while records keep coming
 LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
 MANY = 8
 POLICIES = ("latest", "newest", "block")
-
-
-class Owner(Protocol):
-    """A pipeline, as its queues know it."""
-
-    def refresh(self) -> None:
-        """Work out again which queues accept records."""
-        ...
 
 
 class Queue:
@@ -54,15 +46,14 @@ class Queue:
         self.ledger = sink.ledger
         self.budget = budget
         self.overflow = overflow
-        self.owner: Owner | None = None
+        self.on_change: Callable[[], None] | None = None  # when `accepting` has changed
         self.state = QueueState()
         self.ledger.add_queue(self.state)
         self._entries: collections.deque[Entry] = collections.deque()
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._waiters = 0  # threads that wait for a flush or for room
+        self._lock = SafeLock()  # around taking entries out; adding them needs no lock
+        self._progress = Notifier()  # for threads that wait for a flush or for room
         self._handing = False  # entries left the queue, and the sink has not counted them yet
-        self._accepted = True  # what the owner was last told
+        self._accepted = True  # as of the last call of `on_change`
         self._closed = False
         self._wake = Wake()
         self.hurry = self._wake.set  # hand over without a pause
@@ -121,19 +112,17 @@ class Queue:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything queued so far is settled; return False if time ran out."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            self._waiters += 1
-            try:
-                while self._entries or self._handing or self.sink.pending:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if (left is not None and left <= 0) or not self._thread.is_alive():
-                        return False
-                    self._wake.set()
-                    self._changed.wait(0.05 if left is None else min(left, 0.05))
-            finally:
-                self._waiters -= 1
-        return True
+
+        def settled() -> bool:
+            return not (self._entries or self._handing or self.sink.pending)
+
+        def finished() -> bool:
+            self._wake.set()
+            return settled() or not self._thread.is_alive()
+
+        if not self._progress.wait_for(finished, timeout):
+            return False
+        return self._thread.is_alive() or settled()
 
     def close(self, timeout: float = 2.0) -> None:
         """Flush for at most `timeout` seconds, then end the thread and the sink."""
@@ -148,28 +137,30 @@ class Queue:
 
     def drop_all(self) -> None:
         """Drop everything that waits, because nobody is there to take it."""
-        with self._lock:
-            queued = [self._entries.popleft() for _ in range(len(self._entries))]
-            self.state.got += sum([nbytes for _, _, nbytes in queued])
-            # inside the lock: whoever finds the queue empty finds the drops counted
-            self.ledger.drop([*self.sink.give_up(), *queued], DISCONNECTED)
-            self._changed.notify_all()
+        self._handing = True  # whoever finds nothing under way finds the drops counted
+        queued = self._take(1 << 62)
+        self.ledger.drop([*self.sink.give_up(), *queued], DISCONNECTED)
+        self._handing = False
+        self._progress.notify()
 
     # -- over budget ----------------------------------------------------------------------
 
     def _make_room(self, nbytes: int, key: tuple[str, Kind, int]) -> bool:
-        with self._lock:
-            if self.overflow == "block":
-                self._waiters += 1
-                self._wake.set()
-                while not self._fits(nbytes) and self.accepting:
-                    self._changed.wait(0.1)
-                self._waiters -= 1
-            elif self.overflow == "latest":
+        if self.overflow == "newest":
+            return False
+        if not self._lock.acquire():  # in a signal handler or finalizer that interrupted us
+            return False
+        try:
+            if self.overflow == "latest":
                 self._keep_latest()
                 if not self._fits(nbytes):
                     self._remove(key, nbytes)
-            return self._fits(nbytes)
+        finally:
+            self._lock.release()
+        if self.overflow == "block" and threading.current_thread() is not self._thread:
+            self._wake.set()
+            self._progress.wait_for(lambda: self._fits(nbytes) or not self.accepting)
+        return self._fits(nbytes)
 
     def _fits(self, nbytes: int, less: int = 0) -> bool:
         queued = self.state.put - self.state.got - less
@@ -197,7 +188,8 @@ class Queue:
                 return
 
     def _drop(self, entries: list[Entry]) -> None:
-        self.state.got += sum([nbytes for _, _, nbytes in entries])
+        nbytes = sum([nbytes for _, _, nbytes in entries])
+        self.state.got += nbytes
         self.ledger.drop(entries, OVER_BUDGET)
 
     # -- the thread -----------------------------------------------------------------------
@@ -222,14 +214,14 @@ class Queue:
         entries = self._take(room)
         if entries:
             self._hand_over(entries)
-            if not self._waiters:
+            if not self._progress.waiting:
                 self._wake.wait(PAUSE if len(entries) < MANY else LONG_PAUSE)
             self.sink.wait(self._wake, 0.0)
         else:
             # asleep only with an empty queue: while the sink has no room, waking the thread for
             # every record would achieve nothing
             self.state.asleep = not self._entries
-            if self._waiters:
+            if self._progress.waiting:
                 self.sink.hurry()
             if not (self.state.asleep and self._entries):
                 self.sink.wait(self._wake, 1.0)
@@ -239,18 +231,17 @@ class Queue:
             self.drop_all()
         if self.accepting is not self._accepted:
             self._accepted = self.accepting
-            if self.owner is not None:
-                self.owner.refresh()
-        if self._waiters:
-            with self._lock:
-                self._changed.notify_all()
+            if self.on_change is not None:
+                self.on_change()
+        self._progress.notify()
 
     def _take(self, room: int) -> list[Entry]:
         """Return as many entries as there is room for, at least one if there is any room."""
-        with self._lock:
-            queue = self._entries
-            if not queue or room <= 0:
-                return []
+        queue = self._entries
+        if not queue or room <= 0 or not self._lock.acquire():
+            return []
+        try:
+            self._handing = True
             if self.state.put - self.state.got <= room:
                 taken = [queue.popleft() for _ in range(len(queue))]
             else:
@@ -259,23 +250,24 @@ class Queue:
                     entry = queue.popleft()
                     room -= entry[2]
                     taken.append(entry)
-            self.state.got += sum([nbytes for _, _, nbytes in taken])
-            self._handing = True
+            nbytes = sum([nbytes for _, _, nbytes in taken])
+            self.state.got += nbytes
             return taken
+        finally:
+            self._lock.release()
 
     def _hand_over(self, entries: list[Entry]) -> None:
         try:
             self.sink.send(entries)
-            if self._waiters:
+            if self._progress.waiting:
                 self.sink.hurry()
         except Exception:
             # the sink has taken some of them, or none: nobody knows which
             self.ledger.drop([entry for entry in entries if not entry[1].done], ERROR)
             raise
         finally:
-            with self._lock:
-                self._handing = False
-                self._changed.notify_all()
+            self._handing = False
+            self._progress.notify()
 
 
 def _key(entry: Entry) -> tuple[str, Kind, int]:

@@ -1,11 +1,59 @@
-"""Call counters per name, from which `every`, `first` and `changed` are decided."""
+"""The training step, and call counters per name that decide `every`, `first` and `changed`.
+
+Nothing here has a lock: each statement that changes a count or a step is one that no other thread
+and no signal handler interrupts.
+"""
 
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable
+
+
+class Clock:
+    """The training step; the first source to advance the clock owns it."""
+
+    __slots__ = ("owner", "step", "steps")
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.owner: str | None = None
+        self.steps = 0  # how many steps have passed, whatever their numbers
+
+    def advance(self, owner: str, step: int | None = None) -> bool:
+        """Go to the next step, or to `step`; return False if another source owns the clock."""
+        if self.owner is None:
+            self.owner = owner
+        elif self.owner != owner:
+            return False
+        if step is None:
+            step = 1 if self.step is None else self.step + 1
+            passed = 1
+        else:
+            passed = 0 if self.step is None else max(0, step - self.step)
+        self.step = step
+        self.steps += passed
+        return True
+
+    def begin(self, step: int) -> None:
+        """Set the step that holds until a source advances it; no effect if the clock is owned."""
+        if self.owner is None:
+            self.step = step
+
+    def let_go(self) -> None:
+        """Unset the step if no source owns the clock, such as one left by an ended tracker."""
+        if self.owner is None:
+            self.step = None
+
+    def restart(self) -> None:
+        """Reset step and owner."""
+        self.step = self.owner = None
+
+    def release(self, owner: str) -> None:
+        """Let another source own the clock from now on."""
+        if self.owner == owner:
+            self.owner = None
 
 
 class CallCounter:
@@ -14,11 +62,10 @@ class CallCounter:
     `tick` is one atomic C call. A skipped call pays for nothing else.
     """
 
-    __slots__ = ("_before", "_count", "_lock", "base", "digest", "name", "step", "tick")
+    __slots__ = ("_before", "_count", "base", "digest", "name", "step", "tick")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lock = threading.Lock()
         self._before = 0
         self._count = itertools.count()
         self.restart()
@@ -55,11 +102,8 @@ class CallCounter:
 
     def differs(self, digest: bytes) -> bool:
         """Return whether the digest differs from the last captured one, and remember it."""
-        with self._lock:
-            if digest == self.digest:
-                return False
-            self.digest = digest
-            return True
+        last, self.digest = self.digest, digest
+        return digest != last
 
 
 class CallCounters(dict[str, CallCounter]):

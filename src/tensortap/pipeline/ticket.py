@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+
+from tensortap.locks import Notifier
 
 
 class Ticket(msgspec.Struct, gc=False, eq=False):
@@ -35,47 +35,30 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
 
     def wait(self, timeout: float | None = 10.0) -> bool:
         """Wait until the value has arrived; return False if it never will or time is up."""
-        global _waiting
         if self._open > 0:
             if self._hurry is not None:
                 self._hurry()
-            deadline = None if timeout is None else time.monotonic() + timeout
-            with _lock:
-                _waiting += 1
-            try:
-                with _settled:
-                    while self._open > 0:
-                        left = None if deadline is None else deadline - time.monotonic()
-                        if left is not None and left <= 0:
-                            break
-                        _settled.wait(left)
-            finally:
-                with _lock:
-                    _waiting -= 1
+            _settled.wait_for(lambda: self._open <= 0, timeout)
         return self._open <= 0 and not self._failed
 
 
 def settle(entries: Iterable[tuple[Any, Ticket, int]], arrived: bool) -> None:
     """Tell the tickets of these queue entries whether the records have arrived at a sink."""
-    with _lock:
-        for _, ticket, _ in entries:
-            ticket._open -= 1
-            if not arrived:
-                ticket._failed = True
-    if _waiting:
-        with _settled:
-            _settled.notify_all()
+    # without a lock: no other thread and no signal handler interrupts one of these statements
+    for _, ticket, _ in entries:
+        if not arrived:
+            ticket._failed = True
+        ticket._open -= 1
+    _settled.notify()
 
 
-_lock = threading.Lock()
-_settled = threading.Condition()
-_waiting = 0
+_settled = Notifier()
 
 SKIPPED = Ticket(_failed=True)
 """The ticket of every value that was skipped, or dropped before it was queued."""
 
 
 def after_fork() -> None:
-    """Replace locks that a thread of the parent process may have held."""
-    global _lock, _settled, _waiting
-    _lock, _settled, _waiting = threading.Lock(), threading.Condition(), 0
+    """Replace the lock that a thread of the parent process may have held."""
+    global _settled
+    _settled = Notifier()

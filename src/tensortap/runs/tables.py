@@ -8,6 +8,7 @@ from the Parquet file, where they are the same rows in the same order.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -143,6 +144,37 @@ def _count_names(table: pa.Table) -> collections.Counter[tuple[str, str]]:
 
 
 # -- reading ---------------------------------------------------------------------------------
+
+
+class TailFile:
+    """The open end of a table: an Arrow stream to which whole batches are appended."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        draft = path.with_name(path.name + ".part")
+        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.nbytes = 0
+        self.append(schema)
+        draft.rename(path)
+
+    def append(self, message: Any, *, durable: bool = False) -> None:
+        """Append a message; if the disk is full, remove what was written of it and raise."""
+        view, position = memoryview(message).cast("B"), self.nbytes
+        try:
+            while view.nbytes:
+                written = os.pwrite(self._fd, view, position)
+                position += written
+                view = view[written:]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.nbytes)
+            raise
+        if durable:
+            os.fsync(self._fd)
+        self.nbytes = position
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
 
 
 class RankTables:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from tensortap.locks import SafeLock
 from tensortap.pipeline.pipeline import Pipeline, pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.settings import buffer_size, flag, overflow_policy
@@ -35,10 +36,11 @@ class Connections:
         )
 
     def _reset(self) -> None:
-        self.tried = False  # whether the default session was looked for
         self._default: Queue | None = None
         self._queues: dict[Address, Queue] = {}
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
+        self._pipeline.expecting = True  # until the default session was looked for
+        self._pipeline.refresh()
 
     def _after_fork(self) -> None:
         self._reset()  # the pipeline keeps the queues of the parent
@@ -46,35 +48,44 @@ class Connections:
 
     def connect(self) -> bool:
         """Connect to the default session at the first call; return whether anybody listens."""
-        if not self.tried and self._pipeline.enabled and not self._pipeline.closed:
+        pipeline = self._pipeline
+        if pipeline.expecting and pipeline.enabled and not pipeline.closed:
             try:
                 self._default = self._queue(parse_address())
             except ValueError as error:
-                if not self._pipeline.queues or self._pipeline.strict:
+                if not pipeline.queues or pipeline.strict:
                     raise
                 # a mistake in the environment must not cost the run a value
                 log.warning("tensortap: TENSORTAP_SERVER: %s; not connecting", error)
             else:
-                self._pipeline.attach(self._default)
-            self.tried = True
-        return self._pipeline.on
+                if self._default is None:
+                    return False
+                pipeline.attach(self._default)
+            pipeline.expecting = False
+            pipeline.refresh()
+        return pipeline.on
 
     def queues(self, server: str) -> Sequence[Queue]:
         """Return the queues that accept a value for `server` instead of the default session."""
         if not self._pipeline.enabled or self._pipeline.closed:
             return ()
         addressed = self._queue(parse_address(server))
-        others = [queue for queue in self._pipeline.queues if queue is not self._default]
-        return [queue for queue in (*others, addressed) if queue.accepting]
+        queues = [queue for queue in self._pipeline.queues if queue is not self._default]
+        if addressed is not None:
+            queues.append(addressed)
+        return [queue for queue in queues if queue.accepting]
 
-    def _queue(self, address: Address) -> Queue:
+    def _queue(self, address: Address) -> Queue | None:
+        """Return the queue to a session; None in a signal handler that interrupted its creation."""
         found = self._queues.get(address)
         if found is not None:
             return found
         start = time.perf_counter_ns()
         with self._importing:
             from tensortap.sinks.live import LiveSink
-        with self._lock:
+        if not self._lock.acquire():
+            return None
+        try:
             queue = self._queues.get(address)
             if queue is None:
                 arena = not flag("TENSORTAP_NO_ARENA")
@@ -83,7 +94,9 @@ class Connections:
                     sink, budget=buffer_size(), overflow=overflow_policy(), name=f"live-{address}"
                 )
                 self._pipeline.attach(queue, every_record=False)
-        self._pipeline.ledger.connect(time.perf_counter_ns() - start)
+        finally:
+            self._lock.release()
+        self._pipeline.ledger.charge("connecting", time.perf_counter_ns() - start)
         return queue
 
 

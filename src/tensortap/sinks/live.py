@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import sys
 import threading
 import time
@@ -15,11 +14,12 @@ import zmq
 import zmq.utils.garbage  # now: what ends first at exit is what was imported last
 
 from tensortap import ranks
-from tensortap.buffers import Lease, OutOfMemory, Pool, Segment
+from tensortap.buffers import Pool
 from tensortap.limits import format_size
 from tensortap.pipeline.ledger import ERROR, TOO_LARGE, Entry, Ledger
 from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
+from tensortap.sinks.arena import Lender
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
 from tensortap.wire.channel import NO_KEY, Channel, ConnectionState
@@ -28,8 +28,7 @@ log = logging.getLogger("tensortap")
 
 _LARGEST_BODY = 256 << 10  # bytes of small records in one batch
 _PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
-_TRIM = 30.0  # seconds after which unused memory is released
-_NONCE_SEGMENT = 4096
+_TRIM_INTERVAL = 15.0  # seconds
 
 
 class Flight(NamedTuple):
@@ -42,7 +41,7 @@ class Flight(NamedTuple):
 
 
 class LiveSink(Sink):
-    """Sends records to one server."""
+    """Sends records to one server; `limit` is how many bytes may be lent to it at a time."""
 
     accepting = True  # until it is known that nobody listens
     pending = 0
@@ -54,17 +53,14 @@ class LiveSink(Sink):
         ledger: Ledger,
         *,
         arena: bool = True,
+        limit: int = 1 << 62,
         key: bytes | None = None,
     ) -> None:
         self.address = address  # port 0: not known yet, the owner sets it later
         self.ledger = ledger
-        self._key = key
-        self._pool = pool
+        self.arena = Lender(pool, wanted=arena, limit=limit)
         self.id = os.urandom(16)
-        self._want_arena = arena and pool.shared
-        self._arena = False
-        self._nonce = secrets.token_bytes(16)
-        self._nonce_segment: Segment | None = None
+        self._key = key
         self._context: zmq.Context[Any] | None = None
         self._channel: Channel | None = None
         self._state = ConnectionState.SEEKING
@@ -74,8 +70,6 @@ class LiveSink(Sink):
         self._flights: dict[int, Flight] = {}
         self._in_arena: set[int] = set()  # flights whose bytes are in shared memory
         self._too_large: set[str] = set()  # names for which a warning was logged
-        self._lent: dict[tuple[int, int], Lease] = {}
-        self._offered: dict[int, Segment] = {}
         self._lost_at: float | None = None
         self._trimmed_at = 0.0
         self._lock = threading.Lock()  # another thread may give up the flights
@@ -109,16 +103,6 @@ class LiveSink(Sink):
         if batch:
             self._send(batch)
 
-    def _drop_too_large(self, entry: Entry) -> None:
-        record, _, nbytes = entry
-        if record.name not in self._too_large:
-            self._too_large.add(record.name)
-            log.warning(
-                "tensortap: %r was not sent: it has %s, and the session can hold %s",
-                record.name, format_size(nbytes), format_size(self._largest),
-            )  # fmt: skip
-        self.ledger.drop([entry], TOO_LARGE)
-
     def wait(self, wake: Wake, timeout: float) -> None:
         if not self.address.port:
             wake.wait(timeout)
@@ -135,9 +119,11 @@ class LiveSink(Sink):
         now = time.monotonic()
         if self._lost_at is not None and now - self._lost_at > _PATIENCE:
             self._lost_at = None
-        if now - self._trimmed_at > _TRIM / 2:
+        if now - self._trimmed_at > _TRIM_INTERVAL:
             self._trimmed_at = now
-            self._trim()
+            closed = self.arena.trim()
+            if closed and self._state is ConnectionState.OPEN:
+                channel.send(wire.message(wire.SEGMENTS, wire.Segments(closed)))
 
     def give_up(self) -> list[Entry]:
         with self._lock:
@@ -150,15 +136,14 @@ class LiveSink(Sink):
         channel = self._channel
         if channel is not None:
             if channel.state is ConnectionState.OPEN:
-                self._report_dropped()
+                self._report_dropped(channel)
                 channel.send(wire.message(wire.GOODBYE, wire.Goodbye()))
             channel.close(linger=500)
         if self._context is not None:
             # not term(): it would wait for the server, and the program wants to end
             with contextlib.suppress(zmq.ZMQError):
                 self._context.destroy(linger=500)
-        if self._nonce_segment is not None:
-            self._nonce_segment.close()
+        self.arena.close()
 
     # -- the connection -------------------------------------------------------------------
 
@@ -168,23 +153,16 @@ class LiveSink(Sink):
         return self._channel
 
     def _hello(self) -> wire.Hello:
-        offer = None
-        if self._want_arena and self._nonce_segment is None:
-            with contextlib.suppress(OSError):
-                segment = Segment(0, _NONCE_SEGMENT, shared=True)
-                segment.memory[: len(self._nonce)] = self._nonce
-                self._nonce_segment = segment
-        if self._nonce_segment is not None:
-            offer = wire.Arena(os.getpid(), self._nonce_segment.fd)
         rank, world_size = ranks.rank_and_world_size()
         program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
         host = os.uname().nodename
         client = wire.Client(self.id, host, os.getpid(), rank, world_size, program)
-        return wire.hello("source", client, offer)
+        return wire.hello("source", client, self.arena.introduce())
 
     def _report_state(self) -> None:
         if self._state is ConnectionState.OPEN:
-            state = "connected, through shared memory" if self._arena else "connected, over TCP"
+            way = "through shared memory" if self.arena.active else "over TCP"
+            state = f"connected, {way}"
         else:
             refusal = self._channel.refusal if self._channel is not None else ""
             state = f"none: {refusal or 'nobody listens'}"
@@ -195,67 +173,42 @@ class LiveSink(Sink):
         if channel.state is ConnectionState.OPEN:
             welcome = channel.welcome
             assert welcome is not None
-            self._arena = welcome.nonce == self._nonce
+            self.arena.open(welcome.nonce)
             self._credit = welcome.credit
             self._largest = welcome.largest
-            self._offered.clear()
             self._lost_at = None
             self.accepting = True
             with self._lock:
                 flights = list(self._flights.items())
             for number, flight in flights:
-                self._transmit(number, flight)
-            self._report_dropped()
+                self._transmit(channel, number, flight)
+            self._report_dropped(channel)
             return
         self.accepting = False
         channel.hello = self._hello()
         if before is ConnectionState.OPEN:
-            self._retire_lent()
+            self.arena.retire()
+            self._in_arena.clear()
             self._lost_at = time.monotonic()
         # a user who has never served has no key: nothing is wrong
         elif channel.refusal not in ("", NO_KEY) or not self.address.loopback:
             why = channel.refusal or "nobody listens there"
             log.warning("tensortap: no live session at %s: %s", self.address, why)
 
-    def _retire_lent(self) -> None:
-        """Never write again into memory that the lost server may still be showing."""
-        for segment in {id(lease.segment): lease.segment for lease in self._lent.values()}.values():
-            self._pool.retire(segment)
-        self._lent.clear()
-        self._in_arena.clear()
-        self._offered.clear()
-        self._pool.trim(_TRIM)  # release it now, not when somebody next asks for memory
-
-    def _trim(self) -> None:
-        self._pool.trim(_TRIM)
-        closed = [number for number, segment in self._offered.items() if segment.fd < 0]
-        for number in closed:
-            del self._offered[number]
-        if closed and self._state is ConnectionState.OPEN:
-            assert self._channel is not None
-            self._channel.send(wire.message(wire.SEGMENTS, wire.Segments(tuple(closed))))
-
     def _acknowledge(self, ack: wire.Ack) -> None:
         self._credit += ack.credit
-        for block in ack.freed:
-            self._lent.pop(block, None)
-        settled: list[tuple[int, Flight]] = []
+        self.arena.take_back(ack.freed)
         with self._lock:
-            for number in list(self._flights):
-                if number > ack.number:
-                    break
-                settled.append((number, self._flights.pop(number)))
+            settled = [(n, flight) for n, flight in self._flights.items() if n <= ack.number]
+            for number, _ in settled:
+                del self._flights[number]
         for number, flight in settled:
             if number not in ack.rejected:
                 settle(flight.entries, True)
             elif flight.nbytes > self._largest:
                 self.ledger.drop(flight.entries, TOO_LARGE)
-            elif number in self._in_arena:
-                # the server cannot read the arena after all: use the socket from now on
-                self._arena = False
-                for lease in flight.blocks:
-                    if isinstance(lease, Lease):
-                        self._lent.pop((lease.segment.number, lease.offset), None)
+            elif number in self._in_arena:  # use the socket from now on
+                self.arena.give_up(flight.blocks)
                 self._launch(flight)
             else:
                 self.ledger.drop(flight.entries, ERROR)
@@ -266,11 +219,21 @@ class LiveSink(Sink):
 
     # -- batches --------------------------------------------------------------------------
 
+    def _drop_too_large(self, entry: Entry) -> None:
+        record, _, nbytes = entry
+        if record.name not in self._too_large:
+            self._too_large.add(record.name)
+            log.warning(
+                "tensortap: %r was not sent: it has %s, and the session can hold %s",
+                record.name, format_size(nbytes), format_size(self._largest),
+            )  # fmt: skip
+        self.ledger.drop([entry], TOO_LARGE)
+
     def _send(self, entries: list[Entry]) -> None:
         blocks: list[Any] = []
 
         def external(block: Any) -> int:
-            blocks.append(self._in_place(block))
+            blocks.append(self.arena.in_place(block))
             return len(blocks) - 1
 
         try:
@@ -290,56 +253,29 @@ class LiveSink(Sink):
         with self._lock:
             self._flights[self._number] = flight
             self.pending += flight.nbytes
-        self._transmit(self._number, flight)
+        assert self._channel is not None
+        self._transmit(self._channel, self._number, flight)
 
-    def _in_place(self, block: Any) -> Any:
-        """Return the block with its bytes complete, in the arena if there is one."""
-        if isinstance(block, Lease):
-            block.settle()
-            return block
-        view: memoryview = block.view
-        if self._arena:
-            with contextlib.suppress(OutOfMemory):
-                lease = self._pool.acquire(view.nbytes)
-                lease.writable[:] = view
-                return lease
-        return block
-
-    def _transmit(self, number: int, flight: Flight) -> None:
-        channel = self._channel
-        assert channel is not None
-        externals: list[wire.External] = []
+    def _transmit(self, channel: Channel, number: int, flight: Flight) -> None:
         offers: list[wire.SegmentOffer] = []
-        for block in flight.blocks:
-            if self._arena and isinstance(block, Lease) and block.segment.fd >= 0:
-                segment = block.segment
-                if segment.number not in self._offered:
-                    self._offered[segment.number] = segment
-                    offers.append(wire.SegmentOffer(segment.number, segment.fd, segment.nbytes))
-                externals.append(wire.External(segment.number, block.offset, block.nbytes))
-                self._lent[segment.number, block.offset] = block
-                self._in_arena.add(number)
-            else:
-                externals.append(wire.External(0, 0, block.nbytes))
+        externals = tuple([self.arena.lend(block, offers) for block in flight.blocks])
+        if any(external.segment for external in externals):
+            self._in_arena.add(number)
         nbytes, dropped = len(flight.body), self.ledger.reasons()
-        places, offered = tuple(externals), tuple(offers)
-        header = wire.Batch(number, nbytes, flight.nbytes, places, offered, dropped)
+        header = wire.Batch(number, nbytes, flight.nbytes, externals, tuple(offers), dropped)
         self._credit -= flight.nbytes
         whole = nbytes <= wire.CHUNK_NBYTES
         channel.send([*wire.message(wire.RECORDS, header), flight.body if whole else b""])
-        if not whole:
-            self._send_chunks(channel, number, wire.BODY, memoryview(flight.body))
+        parts = [] if whole else [(wire.BODY, memoryview(flight.body))]
         for index, (external, block) in enumerate(zip(externals, flight.blocks, strict=True)):
             if not external.segment:
-                self._send_chunks(channel, number, index, block.view)
+                parts.append((index, block.view))
+        for index, view in parts:
+            for frames in wire.chunks(number, index, view):
+                channel.send(frames, copy=False)
 
-    def _send_chunks(self, channel: Channel, number: int, index: int, view: memoryview) -> None:
-        for frames in wire.chunks(number, index, view):
-            channel.send(frames, copy=False)
-
-    def _report_dropped(self) -> None:
+    def _report_dropped(self, channel: Channel) -> None:
         """Send the current counts of dropped values in a batch without records."""
-        assert self._channel is not None
         self._number += 1
         header = wire.Batch(self._number, 1, 0, dropped=self.ledger.reasons())
-        self._channel.send([*wire.message(wire.RECORDS, header), b"\x90"])
+        channel.send([*wire.message(wire.RECORDS, header), b"\x90"])

@@ -7,14 +7,12 @@ complete. A reader of the run, now or after a crash, sees a consistent prefix.
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
 import logging
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -205,10 +203,10 @@ class StoreSink(Sink):
         if self._tail_rows >= _TAIL_ROWS or self._tail.nbytes >= _TAIL_BYTES:
             self._seal()
 
-    def _open_tail(self) -> Tail:
+    def _open_tail(self) -> tables.TailFile:
         columns = self._schema.with_metadata(tables.metadata(self._part))
         self._tail_rows = 0
-        return Tail(self._records / layout.TAIL, columns.serialize())
+        return tables.TailFile(self._records / layout.TAIL, columns.serialize())
 
     def _seal(self) -> None:
         """Rewrite the tail as a Parquet file and start a new tail."""
@@ -219,37 +217,6 @@ class StoreSink(Sink):
         self._part += 1
         self._tail.close()
         self._tail = self._open_tail()
-
-
-class Tail:
-    """The open end of a table: an Arrow stream to which whole batches are appended."""
-
-    def __init__(self, path: Path, schema: Any) -> None:
-        draft = path.with_name(path.name + ".part")
-        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        self.nbytes = 0
-        self.append(schema)
-        draft.rename(path)
-
-    def append(self, message: Any, *, durable: bool = False) -> None:
-        """Append a message; if the disk is full, remove what was written of it and raise."""
-        view, position = memoryview(message).cast("B"), self.nbytes
-        try:
-            while view.nbytes:
-                written = os.pwrite(self._fd, view, position)
-                position += written
-                view = view[written:]
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self.nbytes)
-            raise
-        if durable:
-            os.fsync(self._fd)
-        self.nbytes = position
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
 
 
 def _next_number(folder: Path, pattern: str) -> int:

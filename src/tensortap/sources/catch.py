@@ -65,20 +65,17 @@ def catch(
         queues = None
         if server is not None:
             queues = connections.queues(server)
-        else:
-            if not connections.tried:
+        elif not pipeline.on:
+            pipeline.count_unheard()
+            return SKIPPED
+        elif pipeline.fast is None:
+            if pipeline.expecting:
                 connections.connect()
-            if not pipeline.on:
-                if pipeline.enabled:
-                    pipeline.ledger.count_unheard()
-                return SKIPPED
-            if pipeline.fast is not None and when is True and not changed and shard is None:
-                ticket = pipeline.fast(value, name, number, counter.step, number - counter.base)
-                if ticket is not None:
-                    return ticket
-        return pipeline.capture(
-            value, counter, number, when=when, changed=changed, shard=shard, to=queues
-        )
+        elif when is True and not changed and shard is None:
+            ticket = pipeline.fast(value, name, number, counter.step, number - counter.base)
+            if ticket is not None:
+                return ticket
+        return pipeline.capture(value, counter, number, when, changed, shard, queues)
     except Exception as error:
         return _fault(name, error, every)
 

@@ -256,7 +256,7 @@ class Observer:
             self._memory.keep(record)
         else:
             self._names.add((record.kind, record.name))
-        if not connections.tried:
+        if pipeline.expecting:
             connections.connect()
         pipeline.put(record, nbytes)
 

@@ -72,7 +72,7 @@ class Courier:
 
     def __init__(self, port: DevicePort) -> None:
         self._port = port
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may catch something, too
         self._numbers = itertools.count()
         # a lease must not go back to its pool while the device still writes into it
         self._under_way: dict[int, tuple[Event, Lease, torch.Tensor]] = {}
