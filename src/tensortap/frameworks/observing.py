@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tensortap.record import Kind, Shard, Summary
@@ -39,41 +39,34 @@ class HookObserver(Protocol):
     """Whether to ignore models in ``eval()`` mode."""
 
     unseen: dict[str, str]
-    """Names that cannot be observed, and why; hooks add to it."""
+    """Names that cannot be observed, or not without a side effect, and why; hooks add to it."""
 
     @property
     def kinds(self) -> Collection[Kind]:
         """Return the kinds of records to capture."""
-        ...
 
     @property
     def active(self) -> bool:
         """Return whether observing has begun and not ended."""
-        ...
 
     @property
     def capturing(self) -> bool:
         """Return whether to capture now: this step is selected and capturing is enabled."""
-        ...
 
     @property
     def step_number(self) -> int:
         """Return the current training step."""
-        ...
 
     def wants(self, kind: Kind, name: str) -> bool:
         """Return whether a name of a kind is selected."""
-        ...
 
     def observe(
         self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
     ) -> Summary | None:
         """Take a tensor, with its statistics if they are known; return them if they are."""
-        ...
 
     def fault(self, name: str, error: Exception) -> object:
         """Take an error of a hook; hooks must not raise in the user's program."""
-        ...
 
 
 class TrackObserver(HookObserver, Protocol):
@@ -91,7 +84,6 @@ class TrackObserver(HookObserver, Protocol):
         step: int | None = None,
     ) -> None:
         """Take statistics that are known, or that a device is still computing."""
-        ...
 
 
 class WatchObserver(HookObserver, Protocol):
@@ -99,11 +91,9 @@ class WatchObserver(HookObserver, Protocol):
 
     def due(self, name: str, kind: Kind) -> bool:
         """Return whether a record of this name and kind is due now."""
-        ...
 
     def place(self, name: str, again: bool = False) -> tuple[int, int]:
         """Return the step and the call of a name; `again`: those of the last call."""
-        ...
 
 
 class Hooks(Protocol):
@@ -111,11 +101,9 @@ class Hooks(Protocol):
 
     def attach(self) -> None:
         """Install the hooks."""
-        ...
 
     def detach(self) -> None:
         """Remove every hook."""
-        ...
 
 
 class TrackHooks(Hooks, Protocol):
@@ -123,7 +111,6 @@ class TrackHooks(Hooks, Protocol):
 
     def end_step(self, *states: Any, **named: Any) -> None:
         """Observe what exists at the end of a step: weights, gradients, optimizer state."""
-        ...
 
 
 class Probe(NamedTuple):
@@ -148,45 +135,44 @@ class ModelTracing(Protocol):
 
     def is_model(self, target: object) -> bool:
         """Return whether a target is a model."""
-        ...
 
     def model_inside(self, module: Any) -> Any:
         """Return the model inside all wrappers."""
-        ...
 
     def children(self, owner: Any, others: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the modules in a module; `others` lists those in other objects."""
-        ...
 
     def is_common(self, cls: type, name: str) -> bool:
         """Return whether a method is the framework's own, which nobody wants to trace."""
-        ...
 
     def closed(self, owner: Any) -> str | None:
         """Return why the functions of an object cannot be traced; None if they can."""
-        ...
 
     def in_backward(self) -> bool:
         """Return whether a backward pass is running in this thread."""
-        ...
 
     def has_replicas(self) -> bool:
         """Return whether the framework copies a model for each call."""
-        ...
 
-    @property
-    def RootHooks(self) -> Callable[..., Any]:  # noqa: N802  a class
-        """Hooks around the calls of the traced model."""
-        ...
+    def hook_root(
+        self,
+        module: Any,
+        begin: Callable[[Any, Any], None],
+        end: Callable[[], None] | None,
+        unseen: Callable[[str], None],
+    ) -> contextlib.ExitStack:
+        """Call `begin` before each call of the traced model and `end` after it, until closed."""
 
-    @property
-    def ReplicaHooks(self) -> Callable[..., Any]:  # noqa: N802  a class
-        """Hooks that let replicas stand for their originals."""
-        ...
+    def hook_replicas(
+        self,
+        modules: Iterable[Any],
+        add_alias: Callable[[Any, Any], None],
+        remove_alias: Callable[[Any], None],
+    ) -> contextlib.ExitStack:
+        """Let the copies of models stand for their originals, until closed."""
 
     def compilable_probes(self, plain: Any) -> Mapping[str, Callable[..., Any]]:
         """Return probes that work in compiled graphs: enter, nested, bind, result."""
-        ...
 
 
 class RankChannel(Protocol):
@@ -198,31 +184,18 @@ class RankChannel(Protocol):
 
     def quiet(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which the user's modes do not see what is sent."""
-        ...
 
     def on_host(self, value: Any) -> Any:
         """Return a tensor in the memory of the host; any other value as it is."""
-        ...
 
-    def send_numbers(self, *numbers: int) -> None:
-        """Send two integers to the first rank."""
-        ...
-
-    def receive_numbers(self, rank: int) -> list[int]:
-        """Receive two integers."""
-        ...
-
-    def send(self, data: memoryview) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Send bytes to the first rank."""
-        ...
 
     def receive(self, rank: int, size: int) -> memoryview:
         """Receive this many bytes."""
-        ...
 
     def close(self) -> None:
         """Disconnect."""
-        ...
 
 
 def never_skipped() -> bool:

@@ -88,14 +88,12 @@ class Framework(Protocol):
 
     def adapter(self, cls: type) -> Adapter | None:
         """Return the adapter for a class of values; None if the class is another framework's."""
-        ...
 
     def rebuild(self, tensor: TensorData) -> Any:
         """Return a tensor with these bytes on the CPU that belongs to the caller.
 
         Return a NumPy array where this release of the framework lacks the dtype.
         """
-        ...
 
     # Optional: a framework inherits what it has nothing special for.
 

@@ -89,7 +89,7 @@ class Observer:
         self.active = False
         self.on = False  # whether `every` selects this step
         self.skipped: Callable[[], bool] = never_skipped  # whether no optimizer made this step
-        self.unseen: dict[str, str] = {}  # names that cannot be observed, and why
+        self.unseen: dict[str, str] = {}  # names that are not observed as usual, and why
         self._reported: set[str] = set()  # of these
         self._whole: re.Pattern[str] | None = None  # names of tensors to keep whole
         if options.tensors is not False and options.tensors is not None:
@@ -261,18 +261,17 @@ class Observer:
         pipeline.put(record, nbytes)
 
     def report_unseen(self) -> None:
-        """Log which outputs cannot be observed, and record an alert for each."""
+        """Log what is not observed as usual, and record an alert for each name."""
         new = [name for name in self.unseen if name not in self._reported]
         if not new:
             return
         self._reported.update(new)
-        names = ", ".join(new[:5]) + (" …" if len(new) > 5 else "")
+        names = ", ".join(new[:5]) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
         reasons = "; ".join(sorted({self.unseen[name] for name in new}))
-        count = "1 module" if len(new) == 1 else f"{len(new)} modules"
-        log.warning("tensortap: cannot observe the outputs of %s (%s): %s", count, names, reasons)
+        log.warning("tensortap: tracking is limited for %s: %s", names, reasons)
         rank, world_size = ranks.rank_and_world_size()
         for name in new:
-            message = f"the output cannot be observed: {self.unseen[name]}"
+            message = f"tracking is limited: {self.unseen[name]}"
             step = self.step_number
             self._alert(
                 Alert("unseen", name, Kind.ACTIVATION, step, rank, name, message), world_size

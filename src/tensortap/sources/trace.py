@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -37,8 +38,7 @@ class Tracer:
         self._listeners: list[FunctionListener] = []
         self._patterns: dict[LocalProbe, str] = {}  # the path that each probe comes from
         self._reported: set[str] = set()
-        self._root: Any = None
-        self._replicas: Any = None
+        self._hooks = contextlib.ExitStack()
 
     def __enter__(self) -> Tracer:
         if self._collector.active:
@@ -122,7 +122,9 @@ class Tracer:
             if models.has_replicas():
                 objects = {id(one.traced.this): one.traced.this for one in self._listeners}
                 modules = [one for one in objects.values() if models.is_model(one)]
-                self._replicas = models.ReplicaHooks(modules, plain.add_alias, plain.remove_alias)
+                self._hooks.enter_context(
+                    models.hook_replicas(modules, plain.add_alias, plain.remove_alias)
+                )
             self._counter.model = target
             self._counter.in_backward = models.in_backward
             outside = any(one.outside_forward for one in self._listeners)
@@ -131,8 +133,8 @@ class Tracer:
                 forward[0].counts_model = True  # it is told of every call anyway
             else:
                 end = self._counter.end if outside else None
-                self._root = models.RootHooks(
-                    target, self._begin_iteration, end, self._report_root_unseen
+                self._hooks.enter_context(
+                    models.hook_root(target, self._begin_iteration, end, self._report_root_unseen)
                 )
 
     def _begin_iteration(self, model: Any, args: Any = None) -> None:
@@ -165,10 +167,7 @@ class Tracer:
         _active.discard(self._collector)
         for one in self._listeners:
             instrument.unlisten(one.traced.function, one)
-        for hooks in (self._root, self._replicas):
-            if hooks is not None:
-                hooks.remove()
-        self._root = self._replicas = None
+        self._hooks.close()
 
     @property
     def results(self) -> TraceResults:

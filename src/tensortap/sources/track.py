@@ -118,7 +118,7 @@ class Tracker:
 
     @property
     def unseen(self) -> dict[str, str]:
-        """What cannot be observed, with the reasons."""
+        """What cannot be observed, or not without a side effect, with the reasons."""
         return dict(self._observer.unseen)
 
     @property

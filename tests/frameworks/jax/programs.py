@@ -58,16 +58,24 @@ def everything(kind, name):
 
 
 def key(observation):
-    return observation.kind, observation.name, observation.part, observation.call
+    seen = observation.observed
+    return seen.kind, seen.name, seen.call
+
+
+def observed(observations):
+    return [each.observed for each in observations]
+
+
+def names_of(observations):
+    return [each.observed.name for each in observations]
 
 
 def summaries_of(observations):
-    return {key(each): each.resolve() for each in observations}
+    return {key(each): each.pending.resolve() for each in observations}
 
 
 def both_kinds(*names, calls=1):
-    return {(kind, name, "", call) for kind in (ACT, GRAD) for name in names
-            for call in range(calls)}  # fmt: skip
+    return {(kind, name, call) for kind in (ACT, GRAD) for name in names for call in range(calls)}
 
 
 def assert_same(tree, other):

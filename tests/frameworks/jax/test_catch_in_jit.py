@@ -18,7 +18,7 @@ from tensortap.pipeline.pipeline import Pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.sinks.memory import MemorySink
 from tensortap.sources import catch as catching
-from tests.frameworks.jax.programs import batch, parameters
+from tests.frameworks.jax.programs import batch, names_of, parameters
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_inside_an_intercepted_function(caught):
     intercept = Intercept()
     for i in range(2):
         results, seen = intercept(function, jnp.ones((2, 2)) * i)
-        assert [o.name for o in seen] == ["Dense"]
+        assert names_of(seen) == ["Dense"]
     assert len(caught("y")) == 2
     assert values(caught("y"))[1] == results.tolist()
 

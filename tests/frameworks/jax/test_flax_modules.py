@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from tensortap.frameworks.jax.intercept import Intercept
-from tensortap.frameworks.jax.trees import observe_trees
+from tensortap.frameworks.jax.track import observe_trees
 from tensortap.record import Kind
 from tests.frameworks.jax.programs import (
     ACT,
@@ -20,6 +20,8 @@ from tests.frameworks.jax.programs import (
     both_kinds,
     everything,
     key,
+    names_of,
+    observed,
     summaries_of,
 )
 
@@ -63,7 +65,7 @@ def test_nnx_functional_style(jitted):
     assert_same(results, fn(params, x))
     summaries = summaries_of(seen)
     assert set(summaries) == both_kinds(*NNX)
-    assert_agrees(summaries[ACT, "Net", "", 0], nnx.merge(graph, params)(x))
+    assert_agrees(summaries[ACT, "Net", 0], nnx.merge(graph, params)(x))
     assert Net.__call__.__name__ == "__call__"
     assert not hasattr(Net.__call__, "__wrapped__")
 
@@ -96,11 +98,11 @@ def test_nnx_jit_and_its_optimizer():
     trees = observe_trees(
         everything, nnx.state(ours, nnx.Param), nnx.state(our_optimizer), our_grads
     )
-    weights = {o.name for o in trees if o.kind is Kind.WEIGHT}
+    names = {kind: {o.name for o in observed(trees) if o.kind is kind} for kind in Kind}
+    weights = names[Kind.WEIGHT]
     assert "layers.0.linear.kernel" in weights
-    assert weights == {o.name for o in trees if o.kind is Kind.WEIGHT_GRADIENT}
-    mu = {o.name for o in trees if o.kind is Kind.OPTIMISER_STATE and o.part == "mu"}
-    assert mu == weights
+    assert names[Kind.WEIGHT_GRADIENT] == weights
+    assert {f"{name}.mu" for name in weights} <= names[Kind.OPTIMISER_STATE]
 
 
 def test_equinox_runs_unobserved():
@@ -115,5 +117,5 @@ def test_equinox_runs_unobserved():
     results, seen = intercept(update, model, x)
     assert_same(eqx.filter(results, eqx.is_array), eqx.filter(update(model, x), eqx.is_array))
     assert seen == []
-    names = {o.name for o in observe_trees(everything, model, None, results)}
-    assert names == {"layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"}
+    names = names_of(observe_trees(everything, model, None, results))
+    assert set(names) == {"layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"}

@@ -46,7 +46,7 @@ CODE = """
             for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(want), strict=True):
                 assert a.sharding == b.sharding, (a.sharding, b.sharding)
                 assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-            assert len(seen) == 2 and seen[0].resolve().count == 64, seen
+            assert len(seen) == 2 and seen[0].pending.resolve().count == 64, seen
             assert not intercept.unseen, intercept.unseen
 """
 

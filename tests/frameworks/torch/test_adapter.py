@@ -26,7 +26,7 @@ LAYOUTS = {
 
 
 def any_bytes(dtype, shape):
-    """A tensor in which every byte pattern may occur."""
+    """Return a tensor of random bytes."""
     random = np.random.default_rng(0)
     raw = random.integers(0, 256, int(np.prod(shape)) * dtype.itemsize, np.uint8)
     if dtype == torch.bool:
@@ -35,7 +35,7 @@ def any_bytes(dtype, shape):
 
 
 def raw(tensor):
-    """The bytes of a tensor in C order, by another way than the adapter's."""
+    """Return the bytes of a tensor in C order, without the adapter."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.element_size() == 16:
         return torch.view_as_real(tensor).contiguous().numpy().tobytes()
@@ -69,7 +69,7 @@ def test_round_trip(name, layout, shape):
 
 
 @given(st.data())
-def test_any_strided_view_comes_back(data):
+def test_round_trip_of_strided_views(data):
     shape = data.draw(st.lists(st.integers(0, 6), max_size=4))
     tensor = torch.arange(int(np.prod(shape)), dtype=torch.int32).view(shape)
     tensor = tensor.permute(data.draw(st.permutations(range(len(shape)))))
@@ -103,13 +103,13 @@ def test_conjugate_and_negative_views(view, dtype, shape):
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-def test_what_torch_has_no_kernel_for_is_refused():
+def test_rejects_what_torch_cannot_copy():
     tensor = torch._neg_view(torch.ones(3, dtype=torch.complex32).conj())
     with pytest.raises(CaptureError, match="not implemented"):
         snapshot(tensor, POOL)
 
 
-def test_bools_that_are_neither_0_nor_1_keep_their_bits():
+def test_invalid_bools_keep_their_bits():
     tensor = torch.tensor([[2, 0, 255], [1, 1, 0]], dtype=torch.uint8).view(torch.bool)
     check(tensor)
     check(tensor.T)
@@ -128,17 +128,17 @@ def test_bools_that_are_neither_0_nor_1_keep_their_bits():
     ],
     ids=["parameter", "large", "buffer", "in a graph", "channels last", "shared", "empty"],
 )
-def test_all_kinds_of_tensors(tensor):
+def test_kinds_of_tensors(tensor):
     check(tensor)
 
 
-def test_the_type_of_a_parameter_is_described():
+def test_describes_parameters():
     parameter = torch.nn.Parameter(torch.randn(3, 4))
     assert describe(parameter) == ("torch.nn.parameter.Parameter", "float32", (3, 4))
 
 
 class Tagged(torch.Tensor):
-    """A subclass that would notice if anybody worked with it."""
+    """A subclass that raises if one of its operations runs."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -146,7 +146,7 @@ class Tagged(torch.Tensor):
 
 
 @pytest.mark.parametrize("shape", [(), (3, 4), (200, 300)])
-def test_subclasses_are_read_without_their_code(shape):
+def test_runs_no_code_of_subclasses(shape):
     plain = torch.randn(shape)
     with torch._C.DisableTorchFunction():
         tagged = plain.as_subclass(Tagged)
@@ -160,7 +160,7 @@ def test_subclasses_are_read_without_their_code(shape):
 
 
 @pytest.mark.parametrize("shape", [(), (10,), (100_000,), (300, 300)])
-def test_the_value_is_the_one_at_the_call(shape):
+def test_copies_the_value_at_the_call(shape):
     for view in (lambda t: t, lambda t: t.T if t.ndim == 2 else t):
         tensor = torch.ones(shape)
         node, _ = snapshot(view(tensor), POOL)
@@ -169,13 +169,13 @@ def test_the_value_is_the_one_at_the_call(shape):
 
 
 @pytest.mark.parametrize("shape", [(), (10,), (100_000,)])
-def test_what_comes_back_belongs_to_the_caller(shape):
+def test_rebuilt_tensors_belong_to_the_caller(shape):
     node, _ = snapshot(torch.zeros(shape), POOL)
     rebuild(node).add_(1)
     assert not rebuild(node).any()
 
 
-def test_a_large_snapshot_is_not_disturbed_by_the_next():
+def test_large_snapshots_are_separate():
     first, _ = snapshot(torch.zeros(100_000), POOL)
     second, _ = snapshot(torch.ones(100_000), POOL)
     assert not rebuild(first).any()
@@ -229,7 +229,7 @@ def wrapped():
         ),
     ],
 )
-def test_what_cannot_be_caught_says_what_to_do(make, remedy):
+def test_rejects_tensors_with_a_remedy(make, remedy):
     value = make()
     with pytest.raises(CaptureError, match=remedy):
         snapshot(value, POOL)
@@ -250,7 +250,7 @@ def test_what_cannot_be_caught_says_what_to_do(make, remedy):
         lambda f: lambda x: torch.func.jvp(f, (x,), (x,)),
     ],
 )
-def test_inside_torch_func(transform, shape):
+def test_rejects_tensors_inside_torch_func(transform, shape):
     def function(x):
         with pytest.raises(CaptureError, match=r"inside torch\.func|functionalized"):
             snapshot(x, POOL)
@@ -260,15 +260,15 @@ def test_inside_torch_func(transform, shape):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_forward_mode_duals_are_caught_as_their_value():
+def test_forward_mode_duals():
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
         node, _ = snapshot(dual, POOL)
     assert rebuild(node).tolist() == [1, 1, 1]
 
 
-def test_devices_without_a_courier_are_copied_at_once(monkeypatch):
-    """mps, xpu and the rest: played by a tensor that says it is not on the CPU."""
+def test_copies_from_other_devices_at_once(monkeypatch):
+    """A tensor on the CPU claims to be elsewhere, as on mps and xpu."""
 
     class Elsewhere(torch.Tensor):
         is_cpu = False
@@ -282,7 +282,7 @@ def test_devices_without_a_courier_are_copied_at_once(monkeypatch):
     assert node.data == ctypes.string_at(tensor.data_ptr(), 48)
 
 
-def test_a_dtype_that_this_torch_lacks_comes_back_as_numpy():
+def test_rebuilds_dtypes_that_torch_lacks_with_numpy():
     back = rebuild(TensorData("torch", "float6_e2m3fn", (2,), b"\x01\x02"))
     assert isinstance(back, np.ndarray)
     assert back.tobytes() == b"\x01\x02"
@@ -291,6 +291,6 @@ def test_a_dtype_that_this_torch_lacks_comes_back_as_numpy():
 @pytest.mark.parametrize(
     ("shape", "data"), [((3,), b"1234567"), ((-1,), b"1234"), ((2**70, 0), b"")]
 )
-def test_tensors_of_strangers_are_checked(shape, data):
+def test_rejects_invalid_tensors(shape, data):
     with pytest.raises(WireError):
         rebuild(TensorData("torch", "float32", shape, data))

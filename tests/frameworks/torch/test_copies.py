@@ -1,4 +1,4 @@
-"""Tensors that are kept: bit for bit, whatever their dtype, size and layout."""
+"""Copies of tensors are bit-exact for every dtype, size and layout."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ DTYPES = [
     torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32,
     torch.float64, torch.float8_e4m3fn, torch.complex64,
 ]  # fmt: skip
-SHAPES = [(), (1,), (3, 4), (100, 50), (200, 400)]  # as bytes, and as a tensor
+SHAPES = [(), (1,), (3, 4), (100, 50), (200, 400)]  # kept as bytes, and as tensors
 
 
 def bits(tensor):
@@ -26,26 +26,26 @@ def any_bits(dtype, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_copy_is_the_same_bit_for_bit(dtype, shape):
+def test_copies_are_bit_exact(dtype, shape):
     value = any_bits(dtype, shape)
-    copied(value)  # the first of a class
-    mark, kept = keyed_copy(value)
+    copied(value)  # looks up the adapter
+    key, kept = keyed_copy(value)
     found = expanded(kept)
     assert (found.dtype, found.shape, bits(found)) == (dtype, torch.Size(shape), bits(value))
-    assert keyed_copy(value.clone())[0] == mark
+    assert keyed_copy(value.clone())[0] == key
     before = bits(found)
     value.view(-1).view(torch.uint8)[0] ^= 1
     assert bits(found) == before
-    assert keyed_copy(value)[0] != mark
+    assert keyed_copy(value)[0] != key
 
 
-def test_layouts_and_views_go_by_their_content():
+def test_layouts_and_views_are_compared_by_content():
     def traced(x):
         y = x
         return y, None
 
     same = torch.arange(6.0).reshape(2, 3)
-    other = torch.tensor([[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]])  # in memory as `same`, if transposed
+    other = torch.tensor([[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]])  # transposed: the bytes of `same`
     large = torch.randn(300, 400)
     values = [
         same, same.T.contiguous().T, other.T.contiguous().T, other, same.requires_grad_() * 1,
@@ -54,7 +54,7 @@ def test_layouts_and_views_go_by_their_content():
     with tap.trace(traced, ["y"]) as tracer:
         for value in values:
             traced(value)
-        assert len(tracer.results["y"].values) == 4  # while it is under way, too
+        assert len(tracer.results["y"].values) == 4  # results are available before the end
     kept = tracer.results["y"]
     assert kept.iterations == [0, 2, 4, 5]
     for value, found in zip([same, other, same, large], kept.values, strict=True):
@@ -63,8 +63,8 @@ def test_layouts_and_views_go_by_their_content():
 
 
 @pytest.mark.parametrize("size", [4, 100_000])
-def test_other_ways_to_tell_agree(size):
-    """The next value of a path may be one that has to be looked at more closely."""
+def test_keys_agree_with_fingerprints(size):
+    """Values of one path may be compared by either of them."""
     value = torch.arange(float(size))
     assert fingerprint(value) == fingerprint(value.clone())
     if size > 4096:
@@ -76,7 +76,7 @@ def test_other_ways_to_tell_agree(size):
     assert keyed_copy(torch.eye(3).to_sparse()) is None
 
 
-def test_modes_of_the_user_see_nothing():
+def test_modes_do_not_see_copies():
     from torch.overrides import TorchFunctionMode
 
     seen = []

@@ -1,4 +1,4 @@
-"""The courier, with a device played by the CPU: copies happen when the test says so."""
+"""Copies from a device, which is simulated on the CPU: a test decides when a copy happens."""
 
 import gc
 import threading
@@ -37,7 +37,7 @@ class FakeEvent:
 
 
 class FakePort:
-    """A device whose side stream stands still until `run` is called."""
+    """A simulated device whose side stream runs when `run` is called."""
 
     def __init__(self, room=True, pins=True):
         self.calls = []
@@ -74,7 +74,7 @@ class FakePort:
         return event
 
     def wait(self, event, tensor):
-        # what the stream of the training does next comes after the copy
+        # the current stream continues after the copy
         self.calls.append("wait")
         event.run()
 
@@ -90,7 +90,7 @@ def send(courier, tensor, pool):
     return TensorData("torch", name, tuple(tensor.shape), lease)
 
 
-def test_the_order_of_things(pool):
+def test_order_of_device_operations(pool):
     port = FakePort()
     node = send(Courier(port), torch.ones(5), pool)
     assert port.calls == ["pin", "has_room", "clone", "copy"]
@@ -98,12 +98,12 @@ def test_the_order_of_things(pool):
     rebuild(node)
     assert port.calls[4:] == ["synchronize"]
     rebuild(node)
-    assert port.calls[5:] == []  # once it is there nobody waits again
+    assert port.calls[5:] == []  # the bytes have arrived
 
 
 @pytest.mark.parametrize("room", [True, False, "taken"])
 @pytest.mark.parametrize("shape", [(), (5,), (300, 400)])
-def test_the_value_is_the_one_at_the_call(room, shape, pool):
+def test_copies_the_value_at_the_call(room, shape, pool):
     port = FakePort(room)
     tensor = torch.ones(shape)
     node = send(Courier(port), tensor, pool)
@@ -116,7 +116,7 @@ def test_the_value_is_the_one_at_the_call(room, shape, pool):
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int3, torch.complex128]
 )
-def test_any_dtype_and_layout(dtype, pool):
+def test_dtypes_and_layouts(dtype, pool):
     for room in (True, False):
         port = FakePort(room)
         raw = torch.arange(24 * dtype.itemsize, dtype=torch.uint8).view(dtype).view(4, 6)
@@ -139,7 +139,7 @@ def test_conjugate_views(room, pool):
     assert torch.equal(rebuild(nodes[1]), tensor.imag)
 
 
-def test_a_view_waits_for_the_event(pool):
+def test_readers_wait_for_the_copy(pool):
     port = FakePort()
     node = send(Courier(port), torch.arange(50_000.0), pool)
     seen = []
@@ -153,7 +153,7 @@ def test_a_view_waits_for_the_event(pool):
     assert torch.equal(seen[0], torch.arange(50_000.0))
 
 
-def test_a_segment_is_pinned_once(pool):
+def test_pins_a_segment_once(pool):
     port = FakePort()
     courier = Courier(port)
     for _ in range(5):
@@ -162,7 +162,7 @@ def test_a_segment_is_pinned_once(pool):
 
 
 @pytest.mark.parametrize("pins", [True, False])
-def test_a_segment_is_unpinned_before_its_memory_is_given_back(pins):
+def test_unpins_a_segment_before_unmapping_it(pins):
     port = FakePort(pins=pins)
     courier, pool = Courier(port), Pool()
     node = send(courier, torch.ones(5000), pool)
@@ -181,7 +181,7 @@ def test_a_segment_is_unpinned_before_its_memory_is_given_back(pins):
     assert memory() is None
 
 
-def test_a_lease_nobody_wants_is_kept_until_the_copy_is_done(pool):
+def test_keeps_unused_leases_until_the_copy_is_done(pool):
     port = FakePort()
     courier = Courier(port)
     node = send(courier, torch.ones(5000), pool)
@@ -193,21 +193,21 @@ def test_a_lease_nobody_wants_is_kept_until_the_copy_is_done(pool):
     port.run()
     courier.reap()
     assert list(pool._returned) == [place]
-    assert courier.under_way == 0
+    assert len(courier.under_way) == 0
 
 
-def test_what_has_arrived_is_let_go_of_at_the_next_call(pool):
+def test_releases_finished_copies_at_the_next_call(pool):
     port = FakePort()
     courier = Courier(port)
     for _ in range(3):
         send(courier, torch.ones(5000), pool)
-    assert courier.under_way == 3
+    assert len(courier.under_way) == 3
     port.run()
     send(courier, torch.ones(5000), pool)
-    assert courier.under_way == 1
+    assert len(courier.under_way) == 1
 
 
-def test_while_a_graph_is_recorded_nothing_is_caught(pool):
+def test_rejects_tensors_while_a_graph_is_recorded(pool):
     port = FakePort()
     port.is_capturing = True
     with pytest.raises(CaptureError, match="after replay"):
@@ -215,8 +215,8 @@ def test_while_a_graph_is_recorded_nothing_is_caught(pool):
     assert port.calls == []
 
 
-def test_snapshots_of_device_tensors_go_to_the_courier(pool, monkeypatch):
-    """From the entry: a CPU tensor that says it is on a device."""
+def test_snapshots_of_device_tensors_use_the_courier(pool, monkeypatch):
+    """A tensor on the CPU claims to be on a device."""
 
     class OnDevice(torch.Tensor):
         is_cpu = False
@@ -233,78 +233,78 @@ def test_snapshots_of_device_tensors_go_to_the_courier(pool, monkeypatch):
         monkeypatch.setattr("tensortap.frameworks.torch.cuda.cuda", lambda: courier)
         tensor.zero_()
         assert nbytes == tensor.nbytes
-        assert courier.under_way == 1
+        assert len(courier.under_way) == 1
         port.run()
         assert torch.equal(rebuild(node), torch.ones(shape))
-        assert courier.under_way == 0
+        assert len(courier.under_way) == 0
 
 
-def test_there_is_one_courier_for_cuda():
+def test_one_courier_per_process():
     assert cuda() is cuda()
 
 
 class Streams:
-    """`torch.cuda`, played: what the real port says to it, in order."""
+    """A simulated `torch.cuda` that logs its calls."""
 
     def __init__(self):
-        self.said = []
+        self.calls = []
 
     class Stream:
-        def __init__(self, name, said):
-            self.name, self.said = name, said
+        def __init__(self, name, calls):
+            self.name, self.calls = name, calls
 
         def wait_stream(self, other):
-            self.said.append(f"{self.name} waits for {other.name}")
+            self.calls.append(f"{self.name} waits for {other.name}")
 
         def record_event(self):
-            self.said.append(f"event on {self.name}")
+            self.calls.append(f"event on {self.name}")
             return "event"
 
         def wait_event(self, event):
-            self.said.append(f"{self.name} waits for {event}")
+            self.calls.append(f"{self.name} waits for {event}")
 
         def __enter__(self):
-            self.said.append(f"on {self.name}")
+            self.calls.append(f"on {self.name}")
 
         def __exit__(self, *error):
-            self.said.append(f"off {self.name}")
+            self.calls.append(f"off {self.name}")
 
 
-def test_what_the_real_port_says_to_cuda(monkeypatch):
+def test_calls_of_the_cuda_port(monkeypatch):
     cuda_module = Streams()
-    said = cuda_module.said
-    main, side = Streams.Stream("main", said), Streams.Stream("side", said)
+    calls = cuda_module.calls
+    main, side = Streams.Stream("main", calls), Streams.Stream("side", calls)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 << 20, 1000 << 20))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(
-        torch.Tensor, "record_stream", lambda t, s: said.append(f"kept for {s.name}")
+        torch.Tensor, "record_stream", lambda t, s: calls.append(f"kept for {s.name}")
     )
 
     class Runtime:
         def cudaHostRegister(self, address, nbytes, flags):
-            said.append(("register", address, nbytes, flags))
+            calls.append(("register", address, nbytes, flags))
             return 0
 
         def cudaHostUnregister(self, address):
-            said.append(("unregister", address))
+            calls.append(("unregister", address))
             raise RuntimeError("CUDA is gone")
 
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     port, tensor, into = CudaPort(), torch.ones(3), torch.zeros(3)
     assert not port.capturing()
     assert port.copy(tensor, into) == "event"
-    assert said == [
+    assert calls == [
         "side waits for main", "on side", "event on side", "off side", "kept for side",
     ]  # fmt: skip
     assert torch.equal(into, tensor)
-    said.clear()
+    calls.clear()
     port.wait("event", tensor)
     assert port.pin(4096, 8192)
     port.unpin(4096)
-    assert said == ["main waits for event", ("register", 4096, 8192, 1), ("unregister", 4096)]
+    assert calls == ["main waits for event", ("register", 4096, 8192, 1), ("unregister", 4096)]
     assert port.has_room(tensor, 1000)
     assert port.has_room(tensor, 20 << 20)
     assert not port.has_room(tensor, 40 << 20)

@@ -1,4 +1,4 @@
-"""Statistics on a device, worked out here on the CPU with the same operations of torch."""
+"""Statistics on a device, computed here on the CPU with the same operations of torch."""
 
 import math
 
@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tensortap as tap
-from tensortap.frameworks.torch import device_stats as torch_device
-from tensortap.frameworks.torch.summarize import _summarize
+from tensortap.frameworks.torch import summarize as module
+from tensortap.frameworks.torch.cuda import cuda
 from tensortap.stats import packed
 from tests.frameworks.torch.test_cuda import FakePort
 
@@ -26,7 +26,7 @@ FIGURES = "min max mean std mean_abs max_abs min_abs rm2 rm4 rm8".split()
 
 
 def reduced(tensor):
-    vector = torch_device.reduce(tensor)
+    vector = module.reduce(tensor)
     name = str(tensor.dtype).removeprefix("torch.")
     return packed.unpack(vector.numpy(), name, tuple(tensor.shape))
 
@@ -41,7 +41,7 @@ def check(tensor):
             assert math.isnan(one), name
             continue
         room = 1e-5 * (known.mean_abs if name == "mean" else abs(other))
-        if name == "std":  # of a large mean the float32 that came in knows no better
+        if name == "std":  # float32 rounds the inputs if the mean is large
             room = max(room, 1e-7 * known.mean_abs)
         assert abs(one - other) <= room, (name, one, other)
 
@@ -57,7 +57,7 @@ def from_bits(bits, dtype):
 @given(bits=st.binary(min_size=8, max_size=400))
 @example(bits=bytes(8))
 @example(bits=b"\xff" * 16)
-def test_any_bits_of_any_float(dtype, bits):
+def test_all_float_dtypes(dtype, bits):
     check(from_bits(bits, dtype))
 
 
@@ -65,7 +65,7 @@ def test_any_bits_of_any_float(dtype, bits):
 @given(bits=st.binary(min_size=8, max_size=400))
 @example(bits=bytes(7) + b"\x80")
 @example(bits=b"\xff" * 8)
-def test_any_integers(dtype, bits):
+def test_all_integer_dtypes(dtype, bits):
     tensor = from_bits(bits, torch.uint8) > 99 if dtype is torch.bool else from_bits(bits, dtype)
     check(tensor)
 
@@ -78,7 +78,7 @@ def test_any_integers(dtype, bits):
         max_size=20,
     )
 )
-def test_complex_numbers_by_magnitude(dtype, values):
+def test_magnitudes_of_complex_numbers(dtype, values):
     tensor = torch.tensor(values, dtype=dtype)
     found, known = reduced(tensor), tap.summarize(tensor)
     assert (found.count, found.zeros, found.nans) == (known.count, known.zeros, known.nans)
@@ -88,13 +88,13 @@ def test_complex_numbers_by_magnitude(dtype, values):
 
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-40, 1e-20, 1.0, 1e20, 3e38])
-def test_magnitudes(scale):
+def test_scales(scale):
     torch.manual_seed(0)
     check((torch.rand(1000, dtype=torch.float64) * scale).float())
     check(-(torch.rand(1000, dtype=torch.float64) * scale))
 
 
-def test_the_ends_of_float64():
+def test_limits_of_float64():
     check(torch.tensor([5e-324, 1e-310, 1.7e308, -1.7e308, 0.0, math.nan, math.inf, -math.inf]))
     check(torch.tensor([5e-324, 1e-310, 1.7e308, -1.7e308, 0.0], dtype=torch.float64))
     check(torch.tensor([5e-324], dtype=torch.float64))
@@ -112,13 +112,13 @@ def test_strided_and_large():
     check(torch.randn(50_000) + 1000)
 
 
-def test_counting_goes_in_chunks(monkeypatch):
-    monkeypatch.setattr(torch_device, "_CHUNK", 100)
+def test_counts_exponents_in_chunks(monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 100)
     check(torch.randn(1234))
 
 
-def test_later_waits_for_nothing(monkeypatch):
-    """Whatever looks at a value on a device stops the training until the device has it."""
+def test_does_not_wait_for_the_device(monkeypatch):
+    """Reading a value would block training until the device has computed it."""
     for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy", "nonzero"):
 
         def waits(*args, name=name, **kwargs):
@@ -127,8 +127,8 @@ def test_later_waits_for_nothing(monkeypatch):
         monkeypatch.setattr(torch.Tensor, name, waits)
     port = FakePort()
     tensor = torch.tensor([1.0, -3.0, torch.nan])
-    later = torch_device.later(tensor, port)
-    tensor.zero_()  # training goes on
+    later = module.reduce_later(tensor, port)
+    tensor.zero_()  # training continues
     assert not later.ready()
     assert port.calls == ["copy"]
     monkeypatch.undo()
@@ -140,19 +140,14 @@ def test_later_waits_for_nothing(monkeypatch):
 
 
 def test_tensors_on_a_device_are_reduced_there(monkeypatch):
-    port = FakePort()
-    monkeypatch.setattr(torch_device, "_cuda", lambda: port)
-
     class OnDevice:
         is_cuda = True
 
-    monkeypatch.setattr(
-        torch_device, "later", lambda value, used: ("later", type(value).__name__, used is port)
-    )
-    assert _summarize(OnDevice(), 0) == ("later", "OnDevice", True)
+    monkeypatch.setattr(module, "reduce_later", lambda value, port: (type(value), port))
+    assert module._summarize(OnDevice(), 0) == (OnDevice, cuda().port)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-def test_what_has_no_statistics_on_a_device_says_so():
+def test_rejects_dtypes_without_statistics():
     with pytest.raises(TypeError, match="complex32"):
-        torch_device.reduce(torch.zeros(3, dtype=torch.complex32))
+        module.reduce(torch.zeros(3, dtype=torch.complex32))

@@ -1,4 +1,4 @@
-"""Models over several processes: real ones, over gloo."""
+"""Models that are spread over several processes, with gloo."""
 
 import textwrap
 
@@ -20,7 +20,7 @@ def rows(tracker):
 
 @pytest.fixture
 def ranks(gloo, tmp_path):
-    """Run a program in two ranks; what each has found."""
+    """Return a function that runs a program in two ranks and returns their results."""
     return lambda code: gloo(_ROWS + textwrap.dedent(code), FILMS=str(tmp_path / "films"))
 
 
@@ -52,7 +52,7 @@ def test_ddp(ranks):
         assert weights == ["0.module.weight", "0.module.bias", "1.weight", "1.bias"]
         gradients = [r for r in rows if r["kind"] == "Gradient"]
         assert len(gradients) == 8
-    # gradients of weights are those that all ranks agreed on, outputs are each one's own
+    # weight gradients are reduced over ranks, outputs are not
     weight_gradients = [
         [r["mean"] for r in rows if r["kind"] == "Weight_Gradient"] for rows in found
     ]
@@ -103,7 +103,7 @@ def test_fsdp2(ranks):
         ]  # fmt: skip
 
 
-def test_a_distributed_tensor_as_an_output(ranks):
+def test_outputs_that_are_dtensors(ranks):
     found = ranks("""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor
@@ -127,7 +127,7 @@ def test_a_distributed_tensor_as_an_output(ranks):
         assert outputs[0]["mean"] == [5.0, 15.0][rank]
 
 
-def test_one_rank_films_and_all_do_if_asked(ranks):
+def test_watches_one_rank_or_all(ranks):
     found = ranks("""
         import threading
         torch.manual_seed(rank)

@@ -1,4 +1,4 @@
-"""Names of modules and parameters: those that their author gave, whatever is wrapped around."""
+"""Names of modules and parameters do not contain wrappers."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ WRAPPERS = [
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
-def test_wrappers_leave_no_trace(wrap):
+def test_names_do_not_contain_outer_wrappers(wrap):
     model = HasModule()
     assert names_of(wrap(model)) == PLAIN
     assert unwrapped(wrap(model)) is model
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
-def test_nor_inside_a_model(wrap):
+def test_names_do_not_contain_inner_wrappers(wrap):
     model = nn.Sequential(nn.Linear(2, 2), wrap(HasModule()))
     assert names_of(model) == (
         ["Sequential", "0", "1", "1.module"],
@@ -51,12 +51,12 @@ def test_checkpoint_wrappers():
     assert names_of(model) == (["Sequential", "0"], ["0.weight", "0.bias"])
 
 
-def test_shared_parameters_have_each_of_their_names():
+def test_shared_parameters_have_all_their_names():
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
     assert names_of(model)[1] == ["0.weight", "1.weight"]
 
 
-def test_types_as_people_import_them():
+def test_type_names_as_imported():
     assert type_name(nn.Linear(1, 1)) == "torch.nn.Linear"
     assert type_name(HasModule()).endswith("test_names.HasModule")

@@ -1,4 +1,4 @@
-"""Taking a snapshot changes nothing for torch, whatever it is in the middle of."""
+"""Snapshots do not disturb torch, in any mode or context."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ POOL = Pool()
 
 
 class TestContexts:
-    """Whatever the training is in the middle of."""
+    """Modes and contexts of the training."""
 
     tensors = (torch.randn(()), torch.randn(5, 6), torch.randn(5, 6).T, torch.randn(300, 200).T)
 
@@ -54,7 +54,7 @@ class TestContexts:
         finally:
             torch.use_deterministic_algorithms(False)
 
-    def test_no_mode_sees_anything(self):
+    def test_modes_do_not_see_snapshots(self):
         seen = []
 
         class Functions(TorchFunctionMode):
@@ -78,7 +78,7 @@ class TestContexts:
             assert torch.equal(rebuild(node), tensor)
 
 
-def test_nothing_is_left_on_the_tensor():
+def test_tensors_stay_as_they_are():
     tensor = torch.randn(20, 30, requires_grad=True)
     result = (tensor * 2).T
     state, version = torch.get_rng_state(), result._version
@@ -124,7 +124,7 @@ def train(catch):
 
 @pytest.mark.filterwarnings("ignore:The use of `x.T`")
 def test_training_is_bit_identical():
-    train(lambda value: None)  # the first one of a process may differ on a busy machine
+    train(lambda value: None)  # warm up: the first training of a process may round differently
     losses, state, random, _ = train(lambda value: None)
     losses2, state2, random2, caught = train(lambda value: snapshot(value, POOL)[0])
     assert losses == losses2

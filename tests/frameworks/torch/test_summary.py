@@ -83,13 +83,13 @@ class Marked(torch.Tensor):
         raise AssertionError("code of the subclass ran")
 
 
-def test_a_subclass_runs_no_code_of_its_own() -> None:
+def test_runs_no_code_of_subclasses() -> None:
     with torch._C.DisableTorchFunction():
         x = values().as_subclass(Marked)
     same(summarize(x), summarize_array(values().numpy()))
 
 
-def test_no_mode_notices() -> None:
+def test_modes_do_not_see_statistics() -> None:
     seen = []
 
     class Mode(TorchDispatchMode):
@@ -123,7 +123,7 @@ def test_no_mode_notices() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_not_dense_is_refused(make: Callable[[torch.Tensor], Any], message: str) -> None:
+def test_rejects_other_layouts(make: Callable[[torch.Tensor], Any], message: str) -> None:
     x = make(values().float())
     with pytest.raises(CaptureError, match=message):
         summarize(x)
@@ -131,7 +131,7 @@ def test_what_is_not_dense_is_refused(make: Callable[[torch.Tensor], Any], messa
         tap.summarize(x)
 
 
-def test_wrappers_are_refused() -> None:
+def test_rejects_wrappers() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -146,7 +146,7 @@ def test_wrappers_are_refused() -> None:
         summarize(freed)
 
 
-def test_meta_tensors_have_no_statistics() -> None:
+def test_rejects_meta_tensors() -> None:
     with pytest.raises(CaptureError, match="meta tensor"):
         tap.summarize(torch.empty(3, device="meta"))
 

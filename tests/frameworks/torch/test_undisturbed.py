@@ -1,4 +1,4 @@
-"""Tracking changes nothing: the same bits, the same exceptions, nothing kept, nothing left."""
+"""Tracking changes nothing: same bits, same exceptions, no references and no hooks left behind."""
 
 import gc
 import traceback
@@ -15,7 +15,7 @@ from tensortap.record import Kind
 
 
 class Net(nn.Module):
-    """Dropout, in-place modules, a norm, a checkpoint: what could be disturbed."""
+    """A model with dropout, an in-place module, a norm and a checkpoint."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def one_thread():
     [{}, {"tensors": True, "alerts": True}, {"stash": lambda t: {"n": t.float().norm().item()}}],
 )
 def test_training_is_bit_identical(autocast, options):
-    train(False, autocast)  # warm: the first of a process may differ by itself
+    train(False, autocast)  # warm up: the first training of a process may round differently
     plain, tracked = train(False, autocast), train(True, autocast, **options)
     assert len(plain) == len(tracked)
     for one, other in zip(plain, tracked, strict=True):
@@ -81,7 +81,7 @@ def test_training_is_bit_identical(autocast, options):
         assert torch.equal(one, other)
 
 
-# -- the end -------------------------------------------------------------------------------
+# -- ending --------------------------------------------------------------------------------
 
 
 def hooks_of(model, opt):
@@ -99,7 +99,7 @@ class Boom(Exception):
 
 @pytest.mark.parametrize("error", [None, Boom, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("given", [True, False])
-def test_no_hook_stays_whatever_was_raised(error, given):
+def test_removes_every_hook(error, given):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     raised = error("mine") if error else None
@@ -122,18 +122,18 @@ def test_no_hook_stays_whatever_was_raised(error, given):
         assert caught.value is raised
         assert caught.value.__cause__ is None
         assert caught.value.__context__ is None
-        # nothing of ours stands between the user's line and whoever catches it
+        # the traceback has no frame of tensortap
         frames = traceback.extract_tb(caught.tb)
         assert {frame.filename for frame in frames} == {__file__}
     (tracker,) = trackers
     assert hooks_of(model, opt) == 0
     count = len(list(tracker.records))
     model(torch.randn(2, 4)).sum().backward()
-    tracker.step()  # after the end: nothing
+    tracker.step()  # ignored after the end
     assert len(list(tracker.records)) == count
 
 
-def test_an_exception_in_the_users_forward_goes_through():
+def test_exceptions_of_the_model_are_raised():
     class Bad(nn.Module):
         def forward(self, x):
             raise Boom("inside")
@@ -144,7 +144,7 @@ def test_an_exception_in_the_users_forward_goes_through():
     assert not model[0]._forward_hooks
 
 
-def test_a_fault_while_ending_does_not_take_the_place_of_the_users(monkeypatch, caplog):
+def test_errors_while_ending_do_not_replace_the_users(monkeypatch, caplog):
     model = nn.Sequential(nn.Linear(4, 4))
     tracker = tap.track(model)
     monkeypatch.setattr(tracker._observer, "settle", lambda: 1 / 0)
@@ -154,7 +154,7 @@ def test_a_fault_while_ending_does_not_take_the_place_of_the_users(monkeypatch, 
     assert "error while ending a tracker" in caplog.text
 
 
-def test_zero_grad_of_the_users_own_is_put_back():
+def test_restores_a_replaced_zero_grad():
     model = nn.Linear(2, 2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     calls = []
@@ -165,7 +165,7 @@ def test_zero_grad_of_the_users_own_is_put_back():
     assert calls == ["mine"]
 
 
-# -- faults inside -------------------------------------------------------------------------
+# -- errors while observing ----------------------------------------------------------------
 
 
 class Odd(nn.Module):
@@ -173,7 +173,7 @@ class Odd(nn.Module):
         return x.to_sparse()
 
 
-def test_what_cannot_be_summarised_is_counted_and_training_goes_on(errors, caplog):
+def test_counts_outputs_without_statistics(errors, caplog):
     model = nn.Sequential(nn.Linear(4, 4), Odd())
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     with tap.track(model, optimizer=opt) as tracker:
@@ -187,7 +187,7 @@ def test_what_cannot_be_summarised_is_counted_and_training_goes_on(errors, caplo
     assert {Kind.ACTIVATION, Kind.WEIGHT, Kind.WEIGHT_GRADIENT} <= kinds
 
 
-def test_a_stash_that_raises_never_reaches_training(errors):
+def test_counts_errors_of_a_stash(errors):
     model = nn.Sequential(nn.Linear(4, 4))
     with tap.track(model, stash=lambda t: 1 / 0) as tracker:
         model(torch.randn(2, 4)).sum().backward()
@@ -197,7 +197,7 @@ def test_a_stash_that_raises_never_reaches_training(errors):
     assert all(r.stats is not None for r in records)
 
 
-def test_a_metric_that_is_no_number_costs_nothing_else(errors):
+def test_counts_metrics_that_are_no_numbers(errors):
     model = nn.Sequential(nn.Linear(4, 4))
     with tap.track(model) as tracker:
         tracker.step(loss="high", lr=0.1, tensor=torch.tensor(2.5, requires_grad=True))
@@ -208,7 +208,7 @@ def test_a_metric_that_is_no_number_costs_nothing_else(errors):
     assert [r.name for r in tracker.records if r.kind is Kind.WEIGHT] == ["0.weight", "0.bias"]
 
 
-def test_a_rule_or_a_callback_that_raises_never_reaches_training(errors):
+def test_counts_errors_of_rules_and_callbacks(errors):
     model = nn.Sequential(nn.Linear(4, 4))
     with tap.track(model, alerts=[lambda record, memory: 1 / 0]) as tracker:
         model(torch.randn(2, 4)).sum().backward()
@@ -221,14 +221,14 @@ def test_a_rule_or_a_callback_that_raises_never_reaches_training(errors):
     assert len(tracker.alerts) == 2
 
 
-def test_strict_raises(monkeypatch):
+def test_strict_mode_raises_errors(monkeypatch):
     monkeypatch.setattr(pipeline, "strict", True)
     model = nn.Sequential(Odd())
     with pytest.raises(tap.TensortapError), tap.track(model):
         model(torch.randn(2, 4))
 
 
-def test_disabled_it_sees_nothing():
+def test_records_nothing_while_disabled():
     model = nn.Sequential(nn.Linear(4, 4))
     tap.disable()
     try:
@@ -240,14 +240,14 @@ def test_disabled_it_sees_nothing():
     assert list(tracker.records) == []
 
 
-# -- nothing kept --------------------------------------------------------------------------
+# -- memory --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_nothing_of_the_users_is_kept_alive(given):
+def test_keeps_no_tensor_alive(given):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    gc.disable()  # by counting alone: a cycle would keep gigabytes until somebody collects
+    gc.disable()  # a reference cycle would keep gigabytes until the next collection
     try:
         with tap.track(model, optimizer=opt if given else None) as tracker:
             x = torch.randn(3, 5, 4)
@@ -256,7 +256,7 @@ def test_nothing_of_the_users_is_kept_alive(given):
             kept = [weakref.ref(t) for t in (x, y, loss)]
             mark = Boom()
             y.grad_fn.metadata["mark"] = mark
-            node = weakref.ref(mark)  # a node has no weak references of its own
+            node = weakref.ref(mark)  # nodes of the graph cannot be referenced weakly
             del mark
             loss.backward()
             opt.step()

@@ -18,7 +18,7 @@ from tensortap.record import Kind
 
 pytestmark = [
     pytest.mark.usefixtures("no_errors"),
-    # of torch's own, while it compiles
+    # a warning of the compiler itself
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 
@@ -51,13 +51,13 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints_are_marked_and_counted_once(reentrant, found):
+def test_recomputed_outputs_are_tagged(reentrant, found):
     frames, gradients = [], []
     for on in (False, True):
         model = Checkpointed(reentrant, on)
         with tap.track(model) as tracker:
             for n in range(2):
-                for m in range(2):  # the second call of a step is made again as the second
+                for m in range(2):  # each call is recomputed under its own index
                     x = torch.full((2, 4), n + m + 1.0, requires_grad=True)
                     model(x).square().sum().backward()
                 model.zero_grad()
@@ -78,7 +78,7 @@ def test_checkpoints_are_marked_and_counted_once(reentrant, found):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_an_alert_is_not_given_again_for_what_is_computed_again(reentrant):
+def test_recomputed_outputs_raise_no_second_alert(reentrant):
     model = Checkpointed(reentrant)
     model.blocks[1].register_forward_hook(lambda m, a, out: out * torch.nan)
     with tap.track(model, alerts=[nan()]) as tracker:
@@ -93,13 +93,13 @@ def test_an_alert_is_not_given_again_for_what_is_computed_again(reentrant):
 class HasModule(nn.Module):
     def __init__(self):
         super().__init__()
-        self.module = nn.Linear(4, 4)  # that is what its author called it
+        self.module = nn.Linear(4, 4)  # the name that DataParallel uses as well
 
     def forward(self, x):
         return self.module(x)
 
 
-def test_data_parallel_leaves_no_trace_in_names(found):
+def test_names_do_not_contain_data_parallel(found):
     model = nn.DataParallel(nn.Sequential(HasModule(), nn.Linear(4, 2)))
     opt = torch.optim.Adam(model.parameters())
     with tap.track(model, optimizer=opt) as tracker:
@@ -113,7 +113,7 @@ def test_data_parallel_leaves_no_trace_in_names(found):
     ]  # fmt: skip
 
 
-def test_a_wrapped_part_of_a_model(found):
+def test_names_do_not_contain_inner_wrappers(found):
     model = nn.Sequential(
         nn.DataParallel(HasModule()), torch.compile(nn.Linear(4, 2), backend="eager")
     )
@@ -137,7 +137,7 @@ def expected(x):
 
 
 def ways(model, backend, fullgraph):
-    """The three ways to compile a model: a wrapper, in place, a function that calls it."""
+    """Return a model compiled by a wrapper, in place, and by a function that calls it."""
     in_place = mlp()
     in_place.compile(backend=backend, fullgraph=fullgraph)
     return {
@@ -159,7 +159,7 @@ def fresh_compiler():
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("way", ["wrapper", "in place", "function"])
 @pytest.mark.parametrize("called", [True, False])
-def test_compiled_models_are_seen(backend, way, called, found):
+def test_observes_compiled_models(backend, way, called, found):
     x = torch.randn(3, 4)
     model, call = ways(mlp(), backend, False)[way]
     if called:
@@ -183,9 +183,7 @@ def test_compiled_models_are_seen(backend, way, called, found):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("way", ["wrapper", "in place", "function"])
-def test_a_whole_graph_goes_on_and_what_is_not_seen_is_listed(
-    backend, way, found, open_run, caplog
-):
+def test_reports_modules_in_a_fullgraph(backend, way, found, open_run, caplog):
     x = torch.randn(3, 4)
     model, call = ways(mlp(), backend, True)[way]
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -195,11 +193,11 @@ def test_a_whole_graph_goes_on_and_what_is_not_seen_is_listed(
             opt.step()
             opt.zero_grad()
             tracker.step()
-    # what the whole graph gives out is seen, unless the user's function goes on with it
+    # the output of the graph is observed, unless the compiled function changes it
     hidden = {"0", "1", "2"} | ({"Sequential"} if way == "function" else set())
     assert set(tracker.unseen) == hidden
     assert all("fullgraph" in reason for reason in tracker.unseen.values())
-    assert len([r for r in caplog.records if "cannot observe" in r.message]) == 1
+    assert len([r for r in caplog.records if "tracking is limited for" in r.message]) == 1
     seen = found(tracker)
     assert set(seen.names(ACT)) == {"Sequential"} - hidden
     assert len(seen.of(WGRAD)) == len(seen.of(WEIGHT)) == 8
@@ -210,8 +208,8 @@ def test_a_whole_graph_goes_on_and_what_is_not_seen_is_listed(
     assert alerts == tracker.alerts
 
 
-def test_why_a_whole_graph_hides_its_modules():
-    """There are no modules in it, only their operations; and a hook that left it would raise."""
+def test_fullgraphs_have_no_modules_and_reject_hooks():
+    """The reason why modules in a fullgraph cannot be observed."""
     graphs = []
 
     def backend(graph, inputs):
@@ -252,8 +250,8 @@ def test_compiled_training_is_bit_identical():
         assert torch.equal(one, other)
 
 
-def test_a_model_that_is_compiled_while_it_is_tracked():
-    """Nothing of tensortap's own is compiled, and nothing anew for every module."""
+def test_compiling_while_tracking():
+    """The compiler compiles no code of tensortap, and no hook once per module."""
     code = """
         import sys, torch, tensortap as tap
         from torch import nn

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import types
 
 import pytest
-import torch
 
 from tensortap.errors import TensortapError
-from tensortap.frameworks.torch import channel as channels
-from tensortap.frameworks.torch.channel import GlooChannel, device_for
-from tensortap.sources.tracing import gather as module
+from tensortap.frameworks.torch.channel import GlooChannel
 from tensortap.sources.tracing.gather import Gatherer
 from tensortap.sources.tracing.results import TracedValues
 
@@ -278,70 +273,27 @@ class Work:
 
 
 class Line:
-    """Stands in for nccl, which cannot run here, in one process."""
+    """Stands in for gloo, in one process."""
 
-    def __init__(self, messages, device="cpu"):
-        self.messages, self.device = messages, torch.device(device)
+    def __init__(self, messages):
+        self.messages = messages
 
     def send(self, tensors, to, tag):
         assert (to, tag) == (0, 0)
-        assert tensors[0].device == self.device
         self.messages.append(tensors[0].clone())
         return Work()
 
     def recv(self, tensors, rank, tag):
         assert (rank, tag) == (1, 0)
-        assert tensors[0].device == self.device
         tensors[0].copy_(self.messages.pop(0))
         return Work()
 
 
-def test_buffers_are_on_the_device_of_the_backend(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert device_for("nccl") == torch.device("cuda", 3)
-    assert device_for("gloo") == torch.device("cpu")
-    # there is no other device here than the CPU: meta tensors show where buffers are made
-    channel = GlooChannel(None, [4, 7], 7, torch.device("meta"))
-    devices = []
-    monkeypatch.setattr(channel, "_send", lambda tensor: devices.append(tensor.device.type))
-    module._send(channel, {"x": TracedValues([torch.arange(9000)], [0], [1], [0])}, True)
-    assert devices == ["meta", "meta", "meta"]
-
-
-def test_uses_nccl_without_gloo(monkeypatch):
-    made = []
-
-    def nccl(store, rank, size, timeout):
-        made.append((rank, size, timeout))
-        return Line(messages)
-
-    messages = []
-    monkeypatch.setattr(channels, "device_for", lambda backend: torch.device("cpu"))
-    monkeypatch.setattr(channels.private, "default_store", lambda: "store")
-    ends = []
-    for rank in (4, 7):
-        distributed = types.SimpleNamespace(
-            is_gloo_available=lambda: False, ProcessGroupNCCL=nccl, get_rank=lambda rank=rank: rank,
-            PrefixStore=lambda name, store: (name, store), group=types.SimpleNamespace(WORLD=None),
-        )  # fmt: skip
-        monkeypatch.setattr(channels, "distributed", distributed)
-        ends.append(GlooChannel.connect(None, [4, 7]))
-    assert made == [(0, 2, datetime.timedelta(minutes=30)), (1, 2, datetime.timedelta(minutes=30))]
-    assert [channel.is_first for channel in ends] == [True, False]
-    part = TracedValues([torch.arange(9000), 5], [0, 1], [7, 7], [0, 0])
-    module._send(ends[1], {"x": part}, True)
-    gathered = {}
-    assert module._receive(ends[0], 7, gathered).last
-    assert torch.equal(gathered["x"].values[0], part.values[0])
-    assert (gathered["x"].values[1], gathered["x"].ranks) == (5, [7, 7])
-    assert not messages
-
-
 def test_invalid_message_disconnects_the_rank():
     messages = []
-    ends = [GlooChannel(Line(messages), [0, 1], rank, torch.device("cpu")) for rank in range(2)]
-    ends[1].send_numbers(3, 0)
-    ends[1].send(memoryview(b"abc"))
+    ends = [GlooChannel(Line(messages), [0, 1], rank) for rank in range(2)]
+    ends[1].send((3).to_bytes(8))
+    ends[1].send(b"abc")
     faults = []
     gatherer = Gatherer(None, lambda name, error: faults.append(error))
     gatherer._channel, gatherer._others = ends[0], [1]

@@ -7,6 +7,7 @@ holds that copy, and whoever needs the bytes waits for them.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable
@@ -20,12 +21,11 @@ from jax.core import Tracer
 from tensortap.buffers import Pool
 from tensortap.dtypes import DTYPES, name_of
 from tensortap.errors import CaptureError
-from tensortap.frameworks.memory import payload_at
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import describe
 from tensortap.frameworks.observing import TrackHooks, TrackObserver
 from tensortap.frameworks.protocol import Adapter, Framework, Path, Snapshot, rejecting
-from tensortap.frameworks.view import as_numpy
+from tensortap.frameworks.view import as_numpy, payload_at
 from tensortap.record import Summary, TensorData
 from tensortap.stats import summarize_array
 
@@ -42,7 +42,6 @@ class JaxFramework(Framework):
     name = "jax"
 
     def adapter(self, cls: type) -> Adapter | None:
-        """Return the adapter for arrays and tracers."""
         if Tracer in cls.__mro__:
             return _TRACER
         return _ARRAY if jax.Array in cls.__mro__ else None
@@ -67,25 +66,31 @@ class JaxFramework(Framework):
     def track_states(
         self, model_state: Any, optimizer_state: Any, observer: TrackObserver
     ) -> TrackHooks | None:
-        """Return hooks for a program with this model state and optimizer state."""
         from tensortap.frameworks.jax.track import JaxTracking
 
         return JaxTracking(model_state, optimizer_state, observer)
 
     def traced_classes(self) -> Iterable[type]:
-        """Return the classes of tracers that exist now."""
-        from tensortap.frameworks.jax.catch_in_jit import tracers
-
-        return tracers()
+        classes: list[type] = [Tracer]
+        while classes:
+            cls = classes.pop()
+            yield cls
+            classes += cls.__subclasses__()
 
     def catch_when_run(
         self, value: Any, capture: Callable[..., object], when: Any
     ) -> Callable[[], object]:
-        """Make the function that is being traced call back with a value."""
-        from tensortap.frameworks.jax.catch_in_jit import insert_callback, wait_for_callbacks
+        """Make the compiled function call back with the whole value, under all transformations.
 
-        insert_callback(value, capture, when)
-        wait: Callable[[], object] = wait_for_callbacks
+        It does so for each iteration of a `scan`, for each element under `vmap`, and again where
+        `jax.checkpoint` recomputes the value.
+        """
+        reject_random_keys(value.dtype)
+        # NumPy, because JAX must not compute in a callback: the thread for it waits for us
+        condition = (lambda value: when(np.asarray(value))) if callable(when) else when
+        callback = functools.partial(capture, when=condition)
+        jax.debug.callback(callback, jax.lax.stop_gradient(value))
+        wait: Callable[[], object] = jax.effects_barrier
         return wait
 
 

@@ -10,19 +10,67 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
+import threading
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensortap.stats.packed import HEAD, MOST, NARROW, WIDE, layout
+from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.protocol import PendingSummary
+from tensortap.record import Summary
+from tensortap.stats.packed import HEAD, MOST, NARROW, WIDE, layout, unpack
 
 log = logging.getLogger("tensortap")
 
 _TARGET = "tensortap_pack"
 _IN_C = ("float32", "bfloat16", "float16")
+
+
+class Observation(NamedTuple):
+    """An observed tensor, its statistics, and the tensor itself if it is the leaf of a tree."""
+
+    observed: Observed
+    pending: PendingSummary
+    array: Any = None
+
+
+class DeviceVector:
+    """Words that a device is computing; `numpy` waits for them, in any thread."""
+
+    __slots__ = ("_array", "_host", "_lock")
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._host: np.ndarray[Any, Any] | None = None
+        self._lock = threading.Lock()
+        if isinstance(array, jax.Array):
+            array.copy_to_host_async()
+
+    def ready(self) -> bool:
+        """Return whether the device has computed the words."""
+        array = self._array
+        return array is None or not isinstance(array, jax.Array) or bool(array.is_ready())
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return the words and release the memory of the device."""
+        with self._lock:
+            if self._host is None:
+                with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+                    self._host = np.asarray(self._array).reshape(-1)
+                self._array = None
+            return self._host
+
+    def summary(self, start: int, dtype: str, shape: tuple[int, ...]) -> PendingSummary:
+        """Return the statistics that begin at a word; none if the program took another branch."""
+
+        def resolve() -> Summary | None:
+            words = self.numpy()[start : start + layout(dtype).words]
+            return unpack(words, dtype, shape)
+
+        return PendingSummary(self.ready, resolve)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensortap.frameworks.jax.marks import mark
+from tensortap.frameworks.jax.marks import Collector, mark
 from tensortap.frameworks.protocol import type_name
 from tensortap.record import Kind
 
@@ -34,10 +34,10 @@ _users = 0
 
 
 @contextlib.contextmanager
-def marked_modules(wants: Wants, on_error: OnError) -> Iterator[None]:
+def marked_modules(wants: Wants, on_error: OnError, collector: Collector) -> Iterator[None]:
     """Mark the outputs of modules that are called in this thread."""
     outer: _Marking | None = getattr(_thread, "marking", None)
-    _thread.marking = _Marking(wants, on_error)
+    _thread.marking = _Marking(wants, on_error, collector)
     linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
     try:
         with contextlib.ExitStack() as stack:
@@ -61,9 +61,10 @@ def key_name(key: Any) -> str:
 class _Marking:
     """Which outputs are marked, and the nnx modules whose calls are under way."""
 
-    def __init__(self, wants: Wants, on_error: OnError) -> None:
+    def __init__(self, wants: Wants, on_error: OnError, collector: Collector) -> None:
         self._wants = wants
         self._on_error = on_error
+        self._collector = collector
         self._modules: list[Any] = []
         self._names: list[dict[int, str]] = []  # module id → name, one dict per call under way
 
@@ -88,10 +89,8 @@ class _Marking:
         def marked(path: Any, leaf: Any) -> Any:
             if not _is_array(leaf):
                 return leaf
-            part = ".".join(map(key_name, path))
-            return mark(
-                leaf, name, part=part, module=module, activation=activation, gradient=gradient
-            )
+            whole = f"{name}[{'.'.join(map(key_name, path))}]" if path else name
+            return mark(leaf, whole, module, activation, gradient, self._collector)
 
         return jax.tree_util.tree_unflatten(tree, [marked(*each) for each in leaves])
 

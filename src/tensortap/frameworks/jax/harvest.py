@@ -8,9 +8,8 @@ recomputes are not observed a second time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,40 +18,18 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import Sharding
 
-from tensortap.frameworks.jax.device_stats import can_reduce, pack
-from tensortap.frameworks.jax.marks import ValueMark, value_p
+from tensortap.frameworks.jax.device_stats import pack
+from tensortap.frameworks.jax.marks import MarkedValue, ValueMark, can_observe, value_p
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedValue:
-    """A mark, and the dtype and shape of its value; `loops` are the lengths of enclosing scans."""
-
-    mark: ValueMark
-    dtype: str
-    shape: tuple[int, ...]
-    loops: tuple[int, ...] = ()
-
-    @property
-    def calls(self) -> int:
-        """How many times the value is computed: once per iteration."""
-        return math.prod(self.loops)
-
-    @property
-    def words(self) -> int:
-        """How many words the statistics of all calls take."""
-        return self.calls * layout(self.dtype).words
-
-
 class Harvest:
-    """The marked values of a program, their packed statistics, and what could not be observed."""
+    """The marked values of a program, and their packed statistics."""
 
     def __init__(self) -> None:
         self.values: list[MarkedValue] = []
         self.vectors: list[Any] = []
-        self.unseen: dict[str, str] = {}
-        self.calls_back = False
 
     def add(self, value: MarkedValue, vector: Any) -> None:
         """Add the packed statistics of a marked value."""
@@ -90,12 +67,8 @@ def evaluate(
 
 
 def _harvest_value(x: Any, mark: ValueMark, harvest: Harvest, again: bool) -> Any:
-    if not mark.wanted or (again and mark.kind is not Kind.GRADIENT):
-        return x
-    if can_reduce(x.dtype):
+    if not (again and mark.kind is not Kind.GRADIENT) and can_observe(x, mark):
         harvest.add(MarkedValue(mark, x.dtype.name, tuple(x.shape)), pack(x))
-    else:
-        harvest.unseen[mark.name] = f"no statistics for dtype {x.dtype}"
     return x
 
 
@@ -132,7 +105,6 @@ def _programs_in(params: dict[str, Any]) -> list[Jaxpr]:
 
 def _leave(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
     """Run the operation unchanged: the marks in it call back."""
-    harvest.calls_back = True
     return _bind(eqn, inputs)
 
 
@@ -160,9 +132,7 @@ def _jit(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any
     return constrained(outputs, eqn.params["out_shardings"])
 
 
-def _retrace(
-    jaxpr: Any, consts: Sequence[Any], harvest: Harvest, again: bool
-) -> tuple[ClosedJaxpr, Harvest]:
+def _retrace(jaxpr: Any, consts: Sequence[Any], again: bool) -> tuple[ClosedJaxpr, Harvest]:
     """Return the same program with the statistics as additional outputs."""
     inner = Harvest()
 
@@ -172,15 +142,12 @@ def _retrace(
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
              for v in jaxpr.invars]  # fmt: skip
-    closed = jax.make_jaxpr(run)(*avals)
-    harvest.unseen |= inner.unseen
-    harvest.calls_back |= inner.calls_back
-    return closed, inner
+    return jax.make_jaxpr(run)(*avals), inner
 
 
 def _scan(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
     body = eqn.params["jaxpr"]
-    closed, inner = _retrace(body.jaxpr, body.consts, harvest, again)
+    closed, inner = _retrace(body.jaxpr, body.consts, again)
     outputs = _bind(eqn, inputs, jaxpr=closed)
     own = len(eqn.outvars)
     for value, vector in zip(inner.values, outputs[own:], strict=True):
@@ -189,7 +156,7 @@ def _scan(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[An
 
 
 def _cond(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
-    retraced = [_retrace(b.jaxpr, b.consts, harvest, again) for b in eqn.params["branches"]]
+    retraced = [_retrace(b.jaxpr, b.consts, again) for b in eqn.params["branches"]]
     values = [value for _, inner in retraced for value in inner.values]
     own = len(eqn.outvars)
 
@@ -215,7 +182,7 @@ def _cond(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[An
 
 def _remat(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
     again = again or bool(eqn.params.get("differentiated"))
-    closed, inner = _retrace(eqn.params["jaxpr"], (), harvest, again)
+    closed, inner = _retrace(eqn.params["jaxpr"], (), again)
     if closed.consts:
         return _leave(eqn, inputs, harvest, again)
     outputs = _bind(eqn, inputs, jaxpr=closed.jaxpr)

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensortap.frameworks.jax.harvest import Harvest, MarkedValue, evaluate
+from tensortap.frameworks.jax.harvest import Harvest, evaluate
+from tensortap.frameworks.jax.marks import MarkedValue
 
 ROUNDS_DIFFERENTLY = (
     "with statistics in it, XLA compiles it to code that rounds differently; it runs twice, so "
@@ -55,8 +56,6 @@ class ProgramInfo(NamedTuple):
     """What tracing has found out about a program."""
 
     values: tuple[MarkedValue, ...]
-    unseen: tuple[tuple[str, str], ...]
-    calls_back: bool
     has_effects: bool
     id: int
 
@@ -127,13 +126,7 @@ class InstrumentedJit:
         outputs = evaluate(program.jaxpr, program.consts, leaves, harvest)
         results = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), outputs)
         vectors = [jnp.ravel(v) for v in harvest.vectors] or [jnp.zeros(0, jnp.uint32)]
-        info = ProgramInfo(
-            tuple(harvest.values),
-            tuple(harvest.unseen.items()),
-            harvest.calls_back,
-            bool(program.effects),
-            next(_program_ids),
-        )
+        info = ProgramInfo(tuple(harvest.values), bool(program.effects), next(_program_ids))
         return results, PackedOutputs(jnp.concatenate(vectors), info)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, PackedOutputs]:

@@ -11,28 +11,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import threading
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from tensortap.frameworks.jax import marks
-from tensortap.frameworks.jax.call_order import first_calls, in_program_order, without_recomputed
-from tensortap.frameworks.jax.device_stats import can_reduce, pack
+from tensortap.frameworks.jax.device_stats import DeviceVector, Observation
 from tensortap.frameworks.jax.flax_modules import OnError, Wants, marked_modules
-from tensortap.frameworks.jax.harvest import MarkedValue
 from tensortap.frameworks.jax.instrumented_jit import (
     InstrumentedJit,
     PackedOutputs,
     is_jitted,
     jit_options,
 )
-from tensortap.frameworks.jax.marks import ValueMark
-from tensortap.frameworks.jax.observation import DeviceVector, Observation
+from tensortap.frameworks.jax.marks import Collector, MarkedValue
+from tensortap.frameworks.observing import Observed
+from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
 NOT_JITTED = (
@@ -41,7 +37,7 @@ NOT_JITTED = (
 )
 _UNKNOWN_OPTIONS = "not observed: this version of JAX does not tell how it was jitted"
 
-_Eager = list[tuple[MarkedValue, DeviceVector]]
+T = TypeVar("T")
 _keys = itertools.count()
 
 
@@ -60,19 +56,14 @@ class Intercept:
         self._on_error = on_error
         self._key = f"tracker{next(_keys)}"
         self._instrumented: dict[int, InstrumentedJit] = {}  # by id; each keeps its function alive
-        self._called_back: _Eager = []
-        self._lock = threading.Lock()
-        self.unseen: dict[str, str] = {}
-
-    def _note(self, name: str, reason: str) -> None:
-        known = self.unseen.get(name)
-        if known is None or reason not in known:
-            self.unseen[name] = reason if known is None else f"{known}; {reason}"
+        self._collector = Collector()
+        self.unseen = self._collector.unseen
 
     @contextlib.contextmanager
     def _marking(self) -> Iterator[None]:
         """Mark what is traced here; the metadata keeps it separate in JAX's caches."""
-        with set_xla_metadata(tensortap=self._key), marked_modules(self._wants, self._on_error):
+        marked = marked_modules(self._wants, self._on_error, self._collector)
+        with set_xla_metadata(tensortap=self._key), marked:
             yield
 
     def __call__(self, fn: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Observation]]:
@@ -81,23 +72,19 @@ class Intercept:
             args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
         if isinstance(fn, types.MethodType) and is_jitted(fn.__func__):
             args, fn = (fn.__self__, *args), fn.__func__
-        marks.set_callback_receiver(self._take_callback)
+        self._collector.taken()  # of a call that raised
         outputs: list[PackedOutputs] = []
-        eager: _Eager = []
-        jitted = is_jitted(fn)
-        if jitted:
+        if is_jitted(fn):
             results = self._call_jitted(fn, outputs, *args, **kwargs)
         else:
             with self._replacing_jitted(fn, outputs) as replaced:
                 # a wrapper of a jitted function computes nothing itself
-                call = fn if replaced else functools.partial(self._call_eagerly, fn, eager)
+                call = fn if replaced else functools.partial(self._call_eagerly, fn)
                 results = call(*args, **kwargs)
-        if any(packed.info.calls_back for packed in outputs) or (
-            not jitted and marks.may_call_back()
-        ):
+        if self._collector.callbacks:
             jax.block_until_ready(results)
             jax.effects_barrier()
-        return results, self._observations(outputs, eager)
+        return results, self._observations(outputs)
 
     def _call_jitted(
         self, fn: Any, outputs: list[PackedOutputs], /, *args: Any, **kwargs: Any
@@ -106,9 +93,9 @@ class Intercept:
         if instrumented is None:
             options = jit_options(fn)
             if options is None:
-                self._note(getattr(fn, "__name__", "function"), _UNKNOWN_OPTIONS)
+                self._collector.note(getattr(fn, "__name__", "function"), _UNKNOWN_OPTIONS)
                 return fn(*args, **kwargs)
-            instrumented = InstrumentedJit(fn, options, self._marking, self._note)
+            instrumented = InstrumentedJit(fn, options, self._marking, self._collector.note)
             self._instrumented[id(fn)] = instrumented
         try:
             results, packed = instrumented(*args, **kwargs)
@@ -121,7 +108,9 @@ class Intercept:
             outputs.append(packed)
             return results
         results = fn(*args, **kwargs)  # raises again if the error is the user's
-        self._note(instrumented.name, f"not observed: {type(failure).__name__}: {failure}")
+        self._collector.note(
+            instrumented.name, f"not observed: {type(failure).__name__}: {failure}"
+        )
         self._on_error(instrumented.name, failure)
         return results
 
@@ -143,51 +132,109 @@ class Intercept:
             for name, value in inner.items():
                 object.__setattr__(fn, name, value)
 
-    def _call_eagerly(self, fn: Any, eager: _Eager, /, *args: Any, **kwargs: Any) -> Any:
-        def receive(mark: ValueMark, x: Any) -> None:
-            if can_reduce(x.dtype):
-                value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
-                eager.append((value, DeviceVector(_pack(x))))
-            else:
-                self._note(mark.name, f"no statistics for dtype {x.dtype}")
-
-        with self._marking(), marks.EagerMarks(receive) as eager_marks:
+    def _call_eagerly(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        before = self._collector.callbacks
+        with self._marking():
             results = fn(*args, **kwargs)
-        if eager_marks.compiled:
-            self._note(getattr(fn, "__name__", "function"), NOT_JITTED)
+        if self._collector.callbacks > before:
+            self._collector.note(getattr(fn, "__name__", "function"), NOT_JITTED)
         return results
 
-    def _take_callback(
-        self, mark: ValueMark, dtype: str, shape: tuple[int, ...], words: Any
-    ) -> None:
-        with self._lock:
-            vector = DeviceVector(np.asarray(words))
-            self._called_back.append((MarkedValue(mark, dtype, shape), vector))
-
-    def _observations(self, outputs: list[PackedOutputs], eager: _Eager) -> list[Observation]:
-        with self._lock:
-            called_back, self._called_back = self._called_back, []
+    def _observations(self, outputs: list[PackedOutputs]) -> list[Observation]:
         observed: list[tuple[MarkedValue, DeviceVector, int]] = []
         for packed in outputs:
-            for name, reason in packed.info.unseen:
-                self._note(name, reason)
             vector, start = DeviceVector(packed.vector), 0
             for value in packed.info.values:
                 observed.append((value, vector, start))
                 start += value.words
-        in_order = in_program_order(without_recomputed(called_back))
-        observed += [(*pair, 0) for pair in (*without_recomputed(eager), *in_order)]
+        eager, called_back = self._collector.taken()
+        in_order = _in_program_order(_without_recomputed(called_back))
+        for value, words in (*_without_recomputed(eager), *in_order):
+            observed.append((value, DeviceVector(words), 0))
         observations = []
-        first = first_calls(value for value, _, _ in observed)
+        first = _first_calls(value for value, _, _ in observed)
         for (value, vector, start), call in zip(observed, first, strict=True):
-            words = layout(value.dtype).words
-            mark = value.mark
-            observations += [
-                Observation(mark.kind, mark.name, mark.part, mark.type, value.dtype, value.shape,
-                            call + i, vector, start + i * words)
-                for i in range(value.calls)
-            ]  # fmt: skip
+            mark, dtype, shape = value.mark, value.dtype, value.shape
+            for i in range(value.calls):
+                seen = Observed(mark.name, mark.kind, call + i, mark.type, dtype, shape)
+                place = start + i * layout(dtype).words
+                observations.append(Observation(seen, vector.summary(place, dtype, shape)))
         return observations
 
 
-_pack: Callable[[Any], jax.Array] = jax.jit(pack)
+# -- which call of its module an observed value belongs to -----------------------------------
+
+
+def _without_recomputed(
+    observed: Iterable[tuple[MarkedValue, T]],
+) -> Iterator[tuple[MarkedValue, T]]:
+    """Leave out the activations that a backward pass recomputes (`jax.checkpoint`).
+
+    A value is recomputed if a backward pass has begun and the gradient of an earlier call is
+    still to come.
+    """
+    backward = False
+    open_calls: dict[int, int] = {}
+    for value, vector in observed:
+        uid = value.mark.uid
+        if value.mark.kind is Kind.GRADIENT:
+            backward = True
+            open_calls[uid] = open_calls.get(uid, 0) - 1
+        elif backward and open_calls.get(uid, 0) > 0:
+            continue
+        else:
+            open_calls[uid] = open_calls.get(uid, 0) + 1
+        yield value, vector
+
+
+def _in_program_order(observed: Iterable[tuple[MarkedValue, T]]) -> list[tuple[MarkedValue, T]]:
+    """Sort what compiled code has called back with, because XLA calls in any order.
+
+    The n-th callback of a mark belongs to the n-th run of its code. If all activations came
+    before the gradients, the backward pass ran as its own function, from the last call to the
+    first.
+    """
+    listed = list(observed)
+    places: dict[tuple[int, Kind], list[int]] = {}
+    for index, (value, _) in enumerate(listed):
+        places.setdefault((value.mark.uid, value.mark.kind), []).append(index)
+    keys: dict[int, tuple[int, int, bool]] = {}
+    for (uid, kind), indices in places.items():
+        activations = places.get((uid, Kind.ACTIVATION), [])
+        is_gradient = kind is Kind.GRADIENT
+        backwards = is_gradient and bool(activations) and max(activations) < indices[0]
+        for run, index in enumerate(reversed(indices) if backwards else indices):
+            keys[index] = run, uid, is_gradient
+    return [listed[index] for index in sorted(keys, key=keys.__getitem__)]
+
+
+def _first_calls(values: Iterable[MarkedValue]) -> list[int]:
+    """Return the index of the first call of each value among those of its name.
+
+    Activations count in program order. A gradient gets the index of its activation; a backward
+    pass meets the calls from the last to the first.
+    """
+    listed = list(values)
+    first: dict[int, int] = {}
+    counts: dict[str, int] = {}
+    open_calls: dict[int, list[int]] = {}  # calls whose gradients are still to come
+
+    def number(index: int) -> None:
+        mark = listed[index].mark
+        first[index] = counts.get(mark.name, 0)
+        counts[mark.name] = first[index] + listed[index].calls
+
+    alone = []  # gradients without an activation
+    for index, value in enumerate(listed):
+        uid = value.mark.uid
+        if value.mark.kind is Kind.ACTIVATION:
+            number(index)
+            open_calls.setdefault(uid, []).append(first[index])
+        elif open_calls.get(uid):
+            first[index] = open_calls[uid].pop()
+        else:
+            alone.append(index)
+    counts.clear()
+    for index in sorted(alone, key=lambda i: (listed[i].mark.uid, -i)):
+        number(index)
+    return [first[index] for index in range(len(listed))]

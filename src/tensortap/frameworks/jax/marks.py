@@ -2,42 +2,45 @@
 
 `mark` returns its argument. In the traced program it labels an activation, and once the program
 is differentiated also the gradient of that activation. `tensortap.frameworks.jax.harvest` turns
-marks into outputs. A mark that it cannot reach (in the body of a `while_loop`, or in a function
-that JAX compiles on its own) compiles to a callback with the statistics.
+marks into outputs. Two kinds of marks go to their `Collector` instead: those on concrete values,
+and those that a harvest cannot reach (in the body of a `while_loop`, or in a function that JAX
+compiles on its own), which compile to a callback with the statistics.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tensortap.frameworks.jax.device_stats import can_reduce, pack
 from tensortap.record import Kind
+from tensortap.stats.packed import layout
 
 
 @dataclass(frozen=True, slots=True)
 class ValueMark:
-    """The label of an activation or of its gradient.
+    """The label of an activation or of its gradient, which share `uid`.
 
-    `part` is the path of a leaf in a nested output. A value and its gradient share `uid`.
     `activation` and `gradient` say which of the two are wanted.
     """
 
     kind: Kind
     name: str
-    part: str
     type: str
     uid: int
     activation: bool
     gradient: bool
+    collector: Collector
 
     @property
     def wanted(self) -> bool:
@@ -45,54 +48,91 @@ class ValueMark:
         return self.gradient if self.kind is Kind.GRADIENT else self.activation
 
 
+@dataclass(frozen=True, slots=True)
+class MarkedValue:
+    """A mark, and the dtype and shape of its value; `loops` are the lengths of enclosing scans."""
+
+    mark: ValueMark
+    dtype: str
+    shape: tuple[int, ...]
+    loops: tuple[int, ...] = ()
+
+    @property
+    def calls(self) -> int:
+        """How many times the value is computed: once per iteration."""
+        return math.prod(self.loops)
+
+    @property
+    def words(self) -> int:
+        """How many words the statistics of all calls take."""
+        return self.calls * layout(self.dtype).words
+
+
+class Collector:
+    """Takes the packed statistics of marks that are no outputs of a program.
+
+    `unseen` maps names to what could not be observed, or not without side effects, and why.
+    """
+
+    def __init__(self) -> None:
+        self.unseen: dict[str, str] = {}
+        self.eager: list[tuple[MarkedValue, Any]] = []
+        self.called_back: list[tuple[MarkedValue, Any]] = []
+        self.callbacks = 0  # marks that were compiled to callbacks
+        self._lock = threading.Lock()
+
+    def note(self, name: str, reason: str) -> None:
+        """Note what the user should know about a name."""
+        known = self.unseen.get(name)
+        if known is None or reason not in known:
+            self.unseen[name] = reason if known is None else f"{known}; {reason}"
+
+    def call_back(self, value: MarkedValue, words: Any) -> None:
+        """Take the statistics that compiled code calls back with, in any thread."""
+        with self._lock:
+            self.called_back.append((value, np.asarray(words)))
+
+    def taken(self) -> tuple[list[tuple[MarkedValue, Any]], list[tuple[MarkedValue, Any]]]:
+        """Return what eager and what compiled code has delivered since the last time."""
+        with self._lock:
+            eager, self.eager = self.eager, []
+            called_back, self.called_back = self.called_back, []
+        return eager, called_back
+
+
 _uids = itertools.count()
-_thread = threading.local()
 
 value_p = Primitive("tensortap_value")
 tangent_p = Primitive("tensortap_tangent")
 
 
 def mark(
-    x: Any,
-    name: str,
-    *,
-    part: str = "",
-    module: str = "",
-    activation: bool = True,
-    gradient: bool = True,
+    x: Any, name: str, cls: str, activation: bool, gradient: bool, collector: Collector
 ) -> Any:
     """Return `x`, marked; differentiation marks its gradient as well."""
-    label = ValueMark(Kind.ACTIVATION, name, part, module, next(_uids), activation, gradient)
+    label = ValueMark(Kind.ACTIVATION, name, cls, next(_uids), activation, gradient, collector)
     return value_p.bind(x, mark=label)
 
 
-class EagerMarks:
-    """A context in which marks on concrete values, in this thread, go to `receive`.
-
-    `compiled` becomes True if JAX compiles a marked program meanwhile.
-    """
-
-    def __init__(self, receive: Callable[[ValueMark, Any], None]) -> None:
-        self.receive = receive
-        self.compiled = False
-
-    def __enter__(self) -> EagerMarks:
-        self._outer: EagerMarks | None = getattr(_thread, "eager", None)
-        _thread.eager = self
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _thread.eager = self._outer
+def can_observe(x: Any, label: ValueMark) -> bool:
+    """Return whether a marked value is wanted and has statistics; note if it has none."""
+    if label.wanted and not can_reduce(x.dtype):
+        label.collector.note(label.name, f"no statistics for dtype {x.dtype}")
+        return False
+    return label.wanted
 
 
-def _receive_concrete(x: Any, *, mark: ValueMark) -> Any:
-    eager: EagerMarks | None = getattr(_thread, "eager", None)
-    if eager is not None and mark.wanted:
-        eager.receive(mark, x)
+_pack: Callable[[Any], jax.Array] = jax.jit(pack)
+
+
+def _on_concrete(x: Any, *, mark: ValueMark) -> Any:
+    if can_observe(x, mark):
+        value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
+        mark.collector.eager.append((value, _pack(x)))
     return x
 
 
-value_p.def_impl(_receive_concrete)
+value_p.def_impl(_on_concrete)
 value_p.def_abstract_eval(lambda x, *, mark: x)
 tangent_p.def_impl(lambda x, *, mark: x)
 tangent_p.def_abstract_eval(lambda x, *, mark: x)
@@ -111,48 +151,17 @@ def _transpose(ct: Any, x: Any, *, mark: ValueMark) -> Any:
     return (value_p.bind(ct, mark=replace(mark, kind=Kind.GRADIENT)),)
 
 
+def _with_callback(x: Any, *, mark: ValueMark) -> Any:
+    if can_observe(x, mark):
+        mark.collector.callbacks += 1
+        value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
+        jax.debug.callback(functools.partial(mark.collector.call_back, value), pack(x))
+    return x
+
+
 ad.primitive_jvps[value_p] = _jvp
 ad.deflinear2(tangent_p, _transpose)
 batching.defvectorized(value_p)
 batching.defvectorized(tangent_p)
-
-# -- marks in compiled code that nobody has harvested ----------------------------------------
-
-CallbackReceiver = Callable[[ValueMark, str, tuple[int, ...], Any], None]
-"""Takes what compiled code calls back with: mark, dtype, shape, packed statistics."""
-
-_receiver: CallbackReceiver | None = None
-_any_callback = False
-
-
-def set_callback_receiver(receiver: CallbackReceiver | None) -> None:
-    """Set who gets the statistics that compiled code calls back with."""
-    global _receiver
-    _receiver = receiver
-
-
-def may_call_back() -> bool:
-    """Return whether any code has been compiled that calls back."""
-    return _any_callback
-
-
-def _call_back(mark: ValueMark, dtype: str, shape: tuple[int, ...], vector: Any) -> None:
-    receiver = _receiver
-    if receiver is not None:
-        receiver(mark, dtype, shape, vector)
-
-
-def _with_callback(x: Any, *, mark: ValueMark) -> Any:
-    global _any_callback
-    if not mark.wanted or not can_reduce(x.dtype):
-        return x
-    _any_callback = True
-    eager: EagerMarks | None = getattr(_thread, "eager", None)
-    if eager is not None:
-        eager.compiled = True
-    jax.debug.callback(functools.partial(_call_back, mark, x.dtype.name, x.shape), pack(x))
-    return x
-
-
 mlir.register_lowering(value_p, mlir.lower_fun(_with_callback, multiple_results=False))
 mlir.register_lowering(tangent_p, lambda ctx, x, *, mark: [x])

@@ -1,17 +1,22 @@
-"""Tracking a JAX program: what happens inside its functions, and its states."""
+"""Tracking of a JAX program: what is computed inside its functions, and its states."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from tensortap.frameworks.jax.device_stats import DeviceVector, Observation, can_reduce, pack
+from tensortap.frameworks.jax.flax_modules import Wants, key_name
 from tensortap.frameworks.jax.intercept import Intercept
-from tensortap.frameworks.jax.observation import Observation
-from tensortap.frameworks.jax.trees import observe_trees
 from tensortap.frameworks.observing import Observed, TrackObserver
-from tensortap.frameworks.protocol import PendingSummary
 from tensortap.record import Kind
+from tensortap.stats.packed import layout
+
+Path = tuple[str, ...]
 
 
 class JaxTracking:
@@ -45,25 +50,17 @@ class JaxTracking:
             return function(*args, **kwargs)
         results, observations = self._intercept(function, *args, **kwargs)
         try:
-            self._record(observations)
+            calls = dict(self._calls)
+            for seen, pending, _ in observations:
+                key = seen.kind, seen.name
+                call = seen.call + self._calls.get(key, 0)
+                calls[key] = max(calls.get(key, 0), call + 1)
+                self.observer.add(seen._replace(call=call), None, pending)
+            self._calls = calls
             self.observer.unseen.update(self._intercept.unseen)
         except Exception as error:
             self.observer.fault(getattr(function, "__name__", "intercept"), error)
         return results
-
-    def _record(self, observations: list[Observation]) -> None:
-        calls = dict(self._calls)
-        for each in observations:
-            name = f"{each.name}[{each.part}]" if each.part else each.name
-            key = each.kind, name
-            call = each.call + self._calls.get(key, 0)
-            calls[key] = max(calls.get(key, 0), call + 1)
-            self._add(Observed(name, each.kind, call, each.type, each.dtype, each.shape), each)
-        self._calls = calls
-
-    def _add(self, seen: Observed, observation: Observation) -> None:
-        pending = PendingSummary(observation.vector.ready, observation.resolve)
-        self.observer.add(seen, None, pending, observation.array)
 
     def end_step(self, *states: Any, **named: Any) -> None:
         """Record the states after a step."""
@@ -85,11 +82,117 @@ class JaxTracking:
             like=self._like,
         )
         with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-            for each in observations:
-                name, tags = each.name, {}
-                if each.kind is Kind.OPTIMISER_STATE:
-                    tags = {"state": each.part, "parameter": each.name}
-                    name = f"{each.name}.{each.part}" if each.name else each.part
-                self._add(
-                    Observed(name, each.kind, 0, "", each.dtype, each.shape, None, tags), each
-                )
+            for seen, pending, array in observations:
+                self.observer.add(seen, None, pending, array)
+
+
+# -- trees of parameters, gradients and optimizer state --------------------------------------
+
+
+def observe_trees(
+    wants: Wants,
+    params: Any = None,
+    optimizer_state: Any = None,
+    grads: Any = None,
+    *,
+    like: Any = None,
+) -> list[Observation]:
+    """Return the observations of all leaves, with the statistics of all in one computation.
+
+    `like` are parameters that name the optimizer's state if `params` are not given.
+    """
+    leaves: list[tuple[Kind, str, dict[str, str], Any]] = []
+    for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
+        leaves += [(kind, parameter_name(path), {}, array) for path, array in arrays_of(tree)]
+    if optimizer_state is not None:
+        known = params if params is not None else like if like is not None else grads
+        parameters = {_without_collection(path) for path, _ in arrays_of(known)}
+        for path, array in arrays_of(optimizer_state):
+            name, part = state_name(path, parameters)
+            tags = {"state": part, "parameter": name}
+            leaves.append((Kind.OPTIMISER_STATE, f"{name}.{part}", tags, array))
+    wanted = [leaf for leaf in leaves if wants(leaf[0], leaf[1])]
+    if not wanted:
+        return []
+    with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+        vector, start = DeviceVector(_pack_all([array for *_, array in wanted])), 0
+    observations = []
+    for kind, name, tags, array in wanted:
+        # as inside a jitted function
+        dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
+        shape = tuple(np.shape(array))
+        seen = Observed(name, kind, 0, "", dtype, shape, None, tags)
+        observations.append(Observation(seen, vector.summary(start, dtype, shape), array))
+        start += layout(dtype).words
+    return observations
+
+
+_pack_all = jax.jit(lambda arrays: jnp.concatenate([pack(jnp.asarray(x)) for x in arrays]))
+
+
+_paths: dict[Any, list[Path]] = {}  # by tree structure
+
+
+def arrays_of(tree: Any) -> list[tuple[Path, Any]]:
+    """Return the arrays of a tree with their paths, without leaves that are no arrays.
+
+    >>> arrays_of({"params": {"Dense_0": {"bias": 0.5}}})
+    [(('params', 'Dense_0', 'bias'), 0.5)]
+    """
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    paths = _paths.get(structure)
+    if paths is None:
+        keyed = jax.tree_util.tree_flatten_with_path(tree)[0]
+        paths = [_path(key_name(key) for key in keys) for keys, _ in keyed]
+        if len(_paths) >= 64:  # a program may use a new structure in every step
+            _paths.clear()
+        _paths[structure] = paths
+    return [pair for pair in zip(paths, leaves, strict=True) if _is_array(pair[1])]
+
+
+def _path(keys: Iterable[str]) -> Path:
+    path = tuple(keys)
+    # an nnx variable holds its array under this key
+    return path[:-1] if len(path) > 1 and path[-1] == "value" else path
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():  # donated to the next step
+            return False
+        return isinstance(leaf.dtype, np.dtype) and can_reduce(leaf.dtype)
+    return isinstance(leaf, (bool, int, float))
+
+
+def _without_collection(path: Path) -> Path:
+    return path[1:] if len(path) > 1 and path[0] == "params" else path
+
+
+def parameter_name(path: Path) -> str:
+    """Return the name of a parameter: its path without the ``params`` collection of Flax.
+
+    >>> parameter_name(("params", "Dense_0", "kernel"))
+    'Dense_0.kernel'
+    """
+    return ".".join(_without_collection(path))
+
+
+def state_name(path: Path, parameters: set[Path]) -> tuple[str, str]:
+    """Return the parameter that a leaf of an optimizer's state belongs to, and its entry.
+
+    However optax transformations are chained, the state of a parameter is stored under the path
+    of that parameter. Other leaves, such as step counters, go under ``optimizer`` and their path.
+
+    >>> state_name(("0", "mu", "params", "Dense_0", "kernel"), {("Dense_0", "kernel")})
+    ('Dense_0.kernel', 'mu')
+    >>> state_name(("0", "count"), {("Dense_0", "kernel")})
+    ('optimizer.0', 'count')
+    """
+    for start in range(len(path)):
+        if path[start:] in parameters:
+            above = path[:start]
+            if above and above[-1] == "params":
+                above = above[:-1]
+            words = [word for word in above if not word.isdigit()]
+            return ".".join(path[start:]), words[-1] if words else "state"
+    return ".".join(("optimizer", *path[:-1])), path[-1] if path else "state"

@@ -31,7 +31,6 @@ class MlxFramework(Framework):
     name = "mlx"
 
     def adapter(self, cls: type) -> Adapter | None:
-        """Return the adapter for arrays."""
         return _ARRAY if mx.array in cls.__mro__ else None
 
     def rebuild(self, tensor: TensorData) -> Any:
@@ -47,7 +46,6 @@ class MlxFramework(Framework):
         return built
 
     def reduction(self, value: Any) -> tuple[Any, tuple[Any, ...]] | None:
-        """Embed an array in a pickle as its bytes."""
         if not isinstance(value, mx.array):
             return None
         array = _view(value)

@@ -11,6 +11,7 @@ import numpy as np
 from tensortap.buffers import Pool, view_of
 from tensortap.dtypes import itemsize, name_of, numpy_dtype
 from tensortap.errors import CaptureError, WireError
+from tensortap.frameworks.numpy.stack import stack
 from tensortap.frameworks.protocol import SMALL, Adapter, Framework, Path, Snapshot, rejecting
 from tensortap.record import Summary, TensorData
 from tensortap.stats import summarize_array
@@ -24,7 +25,6 @@ class NumpyFramework(Framework):
     name = "numpy"
 
     def adapter(self, cls: type) -> Adapter | None:
-        """Return the adapter for arrays, scalars, or a subclass of them."""
         if cls is np.ndarray:
             return _ARRAY
         if np.ma.MaskedArray in cls.__mro__:
@@ -36,13 +36,9 @@ class NumpyFramework(Framework):
         return None
 
     def rebuild(self, tensor: TensorData) -> Any:
-        """Return an array, or a scalar if `tensor` was one."""
         return build(tensor)
 
     def stack(self, name: str, values: list[Any], fill: float) -> Any:
-        """Return arrays or numbers as one array."""
-        from tensortap.frameworks.numpy.stack import stack
-
         return stack(name, values, fill)
 
 

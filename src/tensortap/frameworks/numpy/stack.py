@@ -1,17 +1,63 @@
-"""NumPy arrays of different sizes, stacked into one."""
+"""Stacking values of different sizes: of NumPy, and what all frameworks have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from tensortap.frameworks.stacking import (
-    array_of_numbers,
-    cannot_fill,
-    no_common_dtype,
-    padded_shape,
-)
+from tensortap.errors import TensortapError
+
+_NUMBERS = (bool, int, float, complex)
+_EXACT = 1 << 53  # floats are exact for integers up to this one
+
+
+def array_of_numbers(values: list[Any]) -> np.ndarray[Any, Any] | None:
+    """Return an array that holds these numbers exactly; None for other values.
+
+    >>> array_of_numbers([1, 2.5]), array_of_numbers(["text"])
+    (array([1. , 2.5]), None)
+    """
+    kinds = {type(value) for value in values}
+    if not kinds <= set(_NUMBERS):
+        return None
+    if kinds == {bool}:
+        return np.array(values, np.bool_)
+    if complex in kinds or float in kinds:
+        if all(abs(value) <= _EXACT for value in values if isinstance(value, int)):
+            return np.array(values, np.complex128 if complex in kinds else np.float64)
+    elif all(-(1 << 63) <= value < 1 << 63 for value in values):
+        return np.array(values, np.int64)
+    return None
+
+
+def padded_shape(name: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the smallest shape that holds all of these; raise if their dimensions differ.
+
+    >>> padded_shape("x", [(2, 5), (3, 1)])
+    (3, 5)
+    """
+    counts = sorted({len(shape) for shape in shapes})
+    if len(counts) > 1:
+        raise TensortapError(
+            f"cannot stack {name}: its tensors have {counts[0]} to {counts[-1]} dimensions; make "
+            "them equal in an earlier callback"
+        )
+    return tuple([max(sizes) for sizes in zip(*shapes, strict=True)])
+
+
+def cannot_fill(name: str, fill: float, dtype: object) -> TensortapError:
+    """Return the error for a fill value that a dtype does not have."""
+    return TensortapError(f"cannot pad {name} with {fill}: {dtype} has no such value; pass fill=")
+
+
+def no_common_dtype(name: str, dtypes: Iterable[object]) -> TensortapError:
+    """Return the error for dtypes that no dtype holds exactly."""
+    names = " and ".join(sorted(str(dtype) for dtype in dtypes))
+    return TensortapError(
+        f"cannot stack {name}: no dtype holds {names} exactly; convert them in an earlier callback"
+    )
 
 
 def stack(name: str, values: list[Any], fill: float) -> np.ndarray[Any, Any] | None:

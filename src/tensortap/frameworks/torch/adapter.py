@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -20,10 +22,14 @@ from tensortap.frameworks.observing import (
     WatchObserver,
 )
 from tensortap.frameworks.protocol import Adapter, Framework, rejecting
-from tensortap.frameworks.torch import private, tensors
-from tensortap.frameworks.torch.copies import CompactTensor, copied_tensor, keyed_copy
+from tensortap.frameworks.torch import private, tensors, trace_models
+from tensortap.frameworks.torch.channel import open_channel
+from tensortap.frameworks.torch.probes import find_probes
 from tensortap.frameworks.torch.shards import local_shard
+from tensortap.frameworks.torch.stack import stack
 from tensortap.frameworks.torch.summarize import summarize
+from tensortap.frameworks.torch.track import ModelHooks
+from tensortap.frameworks.torch.watch import hooks_on
 from tensortap.record import TensorData
 
 
@@ -33,7 +39,6 @@ class TorchFramework(Framework):
     name = "torch"
 
     def adapter(self, cls: type) -> Adapter | None:
-        """Return the adapter for a class of tensors."""
         if torch.Tensor not in cls.__mro__:
             return None
         if cls is torch.Tensor:
@@ -46,84 +51,59 @@ class TorchFramework(Framework):
             return _SUBCLASS
         rejected = rejecting(_WRAPPERS.get(cls.__name__) or _WRAPPER.format(cls.__name__))
         shard = local_shard if cls.__name__ == "DTensor" else None
-        return replace(rejected, copy=copied_tensor, local_shard=shard)
+        return replace(rejected, copy=tensors.copied_tensor, local_shard=shard)
 
     def rebuild(self, tensor: TensorData) -> Any:
-        """Return a tensor on the CPU, in no graph."""
         return tensors.build(tensor)
 
     def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
-        """Return hooks on a module and its optimizers."""
-        from tensortap.frameworks.torch.track import ModelHooks
-
         is_module = isinstance(model, torch.nn.Module)
         return ModelHooks(model, optimizer, observer) if is_module else None
 
     def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
-        """Return hooks on a module, parameter or tensor."""
-        from tensortap.frameworks.torch.watch import hooks_on
-
         return hooks_on(target, observer, title)
 
     def save(self, value: Any, path: FilePath) -> None:
-        """Write a ``.pt`` file."""
-        from tensortap.frameworks.torch.files import save
-
-        save(value, path)
+        torch.save(value, path)
 
     def load(self, file: FilePath | BinaryIO, *, trust: bool, mapped: bool = False) -> Any:
-        """Read a ``.pt`` file; tensors are on the CPU."""
-        from tensortap.frameworks.torch.files import load
-
-        return load(file, trust, mapped)
+        # only zip archives can be mapped, which is what torch writes since 1.6
+        mapped = mapped and zipfile.is_zipfile(file)
+        return torch.load(file, map_location="cpu", weights_only=not trust, mmap=mapped)
 
     def reduction(self, value: Any) -> tuple[Any, tuple[Any, ...]] | None:
-        """Embed a tensor in a pickle as `torch.save` writes it."""
-        from tensortap.frameworks.torch.files import reduction
-
-        return reduction(value)
+        # not torch's own reduction, which cannot read float8 and trusts the bytes that it reads
+        if not isinstance(value, torch.Tensor):
+            return None
+        data = io.BytesIO()
+        torch.save(value, data)
+        return torch.load, (io.BytesIO(data.getvalue()),)
 
     def without_graph(self) -> contextlib.AbstractContextManager[Any]:
-        """Return `torch.no_grad()`."""
         context: contextlib.AbstractContextManager[Any] = torch.no_grad()
         return context
 
     def version_of(self, value: Any) -> int:
-        """Return how often a tensor was changed in place."""
         return private.version_of(value) if isinstance(value, torch.Tensor) else 0
 
     def survives_fork(self) -> bool:
-        """Return whether CUDA is unused: its state does not survive a fork."""
-        return not torch.cuda.is_initialized()
+        return not torch.cuda.is_initialized()  # its state does not survive
 
     def after_fork(self) -> None:
-        """Use one thread: a fork does not have the threads of the parent's pool."""
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # a fork does not have the threads of the parent's pool
 
     def stack(self, name: str, values: list[Any], fill: float) -> Any:
-        """Return tensors or numbers as one tensor."""
-        from tensortap.frameworks.torch.stack import stack
-
         return stack(name, values, fill)
 
     def open_channel(self, group: Any) -> RankChannel | None:
-        """Connect the ranks of a process group of torch.distributed."""
-        from tensortap.frameworks.torch.channel import open_channel
-
         return open_channel(group)
 
     def tracing(self) -> ModelTracing | None:
-        """Return the knowledge about modules that `trace` needs."""
-        from tensortap.frameworks.torch import trace_models
-
         return trace_models
 
     def find_probes(
         self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> Sequence[Probe] | None:
-        """Run a module forward and backward, and return its modules and parameters."""
-        from tensortap.frameworks.torch.probes import find_probes
-
         return find_probes(model, inputs, named) if isinstance(model, torch.nn.Module) else None
 
 
@@ -131,9 +111,9 @@ FRAMEWORK = TorchFramework()
 
 _PARAMETER = Adapter(
     tensors.snapshot, tensors.nbytes, tensors.describe, tensors.snapshot_small, summarize,
-    tensors.view, copy=copied_tensor,
+    tensors.view, copy=tensors.copied_tensor,
 )  # fmt: skip
-_TENSOR = replace(_PARAMETER, keyed_copy=keyed_copy, compact=CompactTensor)
+_TENSOR = replace(_PARAMETER, keyed_copy=tensors.keyed_copy, compact=tensors.CompactTensor)
 _SUBCLASS = replace(_PARAMETER, snapshot=tensors.snapshot_subclass, snapshot_small=None)
 _UNINITIALIZED = rejecting(
     "an uninitialized parameter has no data: catch it after the first forward"

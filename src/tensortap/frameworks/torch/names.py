@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tensortap.frameworks.torch.private import children_of
-
 # where wrappers keep the wrapped module
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -29,9 +27,9 @@ class Names:
         self.root = root
         self._prefixes: list[tuple[str, str]] = []
         for path, module in root.named_modules():
-            wrapped = _wrapped_name(module)
+            wrapped = _wrapped(module)
             if wrapped is not None:
-                self._prefixes.append((f"{path}.{wrapped}" if path else wrapped, path))
+                self._prefixes.append((f"{path}.{wrapped[0]}" if path else wrapped[0], path))
         # the innermost first, so that the others still match what is left of a path
         self._prefixes.sort(key=lambda pair: -len(pair[0]))
         self._title = _class_of(unwrapped(root)).__name__
@@ -54,10 +52,10 @@ class Names:
         """
         wrapped_ids: set[int] = set()
         for path, module in self.root.named_modules():
-            name = _wrapped_name(module)
-            if name is not None and as_one(module):
-                wrapped_ids.add(id(children_of(module)[name]))
-            elif name is not None or id(module) in wrapped_ids:
+            wrapped = _wrapped(module)
+            if wrapped is not None and as_one(module):
+                wrapped_ids.add(id(wrapped[1]))
+            elif wrapped is not None or id(module) in wrapped_ids:
                 continue
             yield self.plain(path) or self._title, module
 
@@ -67,16 +65,12 @@ class Names:
             yield self.plain(path), parameter
 
 
-def _wrapped_name(module: torch.nn.Module) -> str | None:
-    """Return the name under which a wrapper keeps its module; None for other modules."""
-    if isinstance(module, _PARALLEL):
-        return "module"
-    if isinstance(module, torch.jit.ScriptModule):
-        return None
-    children = children_of(module)
-    return next(
-        (name for name in _WRAPPED if isinstance(children.get(name), torch.nn.Module)), None
-    )
+def _wrapped(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
+    """Return the module in a wrapper and its name there, the first child; None for no wrapper."""
+    child: tuple[str, torch.nn.Module] | None = next(module.named_children(), None)
+    if child is not None and (child[0] in _WRAPPED or isinstance(module, _PARALLEL)):
+        return child
+    return None
 
 
 _PARALLEL: tuple[type, ...] = (torch.nn.DataParallel,)
@@ -86,10 +80,8 @@ if torch.distributed.is_available():
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside all its wrappers."""
-    while (name := _wrapped_name(module)) is not None:
-        inner = children_of(module)[name]
-        assert inner is not None
-        module = inner
+    while (wrapped := _wrapped(module)) is not None:
+        module = wrapped[1]
     return module
 
 

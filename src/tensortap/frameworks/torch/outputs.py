@@ -1,4 +1,9 @@
-"""Hooks on the modules of a torch model: their outputs, and the gradients of the outputs."""
+"""Hooks on the modules of a torch model: their outputs, and the gradients of the outputs.
+
+In a model that torch.compile compiles, a hook has to leave the graph to observe anything. Where a
+graph may break, the hook breaks it; with ``fullgraph=True`` that would raise in the user's
+program, so there it compiles to nothing and reports that its module is not seen.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,51 @@ import torch
 
 from tensortap.frameworks.observing import HookObserver, tensors_in
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.compiled import FULLGRAPH, forget_graphs, outside_graphs
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
-from tensortap.frameworks.torch.observed import observed
+from tensortap.frameworks.torch.shards import observed
 from tensortap.record import Kind, Summary
+
+FULLGRAPH = "it is part of a graph compiled with fullgraph=True, which a hook cannot leave"
+
+_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+
+def outside_graphs(
+    hook: Callable[..., None], name: str, on_unseen: Callable[[str], None]
+) -> Callable[..., None]:
+    """Return the hook so that it runs outside of compiled graphs.
+
+    `on_unseen` is called with the name where it cannot run.
+    """
+
+    def leave(*args: Any) -> None:
+        hook(*args)
+
+    def must_stay() -> bool:
+        if private.must_not_break():
+            on_unseen(name)
+            return True
+        private.skip_frame(on_call.__code__)
+        return False
+
+    hide_from_compiler(leave)
+    private.constant_when_compiled(must_stay)
+
+    def on_call(*args: Any) -> None:
+        if _compiling() and must_stay():
+            return
+        leave(*args)
+
+    if private.compiler_is_loaded():
+        private.skip_frame(on_call.__code__)
+    return on_call
+
+
+def forget_graphs() -> None:
+    """Make torch compile everything anew: existing graphs know nothing of new or removed hooks."""
+    if private.compiler_is_loaded():
+        torch.compiler.reset()
 
 
 class ModuleCall(NamedTuple):
@@ -35,7 +80,7 @@ class OutputHooks:
         self.observer = observer
         self.title = title
         self._handles: list[Any] = []
-        self._leaf_handles: list[Any] = []  # hooks on tensors that outlive their step
+        self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
         self._calls: dict[str, int] = {}
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
         self._last: tuple[Callable[[], Any], int, Summary | None] = (lambda: None, 0, None)
@@ -56,7 +101,8 @@ class OutputHooks:
         gradient = self.observer.wants(Kind.GRADIENT, name)
         if activation or gradient:
             cls = type_name(unwrapped(module))
-            hook = functools.partial(self._on_output, name, cls, activation, gradient)
+            wanted = ModuleCall(0, 0, activation, gradient)
+            hook = functools.partial(self._on_output, name, cls, wanted, module)
             outside = outside_graphs(hook, name, self._report_unseen)
             self._handles.append(module.register_forward_hook(outside))
 
@@ -65,24 +111,27 @@ class OutputHooks:
 
     def detach(self) -> None:
         """Remove every hook."""
-        for handles in (self._handles, self._leaf_handles):
-            while handles:
-                handles.pop().remove()
+        while self._handles:
+            self._handles.pop().remove()
+        self._remove_leaf_handles()
         forget_graphs()
+
+    def _remove_leaf_handles(self) -> None:
+        while self._leaf_handles:
+            self._leaf_handles.popitem()[1].remove()
 
     def end_step(self) -> None:
         """Count the calls of the next step from zero."""
         self._calls.clear()
         self._recomputable.clear()
-        while self._leaf_handles:
-            self._leaf_handles.pop().remove()
+        self._remove_leaf_handles()
 
     def _on_output(
         self,
         name: str,
         cls: str,
-        activation: bool,
-        gradient: bool,
+        wanted: ModuleCall,
+        original: torch.nn.Module,
         module: torch.nn.Module,
         args: Any,
         output: Any,
@@ -95,8 +144,7 @@ class OutputHooks:
             if observer.only_training and not training:
                 return
             again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
-            wanted = ModuleCall(0, 0, activation, gradient)
-            counted = self._count(wanted, name, again, module, output)
+            counted = self._count(wanted, name, again, module is not original, output)
             if counted is None:
                 return
             step, call, activation, gradient = counted
@@ -114,14 +162,14 @@ class OutputHooks:
             observer.fault(name, error)
 
     def _count(
-        self, wanted: ModuleCall, name: str, again: bool, module: torch.nn.Module, output: Any
+        self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
     ) -> ModuleCall | None:
-        """Return where this call is counted and what to capture of it; None to ignore it."""
+        """Return where this call is counted and what to capture of it; None to ignore it.
+
+        A `replica` is a copy of the module that DataParallel made for one call.
+        """
         call = self._repeated_call(name) if again else self._next_call(name)
         return wanted._replace(step=self.observer.step_number, call=call)
-
-    def _keep_leaf_handle(self, name: str, handle: Any) -> None:
-        self._leaf_handles.append(handle)
 
     def _next_call(self, name: str) -> int:
         """Return the index of this call of the module within the step."""
@@ -167,8 +215,10 @@ class OutputHooks:
 
         hide_from_compiler(on_gradient)
         handle = tensor.register_hook(on_gradient)
-        if tensor.is_leaf:
-            self._keep_leaf_handle(name, handle)  # the module returned a parameter as it is
+        if tensor.is_leaf:  # the module returned a parameter as it is
+            before, self._leaf_handles[name] = self._leaf_handles.get(name), handle
+            if before is not None:
+                before.remove()
         base = private.base_of(tensor)
         if base is not None and base.grad_fn is not None and base.numel() == tensor.numel():
             # a later in-place operation would take the view's own node out of the graph

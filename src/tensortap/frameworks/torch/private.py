@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 import torch
-
-from tensortap.errors import TensortapError
 
 Context = contextlib.AbstractContextManager[Any]
 
@@ -111,20 +109,6 @@ def is_fullgraph(module: torch.nn.Module) -> bool:
     return bool(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False))
 
 
-def default_store() -> Any:
-    """Return the store of torch.distributed.
-
-    Buys: ranks find each other without a collective of the user's groups. Otherwise every rank
-    keeps the values that it traces.
-    """
-    from torch.distributed import distributed_c10d
-
-    try:
-        return distributed_c10d._get_default_store()
-    except AttributeError:
-        raise TensortapError("this release of torch has no default store") from None
-
-
 def timeout_of(group: Any) -> datetime.timedelta:
     """Return the timeout of a process group.
 
@@ -159,24 +143,6 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     base: torch.Tensor | None = getattr(tensor, "_base", None)
     return base
-
-
-def children_of(module: torch.nn.Module) -> Mapping[str, torch.nn.Module | None]:
-    """Return the child modules by name.
-
-    Buys: time, because names are looked up again in every step. Otherwise the public generator
-    does the same.
-    """
-    children = vars(module).get("_modules")
-    return children if isinstance(children, dict) else dict(module.named_children())
-
-
-def is_replica(module: torch.nn.Module) -> bool:
-    """Return whether DataParallel made this copy of a module for one call.
-
-    Buys: with several devices only one of them is watched. Otherwise all are.
-    """
-    return bool(getattr(module, "_is_replica", False))
 
 
 def compiler_is_loaded() -> bool:

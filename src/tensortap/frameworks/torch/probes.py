@@ -81,12 +81,12 @@ class _ProbeHooks(OutputHooks):
         self._outputs: list[tuple[str, torch.Tensor, int]] = []
 
     def _count(
-        self, wanted: ModuleCall, name: str, again: bool, module: torch.nn.Module, output: Any
+        self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
     ) -> ModuleCall | None:
         if not again:
             for path, tensor in tensors_in(output, torch.Tensor):
                 self._outputs.append((name + path, tensor, version_of(tensor)))
-        return super()._count(wanted, name, again, module, output)
+        return super()._count(wanted, name, again, replica, output)
 
     def end_forward(self) -> None:
         """Note which outputs have been overwritten since their hook ran."""

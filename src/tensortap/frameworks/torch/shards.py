@@ -1,4 +1,4 @@
-"""This rank's part of a DTensor, and where it belongs in the whole."""
+"""Torch tensors as hooks report them: of a DTensor, this rank's part and where it belongs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from tensortap.record import Shard
+from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.torch.tensors import dtype_name
+from tensortap.record import Kind, Shard
 
 
 def local_shard(tensor: Any) -> tuple[Any, Shard]:
@@ -51,3 +53,28 @@ def _offsets(
 def _chunk(rows: Sequence[int], parts: int, index: int) -> Sequence[int]:
     size = -(-len(rows) // parts)  # as torch.chunk: all but the last are equally long
     return rows[size * index : size * (index + 1)]
+
+
+def observed(
+    name: str,
+    kind: Kind,
+    tensor: torch.Tensor,
+    call: int = 0,
+    type_name: str = "",
+    tags: dict[str, str] | None = None,
+) -> tuple[Observed, torch.Tensor]:
+    """Return the description of a tensor, and the local, detached tensor itself.
+
+    >>> description, local = observed("fc", Kind.WEIGHT, torch.ones(2, 3, requires_grad=True))
+    >>> description.dtype, description.shape, local.requires_grad
+    ('float32', (2, 3), False)
+    """
+    local = tensor.detach()
+    tags = tags or {}
+    shard = None
+    if type(local) is not torch.Tensor and hasattr(local, "to_local"):
+        mesh = str(tuple(local.device_mesh.shape))
+        local, shard = local_shard(local)
+        tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh}
+    dtype, shape = dtype_name(local.dtype), tuple(local.shape)
+    return Observed(name, kind, call, type_name, dtype, shape, shard, tags), local

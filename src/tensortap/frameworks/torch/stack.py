@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.stacking import (
+from tensortap.frameworks.numpy.stack import (
     array_of_numbers,
     cannot_fill,
     no_common_dtype,

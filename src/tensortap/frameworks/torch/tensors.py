@@ -10,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch.overrides import has_torch_function
+from xxhash import xxh3_128_digest
 
 from tensortap.buffers import Pool
 from tensortap.dtypes import DTYPES, numpy_dtype
 from tensortap.errors import CaptureError
-from tensortap.frameworks.memory import payload_at
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import payload
 from tensortap.frameworks.protocol import SMALL, Path, Snapshot
 from tensortap.frameworks.torch import private
+from tensortap.frameworks.view import memory_at, payload_at, read
 from tensortap.record import TensorData
+
+T = TypeVar("T")
 
 _DTYPES: dict[str, torch.dtype] = {
     row.name: getattr(torch, row.torch)
@@ -43,6 +47,8 @@ KNOWN: dict[torch.dtype, tuple[str, int, int]] = {
 
 # integers of each size: copied bit by bit, which torch supports for them but not for every dtype
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_LARGE = 1 << 20  # bytes; larger tensors are copied only if they have changed
 
 # the fastest way to a few bytes at an address
 _SCALAR = {size: (ctypes.c_char * size).from_address for size in (1, 2, 4, 8, 16)}
@@ -64,11 +70,21 @@ def is_lazy(value: torch.Tensor, dtype: torch.dtype) -> bool:
     return bool(lazy and (value.is_neg() or (lazy == 2 and value.is_conj())))
 
 
+def _undisturbed(function: Callable[..., T]) -> Callable[..., T]:
+    """Make a function of a tensor run no code of modes and subclasses."""
+
+    def call(value: torch.Tensor, *args: Any) -> T:
+        if has_torch_function((value,)):  # even reading an attribute would run a mode
+            with private.without_overrides():
+                return function(value, *args)
+        return function(value, *args)
+
+    return call
+
+
+@_undisturbed
 def snapshot(value: torch.Tensor, pool: Pool | None, path: Path) -> Snapshot:
     """Copy a tensor, or a parameter."""
-    if has_torch_function((value,)):  # even reading an attribute would run a mode
-        with private.without_overrides():
-            return snapshot_plain(value, pool)
     return snapshot_plain(value, pool)
 
 
@@ -219,30 +235,18 @@ def why_not(value: torch.Tensor) -> str:
     return ""
 
 
+@_undisturbed
 def nbytes(value: torch.Tensor, path: Path) -> int:
     """Return the bytes of a tensor's elements."""
-    if has_torch_function((value,)):
-        with private.without_overrides():
-            return _nbytes(value)
-    return _nbytes(value)
-
-
-def _nbytes(value: torch.Tensor) -> int:
     try:
         return int(value.numel() * value.element_size())
     except RuntimeError:
         return 0  # nested: `snapshot` says why
 
 
+@_undisturbed
 def describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     """Return the dtype and shape of a tensor."""
-    if has_torch_function((value,)):
-        with private.without_overrides():
-            return _describe(value)
-    return _describe(value)
-
-
-def _describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     try:
         return dtype_name(value.dtype), tuple(value.shape)
     except RuntimeError:
@@ -262,3 +266,75 @@ def build(tensor: TensorData) -> Any:
             address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
             ctypes.memmove(flat.data_ptr(), address, view.nbytes)
         return flat.view(dtype).view(tensor.shape)
+
+
+# -- copies on the same device ----------------------------------------------------------
+
+
+class CompactTensor(NamedTuple):
+    """A small tensor as its bytes, which are equal if the tensors are."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    data: bytes
+
+    def tensor(self) -> torch.Tensor:
+        """Return the tensor."""
+        with quiet(), torch.inference_mode(False):
+            flat = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+            return flat.view(self.dtype).view(self.shape)
+
+
+def keyed_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
+    """Return a key that tells whether a tensor has changed, and a copy of it.
+
+    None for tensors that need a closer look, and for large ones: those are copied only if they
+    have changed.
+
+    >>> keyed_copy(torch.ones(2))[0].data.hex()
+    '0000803f0000803f'
+    """
+    # even reading an attribute would run a mode
+    if has_torch_function((value,)) or private.has_dispatch_modes():
+        return None
+    try:
+        nbytes, dtype = value.nbytes, value.dtype
+        if not 0 < nbytes <= _LARGE or not value.is_cpu or is_lazy(value, dtype):
+            return None
+        if nbytes <= SMALL:
+            if not value.is_contiguous():
+                value = value.detach().contiguous()
+            compact = CompactTensor(dtype, value.shape, read(value.data_ptr(), nbytes))
+            return compact, compact
+        if not value.is_contiguous() or torch.is_inference_mode_enabled():
+            return None
+        value = value.detach().clone()  # detached, so no graph records the clone
+        digest = xxh3_128_digest(memory_at(value.data_ptr(), nbytes))
+        # the same key as the general way to tell changes makes
+        return (torch.Tensor, dtype_name(dtype), tuple(value.shape), digest), value
+    except (RuntimeError, KeyError):
+        return None  # no memory of its own, or an unknown dtype
+
+
+def copied_tensor(value: torch.Tensor) -> torch.Tensor:
+    """Return a detached copy on the same device.
+
+    >>> x = torch.ones(2, requires_grad=True) * 2
+    >>> copied_tensor(x).requires_grad
+    False
+    """
+    with quiet(), torch.inference_mode(False):
+        if value.is_meta or not (value.is_nested or _has_memory(value)):
+            raise CaptureError(why_not(value))
+        return value.detach().clone()
+
+
+def _has_memory(value: torch.Tensor) -> bool:
+    """Return whether a tensor is real: inside torch.func a clone would escape its transform."""
+    if value.layout is not torch.strided:
+        return True
+    try:
+        value.data_ptr()
+    except RuntimeError:
+        return False
+    return True

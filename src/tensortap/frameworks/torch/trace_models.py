@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.compiled import forget_graphs, outside_graphs
 from tensortap.frameworks.torch.names import unwrapped
+from tensortap.frameworks.torch.outputs import forget_graphs, outside_graphs
 
 _FULLGRAPH = (
     "it is part of a graph compiled with fullgraph=True, which a probe cannot leave: compile it "
@@ -19,7 +20,6 @@ _WRAPPERS = ("_forward_module", "module")  # of trainers whose wrapper classes a
 
 
 def is_model(target: object) -> bool:
-    """Return whether a target is a torch module."""
     return isinstance(target, torch.nn.Module)
 
 
@@ -42,117 +42,77 @@ def model_inside(module: torch.nn.Module) -> torch.nn.Module:
     """
     while True:
         module = unwrapped(module)
-        name = next((name for name in _WRAPPERS if _only_holds(module, name)), None)
-        if name is None:
+        children = list(module.named_children())
+        is_wrapper = len(children) == 1 and children[0][0] in _WRAPPERS
+        if not is_wrapper or next(module.parameters(recurse=False), None) is not None:
             return module
-        module = module.get_submodule(name)
-
-
-def _only_holds(module: torch.nn.Module, name: str) -> bool:
-    """Return whether a module is only a wrapper: one child of this name and no parameters."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return False
-    children = private.children_of(module)
-    child = children.get(name)
-    return (
-        child is not None
-        and all(other is child for other in children.values())
-        and next(module.parameters(recurse=False), None) is None
-    )
+        module = children[0][1]
 
 
 def children(owner: Any, others: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the modules in a module, without wrappers; `others` lists those in other objects."""
-    named = private.children_of(owner) if is_model(owner) else others(owner)
+    if is_model(owner):
+        modules = owner.named_modules(remove_duplicate=False)
+        named = {name: child for name, child in modules if name and "." not in name}
+    else:
+        named = dict(others(owner))
     return {
-        name: model_inside(child) if is_model(child) else child
-        for name, child in named.items()
-        if child is not None or not is_model(owner)
+        name: model_inside(child) if is_model(child) else child for name, child in named.items()
     }
 
 
 def closed(owner: Any) -> str | None:
-    """Return why the functions of an object cannot be traced; None if they can."""
     if isinstance(owner, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return "it is TorchScript, which runs no Python: trace the model that it was made from"
     return None
 
 
 def in_backward() -> bool:
-    """Return whether a backward pass is running in this thread."""
     return private.backward_pass() != -1
 
 
-class RootHooks:
-    """Hooks on the traced model: `begin` runs before each of its calls, `end` after it."""
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        begin: Callable[[torch.nn.Module, Any], None],
-        end: Callable[[], None] | None,
-        unseen: Callable[[str], None],
-    ) -> None:
-        def after(module: torch.nn.Module, args: Any, output: Any) -> None:
-            assert end is not None
-            end()
-
-        name = type(module).__name__
-        self._handles = [module.register_forward_pre_hook(outside_graphs(begin, name, unseen))]
-        if end is not None:
-            hook = outside_graphs(after, name, unseen)
-            self._handles.append(module.register_forward_hook(hook, always_call=True))
-        forget_graphs()
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        forget_graphs()
+def hook_root(
+    module: torch.nn.Module,
+    begin: Callable[[torch.nn.Module, Any], None],
+    end: Callable[[], None] | None,
+    unseen: Callable[[str], None],
+) -> contextlib.ExitStack:
+    name = type(module).__name__
+    hooks = contextlib.ExitStack()
+    hooks.callback(forget_graphs)
+    before = outside_graphs(begin, name, unseen)
+    hooks.callback(module.register_forward_pre_hook(before).remove)
+    if end is not None:
+        after = outside_graphs(lambda module, args, output: end(), name, unseen)
+        hooks.callback(module.register_forward_hook(after, always_call=True).remove)
+    forget_graphs()
+    return hooks
 
 
 def has_replicas() -> bool:
-    """Return whether DataParallel would copy a model for each call, on several devices."""
     return bool(torch.cuda.is_available() and torch.cuda.device_count() > 1)
 
 
-class ReplicaHooks:
-    """Hooks that let the copies DataParallel makes for one call stand for the original modules.
+def hook_replicas(
+    modules: Iterable[torch.nn.Module],
+    add_alias: Callable[[Any, Any], None],
+    remove_alias: Callable[[Any], None],
+) -> contextlib.ExitStack:
+    # a copy shares the dict of hooks with its module, so a hook on the module runs for both
+    hooks = contextlib.ExitStack()
+    for original in modules:
 
-    A copy shares the dict of hooks with its module, so a hook on the module runs for both.
-    """
-
-    def __init__(
-        self,
-        modules: Iterable[torch.nn.Module],
-        add_alias: Callable[[Any, Any], None],
-        remove_alias: Callable[[Any], None],
-    ) -> None:
-        self._handles: list[Any] = []
-        for module in modules:
-            self._attach(module, add_alias, remove_alias)
-
-    def _attach(
-        self,
-        original: torch.nn.Module,
-        add_alias: Callable[[Any, Any], None],
-        remove_alias: Callable[[Any], None],
-    ) -> None:
-        def before(module: torch.nn.Module, args: Any) -> None:
+        def before(module: Any, args: Any, original: Any = original) -> None:
             if module is not original:
                 add_alias(module, original)
 
-        def after(module: torch.nn.Module, args: Any, output: Any) -> None:
+        def after(module: Any, args: Any, output: Any, original: Any = original) -> None:
             if module is not original:
                 remove_alias(module)
 
-        self._handles.append(original.register_forward_pre_hook(before))
-        self._handles.append(original.register_forward_hook(after, always_call=True))
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
+        hooks.callback(original.register_forward_pre_hook(before).remove)
+        hooks.callback(original.register_forward_hook(after, always_call=True).remove)
+    return hooks
 
 
 # -- probes that torch.compile can look into ---------------------------------------------
@@ -162,7 +122,6 @@ probes: Any = None  # the module whose probes these wrap, given to `compilable_p
 
 
 def compilable_probes(plain: Any) -> Mapping[str, Callable[..., Any]]:
-    """Return probes that wrap those of the module `plain` and work in compiled graphs, by name."""
     global probes
     probes = plain
     if private.compiler_is_loaded():
@@ -183,33 +142,30 @@ def _must_stay(number: int) -> bool:
 private.constant_when_compiled(_must_stay)
 
 
-def enter(number: int, this: object) -> Any:
+def _enter(number: int, this: object) -> Any:
     """Begin a call of a function, unless it is in a graph that must not break."""
     if _compiling() and _must_stay(number):
         return None
     return probes.enter(number, this)
 
 
-def nested(outer: Any, name: str) -> Any:
-    """Begin a call of a function that is defined inside another."""
+def _nested(outer: Any, name: str) -> Any:
     return None if outer is None else probes.nested(outer, name)
 
 
-def bind(opened: Any, name: str, value: Any, part: str | None = None) -> Any:
-    """Report a binding; return the value."""
+def _bind(opened: Any, name: str, value: Any, part: str | None = None) -> Any:
     return value if opened is None else probes.bind(opened, name, value, part)
 
 
-def result(opened: Any, value: Any) -> Any:
-    """Report a value that is returned; return the value."""
+def _result(opened: Any, value: Any) -> Any:
     return value if opened is None else probes.result(opened, value)
 
 
 _COMPILABLE: Mapping[str, Callable[..., Any]] = {
-    "enter": enter,
-    "nested": nested,
-    "bind": bind,
-    "result": result,
+    "enter": _enter,
+    "nested": _nested,
+    "bind": _bind,
+    "result": _result,
 }
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from tensortap.frameworks.observing import TrackObserver
+from tensortap.frameworks.observing import TrackObserver, never_skipped, tensors_in
+from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.outputs import OutputHooks
-from tensortap.frameworks.torch.parameters import ParameterHooks
+from tensortap.frameworks.torch.private import version_of
+from tensortap.frameworks.torch.shards import observed
+from tensortap.record import Kind
+
+log = logging.getLogger("tensortap")
 
 
 class ModelHooks:
@@ -19,20 +28,292 @@ class ModelHooks:
         self._parameters = ParameterHooks(root, optimizer, observer)
 
     def attach(self) -> None:
-        """Install the hooks."""
         self._outputs.attach()
         self._parameters.attach()
 
     def detach(self) -> None:
-        """Remove every hook."""
         try:
             self._outputs.detach()
         finally:
             self._parameters.detach()
 
     def end_step(self) -> None:
-        """Observe weights, gradients and optimizer state after the optimizer's step."""
         try:
             self._parameters.end_step()
         finally:
             self._outputs.end_step()
+
+
+class ParameterHooks:
+    """Observe parameters at the end of a step, and their gradients before they are zeroed."""
+
+    def __init__(self, root: torch.nn.Module, optimizer: Any, observer: TrackObserver) -> None:
+        self.root = root
+        self.observer = observer
+        self.optimizers = _optimizers(optimizer)
+        self._undo: list[Callable[[], object]] = []
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._names: dict[int, str] = {}
+        self._shared: dict[str, str] = {}
+        self._gradients = _Gradients()
+        self._early: dict[str, torch.Tensor] = {}
+        self._early_needed = True
+        self._stepping = False
+        # for each optimizer step of the current and of the last step: None, or found_inf
+        self._found_inf: list[Any] = []
+        self._last_found_inf: list[Any] = [None]
+
+    def attach(self) -> None:
+        """Install the hooks."""
+        self._name_parameters()
+        if Kind.WEIGHT_GRADIENT not in self.observer.kinds:
+            return
+        self._gradients.end_step(self._parameters)  # existing gradients belong to no step of ours
+        for optimizer in self.optimizers:
+            for after, register in (
+                (False, optimizer.register_step_pre_hook),
+                (True, optimizer.register_step_post_hook),
+            ):
+                hook = functools.partial(self._on_optimizer_step, after)
+                self._undo.append(register(hook).remove)
+            self._undo.append(_before_zero_grad(optimizer, self._on_zero_grad))
+        if self.optimizers:
+            self.observer.skipped = self._skipped
+            return
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad and self.observer.wants(Kind.WEIGHT_GRADIENT, name):
+                hook = functools.partial(self._on_accumulated, name)
+                handle = parameter.register_post_accumulate_grad_hook(hook)
+                self._undo.append(handle.remove)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        while self._undo:
+            self._undo.pop()()
+        self.observer.skipped = never_skipped  # the observer outlives the training
+        self._parameters.clear()
+        self._gradients.end_step({})
+        self._early.clear()
+
+    def _name_parameters(self) -> None:
+        """Look up the parameters again: lazy ones and adapters come and go."""
+        self._parameters.clear()
+        self._names.clear()
+        self._shared.clear()
+        for name, parameter in Names(self.root).parameters():
+            first = self._names.setdefault(id(parameter), name)
+            if first == name:
+                self._parameters[name] = parameter
+            else:
+                self._shared[first] = " ".join(filter(None, (self._shared.get(first), name)))
+
+    def _name_of(self, parameter: torch.nn.Parameter, optimizer: Any, index: int) -> str:
+        """Return the name in the model, or the index in the optimizer for foreign parameters."""
+        number = self.optimizers.index(optimizer)
+        return self._names.get(id(parameter)) or f"optimizer{number or ''}.{index}"
+
+    def _tags(self, name: str) -> dict[str, str]:
+        shared = self._shared.get(name)
+        return {} if shared is None else {"shared": shared}
+
+    # -- gradients -----------------------------------------------------------------------
+
+    def _on_optimizer_step(self, after: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Observe the gradients when all of them are computed and none is used up."""
+        if not after:
+            # a GradScaler skips the step, or sets this for optimizers that skip it themselves
+            self._found_inf.append(getattr(optimizer, "found_inf", None))
+        if not self.observer.capturing:
+            return
+        self._stepping = not after
+        # a closure computes the gradients within the step: before it they are the last step's
+        closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
+        if closure is not after:
+            return
+        for index, parameter in enumerate(_parameters_of(optimizer)):
+            if parameter.grad is not None:
+                name = self._name_of(parameter, optimizer, index)
+                self._observe_gradient(name, parameter.grad)
+
+    def _skipped(self) -> bool:
+        """Return whether no optimizer changed anything in the last step."""
+        return all(found is not None and bool(found) for found in self._last_found_inf)
+
+    def _on_zero_grad(self, optimizer: Any) -> None:
+        """Observe gradients that no optimizer has used, as when a step is skipped."""
+        if not self.observer.capturing or self._stepping:
+            return  # within a step, a closure zeroes the gradients to compute them anew
+        for index, parameter in enumerate(_parameters_of(optimizer)):
+            name = self._name_of(parameter, optimizer, index)
+            if parameter.grad is not None and self._gradients.is_new(name, parameter.grad):
+                self._observe_gradient(name, parameter.grad)
+
+    def _on_accumulated(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """Note a gradient: without an optimizer, no hook runs before it is zeroed."""
+        if not self.observer.capturing or parameter.grad is None:
+            return
+        try:
+            self._gradients.accumulated(name, parameter.grad)
+            if self._early_needed:
+                self._early[name] = parameter.grad.detach().clone()
+        except Exception as error:
+            self.observer.fault(name, error)
+
+    def _observe_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        if self.observer.wants(Kind.WEIGHT_GRADIENT, name):
+            call = self._gradients.count(name, gradient)
+            self._observe(name, Kind.WEIGHT_GRADIENT, gradient, self._tags(name), call)
+
+    def _observe_late_gradients(self) -> None:
+        """Observe gradients that no optimizer step has shown: as they are, or as they were last."""
+        zeroed = 0
+        for name, parameter in self._parameters.items():
+            gradient = parameter.grad
+            if self._gradients.was_observed(name):
+                continue
+            if self._gradients.was_zeroed(name, gradient):
+                zeroed += 1
+                gradient = self._early.get(name)
+            elif gradient is None or not self._gradients.is_new(name, gradient):
+                continue
+            if gradient is not None:
+                self._observe_gradient(name, gradient)
+        if zeroed and not self._early:
+            log.warning(
+                "tensortap: %d gradients were zeroed before tracker.step(); from the next step on "
+                "they are copied as they are computed. track(model, optimizer=...) avoids this",
+                zeroed,
+            )
+        self._early_needed = bool(zeroed)
+
+    # -- the end of a step ---------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """Observe weights, gradients and optimizer state after the optimizer's step."""
+        self._last_found_inf, self._found_inf = self._found_inf, []
+        kinds = self.observer.kinds
+        if self.observer.capturing:
+            self._name_parameters()
+            if Kind.WEIGHT_GRADIENT in kinds:
+                self._observe_late_gradients()
+            if Kind.WEIGHT in kinds:
+                self._observe_weights()
+            if Kind.OPTIMISER_STATE in kinds:
+                self._observe_state()
+        self._gradients.end_step(self._parameters)
+        self._early.clear()
+
+    def _observe_weights(self) -> None:
+        for name, parameter in self._parameters.items():
+            if self.observer.wants(Kind.WEIGHT, name):
+                self._observe(name, Kind.WEIGHT, parameter, self._tags(name))
+
+    def _observe_state(self) -> None:
+        for optimizer in self.optimizers:
+            for index, parameter in enumerate(_parameters_of(optimizer)):
+                state = optimizer.state.get(parameter)
+                if not state:
+                    continue
+                name = self._name_of(parameter, optimizer, index)
+                for key, value in state.items():
+                    label = f"{name}.{key}"
+                    if not self.observer.wants(Kind.OPTIMISER_STATE, label):
+                        continue
+                    tags = {"state": str(key), "parameter": name, **self._tags(name)}
+                    if isinstance(value, (int, float)):
+                        value = torch.tensor(value, dtype=torch.float64)
+                    for path, tensor in tensors_in(value, torch.Tensor):
+                        self._observe(label + path, Kind.OPTIMISER_STATE, tensor, tags)
+
+    def _observe(
+        self, name: str, kind: Kind, tensor: torch.Tensor, tags: dict[str, str], call: int = 0
+    ) -> None:
+        try:
+            self.observer.observe(*observed(name, kind, tensor, call, tags=tags))
+        except Exception as error:
+            self.observer.fault(name, error)
+
+
+class _Gradients:
+    """Which gradients of this step were observed, and which are left over from the last."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, int] = {}
+        self._accumulated: dict[str, int] = {}  # the version when a gradient was last added to
+        self._known: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def end_step(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        """Forget this step; gradients that exist now are not new in the next one."""
+        self._calls.clear()
+        self._accumulated.clear()
+        self._known.clear()
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                self._known[name] = (weakref.ref(parameter.grad), version_of(parameter.grad))
+
+    def accumulated(self, name: str, gradient: torch.Tensor) -> None:
+        """Note that a gradient was computed."""
+        self._accumulated[name] = version_of(gradient)
+
+    def count(self, name: str, gradient: torch.Tensor) -> int:
+        """Note that a gradient is observed; return its index within the step."""
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        self._known[name] = (weakref.ref(gradient), version_of(gradient))
+        return call
+
+    def was_observed(self, name: str) -> bool:
+        """Return whether a gradient of this name was observed in this step."""
+        return name in self._calls
+
+    def is_new(self, name: str, gradient: torch.Tensor) -> bool:
+        """Return whether this is another gradient, or another value, than the last known one."""
+        known = self._known.get(name)
+        return known is None or known[1] != version_of(gradient) or known[0]() is not gradient
+
+    def was_zeroed(self, name: str, gradient: torch.Tensor | None) -> bool:
+        """Return whether a gradient was computed in this step and then set to None or zero."""
+        version = self._accumulated.get(name)
+        if version is None:
+            return False
+        if gradient is None:
+            return True
+        return bool(version_of(gradient) != version and not gradient.any())
+
+
+def _before_zero_grad(optimizer: Any, look: Callable[[Any], None]) -> Callable[[], None]:
+    """Call `look` before an optimizer zeroes its gradients; return a function that undoes this.
+
+    Optimizers have hooks for their step, but none for `zero_grad`.
+    """
+    own = vars(optimizer).get("zero_grad")
+    original = optimizer.zero_grad
+
+    @functools.wraps(original)
+    def zero_grad(*args: Any, **kwargs: Any) -> Any:
+        look(optimizer)
+        return original(*args, **kwargs)
+
+    def undo() -> None:
+        if vars(optimizer).get("zero_grad") is zero_grad:
+            del optimizer.zero_grad
+            if own is not None:
+                optimizer.zero_grad = own
+
+    optimizer.zero_grad = zero_grad
+    return undo
+
+
+def _optimizers(optimizer: Any) -> list[Any]:
+    optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    for each in optimizers:
+        if each is not None and not hasattr(each, "param_groups"):
+            raise TypeError(
+                f"optimizer must be a torch optimizer, or a list of them, got {each!r:.100}"
+            )
+    return [each for each in optimizers if each is not None]
+
+
+def _parameters_of(optimizer: Any) -> Iterator[torch.nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.observing import Hooks, WatchObserver, tensors_in
-from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.observed import observed
 from tensortap.frameworks.torch.outputs import ModuleCall, OutputHooks
+from tensortap.frameworks.torch.shards import observed
 from tensortap.record import Kind
 
 
@@ -18,10 +17,9 @@ def hooks_on(target: Any, observer: WatchObserver, title: str) -> Hooks | None:
     """Return hooks for a module, parameter or tensor; None for anything else."""
     if isinstance(target, torch.nn.Module):
         return WatchedModule(target, observer, title)
-    if isinstance(target, torch.nn.Parameter):
-        return WatchedParameter(target, observer, title or "parameter")
     if isinstance(target, torch.Tensor):
-        return WatchedTensor(target, observer, title or "tensor")
+        is_parameter = isinstance(target, torch.nn.Parameter)
+        return WatchedTensor(target, observer, title or ("parameter" if is_parameter else "tensor"))
     return None
 
 
@@ -31,15 +29,14 @@ class WatchedModule(OutputHooks):
     def __init__(self, root: torch.nn.Module, observer: WatchObserver, title: str) -> None:
         super().__init__(root, observer, title)
         self._watch = observer
-        self._handle_of: dict[str, Any] = {}
         self._devices: dict[str, torch.device] = {}
 
     def _count(
-        self, wanted: ModuleCall, name: str, again: bool, module: torch.nn.Module, output: Any
+        self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
     ) -> ModuleCall | None:
         watch = self._watch
         step, call = watch.place(name, again)
-        if private.is_replica(module) and not self._is_watched_replica(name, output):
+        if replica and not self._is_watched_replica(name, output):
             return None
         # outputs that a checkpoint recomputes were captured before, but gradients come from here
         activation = wanted.activation and not again and watch.due(name, Kind.ACTIVATION)
@@ -52,55 +49,12 @@ class WatchedModule(OutputHooks):
             return bool(self._devices.setdefault(name, tensor.device) == tensor.device)
         return False
 
-    def _keep_leaf_handle(self, name: str, handle: Any) -> None:
-        before = self._handle_of.pop(name, None)
-        if before is not None:
-            before.remove()
-        self._handle_of[name] = handle
-
-    def detach(self) -> None:
-        """Remove every hook."""
-        while self._handle_of:
-            self._handle_of.popitem()[1].remove()
-        super().detach()
-
-
-class WatchedParameter:
-    """A hook on a parameter: its value and gradient after each backward pass."""
-
-    def __init__(self, parameter: torch.nn.Parameter, observer: WatchObserver, title: str) -> None:
-        self._parameter: torch.nn.Parameter | None = parameter
-        self._observer = observer
-        self._title = title
-        self._handle: Any = None
-
-    def attach(self) -> None:
-        """Install the hook; capture a frozen parameter once."""
-        parameter = self._parameter
-        assert parameter is not None
-        if parameter.requires_grad:
-            self._handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)
-        else:
-            self._on_gradient(parameter)
-        self._parameter = None  # the hook gets it as an argument
-
-    def detach(self) -> None:
-        """Remove the hook."""
-        if self._handle is not None:
-            self._handle.remove()
-
-    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
-        kinds = self._observer.kinds
-        values = {Kind.WEIGHT: parameter, Kind.WEIGHT_GRADIENT: parameter.grad}
-        wanted = {kind: tensor for kind, tensor in values.items() if kind in kinds}
-        _observe_due(self._observer, self._title, wanted)
-
 
 class WatchedTensor:
     """A hook on a tensor: its gradient whenever one is computed, and its value with it."""
 
     def __init__(self, tensor: torch.Tensor, observer: WatchObserver, title: str) -> None:
-        if not tensor.requires_grad:
+        if not tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
             raise TypeError(
                 f"{title!r} requires no gradient, so no hook would ever run: capture its value "
                 "with watcher.catch(tensor, name)"
@@ -111,36 +65,42 @@ class WatchedTensor:
         self._handle: Any = None
 
     def attach(self) -> None:
-        """Install the hook."""
+        """Install the hook; capture a frozen parameter once."""
         tensor = self._tensor()
-        assert tensor is not None
-        self._handle = tensor.register_hook(self._on_gradient)
+        if tensor is None:
+            return
+        if not isinstance(tensor, torch.nn.Parameter):
+            self._handle = tensor.register_hook(self._on_gradient)
+        elif tensor.requires_grad:
+            self._handle = tensor.register_post_accumulate_grad_hook(self._on_parameter)
+        else:
+            self._on_parameter(tensor)
 
     def detach(self) -> None:
         """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
 
+    def _on_parameter(self, parameter: torch.nn.Parameter) -> None:
+        kinds = self._observer.kinds
+        values = {Kind.WEIGHT: parameter, Kind.WEIGHT_GRADIENT: parameter.grad}
+        self._observe({kind: tensor for kind, tensor in values.items() if kind in kinds})
+
     def _on_gradient(self, gradient: torch.Tensor | None) -> None:
         if gradient is None:
             return
         kinds = self._observer.kinds
-        values: dict[Kind, torch.Tensor | None] = {}
-        if Kind.ACTIVATION in kinds and Kind.GRADIENT in kinds:
-            values[Kind.VALUE] = self._tensor()
-        values[Kind.GRADIENT] = gradient
-        _observe_due(self._observer, self._title, values)
+        value = self._tensor() if {Kind.ACTIVATION, Kind.GRADIENT} <= set(kinds) else None
+        self._observe({Kind.VALUE: value, Kind.GRADIENT: gradient})
 
-
-def _observe_due(
-    observer: WatchObserver, name: str, tensors: dict[Kind, torch.Tensor | None]
-) -> None:
-    if not observer.capturing:
-        return
-    try:
-        step, call = observer.place(name)
-        for kind, tensor in tensors.items():
-            if tensor is not None and observer.due(name, kind):
-                observer.observe(*observed(name, kind, tensor, call), step)
-    except Exception as error:
-        observer.fault(name, error)
+    def _observe(self, tensors: dict[Kind, torch.Tensor | None]) -> None:
+        observer, name = self._observer, self._title
+        if not observer.capturing:
+            return
+        try:
+            step, call = observer.place(name)
+            for kind, tensor in tensors.items():
+                if tensor is not None and observer.due(name, kind):
+                    observer.observe(*observed(name, kind, tensor, call), step)
+        except Exception as error:
+            observer.fault(name, error)

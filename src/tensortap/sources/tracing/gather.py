@@ -2,7 +2,7 @@
 
 Every rank but the first sends messages to the first, which receives them in the order of ranks:
 
-    two numbers       the size of the header, and the number of buffers
+    8 bytes           the size of the header
     the header        MessagePack: names, iterations, ranks, small values, sizes of the buffers
     the buffers       the bytes of larger tensors, one after the other
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from tensortap.errors import CaptureError, TensortapError, WireError
+from tensortap.errors import CaptureError, TensortapError
 from tensortap.frameworks.observing import RankChannel
 from tensortap.frameworks.protocol import type_name
 from tensortap.frameworks.rebuild import rebuild
@@ -149,18 +149,16 @@ def _send(channel: RankChannel, parts: _Parts, last: bool) -> None:
         for path, part in parts.items()
     }  # fmt: skip
     header = _encode(GatherMessage(last, [len(buffer) for buffer in buffers], columns))
-    channel.send_numbers(len(header), len(buffers))
-    channel.send(memoryview(header))
+    channel.send(len(header).to_bytes(8))
+    channel.send(header)
     for buffer in buffers:
         channel.send(buffer)
 
 
 def _receive(channel: RankChannel, rank: int, gathered: _Gathered) -> GatherMessage:
     """Receive the next message of a rank and add its values to `gathered`."""
-    size, count = channel.receive_numbers(rank)
+    size = int.from_bytes(channel.receive(rank, 8))
     message = _decoder.decode(channel.receive(rank, size))
-    if len(message.sizes) != count:
-        raise WireError(f"the header lists {len(message.sizes)} buffers, but {count} follow")
     blocks: list[memoryview] = [channel.receive(rank, size) for size in message.sizes]
     for column in message.columns.values():
         column.values[:] = [rebuild(with_payloads(value, blocks)) for value in column.values]

@@ -7,7 +7,7 @@ import optax
 
 import tensortap as tap
 from tensortap.frameworks import rebuild
-from tensortap.frameworks.jax.trees import observe_trees
+from tensortap.frameworks.jax.track import observe_trees
 from tensortap.readers.reader import value_of
 from tensortap.record import Kind
 from tests.frameworks.jax.programs import (
@@ -16,6 +16,8 @@ from tests.frameworks.jax.programs import (
     assert_same,
     batch,
     everything,
+    names_of,
+    observed,
     summaries_of,
     training,
 )
@@ -39,31 +41,32 @@ def test_weights_gradients_and_optimizer_state():
     for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
         assert sorted(k[1] for k in summaries if k[0] is kind) == leaves
         kernel = tree["params"]["Dense_0"]["kernel"]
-        assert_agrees(summaries[kind, "Dense_0.kernel", "", 0], kernel)
-    entries = {k[1:3] for k in summaries if k[0] is Kind.OPTIMISER_STATE}
+        assert_agrees(summaries[kind, "Dense_0.kernel", 0], kernel)
+    tags = [o.tags for o in observed(seen) if o.kind is Kind.OPTIMISER_STATE]
+    entries = {(each["parameter"], each["state"]) for each in tags}
     per_parameter = {e for e in entries if not e[0].startswith("optimizer")}
     assert per_parameter == {
         *((f"Dense_0.{p}", key) for p in ("bias", "kernel") for key in ("mu", "nu")),
         *((f"Dense_1.{p}", "trace") for p in ("bias", "kernel")),
     }
     assert {key for name, key in entries if name.startswith("optimizer")} == {"count"}
-    count = next(o for o in seen if o.part == "count")
-    assert (count.dtype, count.shape, count.resolve().max) == ("int32", (), 1.0)
+    count = next(o for o in seen if o.observed.tags.get("state") == "count")
+    assert (count.observed.dtype, count.observed.shape) == ("int32", ())
+    assert count.pending.resolve().max == 1.0
     mu = state[1].inner_states["a"].inner_state[0].mu["params"]["Dense_0"]["kernel"]
-    assert_agrees(summaries[Kind.OPTIMISER_STATE, "Dense_0.kernel", "mu", 0], mu)
+    assert_agrees(summaries[Kind.OPTIMISER_STATE, "Dense_0.kernel.mu", 0], mu)
 
 
 def test_optimizer_for_part_of_the_parameters():
     params = {"params": {"a": {"w": jnp.ones(3)}}, "batch_stats": {"n": {"mean": jnp.ones(2)}}}
     state = optax.adafactor(1e-3).init(params["params"])
     seen = observe_trees(everything, params, state)
-    names = {(o.kind, o.name, o.part) for o in seen}
-    assert (Kind.WEIGHT, "a.w", "") in names
-    assert (Kind.WEIGHT, "batch_stats.n.mean", "") in names
-    assert (Kind.OPTIMISER_STATE, "a.w", "v") in names
+    names = {(o.kind, o.name) for o in observed(seen)}
+    assert (Kind.WEIGHT, "a.w") in names
+    assert (Kind.WEIGHT, "batch_stats.n.mean") in names
+    assert (Kind.OPTIMISER_STATE, "a.w.v") in names
     # only the state, named after known parameters
-    names = {(o.name, o.part) for o in observe_trees(everything, None, state, like=params)}
-    assert ("a.w", "v_row") in names
+    assert "a.w.v_row" in names_of(observe_trees(everything, None, state, like=params))
 
 
 def test_leaves_out_donated_arrays():
@@ -71,13 +74,13 @@ def test_leaves_out_donated_arrays():
     gone.delete()
     with jax.transfer_guard("disallow"):
         seen = observe_trees(everything, {"kept": kept, "gone": gone, "number": 1.0})
-    assert [o.name for o in seen] == ["kept", "number"]
+    assert names_of(seen) == ["kept", "number"]
 
 
 def test_plain_numbers_and_empty_trees():
     assert observe_trees(everything) == []
     seen = observe_trees(everything, {"w": 2.0, "name": "x", "f": len, "n": np.arange(3)})
-    assert {(o.name, o.dtype, o.resolve().max) for o in seen} == {
+    assert {(o.observed.name, o.observed.dtype, o.pending.resolve().max) for o in seen} == {
         ("w", "float32", 2.0), ("n", "int32", 2.0),
     }  # fmt: skip
 
