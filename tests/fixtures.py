@@ -76,7 +76,8 @@ def forks():
     """What ranks are forked from."""
     # DDP imports the last of torch
     found = Forks(
-        "torch.distributed, torch.nn.parallel, torch._dynamo, h5py, tensortap.hdf5.callback"
+        "torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel, torch._dynamo, h5py, "
+        "tensortap.hdf5.callback"
     )
     yield found
     found.close()

@@ -1,11 +1,6 @@
 """Wrappers around a model: checkpoints, DataParallel, compiled graphs."""
 
 import logging
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,8 +16,6 @@ pytestmark = [
     # a warning of the compiler itself
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
-
-ROOT = Path(__file__).parents[3]
 
 ACT, GRAD, WEIGHT, WGRAD = (
     Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT,
@@ -152,6 +145,10 @@ def ways(model, backend, fullgraph):
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiler_for_other_files():
     yield
     torch._dynamo.reset()
 
@@ -250,7 +247,8 @@ def test_compiled_training_is_bit_identical():
         assert torch.equal(one, other)
 
 
-def test_compiling_while_tracking():
+@pytest.mark.slow
+def test_compiling_while_tracking(run_program, tmp_path):
     """The compiler compiles no code of tensortap, and no hook once per module."""
     code = """
         import sys, torch, tensortap as tap
@@ -267,9 +265,5 @@ def test_compiling_while_tracking():
         names = [code().co_filename for code in input_codes.seen if code()]
         print(any("tensortap" in name for name in names))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], text=True, capture_output=True,
-        check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=100,
-    )  # fmt: skip
-    assert done.stdout.split() == [str(25 * 2 * 2), "False"]
-    assert "recompile_limit" not in done.stderr
+    assert run_program(tmp_path, code).split() == [str(25 * 2 * 2), "False"]
+    assert "recompile_limit" not in (tmp_path / "program.py.e0").read_text()

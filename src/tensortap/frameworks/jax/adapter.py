@@ -98,38 +98,43 @@ FRAMEWORK = JaxFramework()
 
 
 class Deferred:
-    """The bytes of an array that is still being computed; `view` waits for them."""
+    """The bytes of an array that is still being computed; `view` waits for them, in any thread."""
 
     __slots__ = ("_array", "_lock", "_view", "nbytes")
 
-    def __init__(self, array: jax.Array, nbytes: int) -> None:
-        self._array: jax.Array | None = array
+    def __init__(self, array: Any, nbytes: int) -> None:
+        self._array = array
         self._view: memoryview | None = None
         self._lock = threading.Lock()
         self.nbytes = nbytes
+        if isinstance(array, jax.Array):
+            # here and below: the user's guard is meant for the user's own transfers
+            with jax.transfer_guard("allow"):
+                array.copy_to_host_async()
+
+    def ready(self) -> bool:
+        """Return whether the array has been computed."""
+        array = self._array
+        return not isinstance(array, jax.Array) or bool(array.is_ready())
 
     def settle(self) -> None:
         """Wait for the bytes, then free the device memory."""
         with self._lock:  # several sinks may wait at once
-            if self._view is None and self._array is not None:
-                self._view = _host_bytes(self._array)
-                self._array = None
+            if self._view is not None:
+                return
+            try:
+                with jax.transfer_guard("allow"):
+                    host = np.ascontiguousarray(np.asarray(self._array))
+            except Exception as error:  # the computation that made the array failed
+                raise CaptureError(f"the array was never computed: {error}") from error
+            self._view = host.reshape(-1).view(np.uint8).data.toreadonly()
+            self._array = None
 
     @property
     def view(self) -> memoryview:
         self.settle()
         assert self._view is not None
         return self._view
-
-
-def _host_bytes(array: jax.Array) -> memoryview:
-    try:
-        # the user's guard is meant for the user's own transfers
-        with jax.transfer_guard("allow"):
-            host = np.ascontiguousarray(np.asarray(array))
-    except Exception as error:  # the computation that made the array failed
-        raise CaptureError(f"the array was never computed: {error}") from error
-    return host.reshape(-1).view(np.uint8).data.toreadonly()
 
 
 def _snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
@@ -177,12 +182,10 @@ def _axes(value: Any) -> Any:
     return layout.major_to_minor
 
 
-def _copy(value: Any) -> jax.Array:
+def _copy(value: Any) -> Any:
     # inside a jit this would be traced; there the array is a constant and can be copied now
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        copy = jax.device_put(value, value.sharding, may_alias=False)
-        copy.copy_to_host_async()
-    return copy
+        return jax.device_put(value, value.sharding, may_alias=False)
 
 
 def _nbytes(value: Any, path: Path) -> int:

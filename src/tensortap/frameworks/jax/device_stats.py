@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tensortap.frameworks.jax.adapter import Deferred
 from tensortap.frameworks.observing import Observed
 from tensortap.frameworks.protocol import PendingSummary
 from tensortap.record import Summary
@@ -37,40 +37,14 @@ class Observation(NamedTuple):
     array: Any = None
 
 
-class DeviceVector:
-    """Words that a device is computing; `numpy` waits for them, in any thread."""
+def summary_at(words: Deferred, start: int, dtype: str, shape: tuple[int, ...]) -> PendingSummary:
+    """Return the statistics that begin at a word; none if the program took another branch."""
 
-    __slots__ = ("_array", "_host", "_lock")
+    def resolve() -> Summary | None:
+        found = np.frombuffer(words.view, np.uint32)
+        return unpack(found[start : start + layout(dtype).words], dtype, shape)
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        self._host: np.ndarray[Any, Any] | None = None
-        self._lock = threading.Lock()
-        if isinstance(array, jax.Array):
-            array.copy_to_host_async()
-
-    def ready(self) -> bool:
-        """Return whether the device has computed the words."""
-        array = self._array
-        return array is None or not isinstance(array, jax.Array) or bool(array.is_ready())
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """Return the words and release the memory of the device."""
-        with self._lock:
-            if self._host is None:
-                with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-                    self._host = np.asarray(self._array).reshape(-1)
-                self._array = None
-            return self._host
-
-    def summary(self, start: int, dtype: str, shape: tuple[int, ...]) -> PendingSummary:
-        """Return the statistics that begin at a word; none if the program took another branch."""
-
-        def resolve() -> Summary | None:
-            words = self.numpy()[start : start + layout(dtype).words]
-            return unpack(words, dtype, shape)
-
-        return PendingSummary(self.ready, resolve)
+    return PendingSummary(words.ready, resolve)
 
 
 @functools.cache

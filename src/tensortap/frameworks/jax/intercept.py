@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from tensortap.frameworks.jax.device_stats import DeviceVector, Observation
+from tensortap.frameworks.jax.adapter import Deferred
+from tensortap.frameworks.jax.device_stats import Observation, summary_at
 from tensortap.frameworks.jax.flax_modules import OnError, Wants, marked_modules
 from tensortap.frameworks.jax.instrumented_jit import (
     InstrumentedJit,
@@ -141,16 +142,16 @@ class Intercept:
         return results
 
     def _observations(self, outputs: list[PackedOutputs]) -> list[Observation]:
-        observed: list[tuple[MarkedValue, DeviceVector, int]] = []
+        observed: list[tuple[MarkedValue, Deferred, int]] = []
         for packed in outputs:
-            vector, start = DeviceVector(packed.vector), 0
+            vector, start = Deferred(packed.vector, packed.vector.nbytes), 0
             for value in packed.info.values:
                 observed.append((value, vector, start))
                 start += value.words
         eager, called_back = self._collector.taken()
         in_order = _in_program_order(_without_recomputed(called_back))
         for value, words in (*_without_recomputed(eager), *in_order):
-            observed.append((value, DeviceVector(words), 0))
+            observed.append((value, Deferred(words, words.nbytes), 0))
         observations = []
         first = _first_calls(value for value, _, _ in observed)
         for (value, vector, start), call in zip(observed, first, strict=True):
@@ -158,7 +159,7 @@ class Intercept:
             for i in range(value.calls):
                 seen = Observed(mark.name, mark.kind, call + i, mark.type, dtype, shape)
                 place = start + i * layout(dtype).words
-                observations.append(Observation(seen, vector.summary(place, dtype, shape)))
+                observations.append(Observation(seen, summary_at(vector, place, dtype, shape)))
         return observations
 
 

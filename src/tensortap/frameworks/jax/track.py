@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensortap.frameworks.jax.device_stats import DeviceVector, Observation, can_reduce, pack
+from tensortap.frameworks.jax.adapter import Deferred
+from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack, summary_at
 from tensortap.frameworks.jax.flax_modules import Wants, key_name
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.observing import Observed, TrackObserver
@@ -115,14 +116,15 @@ def observe_trees(
     if not wanted:
         return []
     with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-        vector, start = DeviceVector(_pack_all([array for *_, array in wanted])), 0
+        packed = _pack_all([array for *_, array in wanted])
+    vector, start = Deferred(packed, packed.nbytes), 0
     observations = []
     for kind, name, tags, array in wanted:
         # as inside a jitted function
         dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
         shape = tuple(np.shape(array))
         seen = Observed(name, kind, 0, "", dtype, shape, None, tags)
-        observations.append(Observation(seen, vector.summary(start, dtype, shape), array))
+        observations.append(Observation(seen, summary_at(vector, start, dtype, shape), array))
         start += layout(dtype).words
     return observations
 
