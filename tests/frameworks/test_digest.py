@@ -53,12 +53,11 @@ def values():
     }
 
 
-@pytest.mark.parametrize("name", values())
-def test_a_value_and_its_snapshot_have_one_digest(name):
-    value = values()[name]
-    expected = digest(snapshot(value, POOL)[0])
-    assert len(expected) == 16
-    assert digest_of(value) == expected
+def test_values_and_their_snapshots_have_the_same_digest():
+    for name, value in values().items():
+        expected = digest(snapshot(value, POOL)[0])
+        assert len(expected) == 16
+        assert digest_of(value) == expected, name
 
 
 def test_frameworks_agree():
@@ -89,16 +88,16 @@ def test_all_values_differ():
         ([], {}), (["ab", "c"], ["a", "bc"]), ({"a": 1}, ["a", 1]), ([np.zeros(2)], [0.0, 0.0]),
     ],
 )  # fmt: skip
-def test_what_differs_has_another_digest(a, b):
+def test_different_values_have_different_digests(a, b):
     assert digest_of(a) != digest_of(b)
 
 
 @given(st.lists(st.text(max_size=4), max_size=5), st.lists(st.text(max_size=4), max_size=5))
-def test_lists_of_text_are_told_apart(a, b):
+def test_lists_of_text(a, b):
     assert (digest_of(a) == digest_of(b)) == (a == b)
 
 
-def test_the_bytes_are_hashed_as_said():
+def test_hashed_bytes():
     node = TensorData("torch", "int8", (3,), b"abc")
     head = b"t" + (4).to_bytes(8, "little") + b"int8" + b"s" + (8).to_bytes(8, "little")
     assert digest(node) == xxhash.xxh3_128_digest(head + (3).to_bytes(8, "little") + b"abc")
@@ -112,7 +111,7 @@ def test_sets_do_not_depend_on_their_order():
         "print(digest_of({'k': {'a', 'b', 'c', 'd', ('e', 1)}}).hex())"
     )
     found = set()
-    for seed in "12345":
+    for seed in "123":
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         found.add(subprocess.check_output([sys.executable, "-c", code], env=env))
     assert len(found) == 1

@@ -44,7 +44,11 @@ def test_imports_no_framework():
 
 @pytest.mark.parametrize(
     ("framework", "value"),
-    [("numpy", "numpy.ones(3)"), ("torch", "torch.ones(3)"), ("jax", "jax.numpy.ones(3)")],
+    [
+        ("numpy", "numpy.ones(3)"),
+        pytest.param("torch", "torch.ones(3)", marks=pytest.mark.slow),
+        pytest.param("jax", "jax.numpy.ones(3)", marks=pytest.mark.slow),
+    ],
 )
 def test_imports_only_the_framework_of_the_value(framework, value):
     code = f"""

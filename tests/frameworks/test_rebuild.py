@@ -81,7 +81,7 @@ class Err(Exception):
     a: int
 
 
-def test_namedtuples_and_dataclasses_are_of_their_own_class(pool):
+def test_rebuilds_namedtuples_and_dataclasses(pool):
     values = [Point(1, 2), Frozen(1), Slotted(1, 2), Strict(3)]
     made = Frozen.made
     backs = rebuild(snapshot(values, pool)[0])
@@ -93,7 +93,7 @@ def test_namedtuples_and_dataclasses_are_of_their_own_class(pool):
 @pytest.mark.parametrize(
     "cls", [Deletes, Guarded, Err], ids=["finalizer", "descriptor", "not a plain object"]
 )
-def test_a_class_whose_code_would_run_is_not_used(cls):
+def test_does_not_use_classes_whose_code_would_run(cls):
     name = dataclasses.fields(cls)[0].name
     back = rebuild(Fields("dataclass", f"{__name__}:{cls.__name__}", (name,), ("/home",)))
     assert type(back) is not cls
@@ -112,7 +112,7 @@ def test_a_class_whose_code_would_run_is_not_used(cls):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["namedtuple", "dataclass"])
-def test_other_classes_are_made_afresh(kind, path):
+def test_makes_classes_that_are_not_imported(kind, path):
     back = rebuild(Fields(kind, path, ("u", "v"), (1, Items("list", (2,)))))
     assert (back.u, back.v) == (1, [2])
     assert type(back).__module__ != "builtins"
@@ -122,7 +122,7 @@ def test_other_classes_are_made_afresh(kind, path):
         assert dataclasses.asdict(back) == {"u": 1, "v": [2]}
 
 
-def test_fresh_classes_have_the_name_and_compare():
+def test_made_classes_have_the_name_and_compare():
     node = Fields("dataclass", "elsewhere:Model.State", ("step",), (1,))
     assert type(rebuild(node)).__name__ == "State"
     assert repr(rebuild(node)) == "State(step=1)"
@@ -132,7 +132,7 @@ def test_fresh_classes_have_the_name_and_compare():
     assert repr(rebuild(pair)) == "Pair(a=1, b=2)"
 
 
-def test_looking_for_a_class_runs_nothing(monkeypatch):
+def test_finding_a_class_runs_no_code(monkeypatch):
     class Lazy(types.ModuleType):
         def __getattribute__(self, name):
             raise AssertionError(name)
@@ -157,13 +157,13 @@ def test_looking_for_a_class_runs_nothing(monkeypatch):
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["namedtuple", "dataclass"])
 @pytest.mark.attack("hostile records")
-def test_hostile_fields_are_refused(kind, names):
+def test_rejects_hostile_fields(kind, names):
     with pytest.raises(WireError, match="fields"):
         rebuild(Fields(kind, "a:B", names, tuple(range(len(names)))))
 
 
 @pytest.mark.attack("hostile records")
-def test_hostile_class_names_are_replaced():
+def test_replaces_hostile_class_names():
     for name in ("a:x y", "a:__import__('os')", "a:class", "a:", "a:ﬁ"):
         assert type(rebuild(Fields("dataclass", name, ("a",), (1,)))).__name__ == "Unnamed"
 
@@ -188,14 +188,14 @@ def test_hostile_class_names_are_replaced():
         TensorData("os", "int8", (1,), b"1"),
     ],
 )  # fmt: skip
-def test_messages_of_strangers_are_checked(node):
+def test_rejects_invalid_nodes(node):
     with pytest.raises(WireError):
         rebuild(node)
     with pytest.raises(WireError):
         rebuild(Items("list", (1, node)))
 
 
-def test_depth_is_bounded():
+def test_rejects_deep_nesting():
     node = 1
     for _ in range(101):
         node = Items("list", (node,))
@@ -220,12 +220,12 @@ NODES = st.recursive(
 
 
 @given(NODES)
-def test_no_message_does_more_than_raise(node):
+def test_rejects_any_invalid_node(node):
     with contextlib.suppress(WireError):
         rebuild(node)
 
 
-def test_what_comes_back_is_new_every_time():
+def test_rebuilt_values_are_new():
     node, _ = snapshot({"a": [1], "b": {2}, "c": bytearray(b"x")}, POOL)
     first = rebuild(node)
     first["a"].append(5)
@@ -234,7 +234,7 @@ def test_what_comes_back_is_new_every_time():
     assert rebuild(node) == {"a": [1], "b": {2}, "c": b"x"}
 
 
-def test_a_namedtuple_from_the_factory(pool):
+def test_namedtuples_of_the_factory(pool):
     made = collections.namedtuple("made", "p q")
     value = made(1, 2)  # its class is reachable under no name here
     back = rebuild(snapshot(value, pool)[0])

@@ -43,7 +43,7 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_any_tree_comes_back(value):
+def test_round_trip_of_any_tree(value):
     node, nbytes = snapshot(value, POOL)
     back = rebuild(node)
     assert back == value
@@ -52,7 +52,7 @@ def test_any_tree_comes_back(value):
 
 
 @given(TREES)
-def test_any_tree_can_cross_the_wire(value):
+def test_messages_of_any_tree(value):
     node, _ = snapshot(value, POOL)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(node), type=Value) == node
 
@@ -65,7 +65,7 @@ def repr_of_types(value):
     return type(value)
 
 
-def test_tensors_inside_are_copied_at_once(pool):
+def test_copies_tensors_in_containers(pool):
     value = {"w": torch.zeros(3), "rest": [np.zeros(50_000), Point(torch.zeros(5), 1)]}
     node, nbytes = snapshot(value, pool)
     value["w"].add_(1)
@@ -79,12 +79,12 @@ def test_tensors_inside_are_copied_at_once(pool):
     assert nbytes == 1 + 12 + 4 + 400_000 + 20 + 8
 
 
-def test_an_unset_field_is_left_out(pool):
+def test_leaves_out_unset_fields(pool):
     node, _ = snapshot(State(1, None), pool)
     assert node == Fields("dataclass", f"{__name__}:State", ("step", "weights"), (1, None))
 
 
-def test_subclasses_of_containers_come_back_as_the_container(pool):
+def test_subclasses_are_rebuilt_as_their_container(pool):
     ordered = collections.OrderedDict(b=1, a=2)
     assert rebuild(snapshot(ordered, pool)[0]) == {"b": 1, "a": 2}
     assert list(rebuild(snapshot(ordered, pool)[0])) == ["b", "a"]
@@ -96,7 +96,7 @@ def test_subclasses_of_containers_come_back_as_the_container(pool):
     assert rebuild(snapshot(maximum, pool)[0])[1].tolist() == [0, 0]
 
 
-def test_a_dict_that_is_also_a_dataclass_is_a_dict(pool):
+def test_dicts_that_are_dataclasses(pool):
     @dataclasses.dataclass
     class Output(collections.OrderedDict):
         loss: float
@@ -106,7 +106,7 @@ def test_a_dict_that_is_also_a_dataclass_is_a_dict(pool):
     assert snapshot(output, pool)[0] == Mapping((("loss", 2.0),))
 
 
-def test_iteration_of_subclasses_is_not_run(pool):
+def test_runs_no_iteration_of_subclasses(pool):
     class Lazy(dict):
         def __iter__(self):
             raise AssertionError
@@ -129,13 +129,13 @@ def deep(depth):
     return value
 
 
-def test_cycles(pool):
+def test_rejects_cycles(pool):
     with pytest.raises(CaptureError, match=r"at \[1\]\['self'\]: it contains itself"):
         snapshot(cycle(), pool)
     assert nbytes_of(cycle()) == 12
 
 
-def test_depth(pool):
+def test_rejects_deep_nesting(pool):
     assert rebuild(snapshot(deep(100), pool)[0]) == deep(100)
     for depth in (101, 5000):
         with pytest.raises(CaptureError, match="deeper than 100"):
@@ -143,12 +143,12 @@ def test_depth(pool):
         assert nbytes_of(deep(depth)) == 0
 
 
-def test_the_same_part_twice_is_no_cycle(pool):
+def test_shared_parts_are_no_cycles(pool):
     part = [1]
     assert rebuild(snapshot([part, part], pool)[0]) == [[1], [1]]
 
 
-def test_an_error_says_where(pool):
+def test_errors_say_where(pool):
     value = {"a": [0, State(1, torch.eye(2).to_sparse())]}
     with pytest.raises(CaptureError, match=r"^at \['a'\]\[1\]\.weights: .*to_dense"):
         snapshot(value, pool)
@@ -167,7 +167,7 @@ def test_descriptions():
     assert describe(None) == ("builtins.NoneType", "", ())
 
 
-def test_classes_without_end_do_not_fill_memory(pool):
+def test_bounds_the_cache_of_classes(pool):
     for number in range(5000):
         snapshot(type(f"C{number}", (list,), {})([1]), pool)
     assert len(CACHED) <= 4096

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from tensortap.compare.result import Comparison
 from tensortap.compare.tensors import Tolerance, check_tolerance, compare_tensors, nudged
 from tensortap.errors import TensortapError
+from tensortap.frameworks.adapters import safe_repr
 from tensortap.frameworks.rebuild import rebuild
-from tensortap.frameworks.scalars import safe_repr
 from tensortap.frameworks.view import array_of
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
 from tensortap.runs.object_files import own_comparison

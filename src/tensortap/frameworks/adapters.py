@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
-from tensortap.frameworks import scalars
-from tensortap.frameworks.protocol import Adapter, Path, Snapshot, no_description
+from tensortap.frameworks.protocol import Adapter, Path, Snapshot, type_name
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.frameworks.scalars import safe_repr
-from tensortap.record import Fields, Items, Mapping, Value
+from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, Value
 from tensortap.values import DEPTH
 
 _MAX_CACHED = 4096  # classes; a program that keeps making classes must not fill the memory
-
-CACHED: dict[type, Adapter] = dict(scalars.SCALARS)
-"""The adapters that have been looked up."""
+_REPR = 500  # characters of an object's repr that are kept
 
 
 def adapter_of(cls: type) -> Adapter:
@@ -32,7 +29,7 @@ def adapter_of(cls: type) -> Adapter:
         adapter = _find_adapter(cls)
         if len(CACHED) >= _MAX_CACHED:
             CACHED.clear()
-            CACHED.update(scalars.SCALARS)
+            CACHED.update(_SCALARS)
         CACHED[cls] = adapter
     return adapter
 
@@ -42,7 +39,7 @@ def _find_adapter(cls: type) -> Adapter:
         adapter = framework.adapter(cls)
         if adapter is not None:
             return adapter
-    return _container(cls) or scalars.adapter(cls) or scalars.OPAQUE
+    return _container(cls) or _scalar(cls) or _OPAQUE
 
 
 def _container(cls: type) -> Adapter | None:
@@ -56,6 +53,87 @@ def _container(cls: type) -> Adapter | None:
         if base in mro:
             return adapter
     return _DATACLASS if dataclasses.is_dataclass(cls) else None
+
+
+def safe_repr(value: object, limit: int = _REPR) -> str:
+    """Return the repr of any object, truncated and valid in UTF-8, even if its own code raises."""
+    try:
+        text = repr(value)
+    except Exception as error:  # the user's code
+        text = f"<repr raised {type(error).__name__}>"
+    return text[:limit].encode("utf-8", "backslashreplace").decode()[:limit]
+
+
+# -- plain values ----------------------------------------------------------------------
+
+
+def _unchanged(nbytes: int) -> Adapter:
+    return Adapter(lambda value, pool, path: (value, nbytes), lambda value, path: nbytes)
+
+
+def _adapter(node: Callable[[Any], Value], nbytes: Callable[[Any], int]) -> Adapter:
+    return Adapter(
+        lambda value, pool, path: (node(value), nbytes(value)), lambda value, path: nbytes(value)
+    )
+
+
+def _snapshot_int(value: int, pool: Pool | None = None, path: Path = ()) -> Snapshot:
+    if -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF:
+        return value, 8
+    # hex: decimal text takes quadratic time, and Python limits it to 4300 digits
+    return Number("int", text=hex(value)), (value.bit_length() + 7) // 8
+
+
+def _snapshot_str(value: str, pool: Pool | None = None, path: Path = ()) -> Snapshot:
+    try:
+        return value, len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:  # neither a message nor a file can carry lone surrogates
+        return Opaque("builtins.str", repr(value)[:_REPR]), 0
+
+
+_SCALARS: dict[type, Adapter] = {
+    type(None): _unchanged(0),
+    bool: _unchanged(1),
+    int: Adapter(_snapshot_int, lambda value, path: _snapshot_int(value)[1],
+                 snapshot_small=_snapshot_int),
+    float: _unchanged(8),
+    complex: _adapter(lambda value: Number("complex", (value.real, value.imag)), lambda value: 16),
+    str: Adapter(_snapshot_str, lambda value, path: _snapshot_str(value)[1]),
+    bytes: _adapter(lambda value: Blob("bytes", value), len),
+    bytearray: _adapter(lambda value: Blob("bytearray", bytes(value)), len),
+}  # fmt: skip
+
+_OPAQUE = _adapter(lambda value: Opaque(type_name(type(value)), safe_repr(value)), lambda value: 0)
+
+# the plain value of an instance of a subclass, without running code of the subclass
+_PLAIN: dict[type, Any] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda value: bytes(memoryview(value)),
+    bytearray: lambda value: bytearray(memoryview(value)),
+}
+
+
+def _scalar(cls: type) -> Adapter | None:
+    """Return the adapter for a class of plain values; a subclass is captured as its base."""
+    if enum.Enum in cls.__mro__:
+        return _OPAQUE  # the name of a member says more than its value
+    base = next((base for base in _PLAIN if base in cls.__mro__), None)
+    if base is None:
+        return None
+    plain, adapter = _PLAIN[base], _SCALARS[base]
+    return Adapter(
+        lambda value, pool, path: adapter.snapshot(plain(value), pool, path),
+        lambda value, path: adapter.nbytes(plain(value), path),
+    )
+
+
+CACHED: dict[type, Adapter] = dict(_SCALARS)
+"""The adapters that have been looked up."""
+
+
+# -- containers ------------------------------------------------------------------------
 
 
 class _PartError(CaptureError):
@@ -122,7 +200,7 @@ def _items(kind: str, iterate: Callable[[Any], Iterable[object]]) -> Adapter:
     def nbytes(value: Any, path: Path) -> int:
         return _sum(value, list(iterate(value)), path)
 
-    return Adapter(snapshot, nbytes, no_description)
+    return Adapter(snapshot, nbytes)
 
 
 def _snapshot_mapping(value: Any, pool: Pool | None, path: Path) -> Snapshot:
@@ -152,7 +230,7 @@ def _fields(kind: str, contents: Callable[[Any], dict[str, object]]) -> Adapter:
     def nbytes(value: Any, path: Path) -> int:
         return _sum(value, contents(value).values(), path)
 
-    return Adapter(snapshot, nbytes, no_description)
+    return Adapter(snapshot, nbytes)
 
 
 def _namedtuple_contents(value: Any) -> dict[str, object]:
@@ -164,7 +242,7 @@ def _dataclass_contents(value: Any) -> dict[str, object]:
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
-_MAPPING = Adapter(_snapshot_mapping, _mapping_nbytes, no_description)
+_MAPPING = Adapter(_snapshot_mapping, _mapping_nbytes)
 _NAMEDTUPLE = _fields("namedtuple", _namedtuple_contents)
 _DATACLASS = _fields("dataclass", _dataclass_contents)
 _ITEMS: dict[type, Adapter] = {

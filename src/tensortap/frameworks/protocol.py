@@ -47,11 +47,16 @@ class PendingSummary(NamedTuple):
     resolve: Callable[[], Summary | None]
 
 
+def no_description(value: object) -> tuple[str, tuple[int, ...]]:
+    """Return the empty dtype and shape of a value that has neither."""
+    return "", ()
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """The operations on the values of one class.
 
-    The first three are required. `snapshot` copies all bytes; without a pool it borrows large
+    `snapshot` copies all bytes; without a pool it borrows large
     payloads instead, which are then the user's memory, valid until the user changes it. The others
     are for tensors:
 
@@ -66,7 +71,7 @@ class Adapter:
 
     snapshot: Callable[[Any, Pool | None, Path], Snapshot]
     nbytes: Callable[[Any, Path], int]
-    describe: Callable[[Any], tuple[str, tuple[int, ...]]]
+    describe: Callable[[Any], tuple[str, tuple[int, ...]]] = no_description
     snapshot_small: Callable[[Any], Snapshot | None] | None = None
     summarize: Callable[[Any], Summary | PendingSummary] | None = None
     view: Callable[[Any], NDArray[Any] | None] | None = None
@@ -181,18 +186,13 @@ class Framework(Protocol):
         return None
 
 
-def no_description(value: object) -> tuple[str, tuple[int, ...]]:
-    """Return the empty dtype and shape of a value that has neither."""
-    return "", ()
-
-
 def rejecting(message: str) -> Adapter:
     """Return the adapter of tensors that cannot be captured; `message` names a remedy."""
 
     def snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
         raise CaptureError(message)
 
-    return Adapter(snapshot, lambda value, path: 0, no_description, view=lambda value: None)
+    return Adapter(snapshot, lambda value, path: 0, view=lambda value: None)
 
 
 def type_name(cls: type) -> str:

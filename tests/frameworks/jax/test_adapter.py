@@ -43,7 +43,7 @@ def test_reads_in_place_unless_elements_are_packed(name, shape, kind):
 
 @pytest.mark.parametrize("shape", [(3, 4), (100, 90)])
 @pytest.mark.parametrize("name", ["int64", "uint64", "float64", "complex128"])
-def test_64_bit_arrays_come_back_as_numpy_without_x64(name, shape):
+def test_rebuilds_64_bit_arrays_with_numpy_without_x64(name, shape):
     with jax.enable_x64(True):
         array = jax.device_put(any_values(name, shape)).block_until_ready()
         node, _ = snapshot(array, POOL)
@@ -208,7 +208,7 @@ def test_reports_a_failed_computation():
         Deferred(Broken(), 4).view
 
 
-def test_dtypes_that_jax_lacks_come_back_as_numpy():
+def test_rebuilds_dtypes_that_jax_lacks_with_numpy():
     back = rebuild(TensorData("jax", "float6_e2m3fn", (2,), b"\x01\x02"))
     assert isinstance(back, np.ndarray)
     assert back.tobytes() == b"\x01\x02"

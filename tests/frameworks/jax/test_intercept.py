@@ -203,6 +203,7 @@ def test_scan_has_one_call_per_iteration():
     assert_agrees(summaries[GRAD, "Dense", 3], last, same_program=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [True, False])
 def test_remat_is_observed_once(jitted):
     class Model(nn.Module):
@@ -232,6 +233,7 @@ def test_vmap_is_one_batch(jitted):
     assert_agrees(summaries[ACT, "MLP", 0], results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outer", [True, False])
 def test_inner_jit_that_was_compiled_before(outer):
     model, x = MLP(), batch()
@@ -389,6 +391,7 @@ def test_effects_happen_once():
 # -- how functions are given -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_static_arguments():
     model, optimizer, x = MLP(), optax.sgd(1e-2), batch()
     params, state, _ = training(model, optimizer, x)
@@ -426,6 +429,7 @@ def test_jitted_method():
     assert len(seen) == 6
 
 
+@pytest.mark.slow
 def test_donated_arguments_are_donated():
     params, state, update = training(MLP(), optax.adam(1e-2), x := batch())
     fn = jax.jit(update, donate_argnums=(0, 1))
@@ -508,6 +512,7 @@ def test_reports_dtypes_without_statistics(jitted):
     assert names_of(seen) == ["Keys[0]"]
 
 
+@pytest.mark.slow
 def test_without_the_extension(monkeypatch):
     monkeypatch.setattr(device_stats, "native", lambda: False)
     model, x = MLP("bfloat16"), batch()

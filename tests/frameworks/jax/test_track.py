@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import tensortap as tap
 from tensortap.frameworks import rebuild
@@ -85,6 +86,7 @@ def test_plain_numbers_and_empty_trees():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tracker_keeps_and_stashes_states():
     params, state, update = training(MLP(), optax.sgd(1e-3, momentum=0.9), x := batch())
     options = {"tensors": "Dense_0.kernel", "stash": lambda a: {"first": float(a.ravel()[0])}}

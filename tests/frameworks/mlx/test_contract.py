@@ -52,7 +52,7 @@ def test_captures_the_value_at_the_call():
 
 
 @pytest.mark.parametrize("transform", [mx.compile, mx.vmap])
-def test_arrays_inside_a_transform_are_rejected_with_a_remedy(transform):
+def test_rejects_arrays_inside_a_transform(transform):
     def function(array):
         with pytest.raises(CaptureError, match="catch the result"):
             snapshot(array, Pool())
@@ -61,7 +61,7 @@ def test_arrays_inside_a_transform_are_rejected_with_a_remedy(transform):
     mx.eval(transform(function)(mx.ones((2, 3))))
 
 
-def test_a_dtype_that_mlx_lacks_comes_back_as_numpy():
+def test_rebuilds_dtypes_that_mlx_lacks_with_numpy():
     back = rebuild(TensorData("mlx", "float8_e5m2", (2,), b"ab"))
     assert type(back) is np.ndarray
     assert back.tobytes() == b"ab"

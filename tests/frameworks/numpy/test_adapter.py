@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 def any_bytes(dtype, shape):
-    """An array in which every byte pattern may occur."""
+    """Return an array of random bytes."""
     dtype = np.dtype(dtype)
     random = np.random.default_rng(0)
     raw = random.integers(0, 256, int(np.prod(shape)) * dtype.itemsize, np.uint8)
@@ -46,15 +46,15 @@ def same_bits(a, b):
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (40, 30, 25)], ids=["small", "large"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", DTYPES + OTHERS)
-def test_round_trip(name, layout, shape, pool):
-    array = LAYOUTS[layout](any_bytes(numpy_dtype(name), shape))
-    node, nbytes = snapshot(array, pool)
-    assert (node.framework, node.dtype, node.shape) == ("numpy", name, array.shape)
-    assert nbytes == nbytes_of(array) == array.nbytes == view_of(node.data).nbytes
-    assert isinstance(node.data, bytes if nbytes <= SMALL else Lease)
-    assert same_bits(rebuild(node), array)
-    assert describe(array) == ("numpy.ndarray", name, array.shape)
+def test_round_trip_of_every_dtype(layout, shape, pool):
+    for name in DTYPES + OTHERS:
+        array = LAYOUTS[layout](any_bytes(numpy_dtype(name), shape))
+        node, nbytes = snapshot(array, pool)
+        assert (node.framework, node.dtype, node.shape) == ("numpy", name, array.shape)
+        assert nbytes == nbytes_of(array) == array.nbytes == view_of(node.data).nbytes, name
+        assert isinstance(node.data, bytes if nbytes <= SMALL else Lease), name
+        assert same_bits(rebuild(node), array), name
+        assert describe(array) == ("numpy.ndarray", name, array.shape)
 
 
 @given(
@@ -62,25 +62,16 @@ def test_round_trip(name, layout, shape, pool):
         hnp.scalar_dtypes() | hnp.unicode_string_dtypes(min_len=1), hnp.array_shapes(min_side=0)
     )
 )
-def test_any_array_comes_back(array):
+def test_round_trip_of_any_array(array):
     assert same_bits(rebuild(snapshot(array, POOL)[0]), array)
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_the_value_is_the_one_at_the_call(size, pool):
+def test_copies_the_value_at_the_call(size, pool):
     array = np.arange(size, dtype=np.float32)
     node, _ = snapshot(array, pool)
     array += 1
     np.testing.assert_array_equal(rebuild(node), np.arange(size, dtype=np.float32))
-
-
-@pytest.mark.parametrize("size", [10, 100_000])
-def test_what_comes_back_belongs_to_the_caller(size, pool):
-    node, _ = snapshot(np.zeros(size), pool)
-    mine = rebuild(node)
-    mine += 1
-    assert mine.flags.owndata
-    assert not rebuild(node).any()
 
 
 def test_read_only_arrays(pool):
@@ -90,7 +81,7 @@ def test_read_only_arrays(pool):
 
 
 @pytest.mark.parametrize("view", [np.matrix, np.recarray])
-def test_subclasses_come_back_as_arrays(view, pool):
+def test_subclasses_are_rebuilt_as_arrays(view, pool):
     array = np.arange(6.0).reshape(2, 3).view(view)
     back = rebuild(snapshot(array, pool)[0])
     assert type(back) is np.ndarray
@@ -106,7 +97,7 @@ SCALARS = [
 
 
 @pytest.mark.parametrize("scalar", SCALARS, ids=lambda s: s.dtype.str + repr(s))
-def test_scalars_come_back_as_scalars(scalar, pool):
+def test_scalars_are_rebuilt_as_scalars(scalar, pool):
     node, nbytes = snapshot(scalar, pool)
     back = rebuild(node)
     assert node.framework == "numpy.generic"
@@ -134,7 +125,7 @@ def test_scalars_of_every_dtype(name, pool):
         (np.array(["a"], np.dtypes.StringDType()), "astype"),
     ],
 )
-def test_what_cannot_be_caught_says_what_to_do(value, remedy, pool):
+def test_rejects_arrays_with_a_remedy(value, remedy, pool):
     with pytest.raises(CaptureError, match=remedy):
         snapshot(value, pool)
     assert describe(value)[1] == ""
@@ -157,13 +148,13 @@ def test_what_cannot_be_caught_says_what_to_do(value, remedy, pool):
         TensorData("os", "int8", (1,), b"1"),
     ],
 )
-def test_tensors_of_strangers_are_checked(node):
+def test_rejects_invalid_tensors(node):
     with pytest.raises(WireError):
         rebuild(node)
 
 
 @given(st.binary(max_size=40), st.sampled_from(sorted(REGISTRY)), st.lists(st.integers(0, 5)))
-def test_no_message_does_more_than_raise(data, name, shape):
+def test_rejects_any_invalid_tensor(data, name, shape):
     for framework in ("numpy", "numpy.generic", "torch"):
         with contextlib.suppress(WireError):
             rebuild(TensorData(framework, name, tuple(shape), data))

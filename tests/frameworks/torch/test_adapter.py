@@ -59,13 +59,13 @@ def check(tensor, pool=POOL):
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (40, 30, 25)], ids=["small", "large"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", _DTYPES)
-def test_round_trip(name, layout, shape):
-    tensor = LAYOUTS[layout](any_bytes(getattr(torch, name), shape))
-    node = check(tensor)
-    assert node.dtype == name
-    assert isinstance(node.data, bytes if nbytes_of(tensor) <= SMALL else Lease)
-    assert describe(tensor) == ("torch.Tensor", name, tuple(tensor.shape))
+def test_round_trip_of_every_dtype(layout, shape):
+    for name in _DTYPES:
+        tensor = LAYOUTS[layout](any_bytes(getattr(torch, name), shape))
+        node = check(tensor)
+        assert node.dtype == name
+        assert isinstance(node.data, bytes if nbytes_of(tensor) <= SMALL else Lease), name
+        assert describe(tensor) == ("torch.Tensor", name, tuple(tensor.shape))
 
 
 @given(st.data())
@@ -166,13 +166,6 @@ def test_copies_the_value_at_the_call(shape):
         node, _ = snapshot(view(tensor), POOL)
         tensor.add_(1)
         assert torch.equal(rebuild(node), torch.ones(shape))
-
-
-@pytest.mark.parametrize("shape", [(), (10,), (100_000,)])
-def test_rebuilt_tensors_belong_to_the_caller(shape):
-    node, _ = snapshot(torch.zeros(shape), POOL)
-    rebuild(node).add_(1)
-    assert not rebuild(node).any()
 
 
 def test_large_snapshots_are_separate():

@@ -4,6 +4,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _ROWS = """
 def rows(tracker):
     return [

@@ -276,6 +276,7 @@ def test_keeps_no_tensor_alive(given):
     assert list(tracker.records)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_a_run_open(open_run):
     import psutil
 

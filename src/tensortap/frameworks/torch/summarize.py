@@ -28,7 +28,9 @@ _LONG = (torch.int64, torch.int32, torch.uint32, torch.uint64)  # float32 would 
 _CHUNK = 1 << 22  # elements whose exponents are counted at once: eight bytes of index each
 
 # the kernel's code of each dtype (None: it has none), and the size of an element
-_codes: dict[torch.dtype, tuple[int | None, int]] = {}
+_codes: dict[torch.dtype, tuple[int | None, int]] = {
+    dtype: (stats.code_of(name), itemsize) for dtype, (name, itemsize, _) in KNOWN.items()
+}
 
 
 def summarize(value: torch.Tensor, *, threads: int = stats.AUTO) -> Summary | PendingSummary:
@@ -60,7 +62,7 @@ def _summarize(value: torch.Tensor, threads: int) -> Summary | PendingSummary:
 
 def _summarize_in_place(value: torch.Tensor, threads: int) -> Summary | None:
     dtype = value.dtype
-    code, itemsize = _codes.get(dtype) or _learn(dtype)
+    code, itemsize = _codes[dtype]
     # a nested tensor looks dense apart from `is_nested`
     if code is None or is_lazy(value, dtype) or value.is_nested:
         return None
@@ -75,12 +77,6 @@ def _summarize_in_place(value: torch.Tensor, threads: int) -> Summary | None:
         strides = tuple([itemsize * stride for stride in value.stride()])
     found: Summary | None = stats.kernel.summarize(address, code, shape, strides, threads)
     return found
-
-
-def _learn(dtype: torch.dtype) -> tuple[int | None, int]:
-    name, itemsize, _ = KNOWN[dtype]
-    _codes[dtype] = stats.code_of(name), itemsize
-    return _codes[dtype]
 
 
 def _share_threads() -> None:

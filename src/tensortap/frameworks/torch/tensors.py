@@ -82,12 +82,6 @@ def _undisturbed(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-@_undisturbed
-def snapshot(value: torch.Tensor, pool: Pool | None, path: Path) -> Snapshot:
-    """Copy a tensor, or a parameter."""
-    return snapshot_plain(value, pool)
-
-
 def snapshot_subclass(value: torch.Tensor, pool: Pool | None, path: Path) -> Snapshot:
     """Copy a tensor of a subclass without running code of the subclass."""
     with private.without_overrides(), torch.no_grad():
@@ -103,7 +97,7 @@ def snapshot_small(value: torch.Tensor) -> Snapshot | None:
     return snapshot_plain(value, None)
 
 
-def snapshot_plain(value: torch.Tensor, pool: Pool | None) -> Snapshot:
+def snapshot_plain(value: torch.Tensor, pool: Pool | None, path: Path = ()) -> Snapshot:
     """Copy a plain tensor; modes are off."""
     try:
         name, itemsize, lazy = KNOWN[value.dtype]
@@ -120,6 +114,9 @@ def snapshot_plain(value: torch.Tensor, pool: Pool | None) -> Snapshot:
     except (RuntimeError, KeyError):
         pass  # no storage, or an unknown dtype: reported below
     return _snapshot_by_torch(value, pool)
+
+
+snapshot = _undisturbed(snapshot_plain)
 
 
 def _snapshot_by_torch(value: torch.Tensor, pool: Pool | None) -> Snapshot:

@@ -13,9 +13,8 @@ from xxhash import xxh3_128_digest
 
 from tensortap.buffers import view_of
 from tensortap.errors import CaptureError
-from tensortap.frameworks.adapters import adapter_of
+from tensortap.frameworks.adapters import adapter_of, safe_repr
 from tensortap.frameworks.protocol import type_name
-from tensortap.frameworks.scalars import safe_repr
 from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Blob, Opaque, TensorData, Value
 from tensortap.stats.digest import digest

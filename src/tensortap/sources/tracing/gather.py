@@ -23,11 +23,11 @@ from typing import Any
 import msgspec
 
 from tensortap.errors import CaptureError, TensortapError
+from tensortap.frameworks.adapters import safe_repr
 from tensortap.frameworks.observing import RankChannel
 from tensortap.frameworks.protocol import type_name
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.frameworks.scalars import safe_repr
 from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Opaque, TensorData, Value
 from tensortap.sources.tracing.results import TracedValues

@@ -18,7 +18,7 @@ SCALARS = (
 
 
 @given(SCALARS)
-def test_plain_values_come_back(value):
+def test_round_trip_of_plain_values(value):
     node, nbytes = snapshot(value, POOL)
     back = rebuild(node)
     assert type(back) is type(value)
@@ -40,7 +40,7 @@ def test_ints_of_any_size(value):
     assert rebuild(snapshot(value, POOL)[0]) == value
 
 
-def test_a_bytearray_is_copied(pool):
+def test_copies_bytearrays(pool):
     value = bytearray(b"abc")
     node, _ = snapshot(value, pool)
     value[0] = 0
@@ -69,7 +69,7 @@ class Color(enum.IntEnum):
     RED = 1
 
 
-def test_subclasses_come_back_as_the_plain_value(pool):
+def test_subclasses_are_rebuilt_as_plain_values(pool):
     for value, plain in ((Loud("añ"), "añ"), (Half(1.5), 1.5)):
         node, nbytes = snapshot(value, pool)
         assert type(rebuild(node)) is type(plain)
@@ -77,7 +77,7 @@ def test_subclasses_come_back_as_the_plain_value(pool):
         assert nbytes == nbytes_of(value) == nbytes_of(plain)
 
 
-def test_members_of_an_enum_keep_their_name(pool):
+def test_enums_keep_their_names(pool):
     assert snapshot(Color.RED, pool)[0].repr == "<Color.RED: 1>"
 
 
@@ -105,7 +105,7 @@ class Broken:
         (range(3), "range(0, 3)"),
     ],
 )
-def test_other_objects_are_known_by_type_and_repr(value, text, pool):
+def test_other_objects_keep_type_and_repr(value, text, pool):
     node, nbytes = snapshot(value, pool)
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     assert node == Opaque(name, text)
@@ -114,6 +114,6 @@ def test_other_objects_are_known_by_type_and_repr(value, text, pool):
     assert describe(value) == (name, "", ())
 
 
-def test_text_that_no_message_can_carry_is_known_by_its_repr(pool):
+def test_invalid_text_keeps_its_repr(pool):
     assert snapshot("a\ud800", pool) == (Opaque("builtins.str", "'a\\ud800'"), 0)
     assert nbytes_of("a\ud800") == 0
