@@ -27,11 +27,6 @@ from tensortap.stats import summarize as stats
 _LONG = (torch.int64, torch.int32, torch.uint32, torch.uint64)  # float32 would round them
 _CHUNK = 1 << 22  # elements whose exponents are counted at once: eight bytes of index each
 
-# the kernel's code of each dtype (None: it has none), and the size of an element
-_codes: dict[torch.dtype, tuple[int | None, int]] = {
-    dtype: (stats.code_of(name), itemsize) for dtype, (name, itemsize, _) in KNOWN.items()
-}
-
 
 def summarize(value: torch.Tensor, *, threads: int = stats.AUTO) -> Summary | PendingSummary:
     """Return the statistics of a tensor; on CUDA they are pending.
@@ -62,7 +57,8 @@ def _summarize(value: torch.Tensor, threads: int) -> Summary | PendingSummary:
 
 def _summarize_in_place(value: torch.Tensor, threads: int) -> Summary | None:
     dtype = value.dtype
-    code, itemsize = _codes[dtype]
+    name, itemsize, _ = KNOWN[dtype]
+    code = stats.code_of(name)
     # a nested tensor looks dense apart from `is_nested`
     if code is None or is_lazy(value, dtype) or value.is_nested:
         return None
