@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from tensortap.frameworks.protocol import SMALL, Path, Snapshot
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.view import memory_at, payload_at, read
 from tensortap.record import TensorData
-
-T = TypeVar("T")
 
 _DTYPES: dict[str, torch.dtype] = {
     row.name: getattr(torch, row.torch)
@@ -70,16 +68,12 @@ def is_lazy(value: torch.Tensor, dtype: torch.dtype) -> bool:
     return bool(lazy and (value.is_neg() or (lazy == 2 and value.is_conj())))
 
 
-def _undisturbed(function: Callable[..., T]) -> Callable[..., T]:
-    """Make a function of a tensor run no code of modes and subclasses."""
-
-    def call(value: torch.Tensor, *args: Any) -> T:
-        if has_torch_function((value,)):  # even reading an attribute would run a mode
-            with private.without_overrides():
-                return function(value, *args)
-        return function(value, *args)
-
-    return call
+def snapshot(value: torch.Tensor, pool: Pool | None, path: Path) -> Snapshot:
+    """Copy a tensor, or a parameter."""
+    if has_torch_function((value,)):  # even reading an attribute would run a mode
+        with private.without_overrides():
+            return snapshot_plain(value, pool)
+    return snapshot_plain(value, pool)
 
 
 def snapshot_subclass(value: torch.Tensor, pool: Pool | None, path: Path) -> Snapshot:
@@ -97,7 +91,7 @@ def snapshot_small(value: torch.Tensor) -> Snapshot | None:
     return snapshot_plain(value, None)
 
 
-def snapshot_plain(value: torch.Tensor, pool: Pool | None, path: Path = ()) -> Snapshot:
+def snapshot_plain(value: torch.Tensor, pool: Pool | None) -> Snapshot:
     """Copy a plain tensor; modes are off."""
     try:
         name, itemsize, lazy = KNOWN[value.dtype]
@@ -114,9 +108,6 @@ def snapshot_plain(value: torch.Tensor, pool: Pool | None, path: Path = ()) -> S
     except (RuntimeError, KeyError):
         pass  # no storage, or an unknown dtype: reported below
     return _snapshot_by_torch(value, pool)
-
-
-snapshot = _undisturbed(snapshot_plain)
 
 
 def _snapshot_by_torch(value: torch.Tensor, pool: Pool | None) -> Snapshot:
@@ -232,18 +223,30 @@ def why_not(value: torch.Tensor) -> str:
     return ""
 
 
-@_undisturbed
 def nbytes(value: torch.Tensor, path: Path) -> int:
     """Return the bytes of a tensor's elements."""
+    if has_torch_function((value,)):
+        with private.without_overrides():
+            return _nbytes(value)
+    return _nbytes(value)
+
+
+def _nbytes(value: torch.Tensor) -> int:
     try:
         return int(value.numel() * value.element_size())
     except RuntimeError:
         return 0  # nested: `snapshot` says why
 
 
-@_undisturbed
 def describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     """Return the dtype and shape of a tensor."""
+    if has_torch_function((value,)):
+        with private.without_overrides():
+            return _describe(value)
+    return _describe(value)
+
+
+def _describe(value: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     try:
         return dtype_name(value.dtype), tuple(value.shape)
     except RuntimeError:
