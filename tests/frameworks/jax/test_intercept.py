@@ -47,11 +47,11 @@ class Shared(nn.Module):
 # -- modules ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("jitted", "dtype"), [(True, "bfloat16"), (False, "float32")])
-def test_activations_and_their_gradients(jitted, dtype):
-    model, x = MLP(dtype), batch()
+@pytest.mark.parametrize("jitted", [True, False])
+def test_activations_and_their_gradients(jitted):
+    model, x = MLP(), batch()
     params = parameters(model, x)
-    fn = jax.grad(lambda params, x: jnp.mean(model.apply(params, x).astype(jnp.float32) ** 2))
+    fn = jax.grad(lambda params, x: jnp.mean(model.apply(params, x) ** 2))
     fn = jax.jit(fn) if jitted else fn
     intercept = Intercept()
     results, seen = intercept(fn, params, x)
@@ -60,14 +60,16 @@ def test_activations_and_their_gradients(jitted, dtype):
     summaries = summaries_of(seen)
     assert set(summaries) == both_kinds(*MLP_NAMES)
     assert {o.type for o in observed(seen) if o.name == "Dense_0"} == {"flax.linen.linear.Dense"}
-    assert {(o.dtype, o.shape) for o in observed(seen) if o.name == "Dense_0"} == {(dtype, (5, 8))}
+    assert {(o.dtype, o.shape) for o in observed(seen) if o.name == "Dense_0"} == {
+        ("float32", (5, 8))
+    }
 
     _, inner = model.apply(params, x, capture_intermediates=True)
     inner = inner["intermediates"]
     assert_agrees(summaries[ACT, "Dense_0", 0], inner["Dense_0"]["__call__"][0])
     output = inner["__call__"][0]
     assert_agrees(summaries[ACT, "MLP", 0], output)
-    gradient = jax.grad(lambda y: jnp.mean(y.astype(jnp.float32) ** 2))(output)
+    gradient = jax.grad(lambda y: jnp.mean(y**2))(output)
     assert_agrees(summaries[GRAD, "MLP", 0], gradient)
     assert_agrees(summaries[GRAD, "Dense_1", 0], gradient)
 
@@ -98,8 +100,10 @@ def test_compiled_functions_keep_their_code():
 class Attention(nn.Module):
     @nn.compact
     def __call__(self, x):
-        h = nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x))
-        return nn.Dense(16)(x + nn.gelu(nn.Dense(16, dtype="bfloat16")(h)))
+        h = nn.LayerNorm()(x)
+        q, k, v = jnp.split(nn.Dense(48, dtype="bfloat16")(h), 3, -1)
+        h = nn.softmax(q @ k.swapaxes(-1, -2)) @ v
+        return x + nn.Dense(16)(nn.gelu(h))
 
 
 @pytest.mark.slow
@@ -117,7 +121,7 @@ def test_training_steps_are_bit_identical(model, shape, jitted, steps):
         plain = fn(*plain, x)[:2]
         results, seen = intercept(fn, *ours, x)
         ours = results[:2]
-        assert len(seen) == (18 if jitted else 6)
+        assert len(seen) == (8 if jitted else 6)
     assert_same(plain, ours)
     assert intercept.unseen == {}
 

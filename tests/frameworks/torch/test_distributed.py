@@ -1,12 +1,10 @@
 """Models that are spread over several processes, with gloo."""
 
-import textwrap
-
 import pytest
 
 pytestmark = pytest.mark.slow
 
-_ROWS = """
+_PROGRAM = """
 def rows(tracker):
     return [
         dict(
@@ -17,34 +15,88 @@ def rows(tracker):
         )
         for r in tracker.records if r.stats
     ]
+
+def ddp():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.Linear(4, 4)
+        def forward(self, x):
+            return self.module(x)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(Inner(), nn.Linear(4, 2)))
+    opt = torch.optim.Adam(model.parameters())
+    with tap.track(model, optimizer=opt) as tracker:
+        for n in range(2):
+            model(torch.full((3, 4), rank + 1.0)).sum().backward()
+            opt.step()
+            opt.zero_grad()
+            tracker.step()
+    return rows(tracker)
+
+def fsdp2():
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    opt = torch.optim.Adam(model.parameters())
+    with tap.track(model, optimizer=opt) as tracker:
+        for n in range(2):
+            model(torch.full((3, 4), rank + 1.0)).sum().backward()
+            opt.step()
+            opt.zero_grad()
+            tracker.step()
+        expected = {
+            name: p.to_local().mean().item() for name, p in model.named_parameters()
+        }
+    return [rows(tracker), expected]
+
+def dtensor():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor
+    mesh = init_device_mesh("cpu", (2,))
+    class Spread(nn.Module):
+        def forward(self, x):
+            return x * 2
+    model = nn.Sequential(Spread())
+    x = distribute_tensor(torch.arange(10.0).view(5, 2), mesh, [Shard(0)]).requires_grad_()
+    with tap.track(model) as tracker:
+        model(x).sum().backward()
+        tracker.step()
+    return rows(tracker)
+
+def watch():
+    import threading
+    torch.manual_seed(rank)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    result = {}
+    for which in (0, "all"):
+        path = f"{os.environ['FILMS']}-{which}-{rank}"
+        def film(record):
+            with open(path, "a") as file:
+                file.write(f"{record.name} {record.rank}\\n")
+        with tap.watch(model, film, rate=None, start_method="fork", ranks=which) as watcher:
+            model(torch.randn(2, 4)).sum().backward()
+            processes = len(watcher.pids)
+        films = sorted(open(path).read().split("\\n")[:-1]) if os.path.exists(path) else []
+        result[str(which)] = [processes, films]
+    return result
+
+result = {each.__name__: each() for each in (ddp, fsdp2, dtensor, watch)}
 """
 
 
-@pytest.fixture
-def ranks(gloo, tmp_path):
-    """Return a function that runs a program in two ranks and returns their results."""
-    return lambda code: gloo(_ROWS + textwrap.dedent(code), FILMS=str(tmp_path / "films"))
+@pytest.fixture(scope="module")
+def found(gloo, tmp_path_factory):
+    """What two ranks have found; they run all programs one after the other."""
+    return gloo(_PROGRAM, FILMS=str(tmp_path_factory.mktemp("films") / "film"))
 
 
-def test_ddp(ranks):
-    found = ranks("""
-        class Inner(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.module = nn.Linear(4, 4)
-            def forward(self, x):
-                return self.module(x)
-        torch.manual_seed(0)
-        model = nn.parallel.DistributedDataParallel(nn.Sequential(Inner(), nn.Linear(4, 2)))
-        opt = torch.optim.Adam(model.parameters())
-        with tap.track(model, optimizer=opt) as tracker:
-            for n in range(2):
-                model(torch.full((3, 4), rank + 1.0)).sum().backward()
-                opt.step()
-                opt.zero_grad()
-                tracker.step()
-        result = rows(tracker)
-    """)
+def test_ddp(found):
+    found = [results["ddp"] for results in found]
     for rank, rows in enumerate(found):
         assert {(r["rank"], r["world"], r["errors"]) for r in rows} == {(rank, 2, 0)}
         outputs = [(r["name"], r["step"]) for r in rows if r["kind"] == "Activation"]
@@ -64,27 +116,8 @@ def test_ddp(ranks):
     assert outputs[0] != outputs[1]
 
 
-def test_fsdp2(ranks):
-    found = ranks("""
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.device_mesh import init_device_mesh
-        mesh = init_device_mesh("cpu", (2,))
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-        for layer in (model[0], model[2], model):
-            fully_shard(layer, mesh=mesh)
-        opt = torch.optim.Adam(model.parameters())
-        with tap.track(model, optimizer=opt) as tracker:
-            for n in range(2):
-                model(torch.full((3, 4), rank + 1.0)).sum().backward()
-                opt.step()
-                opt.zero_grad()
-                tracker.step()
-            expected = {
-                name: p.to_local().mean().item() for name, p in model.named_parameters()
-            }
-        result = [rows(tracker), expected]
-    """)
+def test_fsdp2(found):
+    found = [results["fsdp2"] for results in found]
     for rank, (rows, expected) in enumerate(found):
         assert {r["errors"] for r in rows} == {0}
         weights = {r["name"]: r for r in rows if r["kind"] == "Weight" and r["step"] == 1}
@@ -105,21 +138,8 @@ def test_fsdp2(ranks):
         ]  # fmt: skip
 
 
-def test_outputs_that_are_dtensors(ranks):
-    found = ranks("""
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor
-        mesh = init_device_mesh("cpu", (2,))
-        class Spread(nn.Module):
-            def forward(self, x):
-                return x * 2
-        model = nn.Sequential(Spread())
-        x = distribute_tensor(torch.arange(10.0).view(5, 2), mesh, [Shard(0)]).requires_grad_()
-        with tap.track(model) as tracker:
-            model(x).sum().backward()
-            tracker.step()
-        result = rows(tracker)
-    """)
+def test_outputs_that_are_dtensors(found):
+    found = [results["dtensor"] for results in found]
     for rank, rows in enumerate(found):
         outputs = [r for r in rows if r["name"] == "0"]
         assert [r["kind"] for r in outputs] == ["Activation", "Gradient"]
@@ -129,23 +149,8 @@ def test_outputs_that_are_dtensors(ranks):
         assert outputs[0]["mean"] == [5.0, 15.0][rank]
 
 
-def test_watches_one_rank_or_all(ranks):
-    found = ranks("""
-        import threading
-        torch.manual_seed(rank)
-        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
-        result = {}
-        for which in (0, "all"):
-            path = f"{os.environ['FILMS']}-{which}-{rank}"
-            def film(record):
-                with open(path, "a") as file:
-                    file.write(f"{record.name} {record.rank}\\n")
-            with tap.watch(model, film, rate=None, start_method="fork", ranks=which) as watcher:
-                model(torch.randn(2, 4)).sum().backward()
-                processes = len(watcher.pids)
-            films = sorted(open(path).read().split("\\n")[:-1]) if os.path.exists(path) else []
-            result[str(which)] = [processes, films]
-    """)
+def test_watches_one_rank_or_all(found):
+    found = [results["watch"] for results in found]
     one = ["0 0", "1 0", "Sequential 0"]
     assert [r["0"] for r in found] == [[1, one], [0, []]]
     assert [r["all"] for r in found] == [[1, one], [1, ["0 1", "1 1", "Sequential 1"]]]
