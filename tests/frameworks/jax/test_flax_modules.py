@@ -88,7 +88,8 @@ def test_nnx_jit_and_its_optimizer(parts):
         return grads
 
     def start():
-        model = nnx.merge(*parts)
+        graph, params = parts
+        model = nnx.merge(graph, jax.tree.map(jnp.copy, params))
         return model, nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
 
     model, optimizer = start()

@@ -145,14 +145,21 @@ def _retrace(jaxpr: Any, consts: Sequence[Any], again: bool) -> tuple[ClosedJaxp
     return jax.make_jaxpr(run)(*avals), inner
 
 
-def _scan(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
-    body = eqn.params["jaxpr"]
-    closed, inner = _retrace(body.jaxpr, body.consts, again)
-    outputs = _bind(eqn, inputs, jaxpr=closed)
+def _take(
+    eqn: Any, outputs: list[Any], values: Sequence[MarkedValue], harvest: Harvest
+) -> list[Any]:
+    """Add the statistics among the outputs of an operation, and return its own outputs."""
     own = len(eqn.outvars)
-    for value, vector in zip(inner.values, outputs[own:], strict=True):
-        harvest.add(replace(value, loops=(eqn.params["length"], *value.loops)), vector)
+    for value, vector in zip(values, outputs[own:], strict=True):
+        harvest.add(value, vector)
     return outputs[:own]
+
+
+def _scan(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
+    body, length = eqn.params["jaxpr"], eqn.params["length"]
+    closed, inner = _retrace(body.jaxpr, body.consts, again)
+    values = [replace(value, loops=(length, *value.loops)) for value in inner.values]
+    return _take(eqn, _bind(eqn, inputs, jaxpr=closed), values, harvest)
 
 
 def _cond(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
@@ -175,9 +182,7 @@ def _cond(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[An
         return program
 
     outputs = _bind(eqn, inputs, branches=tuple(branch(i) for i in range(len(retraced))))
-    for value, vector in zip(values, outputs[own:], strict=True):
-        harvest.add(value, vector)
-    return outputs[:own]
+    return _take(eqn, outputs, values, harvest)
 
 
 def _remat(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
@@ -185,11 +190,7 @@ def _remat(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[A
     closed, inner = _retrace(eqn.params["jaxpr"], (), again)
     if closed.consts:
         return _leave(eqn, inputs, harvest, again)
-    outputs = _bind(eqn, inputs, jaxpr=closed.jaxpr)
-    own = len(eqn.outvars)
-    for value, vector in zip(inner.values, outputs[own:], strict=True):
-        harvest.add(value, vector)
-    return outputs[:own]
+    return _take(eqn, _bind(eqn, inputs, jaxpr=closed.jaxpr), inner.values, harvest)
 
 
 _OPENERS: dict[str, Callable[[Any, list[Any], Harvest, bool], list[Any]]] = {
