@@ -105,7 +105,7 @@ class Deferred:
     def __init__(self, array: Any, nbytes: int) -> None:
         self._array = array
         self._view: memoryview | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may wait as well
         self.nbytes = nbytes
         if isinstance(array, jax.Array):
             # here and below: the user's guard is meant for the user's own transfers

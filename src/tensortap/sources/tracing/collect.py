@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.errors import CaptureError
-from tensortap.frameworks.adapters import adapter_of
+from tensortap.frameworks.adapters import adapter_of, safe_repr
 from tensortap.frameworks.protocol import type_name
-from tensortap.frameworks.scalars import safe_repr
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.sinks.connections import connections
