@@ -246,10 +246,12 @@ def test_leaves_out_credentials_and_runs(repo, look):
     assert look(repo, skip=(repo.path / "mine",)).info["project_git_info"]["status"] == "clean"
 
 
-def test_warns_about_token_in_patch(repo, look):
+def test_hides_token_in_patch(repo, look):
     repo.write("model.py", f"TOKEN = 'ghp_{'a1B2' * 9}'\n")
-    info = look(repo).info["project_git_info"]
-    assert "looks like a credential" in info["warnings"][0]
+    found = look(repo)
+    info = found.info["project_git_info"]
+    assert info["warnings"] == ["1 lines of project.patch held credentials: ***"]
+    assert found.patches["project.patch"].read_text().endswith("+TOKEN = '***'\n")
 
 
 def test_repository_without_commit(tmp_path, look):

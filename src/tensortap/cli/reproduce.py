@@ -16,7 +16,8 @@ def reproduce(
     version: int | None = typer.Option(
         None, help="Which state of the code, if it changed during the run. Default: the first."
     ),
-    start: bool = typer.Option(False, "--run", help="Start it with this Python."),
+    start: bool = typer.Option(False, "--run", help="Show what will be executed, ask, and start."),
+    yes: bool = typer.Option(False, "--yes", help="Start without asking, for scripts."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Create a folder with the code, packages, environment and command of a run."""
@@ -38,5 +39,8 @@ def reproduce(
     for text in made.notes:
         message(text)
     if start:
+        message(f"this will be executed:\n\n{made.preview()}\n")
+        if not yes:
+            typer.confirm("tensortap: start it?", abort=True, err=True)
         raise typer.Exit(made.start())
     message(f"start it with: sh {made.script}")

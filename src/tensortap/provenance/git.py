@@ -16,18 +16,16 @@ from typing import Any
 from tensortap.limits import format_size
 from tensortap.provenance.gitcmd import TIMEOUT, Git, GitFailed
 from tensortap.provenance.pace import Pace
-from tensortap.provenance.patch import UNTRACKED_LIMIT, write_patch
+from tensortap.provenance.patch import UNTRACKED_LIMIT, Untracked, redact_patch, write_patch
 from tensortap.provenance.project import project_folder
-from tensortap.provenance.redact import Redactor, looks_secret
+from tensortap.provenance.redact import Redactor
 
 LOG_ENTRIES = 50
 PATCH = "project.patch"
-SEARCHED = 4 << 20  # bytes of added lines that are searched for credentials
-LONGEST_LINE = 4096
 
 _SHORT = (
     "commit_id", "branch", "status", "remote", "repository", "git_dir", "git_diff",
-    "patch_sha256", "error", "warnings",
+    "patch_sha256", "redacted_lines", "error", "warnings",
 )  # fmt: skip
 
 
@@ -124,21 +122,24 @@ def repository_info(
     try:
         info["repository"] = git.text("rev-parse", "--show-toplevel")
         git = Git(Path(info["repository"]), timeout=timeout)
-        info |= _changes(git, info["commit_id"], patch, skip, limit)
-        if info["git_diff"] and _adds_secret(patch, pace or Pace(rest=0)):
-            info["warnings"] = [f"{patch.name} contains something that looks like a credential"]
+        untracked = write_patch(git, _base(git, info["commit_id"]), patch, limit=limit, skip=skip)
+        redacted = redact_patch(patch, redactor, set(untracked.included), pace or Pace(rest=0))
+        info |= _changes(patch, untracked, limit)
+        if redacted:
+            info["redacted_lines"] = redacted
+            info["warnings"] = [f"{len(redacted)} lines of {patch.name} held credentials: ***"]
     except (GitFailed, OSError) as error:
         patch.unlink(missing_ok=True)
         info["error"] = f"the changes could not be saved: {redactor.text(str(error))}"
     return info
 
 
-def _changes(
-    git: Git, commit: str, patch: Path, skip: tuple[Path, ...], limit: int
-) -> dict[str, Any]:
-    # before the first commit everything is a change to the empty tree
-    base = commit or git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
-    untracked = write_patch(git, base, patch, limit=limit, skip=skip)
+def _base(git: Git, commit: str) -> str:
+    """Return the commit; before the first one everything is a change to the empty tree."""
+    return commit or git.run("hash-object", "-t", "tree", "--stdin").decode().strip()
+
+
+def _changes(patch: Path, untracked: Untracked, limit: int) -> dict[str, Any]:
     info: dict[str, Any] = {"git_diff": ""}
     if patch.stat().st_size:
         info["git_diff"] = f"See {patch.name}"
@@ -155,27 +156,6 @@ def _changes(
         "files_of_runs_left_out": untracked.in_runs > 0,
     }
     return info
-
-
-def _adds_secret(patch: Path, pace: Pace) -> bool:
-    """Return whether a patch adds a line with something that looks like a credential."""
-    pace.resume()  # git was waited for
-    binary = False
-    searched = 0
-    with patch.open("rb") as lines:
-        for line in lines:
-            pace()
-            if line.startswith(b"diff --git "):
-                binary = False
-            elif line.startswith(b"GIT binary patch"):
-                binary = True
-            elif not binary and line.startswith(b"+"):
-                if looks_secret(line[:LONGEST_LINE]):
-                    return True
-                searched += len(line)
-                if searched > SEARCHED:
-                    return False
-    return False
 
 
 def _log(git: Git, redactor: Redactor) -> list[dict[str, str]]:

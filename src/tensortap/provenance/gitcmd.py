@@ -33,6 +33,18 @@ _SETTINGS = {
     "maintenance.auto": "false",
     "color.ui": "false",
     "advice.detachedHead": "false",
+    "init.defaultBranch": "main",
+    "init.templateDir": "",
+    "submodule.recurse": "false",
+}
+
+
+_ISOLATED = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "0",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
 }
 
 
@@ -43,13 +55,17 @@ class GitFailed(Exception):
 class Git:
     """git in one folder.
 
+    If it is `isolated`, the configuration of the user and of the machine has no effect: no filter,
+    no credential helper, no rewritten address.
+
     >>> Git(Path(".")).text("--version").split()[:2]
     ['git', 'version']
     """
 
-    def __init__(self, folder: Path, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, folder: Path, *, timeout: float = TIMEOUT, isolated: bool = False) -> None:
         self.folder = folder
         self.timeout = timeout
+        self._isolated = isolated
 
     def run(
         self,
@@ -69,7 +85,7 @@ class Git:
             done = subprocess.run(
                 [*command, *arguments],
                 cwd=self.folder,
-                env={**_environ(), **(environ or {})},
+                env={**_environ(), **(_ISOLATED if self._isolated else {}), **(environ or {})},
                 input=stdin,
                 stdout=stdout if stdout is not None else subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -96,10 +112,6 @@ class Git:
             return self.text(*arguments)
         except GitFailed:
             return ""
-
-    def has_commit(self, commit: str) -> bool:
-        """Return whether the repository has a commit."""
-        return bool(self.ask("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"))
 
 
 def _environ() -> dict[str, str]:

@@ -2,21 +2,30 @@
 
 A patch holds staged and unstaged changes, binary files, modes, and those untracked files that are
 not ignored and fit into a limit. The user's index and objects are only read: untracked files go
-into a copy of the index, and their contents into a temporary object folder.
+into a copy of the index, and their contents into a temporary object folder. Credentials in it are
+hidden: the patch applies, and `reproduce` tells which lines have to be filled in.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import stat
 import tempfile
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from tensortap.errors import TensortapError
 from tensortap.limits import format_size, parse_size
 from tensortap.provenance.gitcmd import Git, GitFailed
-from tensortap.provenance.redact import is_credential_file
+from tensortap.provenance.pace import Pace
+from tensortap.provenance.redact import HIDDEN, Redactor, is_credential_file
+from tensortap.provenance.stored import contained
+from tensortap.provenance.versions import read_regular
 
 UNTRACKED_LIMIT = parse_size("16 MiB")  # all untracked files of a patch together
 LISTED = 100  # how many of the files that are left out are named
@@ -28,6 +37,9 @@ _DIFF = (
     "--submodule=short", "--ignore-submodules=dirty", "--ws-error-highlight=none",
     "--no-relative", "--word-diff=none", "--patch",
 )  # fmt: skip
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+# files in which a secret is a string in quotes
+_CODE = tuple(".py .pyi .pyx .ipynb .c .h .cc .cpp .cu .cuh .js .ts .java .go .rs .jl".split())
 _RUN_FILES = ("run.json", "runtime_info.json")  # a folder with one of these is a run
 
 
@@ -148,3 +160,105 @@ def _add(git: Git, paths: list[str], environ: dict[str, str]) -> None:
         git.run(*command, environ=alone, stdin=names)
     except GitFailed:  # a sparse index has to be read with its trees
         git.run(*command, environ=environ, stdin=names)
+
+
+class PatchLine(NamedTuple):
+    """A line of a patch: "+", "-" or " " with its place in a file, or "" outside of hunks."""
+
+    kind: str
+    text: bytes  # with the newline
+    path: str = ""
+    number: int = 0
+
+
+def patch_lines(lines: Iterable[bytes]) -> Iterator[PatchLine]:
+    """Yield the lines of a patch with their places in the old file, or in the new one for "+"."""
+    paths = {"-": "", "+": ""}
+    at, left = {"-": 0, "+": 0}, {"-": 0, "+": 0}
+    for line in lines:
+        kind = line[:1].decode("latin-1")
+        if max(left.values()) > 0 and kind in ("+", "-", " "):
+            side = "+" if kind == "+" else "-"
+            yield PatchLine(kind, line, paths[side], at[side])
+            for each in ("-", "+") if kind == " " else (side,):
+                at[each] += 1
+                left[each] -= 1
+            continue
+        yield PatchLine("", line)
+        if head := _HUNK.match(line):
+            numbers = [int(number) if number is not None else 1 for number in head.groups()]
+            at["-"], left["-"], at["+"], left["+"] = numbers
+        elif line.startswith((b"--- ", b"+++ ")):
+            paths[kind] = _unquoted(line[4:].rstrip(b"\r\n").removesuffix(b"\t"))
+
+
+def _unquoted(path: bytes) -> str:
+    """Return a path of a patch, which git quotes if it has special characters."""
+    if path.startswith(b'"'):
+        path = path.strip(b'"').decode("unicode_escape", "replace").encode("latin-1", "replace")
+    return os.fsdecode(path[2:] if path[:2] in (b"a/", b"b/") else path)
+
+
+def redact_patch(
+    file: Path, redactor: Redactor, untracked: Collection[str], pace: Pace
+) -> list[int]:
+    """Hide credentials in a patch, and return the numbers of the lines that were changed.
+
+    Numbers of lines stay the same. Files in `untracked` are also searched for random words.
+    """
+    redacted: list[int] = []
+    key_of = ""  # the file in which a private key goes on
+    partial = file.with_name(f"{file.name}.partial")
+    pace.resume()  # git was waited for
+    with file.open("rb") as lines, partial.open("wb") as out:
+        for number, line in enumerate(patch_lines(lines), 1):
+            pace()
+            body, text = line.text, line.text[1:].decode("utf-8", "surrogateescape").rstrip("\r\n")
+            if line.kind:
+                if key_of == line.path:
+                    stored = HIDDEN
+                else:
+                    code = line.path.endswith(_CODE)
+                    stored = redactor.text(text, literals_only=code, entropy=line.path in untracked)
+                if "PRIVATE KEY" in text:
+                    key_of = line.path if "BEGIN" in text and "END" not in text else ""
+                if stored != text:
+                    redacted.append(number)
+                    end = body[len(body.rstrip(b"\r\n")) :]
+                    body = body[:1] + stored.encode("utf-8", "surrogateescape") + end
+            elif not line.text.startswith(b"\\"):
+                key_of = ""
+            out.write(body)
+    os.replace(partial, file)
+    return redacted
+
+
+def fill_redacted(patch: bytes, redacted: Iterable[int], project: Path) -> tuple[bytes, list[str]]:
+    """Return a patch that applies, and the places of secrets that the user has to fill in.
+
+    Hidden lines of the old files are taken from the project; those of the new files stay hidden.
+    """
+    hidden = frozenset(redacted)
+    if not hidden:
+        return patch, []
+    files: dict[str, list[bytes]] = {}
+    filled, needed = [], []
+    for number, line in enumerate(patch_lines(io.BytesIO(patch)), 1):
+        text = line.text
+        if number in hidden and line.kind == "+":
+            needed.append(f"{line.path}, line {line.number}")
+        elif number in hidden and line.kind:
+            if line.path not in files:
+                files[line.path] = _lines_of(project, line.path)
+            if 0 < line.number <= len(files[line.path]):
+                text = line.text[:1] + files[line.path][line.number - 1]
+        filled.append(text)
+    return b"".join(filled), needed
+
+
+def _lines_of(project: Path, path: str) -> list[bytes]:
+    try:
+        data = read_regular(contained(project, path), UNTRACKED_LIMIT)
+    except (OSError, TensortapError):
+        return []
+    return io.BytesIO(data).readlines()

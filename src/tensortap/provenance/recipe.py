@@ -6,13 +6,24 @@ import itertools
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tensortap.provenance.redact import HIDDEN
 from tensortap.provenance.runtime import LAUNCHED
+from tensortap.provenance.stored import (
+    StoredPackage,
+    StoredPackages,
+    StoredRepository,
+    StoredRuntime,
+    contained,
+    printable,
+)
 
 _TORCH_INDEX = "https://download.pytorch.org/whl/"
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
+_SOURCE = re.compile(r"(git|hg|svn|bzr)\+(https?|ssh|git|file)://[!-~]+@[A-Za-z0-9][\w./-]*", re.A)
 # variables of the shell in which it ran: a terminal, a login, a virtual environment
 _SHELL = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TERM|TERM_\w+|COLORTERM|DISPLAY|XAUTHORITY"
@@ -23,45 +34,50 @@ _SHELL = re.compile(
 )
 
 
-def requirements(packages: dict[str, Any], checkouts: dict[str, Any]) -> tuple[str, list[str]]:
+def requirements(
+    packages: StoredPackages, checkouts: Mapping[str, StoredRepository]
+) -> tuple[str, list[str]]:
     """Return requirements.txt, and which packages are on no index.
 
-    >>> requirements({"all_packages": {"numpy": "2.1.0"}, "python_version": "3.12.1"}, {})[0]
+    >>> requirements(StoredPackages("3.12.1", {"numpy": "2.1.0"}), {})[0]
     '# Python 3.12.1\\nnumpy==2.1.0\\n'
     """
-    details: dict[str, dict[str, Any]] = packages.get("packages") or {}
     lines: list[str] = []
     missing: list[str] = []
     indexes: dict[str, None] = {}
-    for name, version in (packages.get("all_packages") or {}).items():
-        info = details.get(name, {})
-        if name == "pip":
+    for name, version in packages.all_packages.items():
+        info = packages.packages.get(name, StoredPackage())
+        if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
+            lines.append(f"# {printable(name)}=={printable(version)}: not a valid requirement")
+            missing.append(f"{name} {version}: not a valid requirement")
+        elif name == "pip":
             lines.append(f"# pip=={version}")
-        elif not info.get("url"):
-            label = str(version).partition("+")[2]
-            if re.fullmatch(r"cpu|cu\d+|rocm[\d.]+|xpu", label):
+        elif not info.url:
+            label = version.partition("+")[2]
+            if re.fullmatch(r"cpu|cu[0-9]+|rocm[0-9.]+|xpu", label):
                 indexes[f"--extra-index-url {_TORCH_INDEX}{label}"] = None
             elif label:
                 missing.append(f"{name} {version}: a local version, probably on no index")
             lines.append(f"{name}=={version}")
-        elif info.get("commit_id") and HIDDEN not in info["url"]:
-            lines.append(f"{name} @ {info.get('vcs', 'git')}+{info['url']}@{info['commit_id']}")
+        elif info.commit_id and HIDDEN not in info.url:
+            source = f"{info.vcs}+{info.url}@{info.commit_id}"
+            lines.append(f"{'' if _SOURCE.fullmatch(source) else '# '}{name} @ {printable(source)}")
         else:
-            origin = _checkout_origin(info, checkouts.get(name) or {})
-            lines.append(f"# {name}=={version}: {origin}")
+            origin = _checkout_origin(info, checkouts.get(name, StoredRepository()))
+            lines.append(f"# {name}=={version}: {printable(origin)}")
             if not origin.endswith("part of project/"):
                 missing.append(f"{name} {version}: {origin}")
-    return "\n".join([f"# Python {packages.get('python_version')}", *indexes, *lines, ""]), missing
+    first = f"# Python {printable(packages.python_version)}"
+    return "\n".join([first, *indexes, *lines, ""]), missing
 
 
-def _checkout_origin(info: dict[str, Any], checkout: dict[str, Any]) -> str:
-    kind = "editable" if info.get("editable") else "installed"
-    origin = f"{kind} from {info.get('source') or info['url']}"
-    if checkout.get("commit_id"):
-        origin += f", commit {checkout['commit_id']} ({checkout.get('status')})"
-    if checkout.get("remote"):
-        origin += f", remote {checkout['remote']}"
-    if checkout.get("same_as") == "project":
+def _checkout_origin(info: StoredPackage, checkout: StoredRepository) -> str:
+    origin = f"{'editable' if info.editable else 'installed'} from {info.source or info.url}"
+    if checkout.commit_id:
+        origin += f", commit {checkout.commit_id} ({checkout.status})"
+    if checkout.remote:
+        origin += f", remote {checkout.remote}"
+    if checkout.same_as == "project":
         origin += ", part of project/"
     return origin
 
@@ -69,19 +85,22 @@ def _checkout_origin(info: dict[str, Any], checkout: dict[str, Any]) -> str:
 class Recipe:
     """environment.sh and run.sh; paths in the old project point into the new one."""
 
-    def __init__(self, runtime: dict[str, Any], old: str, new: Path | None) -> None:
-        command = runtime.get("command") or {}
-        self._executable = str(command.get("executable") or "")
-        self._launcher = str(command.get("launcher") or "")
+    def __init__(self, runtime: StoredRuntime, old: str, new: Path | None) -> None:
+        command = runtime.command
+        self._executable = command.executable
+        self._launcher = command.launcher
         self._old = old.rstrip("/")
         self._new = new
-        self._variables: dict[str, str] = dict(runtime.get("environment_variables") or {})
+        self._variables = runtime.environment_variables
         self._secrets: list[str] = []  # arguments whose value is a secret
         self.missing: list[str] = []
         self.notes: list[str] = []
-        words = shlex.split(self._launcher or str(command.get("full_command") or ""))
+        try:
+            words = shlex.split(command.launcher or command.full_command)
+        except ValueError:  # quotes that do not match
+            words = []
         self.command = self._make_command(words)
-        self._folder = self._working_directory(str(runtime.get("working_directory") or ""))
+        self._folder = self._working_directory(runtime.working_directory)
 
     def environment(self) -> str:
         """Return environment.sh."""
@@ -90,10 +109,10 @@ class Recipe:
         shell: list[str] = []
         launched: list[str] = []
         for name, value in self._variables.items():
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
                 continue  # functions that bash exports
             line = f"export {name}={self._relocated(value)}"
-            comment = "# " + line.replace("\n", " ")
+            comment = "# " + printable(line, len(line))
             if HIDDEN in value:
                 hidden.append(name)
                 exports.append(f"{comment.replace(shlex.quote(HIDDEN), '')}  # a secret: fill in")
@@ -115,7 +134,7 @@ class Recipe:
             )
         lines = ["# sourced by run.sh", *exports]
         for number, argument in enumerate(self._secrets, 1):
-            lines.append(f"# export TENSORTAP_SECRET_{number}=  # {argument}: fill in")
+            lines.append(f"# export TENSORTAP_SECRET_{number}=  # {printable(argument)}: fill in")
         if launched:
             lines += ["", "# set by the launcher for each process", *launched]
         if shell:
@@ -124,7 +143,7 @@ class Recipe:
 
     def script(self, run: Path) -> str:
         """Return run.sh."""
-        name = str(run).replace("\n", " ")
+        name = printable(str(run))
         return (
             "#!/bin/sh\n"
             f"# runs {name} again; PYTHON=… chooses the interpreter\n"
@@ -136,7 +155,7 @@ class Recipe:
         )
 
     def _make_command(self, words: list[str]) -> str:
-        if not words:
+        if not words or "\0" in "".join(words):
             self.missing.append("the command: it was not recorded")
             return "true"
         shell = []
@@ -172,7 +191,8 @@ class Recipe:
     def _working_directory(self, old: str) -> str:
         if self._new is not None and self._inside(old):
             rest = old[len(self._old) :].strip("/")
-            (self._new / rest).mkdir(parents=True, exist_ok=True)  # git keeps no empty folders
+            folder = contained(self._new, rest)
+            folder.mkdir(parents=True, exist_ok=True)  # git keeps no empty folders
             return '"$here"/' + shlex.quote(os.path.join("project", rest).rstrip("/"))
         if os.path.isdir(old):
             self.notes.append(f"it runs in {old}, as it did before, not in the new folder")

@@ -5,23 +5,29 @@ The rules, in the order in which they apply to an environment variable or an arg
 * ``TENSORTAP_SECRETS``, a regular expression of the user (case is ignored): if it matches the
   name, the whole value is hidden, else the part of the value that it matches.
 * A name with PASSWORD, SECRET, TOKEN, CREDENTIAL, COOKIE, WEBHOOK, JWT, DSN, AUTHORIZATION or the
-  word KEY, or that ends in PWD, PASS, PAT, AUTH or CREDS: the whole value is hidden, unless
+  word KEY, or that ends in PWD, PW, PASS, PAT, AUTH or CREDS: the whole value is hidden, unless
   - the last word of the name describes the credential (FILE, PATH, TYPE, SIZE, URL, ...),
   - the value is a number or a boolean (``MAX_TOKEN=512``; not for PASSWORD and SECRET),
-  - the value is a path (for CREDENTIALS, NETRC and AUTH).
+  - the value is a path (for CREDENTIALS, NETRC, AUTH and PASS).
 * Anywhere: ``user:password@`` and ``?token=`` in URLs, and the known formats of tokens and keys
   (``ghp_...``, ``sk-...``, ``hf_...``, ``AKIA...``, JWTs, private keys, Slack webhooks, ...).
+* Anywhere: the value of such a name, as in ``"password": "x"``, ``api_key=x`` and ``--token x``.
 * Anywhere: a repetition of the value of a variable that was hidden because of its name.
+* In untracked files: words of 20 to 200 characters that look random.
 
-In arguments (``--api-key X``, ``--token=X``, ``wandb.api_key=X``) the word KEY is also used for
-other things (``--text-key content``): there it hides a value only after API, ACCESS, SECRET,
-PRIVATE and the like, or if the value is long and random.
+In arguments, JSON and source code the word KEY is also used for other things (``--text-key
+content``): there it hides a value only after API, ACCESS, SECRET, PRIVATE and the like, or if the
+value is long and random. Not recognized: passwords under an ordinary name, hexadecimal keys under
+an ordinary name, and whatever is in binary files.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -32,12 +38,13 @@ HIDDEN = "***"
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # the first hide any value, the second let numbers and booleans pass
-_ALWAYS = re.compile(r"\w*PASS(WORD|WD|PHRASE)S?|\w*SECRETS?")
+_ALWAYS = re.compile(r"\w*PASS(WORD|WD|PHRASE|CODE)S?|\w*SECRETS?|SSHPASS|PGPASS")
 _UNLESS_PLAIN = re.compile(
     r"\w*TOKEN|(API|ACCESS|AUTH|REFRESH|BOT|BEARER|SESSION)TOKENS?|\w*CREDENTIALS?|COOKIES?"
     r"|WEBHOOKS?|JWT|DSN|AUTHORIZATION|(API|ACCESS|PRIVATE|ENCRYPTION|SIGNING|AUTH|LICENSE)KEYS?"
 )
-_LAST = ("PWD", "PASS", "PAT", "AUTH", "CREDS", "CRED", "CONNSTR")
+_LAST = ("PWD", "PW", "PASS", "PAT", "AUTH", "CREDS", "CRED", "CONNSTR")
+_AFTER_AUTH = ("HEADER", "HEADERS", "CONFIG", "STRING", "DATA", "BASIC")
 _OF_TOKENS = frozenset("API ACCESS AUTH REFRESH BOT BEARER SESSION SERVICE USER".split())
 _OF_KEYS = _OF_TOKENS | frozenset(
     """SECRET PRIVATE ENCRYPTION DECRYPTION SIGNING ACCOUNT MASTER SUBSCRIPTION LICENSE DEPLOY SSH
@@ -55,7 +62,7 @@ _DESCRIBES = frozenset(
     STORE HELPER PROVIDER PROVIDERS PARALLELISM MODE ENABLED REQUIRED POLICY VERSION COLUMN COL
     LENGTHS TIMEOUT RETRIES""".split()
 )
-_MAY_BE_A_PATH = re.compile(r"\w*CREDENTIALS?|CREDS?|NETRC|AUTH")
+_MAY_BE_A_PATH = re.compile(r"\w*CREDENTIALS?|CREDS?|NETRC|AUTH|PASS|PGPASS")
 _PATH = re.compile(
     r"(~|\.{0,2}/|[A-Za-z]:\\)[^\s:@]*|[\w.-]+(/[\w.-]+)+|[\w-]+\.(json|ya?ml|toml|ini|cfg|txt)"
 )
@@ -63,32 +70,58 @@ _PLAIN = re.compile(r"[-+]?\d{0,9}(\.\d*)?|true|false|yes|no|on|off|none|null|au
 _OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{20,}")
 _NOT_A_VALUE = re.compile(r"(use|no|with|without|require|need|has)[-_]", re.IGNORECASE)
 
-# how a credential may begin: a quick search for long texts
-_STARTS = re.compile(
-    r"gh[pousr]_|github_pat_|glpat-|sk-|[sr]k_(?:live|test)_|hf_|AKIA|ASIA|AROA|xox|xapp-|AIza"
-    r"|ya29\.|npm_|pypi-|eyJ|SG\.|dop_v1_|gsk_|r8_|nvapi-|dapi|-----BEGIN|hooks\.slack\.com/"
-    r"|/api/webhooks/|AccountKey=|SharedAccess|Bearer |Basic "
-)
+_WORDLIKE = re.compile(r"[\w.+/=~:-]{12,}", re.ASCII)  # may contain a token
+_QUOTED = re.compile(r"(?<=[\"'])[\w.+/=~:-]{20,}(?=[\"'])", re.ASCII)
 _SHAPES = re.compile(
-    r"""
-      \bgh[pousr]_[A-Za-z0-9]{16,} | \bgithub_pat_\w{20,} | \bglpat-[\w-]{16,}
-    | \bsk-(?=[\w-]*\d)[\w-]{16,} | \b[sr]k_(?:live|test)_\w{10,} | \bhf_[A-Za-z0-9]{16,}
-    | \b(?:AKIA|ASIA|AROA)[A-Z0-9]{16}\b | \bxox[a-z]-[\w-]{10,} | \bxapp-[\w-]{10,}
-    | \bAIza[\w-]{30,} | \bya29\.[\w-]{20,} | \bnpm_[A-Za-z0-9]{30,} | \bpypi-[\w-]{40,}
-    | \beyJ[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]* | \bSG\.[\w-]{16,}\.[\w-]{16,} | \bdop_v1_[0-9a-f]{20,}
-    | \bgsk_[A-Za-z0-9]{20,} | \br8_[A-Za-z0-9]{20,} | \bnvapi-[\w-]{20,} | \bdapi[0-9a-f]{32}\b
-    | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
-    | (?P<kept>hooks\.slack\.com/|/api/webhooks/)[\w/-]+
+    r"""(?<![A-Za-z0-9])(?:
+      gh[pousr]_[A-Za-z0-9]{16,} | github_pat_\w{20,} | gl(?:pat|dt|ft|soat|rt|cbt|ptt)-[\w-]{16,}
+    | sk-(?=[\w-]*\d)[\w-]{16,} | [sr]k_(?:live|test)_\w{10,} | whsec_[\w+/=]{16,}
+    | hf_[A-Za-z0-9]{16,} | (?:AKIA|ASIA|AROA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])
+    | xox[a-z]-[\w-]{10,} | xapp-[\w-]{10,} | AIza[\w-]{30,} | ya29\.[\w-]{20,} | GOCSPX-[\w-]{20,}
+    | npm_[A-Za-z0-9]{30,} | pypi-[\w-]{40,} | dckr_pat_[\w-]{20,} | shp(?:at|ca|pa|ss)_[\da-f]{32}
+    | eyJ[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]* | SG\.[\w-]{16,}\.[\w-]{16,} | do[por]_v1_[0-9a-f]{20,}
+    | gsk_[A-Za-z0-9]{20,} | r8_[A-Za-z0-9]{20,} | nvapi-[\w-]{20,} | dapi[0-9a-f]{32}(?!\w)
+    | xai-[\w-]{20,} | pplx-[\w-]{20,} | hvs\.[\w-]{20,} | glsa_[\w-]{20,} | lin_api_\w{20,}
+    | sq0(?:csp|atp)-[\w-]{20,} | key-[0-9a-f]{32} | (?:AC|SK)[0-9a-f]{32}(?!\w)
+    | [0-9a-f]{32}-us\d{1,2}(?!\w) | \d{8,10}:AA[\w-]{30,} | AGE-SECRET-KEY-1[A-Z0-9]{20,}
+    | [MNO][A-Za-z\d_-]{23,25}\.[\w-]{6}\.[\w-]{27,} | AKC[A-Za-z0-9]{30,} | ATATT3x[\w=-]{20,}
+    | sntry[su]_[\w+/=-]{20,} | tskey-\w+-[\w-]{10,} | wandb_v\d_\w{20,} | PMAK-[\w-]{20,}
+    ) | (?P<kept>hooks\.slack\.com/|/api/webhooks/|/webhookb2/)[\w/@-]+
     | (?P<field>AccountKey=|SharedAccessKey=|SharedAccessSignature=)[^;\s]+
-    | (?P<scheme>Bearer\ |Basic\ )[\w.~+/=-]{8,}
     """,
-    re.VERBOSE | re.DOTALL,
+    re.VERBOSE | re.ASCII,
 )
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN[ A-Z]*PRIVATE KEY[ A-Z]*-----.*?(?:-----END[ A-Z]*PRIVATE KEY[ A-Z]*-----|\Z)",
+    re.DOTALL,
+)
+# every name that is_secret_name accepts, and the schemes, contain one of these
+_HINT = re.compile(
+    r"[Pp]ass|PASS|[Pp]wd?\b|PWD?\b|[Ss]ecret|SECRET|[Tt]oken|TOKEN|[Kk]ey|KEY|[Aa]uth|AUTH|[Cc]red"
+    r"|CRED|[Cc]ookie|COOKIE|[Ww]ebhook|WEBHOOK|[Jj]wt|JWT|[Dd]sn|DSN|[Pp]at\b|PAT\b|[Cc]onn|CONN"
+    r"|[Nn]etrc|NETRC|Bearer|Basic"
+)
+_SCHEME = re.compile(r"\b(Bearer|Basic|Token) ([\w.~+/=-]{8,})")
 _USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)://([^\s/?#@]*(?:@[^\s/?#@]*)*)@(?=[^\s/?#])")
 _QUERY = re.compile(
     r"(?i)(?<=[?&;])((?:[\w.-]*(?:token|password|passwd|pwd|secret|signature|sig|credential|api_?key"
     r"|access_?key|auth|key)))=([^&\s#;'\"]+)"
 )
+# "name": "value", name = 'value', name=value, --name value
+_ASSIGNED = re.compile(
+    r"""(?P<start>(?P<option>--)?\b(?P<name>[A-Za-z_][\w.-]{0,80}+)
+    (?:\\{0,3}["'])?\]?(?:\s{0,4}(?:=>|:=|=|:)\s{0,4}|(?(option)[ ]|(?!)))
+    (?:[frbuFRBU]?(?=\\{0,3}["']))?)
+    (?: (?P<quote>\\{0,3}["'])(?P<quoted>(?:(?!(?P=quote)).){1,4000})(?P=quote)
+    | (?P<bare>[^\s"',;&(){}\[\]<>$]{3,}) )""",
+    re.VERBOSE | re.ASCII,
+)
+_TO_END_OF_LINE = re.compile(r"(?i)((?:proxy-)?authorization|(?:set-)?cookie)(: *)([^\"'\n]{4,})")
+
+
+@functools.lru_cache(maxsize=4096)
+def _words(name: str) -> list[str]:
+    return [word.upper() for word in _WORDS.findall(name)]
 
 
 def is_secret_name(name: str, value: str | None = None, *, argument: bool = False) -> bool:
@@ -97,7 +130,7 @@ def is_secret_name(name: str, value: str | None = None, *, argument: bool = Fals
     >>> is_secret_name("HF_TOKEN"), is_secret_name("TOKENIZERS_PARALLELISM")
     (True, False)
     """
-    words = [word.upper() for word in _WORDS.findall(name)]
+    words = _words(name)
     if not words or words in (["PWD"], ["OLDPWD"]):
         return False
     if value is not None and not value:
@@ -123,8 +156,12 @@ def _suspicious(word: str, before: str, rest: list[str], argument: bool, value: 
     """Return whether a word can mean a credential at its position in a name."""
     if word == "NETRC" or rest[:2] == ["CONNECTION", "STRING"]:
         return True
+    if word == "AUTH" and rest[1:2] and rest[1] in _AFTER_AUTH:
+        return True
     if len(rest) == 1 and (word in _LAST or (word.endswith("PWD") and word != "PWD")):
-        return not argument or word not in {"PAT", "AUTH"} or bool(before)
+        if not argument or word not in {"PAT", "AUTH"} or before:
+            return True
+        return value is not None and _kinds(value) >= 3
     if word == "TOKENS":
         return before in _OF_TOKENS
     if word in {"KEY", "KEYS"}:
@@ -134,6 +171,33 @@ def _suspicious(word: str, before: str, rest: list[str], argument: bool, value: 
     if word == "TOKEN" and before in _OF_LANGUAGE:
         return False
     return _UNLESS_PLAIN.fullmatch(word) is not None
+
+
+def _kinds(text: str) -> int:
+    """Count the kinds of characters: lower case, upper case, digits, others."""
+    return sum(re.search(kind, text) is not None for kind in ("[a-z]", "[A-Z]", r"\d", r"[^\w]"))
+
+
+def looks_random(word: str) -> bool:
+    """Return whether a word looks like a key: long, mixed, and unlike a name.
+
+    >>> looks_random("k3Vb9QzLx0Tn2RfYw7Pd"), looks_random("TransformerEncoderLayer2")
+    (True, False)
+    """
+    if re.match(r"sha\d+[-:=]", word):
+        return False
+    return any(map(_is_random, re.findall(r"[\w+-]{20,200}", word, re.ASCII)))
+
+
+def _is_random(word: str) -> bool:
+    # a word of a language, or a class with a version, has few digits in few places
+    if len(re.findall(r"\d+", word)) < 2 or not re.search(r"[A-Z]", word):
+        return False
+    kinds = ["a" if c.islower() else "A" if c.isupper() else c.isdigit() for c in word]
+    changes = sum(a != b for a, b in itertools.pairwise(kinds)) / len(word)
+    shares = [count / len(word) for count in collections.Counter(word).values()]
+    entropy = -sum(share * math.log2(share) for share in shares)
+    return "a" in kinds and changes >= 0.33 and entropy >= min(4.2, math.log2(len(word)) - 0.6)
 
 
 class Redactor:
@@ -171,27 +235,40 @@ class Redactor:
         stored: list[str] = []
         flag = ""  # the option whose value may be the next argument
         for argument in arguments:
-            if flag and not argument.startswith("-") and self._hides_argument(flag, argument):
-                stored.append(HIDDEN)
+            if flag and not argument.startswith("-"):
+                hidden = self._argument_value(flag, argument)
+                stored.append(self.text(argument) if hidden is None else hidden)
                 flag = ""
                 continue
             flag = ""
             name, equals, value = argument.partition("=")
             if equals and re.fullmatch(r"[-+~]{0,2}[\w.@/-]+", name):
-                hidden = self._hides_argument(name, value)
-                stored.append(f"{name}={HIDDEN}" if hidden else f"{name}={self.text(value)}")
+                hidden = self._argument_value(name, value)
+                stored.append(f"{name}={self.text(value) if hidden is None else hidden}")
                 continue
             if not equals and re.fullmatch(r"--?[\w.-]+", argument):
                 flag = argument
             stored.append(self.text(argument))
         return stored
 
-    def _hides_argument(self, name: str, value: str) -> bool:
+    def _argument_value(self, name: str, value: str) -> str | None:
+        """Return what to store instead of the value of an option; None to look at its text."""
+        if name in ("-u", "--user", "--proxy-user", "--userpwd"):
+            user, colon, password = value.partition(":")
+            is_secret = bool(password) and "/" not in user and not _PLAIN.fullmatch(password)
+            return f"{user}{colon}{HIDDEN}" if is_secret else None
+        if name == "-p":  # also used for ports and paths
+            return None if _PLAIN.fullmatch(value) or _PATH.fullmatch(value) else HIDDEN
         bare = name.lstrip("-+~")
-        return not _NOT_A_VALUE.match(bare) and self._hides(bare, value, argument=True)
+        if not _NOT_A_VALUE.match(bare) and self._hides(bare, value, argument=True):
+            return HIDDEN
+        return None
 
-    def text(self, text: str) -> str:
+    def text(self, text: str, *, literals_only: bool = False, entropy: bool = False) -> str:
         """Return a text with everything hidden in it that looks like a credential.
+
+        With `literals_only`, a value after a name must be in quotes, as in source code; with
+        `entropy`, words that look random are hidden as well.
 
         >>> Redactor(environ={}).text("https://me:pass@example.org/repo.git")
         'https://***@example.org/repo.git'
@@ -204,19 +281,45 @@ class Redactor:
         if "://" in text:
             text = _USERINFO.sub(_without_userinfo, text)
             text = _QUERY.sub(rf"\1={HIDDEN}", text)
-        return _without_shapes(text)
+        if "PRIVATE KEY" in text:
+            text = _PRIVATE_KEY.sub(HIDDEN, text)
+        text = _WORDLIKE.sub(_without_shapes, text)
+        if entropy:
+            text = (_QUOTED if literals_only else _WORDLIKE).sub(_without_random, text)
+        if self._rule is not None or _HINT.search(text):
+            text = _SCHEME.sub(_without_scheme, text)
+            text = _TO_END_OF_LINE.sub(rf"\1\2{HIDDEN}", text)
+            text = _ASSIGNED.sub(functools.partial(self._without_value, literals_only), text)
+        return text
+
+    def _without_value(self, literals_only: bool, match: re.Match[str]) -> str:
+        value = match["quoted"] or match["bare"]
+        if match["bare"] and (literals_only or not value.strip("*./:-")):
+            return match.group()
+        name = match["name"]
+        if HIDDEN in value or _NOT_A_VALUE.match(name):
+            return match.group()
+        if not self._hides(name, value, argument=True):
+            return match.group()
+        quote = match["quote"] or ""
+        return f"{match['start']}{quote}{HIDDEN}{quote}"
 
 
-def _without_shapes(text: str) -> str:
-    pieces: list[str] = []
-    done = 0
-    for start in _STARTS.finditer(text):
-        found = _SHAPES.match(text, start.start()) if start.start() >= done else None
-        if found is not None:
-            kept = found["kept"] or found["field"] or found["scheme"] or ""
-            pieces += (text[done : found.start()], kept, HIDDEN)
-            done = found.end()
-    return "".join([*pieces, text[done:]]) if pieces else text
+def _without_shapes(match: re.Match[str]) -> str:
+    return _SHAPES.sub(
+        lambda found: (found["kept"] or found["field"] or "") + HIDDEN, match.group()
+    )
+
+
+def _without_random(match: re.Match[str]) -> str:
+    return HIDDEN if looks_random(match.group()) else match.group()
+
+
+def _without_scheme(match: re.Match[str]) -> str:
+    scheme, value = match.groups()
+    # a sentence may say "basic functionality"
+    is_token = value[-1] == "=" or _kinds(value) >= 2
+    return f"{scheme} {HIDDEN}" if is_token else match.group()
 
 
 def _without_userinfo(match: re.Match[str]) -> str:
@@ -234,12 +337,6 @@ def _compile(rule: str) -> re.Pattern[str]:
     except re.error as error:
         log.warning("TENSORTAP_SECRETS is not a regular expression: %r (%s)", rule, error)
         return re.compile(re.escape(rule), re.IGNORECASE)  # never less careful than asked
-
-
-def looks_secret(data: bytes) -> bool:
-    """Return whether bytes contain the format of a known credential."""
-    text = data.decode("utf-8", "replace")
-    return any(_SHAPES.match(text, start.start()) for start in _STARTS.finditer(text))
 
 
 _CREDENTIAL_FILES = re.compile(

@@ -3,36 +3,54 @@
 ::
 
     OUT/
-      project/           a git worktree at the commit, with the patch applied
+      project/           a repository at the commit, with the patch applied
       requirements.txt   exact versions; packages that are on no index are comments
       environment.sh     the variables; secrets and those of the old shell are comments
       run.sh             cd and the command
       README.txt         what could not be restored
+
+A run may come from a stranger, so that nothing in it is trusted. Commits are fetched into a new
+repository with a configuration of its own: filters, hooks and settings of the repository that the
+run names have no effect, and git runs there only to send objects. Nothing is written outside of
+OUT, and nothing of the run is executed before `Reproduced.start`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
-from tensortap.limits import format_size
+from tensortap.limits import format_size, parse_size
 from tensortap.provenance import versions
 from tensortap.provenance.gitcmd import Git, GitFailed
 from tensortap.provenance.packages import normalized
+from tensortap.provenance.patch import fill_redacted
 from tensortap.provenance.recipe import Recipe, requirements
+from tensortap.provenance.stored import (
+    StoredGit,
+    StoredPackages,
+    StoredRepository,
+    StoredRuntime,
+    contained,
+    load,
+    printable,
+)
 
 TIMEOUT = 600.0  # seconds; a checkout of a large repository takes long
-_FETCH = {"GIT_NO_LAZY_FETCH": "0"}  # a partial clone has to fetch what it checks out
+MAX_PATCH = parse_size("1 GiB")
+_ADDRESS = re.compile(r"(https?|ssh|git|file)://.+|[\w.-]+@[\w.-]+:.+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +61,13 @@ class Reproduced:
     script: Path
     missing: tuple[str, ...]  # what could not be restored
     notes: tuple[str, ...]
+
+    def preview(self) -> str:
+        """Return what `start` would execute: the variables it exports, and run.sh."""
+        lines = (self.folder / "environment.sh").read_text("utf-8").splitlines()
+        exports = [line for line in lines if line and not line.startswith("#")]
+        script = self.script.read_text("utf-8").splitlines()
+        return "\n".join(printable(line) for line in [*exports, *script])
 
     def start(self) -> int:
         """Run the program with this Python, and return its exit status."""
@@ -87,17 +112,15 @@ def reproduce(
         raise
 
 
-def _load(run: Path, stem: str) -> dict[str, Any]:
-    return versions.read_version(run, stem, versions.first_version(run, stem)) or {}
-
-
-def _load_git_info(run: Path, version: int | None) -> dict[str, Any]:
+def _load_git_info(run: Path, version: int | None) -> StoredGit:
     numbers = versions.numbers(run, "git_info")
     if version is None:
-        return _load(run, "git_info")
-    if version not in (*numbers, len(numbers) + 1):
+        version = next(iter(numbers), None)
+    elif version not in (*numbers, len(numbers) + 1):
         raise NotFound(f"no version {version} of git_info in {run}: it has 1 to {len(numbers) + 1}")
-    return versions.read_version(run, "git_info", version if version in numbers else None) or {}
+    elif version not in numbers:
+        version = None
+    return load(run, "git_info", version, StoredGit) or StoredGit()
 
 
 class _Job:
@@ -108,33 +131,42 @@ class _Job:
         self._out = out
         self._version = version
         self._say = say
-        self._runtime = _load(run, "runtime_info")
-        if not self._runtime:
+        first = versions.first_version(run, "runtime_info")
+        runtime = load(run, "runtime_info", first, StoredRuntime)
+        if runtime is None:
             raise NotFound(
                 f"{run} cannot be reproduced: it has no readable runtime_info.json; "
                 "tap.init() creates folders that can"
             )
-        self._packages = _load(run, "packages")
+        self._runtime = runtime
+        first = versions.first_version(run, "packages")
+        self._packages = load(run, "packages", first, StoredPackages)
         self._git_info = _load_git_info(run, version)
-        self._project: dict[str, Any] = self._git_info.get("project_git_info") or {}
+        self._project = self._git_info.project
         self.missing: list[str] = []
         self.notes: list[str] = []
 
     def run(self, repo: str | None) -> Reproduced:
-        worktree = self._restore_project(repo)
+        project = self._restore_project(repo)
         self._restore_packages()
-        recipe = Recipe(self._runtime, self._project.get("repository") or "", worktree)
+        recipe = Recipe(self._runtime, self._project.repository, project)
         (self._out / "environment.sh").write_text(recipe.environment(), "utf-8")
         script = self._out / "run.sh"
         script.write_text(recipe.script(self._run), "utf-8")
         script.chmod(0o755)
         self.missing += recipe.missing
         self.notes += recipe.notes
-        modified = list(self._git_info.get("runtime_modifications") or {})
+        modified = list(self._git_info.modifications)
         if modified:
             self.notes.append(f"the program replaced {len(modified)} functions: {_few(modified)}")
-        self._write_readme()
-        return Reproduced(self._out, script, tuple(self.missing), tuple(self.notes))
+        missing, notes = (tuple(map(printable, texts)) for texts in (self.missing, self.notes))
+        lines = [f"Created from the run {printable(str(self._run))}. Start it with: sh run.sh", ""]
+        if missing:
+            lines += ["Could not be restored:", *(f"- {text}" for text in missing), ""]
+        if notes:
+            lines += ["Notes:", *(f"- {text}" for text in notes), ""]
+        (self._out / "README.txt").write_text("\n".join(lines), "utf-8")
+        return Reproduced(self._out, script, missing, notes)
 
     # -- code --------------------------------------------------------------------------------
 
@@ -145,160 +177,154 @@ class _Job:
                 f"the code changed {changes} times during the run; this is the first state, at "
                 f"the start (--version {changes + 1} for the last)"
             )
-        commit = self._project.get("commit_id") or ""
-        if not commit and not self._project.get("git_diff"):
-            status = self._project.get("status", "not recorded")
-            self.missing.append(f"the code: its git status was {status!r} when it ran")
+        info = self._project
+        if not info.commit_id and not info.patch:
+            self.missing.append(f"the code: its git status was {info.status!r} when it ran")
             return None
-        worktree = self._out / "project"
-        if commit:
-            self._checkout(repo, commit, worktree)
+        project = self._out / "project"
+        if info.commit_id:
+            self._say(f"checking out {info.commit_id[:12]} into {project}")
+            self._fetch(self._sources(repo), info.commit_id, project)
         else:  # a repository before its first commit: the patch is everything
-            worktree.mkdir()
-            Git(worktree).run("init", "--quiet")
-        self._restore_submodules(worktree, repo)
-        self._apply(self._project, worktree)
-        for item in (self._project.get("untracked") or {}).get("left_out", ()):
-            size = format_size(item.get("size") or 0)
-            self.missing.append(f"untracked {item.get('path')} ({size}): {item.get('reason')}")
-        if self._project.get("error"):
-            self.missing.append(f"changes to the code: {self._project['error']}")
-        return worktree
+            _new_repository(project)
+        for path, submodule in info.submodules.items():
+            try:
+                self._restore_submodule(project, path, submodule, repo)
+            except (NotFound, GitFailed) as error:
+                self.missing.append(f"submodule {path} at {submodule.commit_id}: {error}")
+        self._apply(info, project)
+        for item in info.untracked.left_out:
+            self.missing.append(f"untracked {item.path} ({format_size(item.size)}): {item.reason}")
+        if info.error:
+            self.missing.append(f"changes to the code: {info.error}")
+        with contextlib.suppress(OSError):
+            if b"filter=" in versions.read_regular(project / ".gitattributes", 1 << 20):
+                self.notes.append("git filters did not run; for LFS: git lfs pull in project/")
+        return project
 
-    def _checkout(self, repo: str | None, commit: str, worktree: Path) -> None:
-        self._say(f"checking out {commit[:12]} into {worktree}")
-        if repo is not None and not os.path.isdir(repo):
-            self._clone(repo, commit, worktree)
-            return
-        source = self._find_repository(repo, commit)
-        try:
-            _add_worktree(source, worktree, commit)
-        except GitFailed as error:
-            # the repository may be read-only: share its objects instead
-            shutil.rmtree(worktree, ignore_errors=True)
-            self.notes.append(f"project/ is a clone, because git could not add a worktree: {error}")
-            self._clone(str(source), commit, worktree, "--shared")
-        else:
-            self.notes.append(f"remove it with: git -C {source} worktree remove --force {worktree}")
-
-    def _find_repository(self, repo: str | None, commit: str) -> Path:
-        places = [repo] if repo else [self._project.get("repository"), self._project.get("git_dir")]
-        folders = [Path(place) for place in places if place and os.path.isdir(place)]
-        remote = self._project.get("remote") or ""
-        if not folders:
-            old = " or ".join(str(place) for place in places if place)
-            hint = f"; it was cloned from {remote}" if remote else ""
+    def _sources(self, repo: str | None) -> list[str]:
+        """Return where the commit may be: what the user has named, or where the project was."""
+        if repo is not None:
+            if os.path.isdir(repo):
+                return [os.path.abspath(repo)]
+            if not _ADDRESS.fullmatch(repo):
+                raise NotFound(f"{repo} is neither a folder nor an address")
+            return [repo]
+        info = self._project
+        places = [place for place in (info.repository, info.git_dir) if os.path.isabs(place)]
+        run = os.path.realpath(self._run)
+        found = [
+            place
+            for place in places
+            if os.path.isdir(place) and os.path.commonpath([run, os.path.realpath(place)]) != run
+        ]
+        if not found:
+            old = " or ".join(places) or "a known place"
+            hint = f"; it was cloned from {info.remote}" if info.remote else ""
             raise NotFound(
-                f"the repository is no longer at {old}{hint}; "
-                "name a clone of it, or a URL, with --repo"
+                printable(f"the repository is no longer at {old}{hint}")
+                + "; name a clone of it, or a URL, with --repo"
             )
-        for folder in folders:
-            if Git(folder).has_commit(commit):
-                return folder
-        branch = self._project.get("branch") or ""
-        hint = f" (it was on branch {branch})" if branch and branch != "(detached)" else ""
-        fetch = f"git -C {folders[0]} fetch {remote or 'origin'} {commit}"
-        raise NotFound(f"commit {commit} is not in {folders[0]}{hint}; get it with: {fetch}")
+        return found
 
-    def _clone(self, source: str, commit: str, worktree: Path, *options: str) -> None:
-        git = Git(self._out, timeout=TIMEOUT)
-        try:
-            git.run("clone", "--quiet", "--no-checkout", *options, "--", source, str(worktree))
-        except GitFailed as error:
-            raise NotFound(f"{source} cannot be cloned: {error}") from error
-        clone = Git(worktree, timeout=TIMEOUT)
-        if not clone.has_commit(commit):
-            try:  # some servers hand out commits that are on no branch
-                clone.run("fetch", "--quiet", "origin", commit)
-            except GitFailed as error:
-                raise NotFound(
-                    f"commit {commit} is not in {source}, perhaps it was never pushed: {error}"
-                ) from error
-        clone.run("checkout", "--quiet", "--detach", commit, environ=_FETCH)
-
-    def _restore_submodules(self, worktree: Path, repo: str | None) -> None:
-        for path, info in (self._project.get("submodules") or {}).items():
-            commit = info.get("commit_id") or ""
-            folders = [Path(repo) / path] if repo else []
-            folders += [Path(info[key]) for key in ("repository", "git_dir") if info.get(key)]
-            for folder in filter(Path.is_dir, folders):
-                try:
-                    _add_worktree(folder, worktree / path, commit)
-                except GitFailed:
-                    continue
-                self._apply(info, worktree / path)
-                break
-            else:
-                self.missing.append(
-                    f"submodule {path} at {commit}: "
-                    f"git -C {worktree} submodule update --init {path}"
-                )
-
-    def _apply(self, info: dict[str, Any], worktree: Path) -> None:
-        patch = self._patch_of(info)
-        if patch is None:
+    def _fetch(self, sources: list[str], commit: str, target: Path) -> None:
+        """Check out a commit into a new repository."""
+        git = _new_repository(target)
+        for source in sources:
+            try:
+                git.run(
+                    "fetch", "--quiet", "--no-tags", "--update-shallow", "--no-recurse-submodules",
+                    "--", source, commit,
+                )  # fmt: skip
+            except GitFailed as failed:
+                error = failed
+                continue
+            git.run("checkout", "--quiet", "--detach", commit)
             return
-        if not patch.is_file():
-            self.missing.append(f"uncommitted changes: {patch.name} is not in the run")
+        branch = self._project.branch
+        hint = f" (it was on branch {branch})" if branch not in ("", "(detached)") else ""
+        raise NotFound(
+            printable(
+                f"commit {commit} cannot be fetched from {sources[-1]}{hint}; perhaps it was never "
+                f"pushed, or is on another branch: {error}"
+            )
+        )
+
+    def _restore_submodule(
+        self, project: Path, path: str, info: StoredRepository, repo: str | None
+    ) -> None:
+        target = contained(project, path)
+        entry = Git(project, isolated=True).text("ls-tree", "HEAD", "--", path)
+        if not entry.startswith("160000 commit ") or not info.commit_id:
+            raise NotFound("the commit of the project has no such submodule")
+        places = [os.path.join(repo, path)] if repo and os.path.isdir(repo) else []
+        places += [place for place in (info.repository, info.git_dir) if os.path.isabs(place)]
+        found = [os.path.abspath(place) for place in places if os.path.isdir(place)]
+        if not found:
+            fetch = shlex.join(["git", "-C", str(project), "submodule", "update", "--init", path])
+            raise NotFound(f"its repository is gone; try {fetch}")
+        self._fetch(found, info.commit_id, target)
+        self._apply(info, target)
+
+    def _apply(self, info: StoredRepository, project: Path) -> None:
+        name = info.patch
+        if not name:
             return
-        expected = info.get("patch_sha256")
-        if expected and hashlib.sha256(patch.read_bytes()).hexdigest() != expected:
-            self.missing.append(f"{patch.name} is not the patch that git_info.json refers to")
-        self._say(f"applying {patch.name}")
         try:
-            Git(worktree, timeout=TIMEOUT).run(
+            patch = versions.read_regular(self._run / name, MAX_PATCH)
+        except OSError as error:
+            self.missing.append(f"uncommitted changes: {name} is not in the run ({error.strerror})")
+            return
+        if info.patch_sha256 and hashlib.sha256(patch).hexdigest() != info.patch_sha256:
+            self.missing.append(f"{name} is not the patch that git_info.json refers to")
+        self._say(f"applying {name}")
+        patch, needed = fill_redacted(patch, info.redacted_lines, project)
+        self.missing += [f"a secret that was not stored: fill in {place}" for place in needed]
+        try:
+            Git(project, timeout=TIMEOUT, isolated=True).run(
                 "-c", "apply.ignoreWhitespace=no", "-c", "core.autocrlf=false",
-                "apply", "--whitespace=nowarn", str(patch.absolute()),
+                "apply", "--whitespace=nowarn", "-", stdin=patch,
             )  # fmt: skip
         except GitFailed as error:
-            self.missing.append(f"uncommitted changes: {patch.name} does not apply: {error}")
-
-    def _patch_of(self, info: dict[str, Any]) -> Path | None:
-        diff = info.get("git_diff") or ""
-        return self._run / os.path.basename(diff[4:]) if diff.startswith("See ") else None
+            self.missing.append(f"uncommitted changes: {name} does not apply: {error}")
 
     # -- packages ----------------------------------------------------------------------------
 
     def _restore_packages(self) -> None:
-        if not self._packages:
+        if self._packages is None:
             self.missing.append("the packages: packages.json is not in the run")
             return
-        checkouts = self._git_info.get("packages_git_info") or {}
+        checkouts = self._git_info.packages
         text, missing = requirements(self._packages, checkouts)
         (self._out / "requirements.txt").write_text(text, "utf-8")
         self.missing += missing
-        for patch in map(self._patch_of, checkouts.values()):
-            if patch is not None and patch.is_file():
-                shutil.copyfile(patch, self._out / patch.name)
+        for name in filter(None, (checkout.patch for checkout in checkouts.values())):
+            try:
+                (self._out / name).write_bytes(versions.read_regular(self._run / name, MAX_PATCH))
+            except OSError as error:
+                self.missing.append(f"changes to a package: {name} cannot be copied ({error})")
         here = {
             normalized(str(dist.name)): dist.version
             for dist in importlib.metadata.distributions()
             if dist.name
         }
-        then = self._packages.get("all_packages") or {}
+        then = self._packages.all_packages
         differ = [name for name, version in then.items() if here.get(normalized(name)) != version]
         if differ:
             self.notes.append(
                 f"{len(differ)} packages differ from this environment ({_few(differ)}): "
                 "pip install -r requirements.txt"
             )
-        python = str(self._packages.get("python_version") or "")
+        python = self._packages.python_version
         if python and python != platform.python_version():
             self.missing.append(f"Python {python}: this is {platform.python_version()}")
 
-    def _write_readme(self) -> None:
-        lines = [f"Created by `tensortap reproduce {self._run}`. Start it with: sh run.sh", ""]
-        if self.missing:
-            lines += ["Could not be restored:", *(f"- {text}" for text in self.missing), ""]
-        if self.notes:
-            lines += ["Notes:", *(f"- {text}" for text in self.notes), ""]
-        (self._out / "README.txt").write_text("\n".join(lines), "utf-8")
 
-
-def _add_worktree(repository: Path, worktree: Path, commit: str) -> None:
-    Git(repository, timeout=TIMEOUT).run(
-        "worktree", "add", "--detach", "--force", str(worktree), commit, environ=_FETCH
-    )
+def _new_repository(folder: Path) -> Git:
+    folder.mkdir(exist_ok=True)
+    git = Git(folder, timeout=TIMEOUT, isolated=True)
+    git.run("init", "--quiet")
+    return git
 
 
 def _few(names: list[str]) -> str:

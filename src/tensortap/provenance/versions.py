@@ -11,14 +11,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tensortap.limits import format_size, parse_size
 from tensortap.provenance.pace import Pace
 
 KEPT = 100  # versions of a file
+MAX_JSON = parse_size("64 MiB")
 
 
 def current(folder: Path, stem: str) -> dict[str, Any] | None:
@@ -33,7 +37,7 @@ def numbers(folder: Path, stem: str) -> list[int]:
     []
     """
     middles = [file.name[len(stem) + 1 : -5] for file in folder.glob(f"{stem}.*.json")]
-    return sorted(int(middle) for middle in middles if middle.isdigit())
+    return sorted(int(middle) for middle in middles if re.fullmatch(r"[1-9][0-9]{0,8}", middle))
 
 
 def first_version(folder: Path, stem: str) -> int | None:
@@ -56,10 +60,22 @@ def numbered(name: str, number: int | None) -> str:
 def read_version(folder: Path, stem: str, number: int | None) -> dict[str, Any] | None:
     """Return one version of a file (None is the newest), or None if it cannot be read."""
     try:
-        content = json.loads((folder / numbered(f"{stem}.json", number)).read_text("utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(read_regular(folder / numbered(f"{stem}.json", number), MAX_JSON))
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return the content of a file; raise OSError for links, pipes, devices and large files."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(file, "rb") as stream:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        if status.st_size > limit:
+            raise OSError(f"{path} has more than {format_size(limit)}")
+        return stream.read(limit)
 
 
 def write(folder: Path, stem: str, info: Mapping[str, Any], *, pace: Pace, keep: bool) -> None:
