@@ -64,10 +64,10 @@ class Reproduced:
 
     def preview(self) -> str:
         """Return what `start` would execute: the variables it exports, and run.sh."""
-        lines = (self.folder / "environment.sh").read_text("utf-8").splitlines()
-        exports = [line for line in lines if line and not line.startswith("#")]
-        script = self.script.read_text("utf-8").splitlines()
-        return "\n".join(printable(line) for line in [*exports, *script])
+        words = shlex.split((self.folder / "environment.sh").read_text("utf-8"), comments=True)
+        exports = [f"export {shlex.quote(word)}" for word in words if word != "export"]
+        lines = [*exports, *self.script.read_text("utf-8").splitlines()]
+        return "\n".join(printable(line, len(line)) for line in lines)
 
     def start(self) -> int:
         """Run the program with this Python, and return its exit status."""

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tensortap.limits import format_size, parse_size
 from tensortap.provenance.pace import Pace
 
@@ -60,8 +62,9 @@ def numbered(name: str, number: int | None) -> str:
 def read_version(folder: Path, stem: str, number: int | None) -> dict[str, Any] | None:
     """Return one version of a file (None is the newest), or None if it cannot be read."""
     try:
-        content = json.loads(read_regular(folder / numbered(f"{stem}.json", number), MAX_JSON))
-    except (OSError, ValueError, RecursionError):
+        text = read_regular(folder / numbered(f"{stem}.json", number), MAX_JSON)
+        content = msgspec.json.decode(text)
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError):
         return None
     return content if isinstance(content, dict) else None
 
