@@ -80,6 +80,7 @@ def trap(folder, evil):
     return commit
 
 
+@pytest.mark.attack("run with a hostile repository")
 def test_ignores_a_repository_inside_the_run(tmp_path, evil, ran):
     run = tmp_path / "run"
     commit = trap(run / "repo", evil)
@@ -90,6 +91,7 @@ def test_ignores_a_repository_inside_the_run(tmp_path, evil, ran):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.attack("run with a hostile repository")
 @pytest.mark.parametrize("named", [False, True])
 def test_runs_no_filter_and_no_hook_of_a_repository(tmp_path, evil, ran, named):
     repo = tmp_path / "beside"
@@ -102,6 +104,7 @@ def test_runs_no_filter_and_no_hook_of_a_repository(tmp_path, evil, ran, named):
     assert not ran.exists()
 
 
+@pytest.mark.attack("run with a hostile repository")
 def test_runs_no_filter_of_the_user(tmp_path, evil, ran, plain_git):
     """The attributes of a stranger's repository choose when a filter of the user runs."""
     plain_git.write_text(f'{plain_git.read_text()}\n[filter "evil"]\nsmudge = {evil}\n')
@@ -117,6 +120,7 @@ def test_runs_no_filter_of_the_user(tmp_path, evil, ran, plain_git):
     assert not ran.exists()
 
 
+@pytest.mark.attack("path outside a folder")
 @pytest.mark.parametrize(
     "reference",
     ["See ../.bashrc", "See ../../home/.bashrc", "See /etc/passwd", "See run.sh", "See .bashrc",
@@ -135,6 +139,7 @@ def test_rejects_patches_with_other_names(tmp_path, victim, repo, reference):
             reproduce(run, tmp_path / "home" / "out")
 
 
+@pytest.mark.attack("options and lines in a run")
 @pytest.mark.parametrize(
     "commit",
     ["--upload-pack=touch ../../ran", "-c", "HEAD", "main", "a" * 39, "A" * 40, "a" * 40 + "\n",
@@ -152,6 +157,7 @@ def test_rejects_commits_that_are_no_digest(tmp_path, repo, ran, commit):
     assert not ran.exists()
 
 
+@pytest.mark.attack("path outside a folder")
 @pytest.mark.parametrize(
     "path", ["../../home", "{home}", "a/../../../home", "link/sub", "link", ".git", "x\0y", ""]
 )
@@ -170,6 +176,7 @@ def test_submodules_stay_in_the_project(tmp_path, victim, path):
     assert not any(file.name == "planted" for file in (tmp_path / "out").rglob("*"))
 
 
+@pytest.mark.attack("path outside a folder")
 @pytest.mark.parametrize(
     "paths",
     [["../../home/new"], ["/home/new"], ["{home}/new"], ["link", "link/new"], [".git/config"]],
@@ -192,6 +199,7 @@ def test_patches_stay_in_the_project(tmp_path, victim, repo, paths):
     assert "evil" not in (made.folder / "project/.git/config").read_text()
 
 
+@pytest.mark.attack("path outside a folder")
 def test_working_directory_stays_in_the_project(tmp_path, victim):
     repo = Repo(tmp_path / "repo")
     (repo.path / "link").symlink_to(victim)
@@ -203,6 +211,7 @@ def test_working_directory_stays_in_the_project(tmp_path, victim):
             reproduce(run, tmp_path / "out")
 
 
+@pytest.mark.attack("path outside a folder")
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
 def test_opens_only_regular_files(tmp_path, repo, kind):
     secret = tmp_path / "secret"
@@ -232,6 +241,7 @@ def test_opens_only_regular_files(tmp_path, repo, kind):
         reproduce(run, tmp_path / "out2")
 
 
+@pytest.mark.attack("options and lines in a run")
 def test_lines_stay_lines(tmp_path, ran):
     """A newline in a name, a value or a version does not start a line of a script."""
     bad = f"x\ntouch {ran}\n#"
@@ -274,6 +284,7 @@ def test_lines_stay_lines(tmp_path, ran):
     assert "\x1b" not in made.preview()
 
 
+@pytest.mark.attack("damaged provenance of a run")
 @pytest.mark.parametrize(
     "content",
     [
@@ -292,6 +303,7 @@ def test_damaged_files_give_one_clear_error(tmp_path, content):
             reproduce(run, tmp_path / f"out-{stem}")
 
 
+@pytest.mark.attack("options and lines in a run")
 def test_addresses_of_other_programs_are_rejected(tmp_path, repo, ran):
     run = make_run(tmp_path / "run", project={"commit_id": repo.commit(), "repository": "/nowhere",
                                               "remote": f"ext::touch {ran}"})  # fmt: skip
@@ -301,6 +313,7 @@ def test_addresses_of_other_programs_are_rejected(tmp_path, repo, ran):
     assert not ran.exists()
 
 
+@pytest.mark.attack("command of a hostile run")
 @pytest.mark.slow
 def test_asks_before_it_runs_anything(tmp_path, ran):
     import typer

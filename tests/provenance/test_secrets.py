@@ -156,6 +156,7 @@ def test_plants_enough():
     assert len(set(EVERYTHING.values())) == len(EVERYTHING)
 
 
+@pytest.mark.attack("secrets in a run")
 def test_no_planted_secret_is_readable(run):
     _, folder = run
     stored = b"".join(file.read_bytes() for file in sorted(folder.iterdir()))
@@ -166,6 +167,7 @@ def test_no_planted_secret_is_readable(run):
     assert parts == []
 
 
+@pytest.mark.attack("secrets in a run")
 def test_other_detector_finds_nothing(run):
     """detect-secrets searches the run; what it knows and we do not would be found here."""
     from detect_secrets.core.scan import scan_line
