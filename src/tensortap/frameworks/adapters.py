@@ -26,20 +26,13 @@ def adapter_of(cls: type) -> Adapter:
     """Return the adapter for the values of a class."""
     adapter = CACHED.get(cls)
     if adapter is None:
-        adapter = _find_adapter(cls)
+        found = (framework.adapter(cls) for framework in loaded_frameworks())
+        adapter = next(filter(None, found), None) or _container(cls) or _scalar(cls) or _OPAQUE
         if len(CACHED) >= _MAX_CACHED:
             CACHED.clear()
             CACHED.update(_SCALARS)
         CACHED[cls] = adapter
     return adapter
-
-
-def _find_adapter(cls: type) -> Adapter:
-    for framework in loaded_frameworks():
-        adapter = framework.adapter(cls)
-        if adapter is not None:
-            return adapter
-    return _container(cls) or _scalar(cls) or _OPAQUE
 
 
 def _container(cls: type) -> Adapter | None:
@@ -186,10 +179,6 @@ def _subscript(key: object) -> str:
     return f"[{safe_repr(key, 60)}]"
 
 
-def _attribute(name: object) -> str:
-    return f".{name}"
-
-
 def _items(kind: str, iterate: Callable[[Any], Iterable[object]]) -> Adapter:
     def snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
         path = _enter(value, path)
@@ -215,17 +204,14 @@ def _mapping_nbytes(value: Any, path: Path) -> int:
     return _sum(value, [part for pair in list(dict.items(value)) for part in pair], path)
 
 
-def class_path(cls: type) -> str:
-    """Return the module and qualified name of a class, as `Fields.type` spells them."""
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 def _fields(kind: str, contents: Callable[[Any], dict[str, object]]) -> Adapter:
     def snapshot(value: Any, pool: Pool | None, path: Path) -> Snapshot:
         path = _enter(value, path)
         parts = contents(value)
-        nodes, total = _snapshot_parts(parts.items(), _attribute, pool, path)
-        return Fields(kind, class_path(type(value)), tuple(parts), tuple(nodes)), total
+        nodes, total = _snapshot_parts(parts.items(), ".{}".format, pool, path)
+        cls = type(value)
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        return Fields(kind, name, tuple(parts), tuple(nodes)), total
 
     def nbytes(value: Any, path: Path) -> int:
         return _sum(value, contents(value).values(), path)

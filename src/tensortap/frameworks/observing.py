@@ -151,9 +151,6 @@ class ModelTracing(Protocol):
     def in_backward(self) -> bool:
         """Return whether a backward pass is running in this thread."""
 
-    def has_replicas(self) -> bool:
-        """Return whether the framework copies a model for each call."""
-
     def hook_root(
         self,
         module: Any,
@@ -169,7 +166,7 @@ class ModelTracing(Protocol):
         add_alias: Callable[[Any, Any], None],
         remove_alias: Callable[[Any], None],
     ) -> contextlib.ExitStack:
-        """Let the copies of models stand for their originals, until closed."""
+        """Let copies that are made for one call stand for their originals, until closed."""
 
     def compilable_probes(self, plain: Any) -> Mapping[str, Callable[..., Any]]:
         """Return probes that work in compiled graphs: enter, nested, bind, result."""

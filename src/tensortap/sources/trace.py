@@ -119,12 +119,11 @@ class Tracer:
             for one in self._listeners:
                 mine = one.traced.this is target
                 one.outside_forward = mine and one.traced.path not in ((), ("forward",))
-            if models.has_replicas():
-                objects = {id(one.traced.this): one.traced.this for one in self._listeners}
-                modules = [one for one in objects.values() if models.is_model(one)]
-                self._hooks.enter_context(
-                    models.hook_replicas(modules, plain.add_alias, plain.remove_alias)
-                )
+            objects = {id(one.traced.this): one.traced.this for one in self._listeners}
+            modules = [one for one in objects.values() if models.is_model(one)]
+            self._hooks.enter_context(
+                models.hook_replicas(modules, plain.add_alias, plain.remove_alias)
+            )
             self._counter.model = target
             self._counter.in_backward = models.in_backward
             outside = any(one.outside_forward for one in self._listeners)

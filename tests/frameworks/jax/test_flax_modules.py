@@ -26,6 +26,9 @@ from tests.frameworks.jax.programs import (
 )
 
 
+pytestmark = pytest.mark.slow  # each test compiles
+
+
 class Layer(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(4, 4, rngs=rngs)
@@ -56,7 +59,6 @@ NEW_NNX = "model" in inspect.signature(nnx.Optimizer.update).parameters
 NNX = {"Net", "head", "layers.0", "layers.0.linear", "layers.1", "layers.1.linear"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [True, False])
 def test_nnx_functional_style(jitted, parts):
     graph, params = parts
@@ -76,7 +78,6 @@ def test_nnx_functional_style(jitted, parts):
     assert not hasattr(Net.__call__, "__wrapped__")
 
 
-@pytest.mark.slow
 def test_nnx_jit_and_its_optimizer(parts):
     x = batch()
 

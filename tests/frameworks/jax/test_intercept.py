@@ -30,6 +30,9 @@ from tests.frameworks.jax.programs import (
 )
 
 
+pytestmark = pytest.mark.slow  # each test compiles; test_catch_in_jit.py has a fast one
+
+
 class Pair(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -106,7 +109,6 @@ class Attention(nn.Module):
         return x + nn.Dense(16)(nn.gelu(h))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape", "jitted", "steps"),
     [(Attention(), (3, 6, 16), True, 10), (MLP(), (5, 4), False, 2)],
@@ -207,7 +209,6 @@ def test_scan_has_one_call_per_iteration():
     assert_agrees(summaries[GRAD, "Dense", 3], last, same_program=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [True, False])
 def test_remat_is_observed_once(jitted):
     class Model(nn.Module):
@@ -237,7 +238,6 @@ def test_vmap_is_one_batch(jitted):
     assert_agrees(summaries[ACT, "MLP", 0], results)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("outer", [True, False])
 def test_inner_jit_that_was_compiled_before(outer):
     model, x = MLP(), batch()
@@ -395,7 +395,6 @@ def test_effects_happen_once():
 # -- how functions are given -----------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_static_arguments():
     model, optimizer, x = MLP(), optax.sgd(1e-2), batch()
     params, state, _ = training(model, optimizer, x)
@@ -433,7 +432,6 @@ def test_jitted_method():
     assert len(seen) == 6
 
 
-@pytest.mark.slow
 def test_donated_arguments_are_donated():
     params, state, update = training(MLP(), optax.adam(1e-2), x := batch())
     fn = jax.jit(update, donate_argnums=(0, 1))
@@ -516,7 +514,6 @@ def test_reports_dtypes_without_statistics(jitted):
     assert names_of(seen) == ["Keys[0]"]
 
 
-@pytest.mark.slow
 def test_without_the_extension(monkeypatch):
     monkeypatch.setattr(device_stats, "native", lambda: False)
     model, x = MLP("bfloat16"), batch()

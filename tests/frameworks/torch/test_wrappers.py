@@ -153,7 +153,7 @@ def compiler_for_other_files():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["wrapper", "in place", "function"])
 @pytest.mark.parametrize("called", [True, False])
 def test_observes_compiled_models(backend, way, called, found):

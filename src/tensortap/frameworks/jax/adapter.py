@@ -204,10 +204,6 @@ def _summarize(value: Any) -> Summary:
     return summarize_array(as_numpy(node))
 
 
-def _own_copy(value: Any) -> Any:
-    return jax.numpy.array(value, copy=True)  # the original may be donated, and so deleted
-
-
 def _reject_copy(value: Any) -> Any:
     raise CaptureError(
         "JAX only traces this function, so its values do not exist yet: trace the function that "
@@ -216,8 +212,9 @@ def _reject_copy(value: Any) -> Any:
 
 
 _ARRAY = Adapter(
-    _snapshot, _nbytes, _describe, summarize=_summarize, view=lambda value: None, copy=_own_copy
-)
+    _snapshot, _nbytes, _describe, summarize=_summarize, view=lambda value: None,
+    copy=lambda value: jax.numpy.array(value, copy=True),  # the original may be donated
+)  # fmt: skip
 _TRACER = replace(
     rejecting(
         "inside jit, grad or vmap an array has no value yet: return it from the function and "

@@ -66,10 +66,6 @@ def _snapshot(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Sna
     return tensor_data("numpy", value, pool)
 
 
-def _snapshot_subclass(value: np.ndarray[Any, Any], pool: Pool | None, path: Path) -> Snapshot:
-    return tensor_data("numpy", value.view(np.ndarray), pool)
-
-
 def _snapshot_scalar(value: np.generic, pool: Pool | None = None, path: Path = ()) -> Snapshot:
     dtype = value.dtype
     if not dtype.itemsize and dtype.kind in _EMPTY:
@@ -102,7 +98,9 @@ def _view(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 _ARRAY = Adapter(_snapshot, _nbytes, describe, summarize=_summarize, view=_view)
-_SUBCLASS = replace(_ARRAY, snapshot=_snapshot_subclass)
+_SUBCLASS = replace(
+    _ARRAY, snapshot=lambda value, pool, path: tensor_data("numpy", _view(value), pool)
+)
 _SCALAR = Adapter(
     _snapshot_scalar, _nbytes, describe, _snapshot_scalar, _summarize, view=np.asarray
 )

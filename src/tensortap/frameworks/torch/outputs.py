@@ -168,20 +168,14 @@ class OutputHooks:
 
         A `replica` is a copy of the module that DataParallel made for one call.
         """
-        call = self._repeated_call(name) if again else self._next_call(name)
+        if again:  # a backward pass goes from the last call to the first
+            calls = self._recomputable.get(name)
+            call = calls.pop() if calls else 0
+        else:
+            call = self._calls.get(name, 0)
+            self._calls[name] = call + 1
+            self._recomputable.setdefault(name, []).append(call)
         return wanted._replace(step=self.observer.step_number, call=call)
-
-    def _next_call(self, name: str) -> int:
-        """Return the index of this call of the module within the step."""
-        call = self._calls.get(name, 0)
-        self._calls[name] = call + 1
-        self._recomputable.setdefault(name, []).append(call)
-        return call
-
-    def _repeated_call(self, name: str) -> int:
-        """Return the call that a checkpoint repeats: backward goes from the last to the first."""
-        calls = self._recomputable.get(name)
-        return calls.pop() if calls else 0
 
     def _known_stats(self, gradient: torch.Tensor) -> Summary | None:
         """Return the statistics of a gradient that was just observed under another name.

@@ -149,7 +149,8 @@ def _restored(model: torch.nn.Module) -> Iterator[None]:
     try:
         for parameter, _ in gradients:
             parameter.grad = None
-        with torch.random.fork_rng(devices=_cuda_devices(model)):
+        devices = {p.device.index or 0 for p in model.parameters() if p.is_cuda}
+        with torch.random.fork_rng(devices=sorted(devices)):
             yield
     finally:
         for namespace, saved in (*attributes, *contents):
@@ -164,7 +165,3 @@ def _restored(model: torch.nn.Module) -> Iterator[None]:
         random.setstate(python_state)
         if numpy is not None:
             numpy.random.set_state(numpy_state)
-
-
-def _cuda_devices(model: torch.nn.Module) -> list[int]:
-    return sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})

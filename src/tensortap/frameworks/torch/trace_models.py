@@ -90,6 +90,7 @@ def hook_root(
 
 
 def has_replicas() -> bool:
+    """Return whether DataParallel would copy a model for each call, on several devices."""
     return bool(torch.cuda.is_available() and torch.cuda.device_count() > 1)
 
 
@@ -100,7 +101,7 @@ def hook_replicas(
 ) -> contextlib.ExitStack:
     # a copy shares the dict of hooks with its module, so a hook on the module runs for both
     hooks = contextlib.ExitStack()
-    for original in modules:
+    for original in modules if has_replicas() else ():
 
         def before(module: Any, args: Any, original: Any = original) -> None:
             if module is not original:

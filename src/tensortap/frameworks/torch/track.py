@@ -197,16 +197,13 @@ class ParameterHooks:
             if Kind.WEIGHT_GRADIENT in kinds:
                 self._observe_late_gradients()
             if Kind.WEIGHT in kinds:
-                self._observe_weights()
+                for name, parameter in self._parameters.items():
+                    if self.observer.wants(Kind.WEIGHT, name):
+                        self._observe(name, Kind.WEIGHT, parameter, self._tags(name))
             if Kind.OPTIMISER_STATE in kinds:
                 self._observe_state()
         self._gradients.end_step(self._parameters)
         self._early.clear()
-
-    def _observe_weights(self) -> None:
-        for name, parameter in self._parameters.items():
-            if self.observer.wants(Kind.WEIGHT, name):
-                self._observe(name, Kind.WEIGHT, parameter, self._tags(name))
 
     def _observe_state(self) -> None:
         for optimizer in self.optimizers:
