@@ -25,7 +25,6 @@ from tests.frameworks.jax.programs import (
     summaries_of,
 )
 
-
 pytestmark = pytest.mark.slow  # each test compiles
 
 

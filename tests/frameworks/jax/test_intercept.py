@@ -29,7 +29,6 @@ from tests.frameworks.jax.programs import (
     training,
 )
 
-
 pytestmark = pytest.mark.slow  # each test compiles; test_catch_in_jit.py has a fast one
 
 
