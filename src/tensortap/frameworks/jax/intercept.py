@@ -58,6 +58,7 @@ class Intercept:
         self._key = f"tracker{next(_keys)}"
         self._instrumented: dict[int, InstrumentedJit] = {}  # by id; each keeps its function alive
         self._collector = Collector()
+        self._waits = False  # for callbacks of the function that is being called
         self.unseen = self._collector.unseen
 
     @contextlib.contextmanager
@@ -74,6 +75,7 @@ class Intercept:
         if isinstance(fn, types.MethodType) and is_jitted(fn.__func__):
             args, fn = (fn.__self__, *args), fn.__func__
         self._collector.taken()  # of a call that raised
+        self._waits = False
         outputs: list[PackedOutputs] = []
         if is_jitted(fn):
             results = self._call_jitted(fn, outputs, *args, **kwargs)
@@ -82,7 +84,7 @@ class Intercept:
                 # a wrapper of a jitted function computes nothing itself
                 call = fn if replaced else functools.partial(self._call_eagerly, fn)
                 results = call(*args, **kwargs)
-        if self._collector.callbacks:
+        if self._waits:
             jax.block_until_ready(results)
             jax.effects_barrier()
         return results, self._observations(outputs)
@@ -98,6 +100,7 @@ class Intercept:
                 return fn(*args, **kwargs)
             instrumented = InstrumentedJit(fn, options, self._marking, self._collector.note)
             self._instrumented[id(fn)] = instrumented
+        before = self._collector.callbacks
         try:
             results, packed = instrumented(*args, **kwargs)
         except Exception as error:
@@ -107,6 +110,8 @@ class Intercept:
             failure = error
         else:
             outputs.append(packed)
+            instrumented.calls_back |= self._collector.callbacks > before
+            self._waits |= instrumented.calls_back
             return results
         results = fn(*args, **kwargs)  # raises again if the error is the user's
         self._collector.note(
@@ -137,6 +142,7 @@ class Intercept:
         before = self._collector.callbacks
         with self._marking():
             results = fn(*args, **kwargs)
+        self._waits = self._collector.callbacks > 0
         if self._collector.callbacks > before:
             self._collector.note(getattr(fn, "__name__", "function"), NOT_JITTED)
         return results
