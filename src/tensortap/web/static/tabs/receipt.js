@@ -43,7 +43,7 @@ const sessionFigures = (info) => figures([
 ]);
 
 function cost({ live, cost: bill }) {
-  const why = live ? "Print tap.receipt() in the training process." : "Known when the run ends.";
+  const why = live ? "Print tap.receipt() in the training process." : "Recorded when a run ends.";
   if (!bill) return card(h("h3", {}, "Cost"), dim(why));
   const rank = bill.rank != null && ` of rank ${bill.rank}, which paid most`;
   const activities = nonzero(bill.activities).sort((a, b) => b[1] - a[1]);
