@@ -273,6 +273,44 @@ def test_cancels_a_job():
 # -- bad input -----------------------------------------------------------------------------
 
 
+@pytest.mark.attack("pattern that backtracks")
+def test_a_pattern_does_not_stop_training(tmp_path):
+    """The engine of Python takes a minute for this pattern, and holds the interpreter lock."""
+    for name in ("a", "b"):
+        run = Writer(tmp_path, name)
+        run.step(0, layers=["x" * 32])
+        run.close()
+    gaps, done = [], threading.Event()
+
+    def train():
+        before = time.monotonic()
+        while not done.wait(0.001):
+            now = time.monotonic()
+            gaps.append(now - before)
+            before = now
+
+    pattern = "(x+x+)+y"
+    with serving(tmp_path) as page, logged_in(page) as client:
+        good(client.get("/api/overview", params={"run": "a"}))
+        training = threading.Thread(target=train)
+        training.start()
+        start = time.monotonic()
+        figure = good(client.get("/api/overview", params={"run": "a", "q": pattern}))
+        asked = {"run": "a", "other": "b", "names": pattern}
+        job = good(client.post("/api/compare/start", params=asked))["job"]
+        assert finish(client, job)["agree"] is True  # nothing matches
+        seconds = time.monotonic() - start
+        done.set()
+        training.join()
+        assert figure["layout"]["meta"]["empty"] is True
+        asked["names"] = "(?=x)x"
+        answer = client.post("/api/compare/start", params=asked)
+        assert answer.status_code == 422
+        assert "lookaround, backreferences" in answer.json()["error"]
+    assert seconds < 15
+    assert max(gaps) < 5
+
+
 @pytest.mark.parametrize(
     "path",
     [

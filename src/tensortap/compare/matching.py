@@ -14,7 +14,7 @@ from tensortap.compare.report import Difference, Key, Missing
 from tensortap.compare.rules import RuleSet
 from tensortap.compare.tensors import Tolerance
 from tensortap.errors import TensortapError
-from tensortap.patterns import compile_pattern
+from tensortap.patterns import TypedPattern, compile_pattern
 from tensortap.record import Kind
 from tensortap.runs.arrow import scalar
 from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, STATISTICS, records_of
@@ -29,7 +29,7 @@ Integers = NDArray[np.int64]
 class Choice(NamedTuple):
     """Which records of two runs are compared."""
 
-    names: str | None = None
+    names: str | TypedPattern | None = None
     kinds: tuple[str, ...] = ()
     steps: tuple[int | None, int | None] | None = None  # first and last, both included
     ranks: tuple[int, ...] = ()
@@ -120,7 +120,9 @@ def choose(table: Table, choice: Choice, *, rename: bool) -> ChosenRecords:
         chosen = [kind != Kind.ALERT.value for kind in table.kinds]
     keep = np.array(chosen, np.bool_)[table.kind]
     if choice.names is not None:
-        pattern = compile_pattern(choice.names)
+        pattern: TypedPattern | re.Pattern[str] = (
+            compile_pattern(choice.names) if isinstance(choice.names, str) else choice.names
+        )
         keep &= np.array([bool(pattern.search(name)) for name in names], np.bool_)[table.name]
     if choice.ranks:
         keep &= np.isin(table.rank, choice.ranks)

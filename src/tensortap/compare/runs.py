@@ -29,6 +29,7 @@ from tensortap.compare.tensors import Tolerance, check_tolerance
 from tensortap.compare.values import compare_with
 from tensortap.errors import TensortapError
 from tensortap.frameworks.view import as_numpy
+from tensortap.patterns import TypedPattern
 from tensortap.record import Kind, Summary, TensorData
 from tensortap.runs.pickles import UntrustedFile
 from tensortap.stats import summarize_array
@@ -63,7 +64,7 @@ def compare_runs(
     rtol: float = 1e-5,
     equal_nan: bool = True,
     trust: bool = False,
-    names: str | None = None,
+    names: str | TypedPattern | None = None,
     kinds: Iterable[str] = (),
     steps: tuple[int | None, int | None] | None = None,
     ranks: Iterable[int] = (),

@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tensortap.errors import NotFound, PatternError
-from tensortap.patterns import compile_pattern
+from tensortap.patterns import TypedPattern
 from tensortap.table.table import Table
 from tensortap.viz.figures import (
     exponents_figure,
@@ -159,7 +159,7 @@ class Explorer:
         names, layers = self.layers.value, self._table.layers(self.kinds.value)
         if change["new"]:
             try:
-                pattern = compile_pattern(change["new"], ignore_case=True)
+                pattern = TypedPattern(change["new"], ignore_case=True)
             except PatternError as error:
                 self._show_error(str(error))
                 return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import re
 import secrets
 import threading
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tensortap.errors import NotFound, TensortapError
-from tensortap.patterns import compile_pattern
+from tensortap.patterns import TypedPattern
 from tensortap.record import Kind
 from tensortap.viz.figures.encoding import typed
 from tensortap.web.catalog_entries import CatalogEntry, RunEntry
@@ -80,9 +79,10 @@ class PageRequest:
                 f"{name} must be integers like 0,1,2, got {self.text(name)!r}"
             ) from None
 
-    def pattern(self, name: str) -> re.Pattern[str] | None:
+    def pattern(self, name: str, *, ignore_case: bool = False) -> TypedPattern | None:
         """Return a regular expression over names; None if the parameter is empty."""
-        return compile_pattern(self.text(name), ignore_case=True) if self.text(name) else None
+        text = self.text(name)
+        return TypedPattern(text, ignore_case=ignore_case) if text else None
 
     @property
     def theme(self) -> str:

@@ -29,11 +29,10 @@ def start(request: PageRequest) -> dict[str, Any]:
     if len(entries) != 2:
         raise TensortapError("name the run to compare with: other=")
     readers = [entry.reader() for entry in entries]
-    request.pattern("names")  # raises if it is invalid
     options: dict[str, Any] = {
         "atol": _tolerance(request.text("atol"), 1e-8),
         "rtol": _tolerance(request.text("rtol"), 1e-5),
-        "names": request.text("names") or None,
+        "names": request.pattern("names"),
         "steps": parse_steps(request.text("steps")),
     }
     # a path is opened anew: what is compared must not change meanwhile
@@ -48,7 +47,8 @@ def start(request: PageRequest) -> dict[str, Any]:
         return report, render(report, pictures=_MAX_PICTURES, progress=progress)
 
     versions = [(entry.id, entry.version) for entry in entries]
-    job = request.context.jobs.start(str((versions, sorted(options.items(), key=str))), work)
+    key = versions, request.text("names"), options["atol"], options["rtol"], options["steps"]
+    job = request.context.jobs.start(str(key), work)
     return {"job": job.id, **job.state}
 
 

@@ -59,7 +59,7 @@ def overview(request: PageRequest) -> dict[str, Any]:
         message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
         return message_figure(message, theme=request.theme)
     try:
-        pattern = request.pattern("q")
+        pattern = request.pattern("q", ignore_case=True)
     except TensortapError:
         pattern = None  # not typed completely yet; the page marks the search field
     return heatmap_figure(

@@ -5,6 +5,8 @@ import { model, selection } from "./model.js";
 import { WHOLE_TENSOR, get, set } from "./state.js";
 
 const ROW_HEIGHT = 26, EXTRA_ROWS = 12, INDENT = 13;
+// not in RE2, the engine of the server
+const UNSUPPORTED = /\(\?<?[=!]|\\[1-9]/;
 const MAX_SPARKLINES = 100, MAX_QUERY = 16_000; // names and characters per request
 
 let rows = [];
@@ -58,17 +60,18 @@ function arrangeRows() {
   const run = model.run;
   if (!run) return [];
   const search = get().q, kind = run.kinds.indexOf(selection(get()).kind);
-  let pattern = null, invalid = false;
+  let pattern = null, invalid = "";
   try {
-    pattern = search ? new RegExp(search, "i") : null;
+    if (UNSUPPORTED.test(search)) invalid = "no lookaround, no backreferences";
+    else pattern = search ? new RegExp(search, "i") : null;
   } catch {
-    invalid = true;
+    invalid = "not a regular expression yet";
   }
-  $("search").setAttribute("aria-invalid", String(invalid));
+  $("search").setAttribute("aria-invalid", String(invalid !== ""));
   const all = run.names.filter((_, i) => run.name_kinds[i].includes(kind));
   const names = pattern ? all.filter((name) => pattern.test(name)) : all;
   const found = (pattern ? `${count(names.length)} of ` : "") + plural(all.length, "name");
-  $("found").textContent = invalid ? "not a regular expression yet" : found;
+  $("found").textContent = invalid || found;
   return pattern ? names.map((name) => leafRow(name, name, 0)) : flatten(buildTree(names), "", 0);
 }
 
