@@ -16,7 +16,7 @@ _EXTRAS = {
     "torch": ("torch",),
     "jax": ("jax", "jaxlib"),
     "mlx": ("mlx",),
-    "view": ("kaleido", "pandas", "plotly", "starlette", "uvicorn", "websockets"),
+    "view": ("google-re2", "kaleido", "pandas", "plotly", "starlette", "uvicorn", "websockets"),
     "hdf5": ("h5py",),
     "video": ("av", "Pillow", "scikit-learn"),
     "notebook": ("ipywidgets", "anywidget"),
