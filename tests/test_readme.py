@@ -52,7 +52,7 @@ assert weight.shape == (5, 3) and weight.dtype.is_floating_point, weight
 
 
 @pytest.mark.slow
-def test_runs_snippets_work(tmp_path):
+def test_runs_snippets_work(tmp_path, run_program):
     _, _, writing, reading, *_ = snippets()
     code = f"""
 import torch, tensortap as tap
@@ -63,15 +63,8 @@ for _ in range(4):
 {reading.replace('"experiments/20261115_181530"', "path")}
 assert run.names() == ["hidden", "layer1_output"]
 """
-    program = tmp_path / "program.py"
-    program.write_text(code)
-    env = dict(os.environ, PYTHONPATH=str(ROOT / "src"), XDG_CONFIG_HOME=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, env=env, capture_output=True, text=True,
-        timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "layer1_output.pt" in done.stdout
+    printed = run_program(tmp_path, code, env={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert "layer1_output.pt" in printed
 
 
 def test_track_snippet_works(tmp_path, monkeypatch):

@@ -167,6 +167,7 @@ class TestWrappers:
             averaged(batches(1)[0])
         assert tracer.results["forward.x"].iterations == [0]
 
+    @pytest.mark.slow
     def test_distributed(self, gloo):
         (found,) = gloo(DISTRIBUTED, world=1)
         assert found == {"inner": [3, 3, 3], "outer": [3, 3, 3], "sharded": [3, 3, 3]}
@@ -207,6 +208,7 @@ assert not tap.receipt().reasons["error"]
 
 # raised by torch where its compiler looks at a tensor between two graphs
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor that is not a leaf")
+@pytest.mark.slow
 class TestCompiled:
     @pytest.fixture(autouse=True)
     def fresh(self):
@@ -214,14 +216,13 @@ class TestCompiled:
         yield
         torch._dynamo.reset()
 
-    @pytest.mark.parametrize("traced", ["inner", "outer"])
-    @pytest.mark.parametrize("before", [True, False])
-    def test_graphs_break_at_probes(self, model, traced, before):
+    @pytest.mark.parametrize("traced", ["model compiled before", "wrapper"])
+    def test_graphs_break_at_probes(self, model, traced):
         outer = torch.compile(model, backend="eager")
-        if before:  # compiled before it is traced
+        if traced != "wrapper":
             outer(batches(1)[0])
             model.counter = 0
-        with tap.trace(model if traced == "inner" else outer, PATHS) as tracer:
+        with tap.trace(outer if traced == "wrapper" else model, PATHS) as tracer:
             train(outer)
         check(tracer)
 

@@ -389,6 +389,7 @@ def test_outputs_of_any_structure(make, places, found):
         assert record.tags.get("module", record.name) == "inner"
 
 
+@pytest.mark.slow
 def test_hugging_face_model(found):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(

@@ -45,7 +45,7 @@ class Tracer:
             raise RuntimeError("this tracer is already entered: leave it first, or make another")
         target, resolver = _resolver(self.target)
         probes = self._resolve(resolver)
-        paths = [join(probe.path) for probe in self._patterns if not probe.inside]
+        paths = [probe.label for probe in self._patterns if not probe.inside]
         _active.add(self._collector)
         try:
             self._collector.begin(paths)
@@ -104,7 +104,7 @@ class Tracer:
     def _report_no_source(self, listener: FunctionListener, error: NoSource) -> None:
         """Raise if a path names the function; log if it was found by a wildcard."""
         for probe in listener.probes:
-            path = join(probe.path)
+            path = probe.label
             message = f"cannot trace {path!r}: {error}"
             pattern = self._segments[self._patterns[probe]]
             if ANY not in pattern and MANY not in pattern:
@@ -112,29 +112,28 @@ class Tracer:
             self._report(path, message)
 
     def _watch_root(self, target: Any) -> None:
-        models = next((each for each in _model_tracing() if each.is_model(target)), None)
-        if models is not None:
-            if models.closed(target) is not None:
-                return  # it takes no hooks
-            for one in self._listeners:
-                mine = one.traced.this is target
-                one.outside_forward = mine and one.traced.path not in ((), ("forward",))
-            objects = {id(one.traced.this): one.traced.this for one in self._listeners}
-            modules = [one for one in objects.values() if models.is_model(one)]
+        models = _model_tracing()
+        if models is None or not models.is_model(target) or models.closed(target) is not None:
+            return  # it takes no hooks
+        for one in self._listeners:
+            mine = one.traced.this is target
+            one.outside_forward = mine and one.traced.path not in ((), ("forward",))
+        objects = {id(one.traced.this): one.traced.this for one in self._listeners}
+        modules = [one for one in objects.values() if models.is_model(one)]
+        self._hooks.enter_context(
+            models.hook_replicas(modules, plain.add_alias, plain.remove_alias)
+        )
+        self._counter.model = target
+        self._counter.in_backward = models.in_backward
+        outside = any(one.outside_forward for one in self._listeners)
+        forward = [one for one in self._listeners if one.traced.path == ("forward",)]
+        if forward and not outside:
+            forward[0].counts_model = True  # it is told of every call anyway
+        else:
+            end = self._counter.end if outside else None
             self._hooks.enter_context(
-                models.hook_replicas(modules, plain.add_alias, plain.remove_alias)
+                models.hook_root(target, self._begin_iteration, end, self._report_root_unseen)
             )
-            self._counter.model = target
-            self._counter.in_backward = models.in_backward
-            outside = any(one.outside_forward for one in self._listeners)
-            forward = [one for one in self._listeners if one.traced.path == ("forward",)]
-            if forward and not outside:
-                forward[0].counts_model = True  # it is told of every call anyway
-            else:
-                end = self._counter.end if outside else None
-                self._hooks.enter_context(
-                    models.hook_root(target, self._begin_iteration, end, self._report_root_unseen)
-                )
 
     def _begin_iteration(self, model: Any, args: Any = None) -> None:
         if self._collector.active and pipeline.enabled:
@@ -187,7 +186,7 @@ class Tracer:
         groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for listener in self._listeners:
             for probe, reason in listener.empty_probes():
-                path = join(probe.path)
+                path = probe.label
                 gathered = self._collector.gathered_paths
                 if any(one == path or one.startswith(f"{path}.") for one in gathered):
                     continue  # another rank has a value
@@ -211,28 +210,28 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _model_tracing() -> list[ModelTracing]:
-    """Return what the frameworks that the user has imported offer for tracing models."""
-    offers = [framework.tracing() for framework in loaded_frameworks()]
-    return [offer for offer in offers if offer is not None]
+def _model_tracing() -> ModelTracing | None:
+    """Return what a framework that the user has imported offers for tracing models."""
+    offers = (framework.tracing() for framework in loaded_frameworks())
+    return next((offer for offer in offers if offer is not None), None)
 
 
 def _resolver(target: Any) -> tuple[Any, Resolver]:
-    closed = None
-    for models in _model_tracing():
-        compilable = models.compilable_probes(plain)
-        plain.PROBES.update({
-            rewrite.ENTER: compilable["enter"],
-            rewrite.NESTED: compilable["nested"],
-            rewrite.BIND_ALWAYS: compilable["bind"],  # BIND is called only where a call is open
-            rewrite.RESULT: compilable["result"],
-        })  # fmt: skip
-        closed = models.closed
-        if models.is_model(target):
-            target = models.model_inside(target)
-            children = functools.partial(models.children, others=items)
-            return target, Resolver(target, children, models.is_common, closed)
-    return target, Resolver(target, items, closed=closed) if closed else Resolver(target, items)
+    models = _model_tracing()
+    if models is None:
+        return target, Resolver(target, items)
+    compilable = models.compilable_probes(plain)
+    plain.PROBES.update({
+        rewrite.ENTER: compilable["enter"],
+        rewrite.NESTED: compilable["nested"],
+        rewrite.BIND_ALWAYS: compilable["bind"],  # BIND is called only where a call is open
+        rewrite.RESULT: compilable["result"],
+    })  # fmt: skip
+    if not models.is_model(target):
+        return target, Resolver(target, items, closed=models.closed)
+    target = models.model_inside(target)
+    children = functools.partial(models.children, others=items)
+    return target, Resolver(target, children, models.is_common, models.closed)
 
 
 def trace(

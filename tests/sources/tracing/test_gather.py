@@ -11,7 +11,7 @@ from tensortap.frameworks.torch.channel import GlooChannel
 from tensortap.sources.tracing.gather import Gatherer
 from tensortap.sources.tracing.results import TracedValues
 
-pytestmark = pytest.mark.timeout(300)  # three processes
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # three processes
 
 PROGRAM = """
 import collections, dataclasses, numpy as np
@@ -241,7 +241,6 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dying", "world"), [(2, 3), (0, 2)])
 def test_rank_that_dies_is_not_awaited(gloo, dying, world):
     done = gloo.printed(DYING, world, DYING=str(dying))

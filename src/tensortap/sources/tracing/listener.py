@@ -73,22 +73,6 @@ class IterationCounter:
         return iteration.number % self._every == 0 and self._mode in ("both", iteration.mode)
 
 
-class ProbeState:
-    """A probe, and what it has reported so far."""
-
-    __slots__ = ("bound", "error", "kept", "parts", "path", "probe", "record_name", "whole")
-
-    def __init__(self, probe: LocalProbe, prefix: str) -> None:
-        self.probe = probe
-        self.path = join(probe.path)
-        self.record_name = prefix + self.path
-        self.whole = not probe.inside
-        self.bound = 0
-        self.kept = 0
-        self.error: Exception | None = None
-        self.parts: tuple[str, ...] = ()  # of a value that lacks what is inside the path
-
-
 class FunctionListener:
     """Listens to the calls of one function, for one tracer."""
 
@@ -115,17 +99,19 @@ class FunctionListener:
         self._last_forward = -1  # the last call of the model in whose forward pass it ran
         self._running = threading.local()
         # records of a plain function have its name in front
-        prefix = "" if traced.path else f"{traced.function.__name__}."
-        self.states: dict[tuple[str, ...], dict[str | None, list[ProbeState]]] = {}
+        self.prefix = "" if traced.path else f"{traced.function.__name__}."
+        self.by_nesting: dict[tuple[str, ...], dict[str | None, list[LocalProbe]]] = {}
         for probe in probes:
-            names = self.states.setdefault(probe.nesting, {})
-            names.setdefault(probe.name, []).append(ProbeState(probe, prefix))
+            names = self.by_nesting.setdefault(probe.nesting, {})
+            names.setdefault(probe.name, []).append(probe)
 
     def spec(self, nesting: tuple[str, ...] = ()) -> ProbeSpec:
         """Return what the function, or one nested in it, has to report."""
-        names = self.states.get(nesting, {})
+        names = self.by_nesting.get(nesting, {})
         depth = len(nesting)
-        nested = {key[depth] for key in self.states if len(key) > depth and key[:depth] == nesting}
+        nested = {
+            key[depth] for key in self.by_nesting if len(key) > depth and key[:depth] == nesting
+        }
         return ProbeSpec(
             frozenset([name for name in names if name is not None]),
             None in names,
@@ -184,36 +170,33 @@ class FunctionListener:
 
     def empty_probes(self) -> list[tuple[LocalProbe, str]]:
         """Return the probes without any value, each with the reason."""
-        states = [
-            one for names in self.states.values() for group in names.values() for one in group
-        ]
-        return [(one.probe, self._why_empty(one)) for one in states if not one.kept]
+        return [(probe, self._why_empty(probe)) for probe in self.probes if not probe.kept]
 
-    def _why_empty(self, state: ProbeState) -> str:
-        label, inside = self.traced.label, state.probe.inside
+    def _why_empty(self, probe: LocalProbe) -> str:
+        label, inside = self.traced.label, probe.inside
         if not self._called:
             if self.number in unseen:
                 return f"{label} cannot be traced: {unseen[self.number]}"
             if self.caller is not None:
                 return f"{label} was never called by {self.caller.traced.label}"
             return f"{label} was never called while it was traced (in this process)"
-        if not state.bound:
-            name = state.probe.name
+        if not probe.bound:
+            name = probe.name
             verb = "returned" if name is None else f"bound {name!r}"
             return f"{label} was called {self._called} times and never {verb}"
-        if inside and not state.parts:
-            return f"the value of {state.path} has no parts"
+        if inside and not probe.parts:
+            return f"the value of {probe.label} has no parts"
         if inside:
-            return f"no {inside[0]!r} in {state.path}; {nearest(inside[0], state.parts)}"
-        if state.error is not None:
-            return f"{type(state.error).__name__}: {state.error}"
+            return f"no {inside[0]!r} in {probe.label}; {nearest(inside[0], probe.parts)}"
+        if probe.error is not None:
+            return f"{type(probe.error).__name__}: {probe.error}"
         return "a callback discarded it each time"
 
 
 class TracedCall:
     """One call of a traced function, or of a function nested in it."""
 
-    __slots__ = ("_last", "_listener", "_nesting", "_orders", "_states", "iteration")
+    __slots__ = ("_last", "_listener", "_nesting", "_orders", "_probes", "iteration")
 
     def __init__(
         self, listener: FunctionListener, iteration: Iteration, nesting: tuple[str, ...]
@@ -221,65 +204,62 @@ class TracedCall:
         self.iteration = iteration
         self._listener = listener
         self._nesting = nesting
-        self._states = listener.states.get(nesting, {})
+        self._probes = listener.by_nesting.get(nesting, {})
         self._orders: dict[str, int] = {}
-        self._last: dict[str, tuple[ProbeState, str, Any, int]] = {}
+        self._last: dict[str, tuple[LocalProbe, str, Any, int]] = {}
 
-    def bind(self, name: str, value: Any, part: str | None) -> None:
+    def bind(self, name: str | None, value: Any, part: str | None) -> None:
         """Take a binding of a name, or of a `part` of its value."""
-        states = self._states.get(name, ())
+        probes = self._probes.get(name, ())
         # where several probes match, each path is kept once per binding
-        kept: set[str] | None = set() if len(states) > 1 else None
-        for state in states:
-            inside = state.probe.inside
+        kept: set[str] | None = set() if len(probes) > 1 else None
+        for probe in probes:
+            inside = probe.inside
             if part is None or (inside and (part == ANY or inside[0] in (ANY, MANY, part))):
-                self._take(state, value, kept)
+                self._take(probe, value, kept)
 
     def result(self, value: Any) -> None:
         """Take a value that is returned or yielded."""
-        states = self._states.get(None, ())
-        kept: set[str] | None = set() if len(states) > 1 else None
-        for state in states:
-            self._take(state, value, kept)
+        self.bind(None, value, None)
 
-    def _take(self, state: ProbeState, value: Any, kept: set[str] | None) -> None:
-        state.bound += 1
-        if state.whole:
-            self._keep(state, "", value, kept)
+    def _take(self, probe: LocalProbe, value: Any, kept: set[str] | None) -> None:
+        probe.bound += 1
+        if not probe.inside:
+            self._keep(probe, "", value, kept)
             return
         exists = False
-        for path, part in follow(value, state.probe.inside):
+        for path, part in follow(value, probe.inside):
             exists = True
-            self._keep(state, "." + join(path) if path else "", part, kept)
-        if not exists and not state.kept:
-            state.parts = tuple([name for name, _ in parts(value)]) or state.parts
+            self._keep(probe, "." + join(path) if path else "", part, kept)
+        if not exists and not probe.kept:
+            probe.parts = tuple([name for name, _ in parts(value)]) or probe.parts
 
-    def _keep(self, state: ProbeState, suffix: str, value: Any, kept: set[str] | None) -> None:
-        path = state.path + suffix
+    def _keep(self, probe: LocalProbe, suffix: str, value: Any, kept: set[str] | None) -> None:
+        path = probe.label + suffix
         if kept is not None:
             if path in kept:
-                state.kept += 1
+                probe.kept += 1
                 return
             kept.add(path)
         order = self._orders.get(path, 0)
         self._orders[path] = order + 1
-        name = state.record_name + suffix
+        name = self._listener.prefix + path
         try:
             if self._listener.last_only:
                 # copied now: it may be changed in place before the call ends
-                self._last[path] = (state, name, copied(value), order)
+                self._last[path] = (probe, name, copied(value), order)
             elif self._listener.collector.keep(path, name, value, self.iteration, order):
-                state.kept += 1
+                probe.kept += 1
         except Exception as error:
-            state.error = error
+            probe.error = error
             pipeline.fault(path, error, "was not traced")
 
     def exit(self) -> None:
         """End the call; keep the last binding of each name if only that is wanted."""
         self._listener.end(self)
-        for path, (state, name, value, order) in self._last.items():
+        for path, (probe, name, value, order) in self._last.items():
             if self._listener.collector.keep(path, name, value, self.iteration, order):
-                state.kept += 1
+                probe.kept += 1
 
     def nested(self, name: str) -> TracedCall:
         """Begin a call of a function that is defined inside."""

@@ -43,11 +43,12 @@ class TracedFunction:
         return join(self.path) or self.function.__qualname__
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LocalProbe:
     """One name in one function (None: its result), and the path to follow inside its value.
 
-    `nesting` are the nested functions around the name, the outermost first.
+    `nesting` are the nested functions around the name, the outermost first. The other attributes
+    say what it has reported so far.
     """
 
     traced: TracedFunction
@@ -55,6 +56,13 @@ class LocalProbe:
     name: str | None
     path: Segments
     inside: Segments
+    bound: int = 0
+    kept: int = 0
+    error: Exception | None = None
+    parts: Segments = ()  # of a value that lacks what is inside the path
+
+    def __post_init__(self) -> None:
+        self.label = join(self.path)
 
 
 class Resolver:
