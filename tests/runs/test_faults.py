@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -116,6 +117,22 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.fixture(scope="module")
+def small_runs(tmp_path_factory):
+    """Return the run of a program that has finished it, or that was killed before."""
+
+    @functools.cache
+    def make(state: str) -> Path:
+        folder = tmp_path_factory.mktemp(state)
+        done = subprocess.run(
+            [sys.executable, "-c", SMALL_RUN, str(folder), state], env={**os.environ, **ENV},
+            stdout=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        return Path(done.stdout.strip())
+
+    return make
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
@@ -129,12 +146,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     ],
 )
 @pytest.mark.fault("truncation at every byte of a run")
-def test_truncation_at_every_byte(tmp_path, state, file, request, record_property):
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL_RUN, str(tmp_path), state], env={**os.environ, **ENV},
-        stdout=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    run = Path(done.stdout.strip())
+def test_truncation_at_every_byte(small_runs, tmp_path, state, file, request, record_property):
+    run = shutil.copytree(small_runs(state), tmp_path / "run")
     path = run / file
     content, whole = path.read_bytes(), read(run, path)
     assert len(whole) == (1 if path.suffix == ".safetensors" else 6)
