@@ -9,14 +9,30 @@ import threading
 from bisect import bisect_left
 from collections.abc import Collection
 
-from tensortap.record import Blob, Kind, Number, Opaque, Record, TensorData, Value
+from tensortap.buffers import size_class
+from tensortap.record import (
+    Blob,
+    Fields,
+    Items,
+    Kind,
+    Mapping,
+    Number,
+    Opaque,
+    Record,
+    TensorData,
+    Value,
+)
 from tensortap.select import fits
 from tensortap.values import children
 
 OVERHEAD = 512
-"""Bytes that a record takes besides its payload: measured, rounded up."""
+"""Bytes that the record of a number takes: measured, rounded up."""
 
-_NODE_OVERHEAD = 64  # bytes for each node inside a container
+_DTYPE_OVERHEAD = 160  # type, dtype and shape of a tensor
+_TENSOR_OVERHEAD = 256
+_STATS_OVERHEAD = 512  # without the bins
+_SHARD_OVERHEAD = 448
+_NODE_OVERHEAD = 64  # for each node inside a container
 
 Key = tuple[str, Kind, int]
 
@@ -44,12 +60,35 @@ def _text_nbytes(text: str) -> int:
 
 
 def record_nbytes(record: Record, payload: int | None = None) -> int:
-    """Return what a record counts towards a bound; pass the size of its payload if known."""
-    nbytes = payload_nbytes(record.value) if payload is None else payload
-    nbytes += OVERHEAD + len(record.name)
+    """Return the memory that a record takes; pass the size of its payload if known.
+
+    The sizes of Python objects are measured: a test compares the sum with the memory of a process.
+    """
+    value, stats = record.value, record.stats
+    nbytes = payload_nbytes(value) if payload is None else payload
+    nbytes += OVERHEAD + len(record.name) + (_DTYPE_OVERHEAD if record.dtype else 0)
+    if type(value) is TensorData:
+        nbytes += _TENSOR_OVERHEAD
+        if type(value.data) is not bytes:  # a block, which is larger than its content
+            nbytes += size_class(value.data.nbytes) - value.data.nbytes
+    elif isinstance(value, (Items, Mapping, Fields)):
+        nbytes += _tree_overhead(value)
+    if stats is not None:
+        bins = stats.bins
+        # Python shares small integers
+        nbytes += _STATS_OVERHEAD + 8 * len(bins) + 32 * sum([n > 256 for n in bins])
+    if record.shard is not None:
+        nbytes += _SHARD_OVERHEAD
     if record.tags:
         nbytes += sum([OVERHEAD // 4 + len(key) + len(tag) for key, tag in record.tags.items()])
     return nbytes
+
+
+def _tree_overhead(value: Value) -> int:
+    """Return the memory of the objects inside a container, besides what its payload counts."""
+    if type(value) is TensorData:
+        return _TENSOR_OVERHEAD
+    return sum([_NODE_OVERHEAD // 4 + _tree_overhead(child) for child in children(value)])
 
 
 class History:

@@ -67,6 +67,47 @@ def test_memory_stays_within_its_bound(serving, run, path):
     )
 
 
+# records as `tap.track` makes them: statistics and no value
+TRACKED = """
+    import random, time
+    from tensortap.buffers import Pool
+    from tensortap.pipeline.ledger import Ledger
+    from tensortap.pipeline.queue import Queue, write_to
+    from tensortap.record import Kind, Record, Summary
+    from tensortap.sinks.live import LiveSink
+    from tensortap.wire.address import parse_address
+
+    rng = random.Random(0)
+    sink = LiveSink(parse_address(), Pool(), Ledger())
+    queue = Queue(sink, budget=16 << 20, overflow="block", name="tracked")
+    for i in range(60_000):
+        bins = tuple(rng.choices(range(3000), k=rng.randrange(60)))
+        numbers = [rng.random() for _ in range(10)]
+        stats = Summary(28_672, rng.randrange(1000), 0, 0, 0, *numbers, -40, bins)
+        name = f"blocks.{i % 200}.attention.output.dense.weight"
+        record = Record(name, Kind.GRADIENT, i // 200, 0, i, 0, 1, time.time_ns(),
+                        "torch.Tensor", "float32", (64, 448), stats=stats)
+        assert queue.admit(0, name, Kind.GRADIENT, i // 200, 0)
+        write_to([queue], record, 0)
+    assert queue.flush(60)
+    queue.close()
+"""
+
+
+@pytest.mark.slow
+def test_memory_of_tracked_records_is_what_is_counted(serving, run):
+    where = serving(memory="64MB")
+    run("import tensortap as tap; assert tap.catch(1.0, 'warm').wait(10)", to=where.address).end()
+    where.ask("answers.overview(server).written")
+    before = rss(where.pid)
+    run(TRACKED, to=where.address).end()
+    taken = rss(where.pid) - before
+    counted = where.ask("server.history.nbytes")
+    assert where.ask("sum(server.history.evicted.values())") > 20_000
+    assert 0.95 * (64 << 20) < counted <= 64 << 20
+    assert 0.8 * counted < taken < 1.2 * counted
+
+
 def test_eviction_is_shown(capsys, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     server = live.start("127.0.0.1", 0, "1MB")
