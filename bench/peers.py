@@ -72,18 +72,21 @@ def swallow(pipe: Connection, nbytes: int, times: int) -> None:
         connection.sendall(b"k")
 
 
-def pull(pipe: Connection) -> None:
-    """Count messages on a bare pyzmq PULL socket."""
+def pull(pipe: Connection, pair: tuple[bytes, bytes] | None = None) -> None:
+    """Count messages on a bare pyzmq PULL socket, encrypted with a pair of CURVE keys."""
     import zmq
 
     context = zmq.Context()
     receiver = context.socket(zmq.PULL)
     receiver.rcvhwm = 0
+    if pair is not None:
+        receiver.curve_server = True
+        receiver.curve_publickey, receiver.curve_secretkey = pair
     port = receiver.bind_to_random_port("tcp://127.0.0.1")
     pipe.send(port)
     while True:
         for _ in range(pipe.recv()):
-            receiver.recv()
+            receiver.recv(copy=False)
         pipe.send(True)
 
 

@@ -43,6 +43,7 @@ TEN = """
 
 
 @pytest.mark.fault("SIGSTOP of a training program")
+@pytest.mark.slow
 def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
     programs = [run(TEN, NUMBER=str(n)) for n in range(20)]
     for program in programs:
@@ -73,4 +74,36 @@ def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
     for program in programs:
         program.end()
     wait_for(lambda: not any(client.connected for client in server.clients.values()))
+    assert not server.rejected
+
+
+# two hundred processes that all begin at the same moment
+CROWD = """
+    import json, os, sys
+    import tensortap as tap, tensortap.sinks.live, tensortap.pipeline.queue
+    results, starts = os.pipe(), os.pipe()
+    for rank in range(200):
+        if not os.fork():
+            os.close(starts[1])
+            os.read(starts[0], 1)
+            for i in range(3):
+                tap.catch(float(i), "x")
+            flushed = tap.flush(60)
+            r = tap.receipt()
+            line = [flushed, r.captured, r.dropped, list(r.sessions.values())[0].split(",")[0]]
+            os.write(results[1], json.dumps(line).encode() + b"\\n")
+            os._exit(0)
+    for fd in (results[1], *starts):
+        os.close(fd)
+    with os.fdopen(results[0]) as lines:
+        print(json.dumps([json.loads(line) for line in lines]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault("two hundred programs at once", tried=200)
+def test_two_hundred_processes_at_once(server, run):
+    """All are heard, and a receipt straight after the flush is true."""
+    assert run(CROWD).result() == [[True, 3, 0, "connected"]] * 200
+    assert server.history.written == 600
     assert not server.rejected

@@ -28,6 +28,7 @@ log = logging.getLogger("tensortap")
 PAUSE = 0.005  # seconds between two hand-overs while records keep coming
 LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
 MANY = 8
+_WAKE_INTERVAL = 0.05  # seconds; at most so often a flush wakes the thread
 POLICIES = ("latest", "newest", "block")
 
 
@@ -116,8 +117,14 @@ class Queue:
         def settled() -> bool:
             return not (self._entries or self._handing or self.sink.pending)
 
+        woken_at = 0.0
+
         def finished() -> bool:
-            self._wake.set()
+            nonlocal woken_at
+            # not at every look: the thread notifies, and the two would wake each other all the time
+            if (now := time.monotonic()) > woken_at + _WAKE_INTERVAL:
+                woken_at = now
+                self._wake.set()
             return settled() or not self._thread.is_alive()
 
         if not self._progress.wait_for(finished, timeout):
