@@ -56,6 +56,11 @@ def test_client_without_a_key_says_how_to_get_one(server, bystander, monkeypatch
         LiveReader(server.address, 0.5)
 
 
+def test_client_without_curve_says_so(server, monkeypatch):
+    monkeypatch.setattr(zmq, "has", lambda capability: False)
+    assert "no CURVE: pip install --force-reinstall pyzmq" in refusal_of(server.address)
+
+
 @pytest.mark.attack("wrong key")
 def test_client_reports_another_key(server, bystander, monkeypatch):
     monkeypatch.setenv("TENSORTAP_KEY", keys.key_text(b"\1" * 32))

@@ -66,7 +66,7 @@ class TestContract(SinkContract):
         if queue.accepting:  # a ticket says that the worker has it, not that it was processed
             assert self.worker.flush(60)
         else:
-            self.worker.close(60)
+            self.worker.close(5)  # waits for all of it: the thread that would notice has ended
         return [_Seen(line) for line in queue.sink.task.recorder.records]
 
 

@@ -245,11 +245,6 @@ class RunReader:
 
     # -- whole tables ------------------------------------------------------------------------
 
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        """Yield all rows, including those of dropped records, one row group at a time."""
-        for tables, unit in self._units():
-            yield tables.read(unit, columns)
-
     def table(self, columns: list[str] | None = None) -> pa.Table:
         """Return all rows of all ranks, including those of dropped records."""
         parts = [

@@ -121,11 +121,13 @@ class Channel:
     def _open(self) -> None:
         try:
             key = self._own_key or keys.find_key()
+            if key is None:
+                self._fail(NO_KEY)
+                return
+            server_key, _ = keys.curve_pair(key, "server")
+            own_keys = keys.curve_pair(key, "client")
         except keys.KeyFileError as error:
             self._fail(str(error))
-            return
-        if key is None:
-            self._fail(NO_KEY)
             return
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         socket.linger = 0
@@ -140,8 +142,8 @@ class Channel:
         socket.set(zmq.HEARTBEAT_IVL, 3000)
         socket.set(zmq.HEARTBEAT_TIMEOUT, 15000)
         socket.ipv6 = ":" in self.address.host
-        socket.curve_serverkey, _ = keys.curve_pair(key, "server")
-        socket.curve_publickey, socket.curve_secretkey = keys.curve_pair(key, "client")
+        socket.curve_serverkey = server_key
+        socket.curve_publickey, socket.curve_secretkey = own_keys
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._socket = socket
         try:
