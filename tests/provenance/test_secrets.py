@@ -75,6 +75,7 @@ INSIDE = {
     "url": "postgres://me:{}@db:5432/x",
     "query": "https://h/x?n=1&access_token={}&m=2",
     "header": "Authorization: token {}",
+    "basic": "curl -H 'Proxy-Authorization: Basic {}'",
     "bearer": "curl -H 'Authorization: Bearer {}' https://h",
     "cookie": "Cookie: session={}; theme=dark",
     "option": "--opt 1 --db-password {} --verbose",
@@ -82,6 +83,7 @@ INSIDE = {
     "webhook": "https://hooks.slack.com/services/T0/B0/{}",
 }
 INSIDE_SECRETS = {name: planted(name, length=20) for name in INSIDE}
+INSIDE_SECRETS["basic"] = base64.b64encode(b"me:" + planted("basic").encode()).decode()
 ARGUMENTS = {
     "pw": ["--pw", "{}"], "p": ["-p", "{}"], "user": ["--user", "me:{}"], "u": ["-u", "me:{}"],
     "equals": ["--token={}"], "hydra": ["+db.password={}"], "json": ['--config={{"secret": "{}"}}'],
@@ -229,6 +231,13 @@ https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/transformer.py#L12
 path = "/data/experiments/2026-11-15/run_00017/checkpoints/step_000120000.safetensors"
 sort_key = "name"; max_tokens = 4096; secret_santa = False
 basic functionality of the Basic block; the bearer of bad news
+Token Embedding and Basic TransformerBlock: see Token Embeddings2D; Bearer of the Token
+# cookie: keep the session of the browser
+token_id_key = f"{modality}_token_id"; TOKEN_BBOX_OPEN_STRING = "<0x00>"; pnc_token = "<|pnc|>"
+"boi_token_id": "boi_token_index", token_type_ids_pattern="all_zeros", chain_break_token="|"
+model = AutoModel.from_pretrained("Qwen/Qwen3-VL-8B-Instruct"); "Qwen2_5OmniThinkerModel"
+"Wav2Vec2BertForAudioFrameClassification", "Ernie4_5_MoeForCausalLM", "Qwen2_5OmniDiTConfig"
+image_url = "https://cdn.example.org/production/uploads/66d732effe6684fc16b12c28/Io_5Xk9Qz2.png"
 """
 
 

@@ -23,7 +23,9 @@ an ordinary name, and whatever is in binary files.
 
 from __future__ import annotations
 
+import base64
 import collections
+import contextlib
 import functools
 import itertools
 import logging
@@ -70,6 +72,7 @@ _PLAIN = re.compile(r"[-+]?\d{0,9}(\.\d*)?|true|false|yes|no|on|off|none|null|au
 _OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{20,}")
 _NOT_A_VALUE = re.compile(r"(use|no|with|without|require|need|has)[-_]", re.IGNORECASE)
 
+_LETTERS = re.compile(r"[A-Za-z]{2}")
 _WORDLIKE = re.compile(r"[\w.+/=~:-]{12,}", re.ASCII)  # may contain a token
 _QUOTED = re.compile(r"(?<=[\"'])[\w.+/=~:-]{20,}(?=[\"'])", re.ASCII)
 _SHAPES = re.compile(
@@ -184,14 +187,17 @@ def looks_random(word: str) -> bool:
     >>> looks_random("k3Vb9QzLx0Tn2RfYw7Pd"), looks_random("TransformerEncoderLayer2")
     (True, False)
     """
-    if re.match(r"sha\d+[-:=]", word):
+    if "://" in word or re.match(r"sha\d+[-:=]", word):
         return False
     return any(map(_is_random, re.findall(r"[\w+-]{20,200}", word, re.ASCII)))
 
 
 def _is_random(word: str) -> bool:
-    # a word of a language, or a class with a version, has few digits in few places
+    # the name of a class or a model has few digits, in few places, and words in lower case
     if len(re.findall(r"\d+", word)) < 2 or not re.search(r"[A-Z]", word):
+        return False
+    in_words = sum(map(len, re.findall(r"[a-z]{3,}", word))) / len(word)
+    if in_words > (0.34 if len(word) < 28 else 0.48):
         return False
     kinds = ["a" if c.islower() else "A" if c.isupper() else c.isdigit() for c in word]
     changes = sum(a != b for a, b in itertools.pairwise(kinds)) / len(word)
@@ -278,6 +284,8 @@ class Redactor:
                 text = text.replace(value, HIDDEN)
         if self._rule is not None:
             text = self._rule.sub(HIDDEN, text)
+        if not _LETTERS.search(text):  # rows of numbers
+            return text
         if "://" in text:
             text = _USERINFO.sub(_without_userinfo, text)
             text = _QUERY.sub(rf"\1={HIDDEN}", text)
@@ -288,7 +296,7 @@ class Redactor:
             text = (_QUOTED if literals_only else _WORDLIKE).sub(_without_random, text)
         if self._rule is not None or _HINT.search(text):
             text = _SCHEME.sub(_without_scheme, text)
-            text = _TO_END_OF_LINE.sub(rf"\1\2{HIDDEN}", text)
+            text = _TO_END_OF_LINE.sub(_without_header, text)
             text = _ASSIGNED.sub(functools.partial(self._without_value, literals_only), text)
         return text
 
@@ -298,6 +306,10 @@ class Redactor:
             return match.group()
         name = match["name"]
         if HIDDEN in value or _NOT_A_VALUE.match(name):
+            return match.group()
+        # tokens of language models, templates, identifiers
+        is_word = value[0] in "<|{[" or not (re.search(r"\d", value) or _kinds(value) >= 3)
+        if literals_only and is_word and not any(map(_ALWAYS.fullmatch, _words(name))):
             return match.group()
         if not self._hides(name, value, argument=True):
             return match.group()
@@ -317,9 +329,18 @@ def _without_random(match: re.Match[str]) -> str:
 
 def _without_scheme(match: re.Match[str]) -> str:
     scheme, value = match.groups()
-    # a sentence may say "basic functionality"
-    is_token = value[-1] == "=" or _kinds(value) >= 2
+    if scheme == "Basic":  # user:password in base64; a sentence may say "Basic TransformerBlock"
+        with contextlib.suppress(ValueError):
+            if ":" in base64.b64decode(f"{value.rstrip('=')}==").decode("utf-8"):
+                return f"{scheme} {HIDDEN}"
+        return match.group()
+    is_token = len(value) >= 16 and re.search(r"\d", value) and re.search(r"[A-Za-z]", value)
     return f"{scheme} {HIDDEN}" if is_token else match.group()
+
+
+def _without_header(match: re.Match[str]) -> str:
+    name, colon, value = match.groups()
+    return f"{name}{colon}{HIDDEN}" if _kinds(value) >= 3 else match.group()
 
 
 def _without_userinfo(match: re.Match[str]) -> str:
