@@ -145,6 +145,21 @@ def test_pool_leaves_a_reserve_of_memory(monkeypatch):
     assert pool.nbytes <= SLAB
 
 
+def test_pool_does_not_grow_beyond_its_limit():
+    pool = Pool(shared=False, limit=lambda: 10 << 20)
+    held = [pool.acquire(3 << 20) for _ in range(4)]
+    with pytest.raises(OutOfMemory, match="all of the 10485760 bytes that it may take"):
+        pool.acquire(3 << 20)
+    del held[:2]
+    held.append(pool.acquire(3 << 20))  # a free block
+    held.append(pool.acquire(3 << 20))
+    with pytest.raises(OutOfMemory):
+        pool.acquire(1 << 20)
+    held.clear()
+    pool.acquire(1 << 20)  # frees blocks of another size
+    assert pool.nbytes <= 10 << 20
+
+
 def test_failed_mapping_closes_its_file(monkeypatch):
     before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(buffers.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(12)))

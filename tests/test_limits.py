@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,13 +57,56 @@ def test_percent_is_relative_to_the_memory():
     assert parse_size("12.5 %") == int(limits.total_memory() / 8)
 
 
-def test_total_memory_is_the_limit_of_the_container(monkeypatch):
-    monkeypatch.setattr(limits, "_cgroup_limit", lambda: 1 << 30)
-    assert limits.total_memory.__wrapped__() == 1 << 30
-    monkeypatch.setattr(limits, "_cgroup_limit", lambda: 1 << 60)
+@pytest.fixture
+def files(monkeypatch):
+    """Stand-ins for the files of the kernel."""
+    files = {"/proc/meminfo": "MemTotal: 999 kB\nMemAvailable:   8388608 kB\n"}
+    monkeypatch.setattr(limits, "_read", lambda path: files.get(path, ""))
+    return files
+
+
+def test_total_memory_is_the_lowest_limit_of_all_control_groups(files):
     everything = limits.total_memory.__wrapped__()
-    monkeypatch.setattr(limits, "_cgroup_limit", lambda: None)
-    assert limits.total_memory.__wrapped__() == everything < 1 << 60
+    files["/proc/self/cgroup"] = "0::/user.slice/job.scope\n"
+    files["/sys/fs/cgroup/user.slice/job.scope/memory.max"] = "max\n"
+    assert limits.total_memory.__wrapped__() == everything
+    files["/sys/fs/cgroup/user.slice/memory.max"] = f"{1 << 30}\n"
+    assert limits.total_memory.__wrapped__() == 1 << 30
+    files["/sys/fs/cgroup/user.slice/job.scope/memory.max"] = f"{1 << 29}\n"
+    assert limits.total_memory.__wrapped__() == 1 << 29
+    files["/sys/fs/cgroup/user.slice/job.scope/memory.max"] = f"{1 << 60}\n"
+    assert limits.total_memory.__wrapped__() == 1 << 30
+
+
+def test_reads_control_groups_of_version_1(files):
+    files["/proc/self/cgroup"] = "7:cpu,cpuacct:/x\n4:memory:/slurm/job_7\n1:name=systemd:/\n"
+    files["/sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes"] = f"{1 << 30}\n"
+    files["/sys/fs/cgroup/memory/slurm/job_7/memory.usage_in_bytes"] = f"{3 << 28}\n"
+    assert limits.total_memory.__wrapped__() == 1 << 30
+    assert limits.available_memory() == 1 << 28
+
+
+def test_reads_the_limit_of_a_container_at_the_root_of_its_mount(files):
+    files["/proc/self/cgroup"] = "0::/kubepods/besteffort/pod1/abc\n"  # as the host names it
+    files["/sys/fs/cgroup/memory.max"] = f"{1 << 30}\n"
+    assert limits.total_memory.__wrapped__() == 1 << 30
+
+
+def test_respects_the_limit_of_the_address_space():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        "from tensortap import limits\n"
+        "print(limits.total_memory(), limits.available_memory(), limits.parse_size('10%'))"
+    )
+    source = Path(__file__).parents[1] / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(source)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    total, available, tenth = map(int, done.stdout.split())
+    assert total == 2 << 30
+    assert 0 < available < 2 << 30
+    assert tenth == total // 10
 
 
 def test_available_memory_is_less_than_total_memory():
@@ -70,14 +115,11 @@ def test_available_memory_is_less_than_total_memory():
     assert 0 < limits.available_memory() <= told * 1.1
 
 
-def test_available_memory_respects_the_limit_of_the_container(monkeypatch):
-    files = {
-        "/proc/meminfo": "MemTotal: 999 kB\nMemAvailable:   8388608 kB\n",
-        "/sys/fs/cgroup/memory.max": f"{4 << 30}\n",
-        "/sys/fs/cgroup/memory.current": f"{3 << 30}\n",
-        "/sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {1 << 29}\nactive_file 7\n",
-    }
-    monkeypatch.setattr(limits, "_read", lambda path: files.get(path, ""))
+def test_available_memory_respects_the_limit_of_the_container(files):
+    files["/proc/self/cgroup"] = "0::/\n"
+    files["/sys/fs/cgroup/memory.max"] = f"{4 << 30}\n"
+    files["/sys/fs/cgroup/memory.current"] = f"{3 << 30}\n"
+    files["/sys/fs/cgroup/memory.stat"] = f"anon 5\ninactive_file {1 << 29}\nactive_file 7\n"
     assert limits.available_memory() == (4 << 30) - (3 << 30) + (1 << 29)
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert limits.available_memory() == 8 << 30

@@ -140,14 +140,17 @@ class Lease:
 
 
 class OutOfMemory(MemoryError):
-    """The pool cannot grow: too little memory is left on the machine."""
+    """The pool cannot grow: it has reached its limit, or the machine is low on memory."""
 
 
 class Pool:
-    """Recycled blocks of memory."""
+    """Recycled blocks of memory; beyond `limit()` bytes there are no new ones."""
 
-    def __init__(self, *, shared: bool | None = None) -> None:
+    def __init__(
+        self, *, shared: bool | None = None, limit: Callable[[], int] | None = None
+    ) -> None:
         self.shared = can_share if shared is None else shared
+        self._limit = limit
         self._lock = SafeLock()
         self._free: dict[int, list[tuple[Segment, int]]] = collections.defaultdict(list)
         self._returned: collections.deque[tuple[Segment, int]] = collections.deque()
@@ -216,7 +219,16 @@ class Pool:
                 self._free_segment(segment)
 
     def _grow(self, size: int) -> None:
-        blocks = max(1, SLAB // size) if size <= SLAB // 4 else 1
+        slab = SLAB
+        if self._limit is not None:
+            limit = self._limit()
+            slab = min(SLAB, max(limit // 32, 1 << 20))
+            if self.nbytes > limit:
+                for segment in [s for s in self._segments.values() if not s.leased]:
+                    self._free_segment(segment)  # its blocks have another size
+            if self.nbytes > limit:
+                raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")
+        blocks = max(1, slab // size) if size <= slab // 4 else 1
         nbytes = size * blocks
         if available_memory() - nbytes < self._reserve:
             raise OutOfMemory(f"cannot allocate {nbytes} bytes: this machine is low on memory")

@@ -2,7 +2,7 @@
 
 TENSORTAP_DISABLE    capture nothing until `tap.enable()`
 TENSORTAP_STRICT     raise errors instead of counting and logging them
-TENSORTAP_BUFFER     bytes that may wait in front of a sink: "10%", "2GB"
+TENSORTAP_BUFFER     bytes that may wait in front of a sink, a third of all: "10%", "2GB"
 TENSORTAP_OVERFLOW   what a full queue to a live session does: "latest" or "block"
 TENSORTAP_NO_ARENA   send tensors over the socket instead of shared memory
 """
@@ -29,6 +29,15 @@ def flag(name: str) -> bool:
 def buffer_size() -> int:
     """Return how many bytes may wait in front of a sink."""
     return _setting("TENSORTAP_BUFFER", "10%", parse_size)
+
+
+def memory_limit() -> int:
+    """Return beyond how many bytes tensortap takes no more memory in the training process.
+
+    A third can wait in front of a sink, and a third can be lent to a live session. The rest is for
+    blocks that are larger than what is in them.
+    """
+    return 3 * buffer_size()
 
 
 def overflow_policy() -> str:

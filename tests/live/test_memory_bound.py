@@ -195,3 +195,38 @@ def test_what_get_hands_out_is_the_callers(server, run):
     again = fetch(server.history, "nested")
     assert list(again) == ["a"]
     assert not again["a"][0].any()
+
+
+def test_takes_a_fixed_part_of_the_memory_of_the_training_process(serving, run):
+    """The attack that killed a trainer in a container of 1.5 GB: 32 MiB at each of 60 steps."""
+    where = serving(memory="2GB")
+    limited = ("sh", "-c", 'ulimit -v 1500000; exec "$0" "$@"')
+    program = run(
+        """
+        import json, os, numpy as np, tensortap as tap
+        from tensortap.pipeline.pipeline import pipeline
+        from tensortap.settings import memory_limit
+        x, most = np.ones(4 << 20), 0
+        for i in range(60):
+            x[0] = i
+            tap.catch(x, "x")
+            most = max(most, pipeline.pool.nbytes)
+            if i % 2:
+                tap.flush(30)
+        done = tap.flush(60)
+        spare = bytearray(500 << 20)  # the next peak of the training
+        receipt = tap.receipt()
+        print(json.dumps([most, memory_limit(), done, receipt.captured, receipt.reasons]))
+        """,
+        to=where.address,
+        before=limited,
+        OPENBLAS_NUM_THREADS="1",
+    )
+    most, limit, done, captured, reasons = program.result()
+    assert limit == pytest.approx(0.3 * 1500000 * 1024, rel=0.01)
+    assert 0 < most <= limit + (40 << 20)  # the last block may exceed it
+    assert done
+    assert captured >= 30
+    assert captured + reasons["over budget"] == 60
+    assert where.written() == captured
+    assert reasons["error"] == 0

@@ -93,13 +93,25 @@ def test_dropping_a_tracked_record_changes_no_captured_count():
 def test_a_record_that_another_sink_has_arrives_without_a_connection():
     ledger = Ledger()
     ledger.capture_small(8, 1)
-    shared = entry(_sinks=2)
+    shared = entry(sinks=2)
     ledger.drop([shared], DISCONNECTED)
     assert shared[1].wait(0)
     assert ledger.receipt(1, 0).dropped == 0
-    ledger.drop([entry(_sinks=2)], OVER_BUDGET)
+    ledger.drop([entry(sinks=2)], OVER_BUDGET)
     receipt = ledger.receipt(1, 0)
     assert (receipt.captured, receipt.dropped) == (1, 1)
+
+
+@pytest.mark.parametrize("reasons", [(DISCONNECTED, ERROR), (ERROR, DISCONNECTED)])
+def test_a_record_that_two_sinks_lose_is_dropped_once(reasons):
+    ledger = Ledger()
+    ledger.capture_small(8, 1)
+    one = entry(sinks=2)
+    for reason in reasons:
+        ledger.drop([one], reason)
+    receipt = ledger.receipt(1, 0)
+    assert (receipt.captured, receipt.dropped, receipt.reasons[ERROR]) == (0, 1, 1)
+    assert receipt.bytes == 0
 
 
 def test_keeps_the_counts_of_a_closed_queue():

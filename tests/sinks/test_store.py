@@ -6,11 +6,15 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
+import tensortap as tap
 from tensortap.buffers import Pool
 from tensortap.frameworks import digest, rebuild
 from tensortap.pipeline.queue import Queue
@@ -137,7 +141,7 @@ def test_retries_until_a_full_disk_has_room(tmp_path, small_disk, monkeypatch, c
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path), Pool()
     assert put(queue, large(0, 0.0, pool=pool)).wait(10)
-    small_disk(200_000)
+    small_disk(100_000)
     tickets = [put(queue, large(seq, float(seq), pool=pool)) for seq in range(1, 8)]
     assert not queue.flush(0.5)
     assert "File too large" in queue.sink.failing
@@ -167,6 +171,95 @@ def test_run_names_values_that_were_dropped_over_budget(tmp_path, small_disk, mo
     assert [r.step for r in reader.records("w")] == [s for s in range(9) if s not in dropped]
     assert reader.missing() == [("w", step, 0) for step in dropped]
     assert queue.ledger.reasons()["over budget"] == len(dropped)
+
+
+@pytest.mark.fault("disk full")
+def test_what_a_full_disk_has_no_room_for_is_counted_and_missing_in_the_run(
+    tmp_path, small_disk, caplog
+):
+    queue, pool = open_queue(tmp_path), Pool()
+    assert put(queue, large(0, 0.0, pool=pool)).wait(10)
+    small_disk(100_000)  # less than a file with one of these values, and more than their rows
+    tickets = [put(queue, large(seq, float(seq), pool=pool), 80_000) for seq in range(1, 8)]
+    tickets.append(put(queue, record("small", 1.0, step=8)))
+    began = time.monotonic()
+    queue.close(60)
+    assert time.monotonic() - began < 10
+    reader = RunReader(queue.sink.run)
+    assert [r.step for r in reader.records("w")] == [0]
+    missing = reader.missing()
+    assert missing == [("w", step, 0) for step in range(1, 8)] + [("small", 8, 0)] * (
+        len(missing) - 7
+    )
+    assert queue.ledger.reasons()["error"] == len(missing)
+    assert [t.wait(0) for t in tickets[:7]] == [False] * 7
+    assert f"{len(missing)} values are missing in" in caplog.text
+    assert not list(queue.sink.run.rglob("*.part"))
+
+
+@pytest.mark.fault("disk full")
+def test_a_run_without_any_room_is_not_opened_and_training_continues(
+    tmp_path, small_disk, caplog, monkeypatch
+):
+    monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
+    small_disk(1)
+    began = time.monotonic()
+    tap.init(tmp_path / "runs")
+    tap.catch(1.0, "x")
+    assert tap.dump([1], "y") is None
+    tap.finish()
+    assert time.monotonic() - began < 10
+    assert "training continues without" in caplog.text
+    small_disk(None)
+    path = tap.init(tmp_path / "runs")
+    tap.catch(1.0, "x")
+    tap.finish()
+    assert [r.name for r in everything(path)] == ["x"]
+    with pytest.raises(tap.errors.NotFound, match=r"call tap\.init"):
+        tap.dump([1], "y")
+
+
+FILL = """
+import json, sys, time, numpy as np, tensortap as tap
+path = tap.init(sys.argv[1])
+for i in range(400):
+    tap.catch(np.full(10_000, i, np.float64), "x")
+began = time.monotonic()
+tap.finish()
+took, receipt, run = time.monotonic() - began, tap.receipt(), tap.open(path)
+steps = [r.step for r in run.reader.records("x")]
+values = [int(run.get("x", step=step)[-1]) for step in steps]
+missing = [step for _, step, _ in run.missing()]
+written = run.receipt()
+print(json.dumps([took, receipt.captured, receipt.dropped, written.captured, written.dropped,
+                  steps, values, missing]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault("disk full")
+def test_the_receipt_and_the_run_tell_what_a_full_disk_has_lost(tmp_path):
+    mount = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=6m tmpfs "$1" && shift && exec "$@"',
+    ]
+    if subprocess.run([*mount, "sh", tmp_path, "true"], capture_output=True).returncode:
+        pytest.skip("no right to mount a small file system")
+    env = {**os.environ, "TENSORTAP_SERVER": "127.0.0.1:1"}
+    command = [*mount, "sh", tmp_path, sys.executable, "-c", FILL, tmp_path]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    took, captured, dropped, captured_in_run, dropped_in_run, steps, values, missing = json.loads(
+        done.stdout
+    )
+    assert took < 10
+    assert 30 < captured == captured_in_run == len(steps)
+    assert dropped == dropped_in_run == len(missing)
+    assert sorted(steps + missing) == list(range(400))
+    assert values == steps
 
 
 def test_each_rank_writes_into_its_own_folders(tmp_path):

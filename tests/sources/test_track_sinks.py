@@ -7,6 +7,7 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.record import Kind
+from tensortap.sinks.memory import MemorySink
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -48,6 +49,17 @@ def test_run_and_tracker_have_the_same_records(open_run):
     frame = run.logframe()
     assert tap.validate_logframe(frame) is not None
     assert len(frame) == 3 * (4 + 4 + 4 + 4 + 12)
+
+
+def test_a_tracker_without_a_run_keeps_the_latest_records(monkeypatch, caplog):
+    monkeypatch.setattr(MemorySink.__init__, "__defaults__", (100_000, None))
+    tracker = train(steps=50, tensors=True)
+    records = list(tracker.records)
+    everything = 50 * (4 + 4 + 4 + 4 + 12 + 2)
+    assert len(records) + tracker.evicted == everything
+    assert 20 < len(records) < everything / 10
+    assert {r.step for r in records} >= {49}
+    assert sum("evicts older ones" in r.getMessage() for r in caplog.records) == 1
 
 
 def test_memory_has_the_same_records_as_a_run(open_run):

@@ -96,17 +96,26 @@ class Ledger:
 
     def drop(self, entries: Collection[Entry], reason: str) -> None:
         """Count records that were captured and will not arrive, and settle their tickets."""
-        if reason == DISCONNECTED:  # a record that another sink took as well arrives there
-            settle([entry for entry in entries if entry[1].shared], True)
-            entries = [entry for entry in entries if not entry[1].shared]
-        if not entries:
-            return
-        lost = [nbytes for _, ticket, nbytes in entries if ticket.captured and not ticket.shared]
-        dropped, captured, nbytes = len(entries), len(lost), sum(lost) - len(lost) * OVERHEAD
-        self._dropped[reason] += dropped
+        elsewhere: list[Entry] = []  # other sinks have them, or will
+        dropped: list[Entry] = []
+        lost: list[int] = []  # bytes of those that no sink has
+        count = 0
+        for entry in entries:
+            ticket = entry[1]
+            ticket.sinks -= 1
+            if ticket.sinks > 0 and reason == DISCONNECTED:
+                elsewhere.append(entry)
+                continue
+            dropped.append(entry)
+            count += not ticket.failed  # else it has been counted
+            if ticket.sinks <= 0 and ticket.captured:
+                lost.append(entry[2] - OVERHEAD)
+        captured, nbytes = len(lost), sum(lost)
+        self._dropped[reason] += count
         self._captured -= captured
         self._nbytes -= nbytes
-        settle(entries, False)
+        settle(elsewhere, True)
+        settle(dropped, False)
 
     # -- what people ask ------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensortap import frameworks, ranks
-from tensortap.buffers import Pool
+from tensortap.buffers import OutOfMemory, Pool
 from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL
 from tensortap.pipeline import ticket as tickets
@@ -24,7 +24,7 @@ from tensortap.pipeline.receipt import Receipt
 from tensortap.pipeline.selection import CallCounter, CallCounters, Clock
 from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Kind, Record, Shard, TensorData
-from tensortap.settings import flag
+from tensortap.settings import flag, memory_limit
 
 log = logging.getLogger("tensortap")
 
@@ -51,7 +51,7 @@ class Pipeline:
         self.strict = flag("TENSORTAP_STRICT")
         self.counters = CallCounters()
         self.clock = Clock()
-        self.pool = Pool()
+        self.pool = Pool(limit=memory_limit)
         self.ledger = Ledger()
         self.next_seq: Callable[[], int] = itertools.count().__next__  # the order of capture
         self.settlers: list[Callable[[], object]] = []
@@ -189,6 +189,12 @@ class Pipeline:
         admitted = _now() if large else 0
         try:
             snapshot, _ = adapter.snapshot(value, self.pool, ())
+        except OutOfMemory:
+            for queue in queues:
+                queue.reject(name, _VALUE, step, rank)
+            counter.digest = None
+            self.ledger.charge("select", _now() - start, 1)
+            return SKIPPED
         except BaseException:
             counter.digest = None
             raise

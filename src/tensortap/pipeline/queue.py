@@ -29,6 +29,7 @@ PAUSE = 0.005  # seconds between two hand-overs while records keep coming
 LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
 MANY = 8
 _WAKE_INTERVAL = 0.05  # seconds; at most so often a flush wakes the thread
+FAILING = 2.0  # seconds that the end waits for a sink that is failing
 POLICIES = ("latest", "newest", "block")
 
 
@@ -81,9 +82,13 @@ class Queue:
             return True
         if self._make_room(nbytes + OVERHEAD, (name, kind, rank)):
             return True
+        self.reject(name, kind, step, rank)
+        return False
+
+    def reject(self, name: str, kind: Kind, step: int, rank: int) -> None:
+        """Count a value for which there is no room."""
         self.ledger.drop_values(OVER_BUDGET)
         self.sink.note_dropped(name, kind, step, rank)
-        return False
 
     def write(self, record: Record, ticket: Ticket, nbytes: int) -> None:
         """Queue a record for which there is room."""
@@ -132,13 +137,22 @@ class Queue:
         return self._thread.is_alive() or settled()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Flush for at most `timeout` seconds, then end the thread and the sink."""
-        start = time.monotonic()
-        if self.accepting or self.sink.pending:
-            self.flush(timeout)
+        """Flush for at most `timeout` seconds, then end the thread and the sink.
+
+        A sink that is failing gets no more than two seconds.
+        """
+        deadline, warned = time.monotonic() + timeout, False
+        while (self.accepting or self.sink.pending) and self._thread.is_alive():
+            left = deadline - time.monotonic()
+            if self.flush(max(0.0, min(left, FAILING))) or left <= FAILING or self.sink.failing:
+                break
+            if not warned:
+                warned = True
+                what = f"{self.waiting} values are still to be written"
+                log.warning("tensortap: %s; waiting at most %.0f s", what, left - FAILING)
         self._closed = True
         self._wake.set()
-        self._thread.join(max(0.5, timeout - (time.monotonic() - start)))
+        self._thread.join(max(0.5, deadline - time.monotonic()))
         self.drop_all()
         self.ledger.remove_queue(self.state)
 
@@ -210,6 +224,8 @@ class Queue:
                 log.exception("tensortap: error in a background thread, which continues")
                 time.sleep(0.1)
         with contextlib.suppress(Exception):
+            if self.sink.failing:  # it notes what it could not take
+                self.sink.send(self._take(1 << 62))
             self.sink.close()
         self._wake.close()
 

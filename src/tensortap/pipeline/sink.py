@@ -64,6 +64,11 @@ class Sink(Protocol):
         return False
 
     @property
+    def failing(self) -> str:
+        """Why nothing can be taken for the time being, such as a full disk; else empty."""
+        return ""
+
+    @property
     def pending(self) -> int:
         """Bytes that were taken and are not settled yet."""
         return 0

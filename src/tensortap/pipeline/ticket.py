@@ -19,14 +19,9 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
 
     _open: int = 0  # sinks that have not settled it yet
     _hurry: Callable[[], None] | None = None
-    _failed: bool = False
-    _sinks: int = 1
+    failed: bool = False  # whether a sink has dropped it
+    sinks: int = 1  # how many sinks have it, or will
     captured: bool = True  # whether the ledger counts it as a captured value
-
-    @property
-    def shared(self) -> bool:
-        """Whether several sinks took the value."""
-        return self._sinks > 1
 
     @property
     def done(self) -> bool:
@@ -39,7 +34,7 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
             if self._hurry is not None:
                 self._hurry()
             _settled.wait_for(lambda: self._open <= 0, timeout)
-        return self._open <= 0 and not self._failed
+        return self._open <= 0 and not self.failed
 
 
 def settle(entries: Iterable[tuple[Any, Ticket, int]], arrived: bool) -> None:
@@ -47,14 +42,14 @@ def settle(entries: Iterable[tuple[Any, Ticket, int]], arrived: bool) -> None:
     # without a lock: no other thread and no signal handler interrupts one of these statements
     for _, ticket, _ in entries:
         if not arrived:
-            ticket._failed = True
+            ticket.failed = True
         ticket._open -= 1
     _settled.notify()
 
 
 _settled = Notifier()
 
-SKIPPED = Ticket(_failed=True)
+SKIPPED = Ticket(failed=True)
 """The ticket of every value that was skipped, or dropped before it was queued."""
 
 

@@ -21,7 +21,8 @@ from tensortap.runs import layout
 log = logging.getLogger("tensortap")
 
 _LONGEST_NAME = 180  # bytes, so that a rank and a number still fit
-_REQUEST_TIMEOUT = 60.0  # seconds a rank waits for the answer of rank 0
+_REQUEST_TIMEOUT = 15.0  # seconds a rank waits for the answer of rank 0
+_SILENT = 3.0  # seconds of waiting without a message
 _ANSWER_TIMEOUT = 600.0  # seconds rank 0 waits for requests
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT",
@@ -67,7 +68,7 @@ def make_run(base: Path, world_size: int) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from None
+            raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from error
     info = layout.RunInfo(
         format=layout.VERSION,
         id=secrets.token_hex(8),
@@ -84,7 +85,7 @@ def _make_folder(folder: Path, base: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from None
+        raise TensortapError(f"cannot create a run in {base}: {error.strerror}") from error
 
 
 def end_run(run: Path, world_size: int | None = None) -> None:
@@ -120,9 +121,15 @@ def _request(base: Path, exchange: Path, rank: int, world_size: int) -> Path:
     request = exchange / f"{rank}-{secrets.token_hex(8)}.ask"
     answer = request.with_suffix(".run")
     request.touch()
-    deadline = time.monotonic() + _REQUEST_TIMEOUT
+    start, warned = time.monotonic(), False
     try:
-        while time.monotonic() < deadline:
+        while (waited := time.monotonic() - start) < _REQUEST_TIMEOUT:
+            if waited > _SILENT and not warned:
+                warned = True
+                log.warning(
+                    "tensortap: rank %d waits up to %.0f s for rank 0 to name the run",
+                    rank, _REQUEST_TIMEOUT,
+                )  # fmt: skip
             with contextlib.suppress(FileNotFoundError):
                 # list first: network file systems cache that a file does not exist
                 os.listdir(exchange)

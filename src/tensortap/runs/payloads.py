@@ -59,6 +59,11 @@ class TensorFile:
         self._entries: dict[str, Any] = {}
         self._entry_nbytes = 64
         self.nbytes = 0
+        try:  # now: the header of a file on a full disk needs its place
+            write_all(self._fd, bytes(_LENGTH + _HEADER), 0)
+        except OSError:
+            self.discard()
+            raise
 
     def fits(self, key: str) -> bool:
         """Return whether the header has room for one more tensor."""
@@ -66,12 +71,8 @@ class TensorFile:
 
     def add(self, key: str, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
         """Append a tensor; if this raises, the file stays as it was before."""
-        start, view = self.nbytes, data.cast("B") if data.nbytes else data
-        position = _LENGTH + _HEADER + start
-        while view.nbytes:
-            written = os.pwrite(self._fd, view, position)
-            position += written
-            view = view[written:]
+        start = self.nbytes
+        write_all(self._fd, data, _LENGTH + _HEADER + start)
         known = _NAMES.get(dtype)
         entry = {
             "dtype": known or "U8",
@@ -99,7 +100,8 @@ class TensorFile:
         """Write the header and give the file its name."""
         header = json.dumps(self._entries, ensure_ascii=True).encode()
         header = header.ljust(_HEADER)
-        os.pwrite(self._fd, len(header).to_bytes(_LENGTH, "little") + header, 0)
+        os.ftruncate(self._fd, _LENGTH + _HEADER + self.nbytes)  # after a tensor that did not fit
+        write_all(self._fd, len(header).to_bytes(_LENGTH, "little") + header, 0)
         if durable:
             os.fsync(self._fd)
         os.close(self._fd)
@@ -107,6 +109,23 @@ class TensorFile:
         os.rename(self._draft, self.path)
         if durable:
             sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove the file, which nothing refers to."""
+        os.close(self._fd)
+        self._fd = -1
+        self._draft.unlink(missing_ok=True)
+
+
+def write_all(fd: int, data: Any, position: int) -> int:
+    """Write all bytes at a position; return the position after them."""
+    view = memoryview(data)
+    view = view.cast("B") if view.nbytes else view
+    while view.nbytes:
+        written = os.pwrite(fd, view, position)
+        position += written
+        view = view[written:]
+    return position
 
 
 def sync_folder(folder: Path) -> None:

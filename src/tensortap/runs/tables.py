@@ -19,7 +19,7 @@ import numpy as np
 
 from tensortap.runs import layout
 from tensortap.runs.arrow import row_indices
-from tensortap.runs.payloads import CorruptFile, sync_folder
+from tensortap.runs.payloads import CorruptFile, sync_folder, write_all
 from tensortap.runs.rows import METADATA_KEY, schema
 
 if TYPE_CHECKING:
@@ -158,12 +158,8 @@ class TailFile:
 
     def append(self, message: Any, *, durable: bool = False) -> None:
         """Append a message; if the disk is full, remove what was written of it and raise."""
-        view, position = memoryview(message).cast("B"), self.nbytes
         try:
-            while view.nbytes:
-                written = os.pwrite(self._fd, view, position)
-                position += written
-                view = view[written:]
+            position = write_all(self._fd, message, self.nbytes)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.nbytes)

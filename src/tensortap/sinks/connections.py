@@ -65,6 +65,14 @@ class Connections:
             pipeline.refresh()
         return pipeline.on
 
+    @property
+    def session(self) -> Address | None:
+        """The address of the default session, while it is connected."""
+        for address, queue in list(self._queues.items()):
+            if queue is self._default and getattr(queue.sink, "connected", False):
+                return address
+        return None
+
     def queues(self, server: str) -> Sequence[Queue]:
         """Return the queues that accept a value for `server` instead of the default session."""
         if not self._pipeline.enabled or self._pipeline.closed:
@@ -89,9 +97,12 @@ class Connections:
             queue = self._queues.get(address)
             if queue is None:
                 arena = not flag("TENSORTAP_NO_ARENA")
-                sink = LiveSink(address, self._pipeline.pool, self._pipeline.ledger, arena=arena)
+                budget, pipeline = buffer_size(), self._pipeline
+                sink = LiveSink(
+                    address, pipeline.pool, pipeline.ledger, arena=arena, limit=budget
+                )  # fmt: skip
                 queue = self._queues[address] = Queue(
-                    sink, budget=buffer_size(), overflow=overflow_policy(), name=f"live-{address}"
+                    sink, budget=budget, overflow=overflow_policy(), name=f"live-{address}"
                 )
                 self._pipeline.attach(queue, every_record=False)
         finally:

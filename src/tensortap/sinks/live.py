@@ -81,8 +81,13 @@ class LiveSink(Sink):
     def unreachable(self) -> bool:
         return self._state is ConnectionState.ABSENT and self._lost_at is None
 
+    @property
+    def connected(self) -> bool:
+        """Whether the server receives what is sent."""
+        return self._state is ConnectionState.OPEN
+
     def room(self) -> int:
-        if self._state is not ConnectionState.OPEN:
+        if not self.connected:
             return 0
         # a value larger than all credit is sent while nothing else is in flight
         return max(self._credit, 0) if self._flights else self._largest + (1 << 20)

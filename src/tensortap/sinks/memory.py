@@ -10,11 +10,20 @@ from tensortap.pipeline.sink import Sink
 from tensortap.pipeline.ticket import settle
 from tensortap.record import Record
 
+BOUND = 128 << 20
+"""Bytes of records that are kept without a run."""
+
+_STATISTICS = 1200  # bytes of a summary and its exponent bins: measured, rounded up
+
+
+def _nbytes(record: Record) -> int:
+    return record_nbytes(record) + (_STATISTICS if record.stats is not None else 0)
+
 
 class MemorySink(Sink):
     """Keeps the latest records, up to `bound` bytes; `evicted` is how many left to make room."""
 
-    def __init__(self, bound: int | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(self, bound: int = BOUND, ledger: Ledger | None = None) -> None:
         self.ledger = ledger or Ledger()
         self.bound = bound
         self.evicted = 0
@@ -34,9 +43,7 @@ class MemorySink(Sink):
     def keep(self, record: Record) -> None:
         """Keep a record; evict the oldest ones while there are more than `bound` bytes."""
         self._records.append(record)
-        if self.bound is None:
-            return
-        self._nbytes += record_nbytes(record)
+        self._nbytes += _nbytes(record)
         while self._nbytes > self.bound and self._records:
-            self._nbytes -= record_nbytes(self._records.popleft())
+            self._nbytes -= _nbytes(self._records.popleft())
             self.evicted += 1

@@ -7,6 +7,7 @@ complete. A reader of the run, now or after a crash, sees a consistent prefix.
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import logging
 import os
@@ -18,7 +19,7 @@ import msgspec
 
 from tensortap import frameworks
 from tensortap.buffers import view_of
-from tensortap.pipeline.ledger import Entry, Ledger
+from tensortap.pipeline.ledger import ERROR, Entry, Ledger
 from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
 from tensortap.record import Kind, Record, TensorData
@@ -36,12 +37,14 @@ _ROWS = 8192  # rows that are written together
 _AGE = 0.25  # seconds until a record is visible to readers
 _RETRY = 1.0  # seconds between attempts to write to a full disk
 _DIGESTS = 256  # recent digests per name, for deduplication
+_RESERVE = 256 << 10  # bytes kept free to write at the end what is missing
 
 
 class StoreSink(Sink):
     """Writes the part of one rank of a run."""
 
     pending = 0
+    failing = ""
 
     def __init__(
         self, run: Path, rank: int, *, durable: bool = False, ledger: Ledger | None = None
@@ -50,7 +53,6 @@ class StoreSink(Sink):
         self.run = run
         self.rank = rank
         self.durable = durable
-        self.failing = ""  # why nothing can be written, such as a full disk
         self._records = layout.records_folder(run, rank)
         self._tensors = layout.tensors_folder(run, rank)
         self._records.mkdir(parents=True, exist_ok=True)
@@ -62,12 +64,16 @@ class StoreSink(Sink):
         self._part = _next_number(self._records, "*.parquet")
         self._rows: list[Row] = []  # not yet in the tail
         self._entries: list[Entry] = []  # whose rows these are
+        self._in_file: set[int] = set()  # indices of those with payloads in the open file
         self._since = time.monotonic()
         self._retry_at = 0.0
         self._waiting: collections.deque[Entry] = collections.deque()
         self._dropped: collections.deque[Row] = collections.deque()
         self._stored: dict[str, collections.OrderedDict[bytes, Payload]] = {}
         self._tail = self._open_tail()
+        self._reserve = self._records / ".reserve"
+        with contextlib.suppress(OSError), open(self._reserve, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RESERVE)
 
     # -- what the queue calls -------------------------------------------------------------
 
@@ -106,8 +112,10 @@ class StoreSink(Sink):
 
     def close(self) -> None:
         self._work()
-        self._try(self._commit)
+        if self._waiting or not self._try(self._commit):
+            self._write_missing()
         self._try(self._seal)
+        self._reserve.unlink(missing_ok=True)
         self._tail.close()
 
     def note_dropped(self, name: str, kind: Kind, step: int, rank: int) -> None:
@@ -116,6 +124,27 @@ class StoreSink(Sink):
         self._dropped.append(rows.row_of(record, None, [], missing=True))
 
     # -- writing -------------------------------------------------------------------------
+
+    def _write_missing(self) -> None:
+        """Write that values are missing which a full disk has no room for, and count them."""
+        lost = [self._entries[i] for i in sorted(self._in_file)]
+        if self._file is not None:
+            self._file.discard()
+            self._file = None
+        rows = [(e, r) for i, (e, r) in enumerate(zip(self._entries, self._rows, strict=True))
+                if i not in self._in_file]  # fmt: skip
+        self._entries, self._rows = [e for e, _ in rows], [r for _, r in rows]
+        self._in_file.clear()
+        lost += self._waiting
+        self._waiting.clear()
+        for record, _, _ in lost:
+            self.note_dropped(record.name, record.kind, record.step, record.rank)
+        self._reserve.unlink(missing_ok=True)  # makes room for the rows
+        with contextlib.suppress(OSError):
+            self._commit()
+        lost += self.give_up()
+        self.ledger.drop(lost, ERROR)
+        log.warning("tensortap: %d values are missing in %s: %s", len(lost), self.run, self.failing)
 
     def _try(self, work: Callable[[], None]) -> bool:
         """Do the work; return False if the disk is full, which is logged once and retried."""
@@ -135,6 +164,8 @@ class StoreSink(Sink):
     def _work(self) -> None:
         while self._waiting:
             if not self._try(self._take_one):
+                with contextlib.suppress(OSError):  # readers see what there was room for
+                    self._commit()
                 return
             if len(self._rows) >= _ROWS and not self._try(self._commit):
                 return
@@ -160,6 +191,8 @@ class StoreSink(Sink):
             self._store(record, i, tensor, digest)
             for i, (tensor, digest) in enumerate(zip(large, digests, strict=True))
         ]
+        if self._file is not None and any(p.file == self._name_of(self._file) for p in payloads):
+            self._in_file.add(len(self._rows))
         if record.digest is None and record.value is large[0]:
             record = msgspec.structs.replace(record, digest=digests[0])
         self._rows.append(rows.row_of(record, value, payloads))
@@ -178,10 +211,13 @@ class StoreSink(Sink):
             self._file = TensorFile(self._tensors / name)
         file = self._file
         file.add(key, tensor.dtype, tensor.shape, view_of(tensor.data))
-        payload = stored[digest] = Payload(f"{layout.rank_name(self.rank)}/{file.path.name}", key)
+        payload = stored[digest] = Payload(self._name_of(file), key)
         if len(stored) > _DIGESTS:
             stored.popitem(last=False)
         return payload
+
+    def _name_of(self, file: TensorFile) -> str:
+        return f"{layout.rank_name(self.rank)}/{file.path.name}"
 
     def _commit(self) -> None:
         """Close the payload file and write the rows that refer to it."""
@@ -189,14 +225,17 @@ class StoreSink(Sink):
             self._file.close(durable=self.durable)
             self._file = None
             self._files += 1
-        while self._dropped:
-            self._rows.append(self._dropped.popleft())
+            self._in_file.clear()
         self._since = time.monotonic()
-        if not self._rows:
+        dropped = len(self._dropped)
+        written = [*self._rows, *itertools.islice(self._dropped, dropped)]
+        if not written:
             return
-        batch = rows.batch_of(self._rows, self._schema).serialize()
+        batch = rows.batch_of(written, self._schema).serialize()
         self._tail.append(batch, durable=self.durable)
-        self._tail_rows += len(self._rows)
+        self._tail_rows += len(written)
+        for _ in range(dropped):
+            self._dropped.popleft()
         done, self._entries, self._rows = self._entries, [], []
         self.pending -= sum([nbytes for _, _, nbytes in done])
         settle(done, True)

@@ -15,7 +15,7 @@ from tensortap.pipeline.queue import write_to
 from tensortap.record import Kind, Record
 from tensortap.runs.folders import file_name
 from tensortap.runs.object_files import format_of
-from tensortap.sources.init import OpenRun, current
+from tensortap.sources.init import OpenRun, could_not_open, current
 from tensortap.sources.names import CallSites
 
 _sites = CallSites("obj")
@@ -31,6 +31,9 @@ def dump(obj: Any, name: str | None = None, update_metadata: bool = True) -> Pat
     and training continues; ``TENSORTAP_STRICT=1`` raises.
     """
     if not pipeline.enabled:
+        return None
+    if could_not_open():
+        pipeline.ledger.fail(calls=0)
         return None
     run = current()
     if name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap import ranks
-from tensortap.errors import NotFound
+from tensortap.errors import NotFound, TensortapError
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.queue import Queue
@@ -23,7 +24,8 @@ from tensortap.wire.worker import end_main_import
 
 log = logging.getLogger("tensortap")
 
-_END = 60.0  # seconds that writing the rest of a run may take
+_END = 30.0  # seconds that writing the rest of a run may take; 2 if the disk is full
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class OpenRun:
@@ -41,17 +43,19 @@ class OpenRun:
         if rank == 0:
             from tensortap.provenance.collect import Keeper
 
-            self.keeper = Keeper(path)
-            self.keeper.update()
+            try:
+                self.keeper = Keeper(path)
+                self.keeper.update()
+            except OSError as error:
+                log.warning("tensortap: cannot write the provenance of %s: %s", path, error)
         pipeline.attach(self.queue)
 
     def finish(self) -> None:
         """Write the rest and the receipt, and mark the run as ended."""
-        receipt = pipeline.receipt()
         pipeline.detach(self.queue)
         try:
             self.queue.close(_END)
-            self._write_receipt(receipt)
+            self._write_receipt(pipeline.receipt())  # now: what could not be written is counted
             if self.keeper is not None:
                 self.keeper.close()
             if self.rank == 0:
@@ -68,6 +72,7 @@ class OpenRun:
 
 
 _open: OpenRun | None = None
+_full = ""  # why `init` could not open a run, such as a full disk
 _registered = False
 _lock = threading.Lock()
 
@@ -77,15 +82,24 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
 
     All ranks of a job share the folder, which is named after the time. With `durable`, what a
     flush has confirmed survives even a power failure. An open run is finished first. Returns the
-    folder of the run.
+    folder of the run. If the disk is full, that is logged, and training continues without a run.
     """
-    global _open, _registered
+    global _open, _registered, _full
     end_main_import()
     with _lock:
         _finish()
         rank, world_size = ranks.rank_and_world_size()
-        path = shared_run(Path(folder), rank, world_size, job_name())
-        _open = OpenRun(path, rank, world_size, durable)
+        path = Path(folder)
+        _full = ""
+        try:
+            path = shared_run(path, rank, world_size, job_name())
+            _open = OpenRun(path, rank, world_size, durable)
+        except (OSError, TensortapError) as error:
+            cause = error.__cause__ or error
+            if getattr(cause, "errno", None) not in _NO_ROOM or pipeline.strict:
+                raise
+            _full = f"{path}: {cause}"
+            log.warning("tensortap: cannot write a run in %s; training continues without", _full)
         if not _registered:
             _registered = True
             at_exit(_finish_at_exit, priority=15)
@@ -124,15 +138,19 @@ def opened() -> OpenRun | None:
 def current() -> OpenRun:
     """Return the open run; raise NotFound if there is none."""
     if _open is None:
-        raise NotFound("no run is open: call tap.init('runs') first")
+        raise NotFound(_full or "no run is open: call tap.init('runs') first")
     return _open
+
+
+def could_not_open() -> bool:
+    """Return whether `init` was called and there was no room for a run."""
+    return bool(_full) and _open is None
 
 
 def update_metadata() -> None:
     """Collect packages, git state and environment again, and write what has changed."""
-    run = current()
-    if run.keeper is not None:
-        run.keeper.update(force=True)
+    if not could_not_open() and (keeper := current().keeper) is not None:
+        keeper.update(force=True)
 
 
 def _after_fork() -> None:

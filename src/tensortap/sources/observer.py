@@ -16,16 +16,20 @@ import msgspec
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
+from tensortap.errors import TensortapError
 from tensortap.frameworks.observing import Observed, never_skipped
 from tensortap.frameworks.protocol import PendingSummary
+from tensortap.limits import format_size
 from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.pipeline.ticket import SKIPPED
 from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.sinks.connections import connections
 from tensortap.sinks.memory import MemorySink
 from tensortap.sources import init as run
 from tensortap.sources.options import NamePattern, Patterns, check_count
+from tensortap.wire.address import Address
 
 log = logging.getLogger("tensortap")
 
@@ -105,6 +109,8 @@ class Observer:
         self._last_seq = sys.maxsize
         self._names: set[tuple[Kind, str]] = set()  # a run may have records of other sources
         self._run: run.OpenRun | None = None
+        self._session: Address | None = None  # the live session that has taken records
+        self._began = 0
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._monitor: AlertMonitor | None = None
         if options.alerts is not False and options.alerts is not None:
@@ -120,7 +126,7 @@ class Observer:
             first = self._run.next_step if self._run is not None else 0
         self._own_step = self._first_step = first
         pipeline.clock.begin(first)
-        self._first_seq = pipeline.next_seq()
+        self._first_seq, self._began = pipeline.next_seq(), time.time_ns()
         self.active = self.on = True
 
     def end(self) -> None:
@@ -252,13 +258,20 @@ class Observer:
         self._send(record_of(alert, seq=seq, time_ns=now, world_size=world_size), 0)
 
     def _send(self, record: Record, nbytes: int) -> None:
-        if self._run is None:
-            self._memory.keep(record)
-        else:
-            self._names.add((record.kind, record.name))
         if pipeline.expecting:
             connections.connect()
-        pipeline.put(record, nbytes)
+        session = connections.session if self._run is None else None
+        sent = pipeline.put(record, nbytes) is not SKIPPED
+        if self._run is not None or (sent and session is not None):
+            self._names.add((record.kind, record.name))
+            self._session = session or self._session
+            return
+        self._memory.keep(record)  # nobody else has it
+        if self._memory.evicted == 1:
+            log.warning(
+                "tensortap: the tracker keeps the latest %s of records; it evicts older ones. "
+                "tap.init('runs') keeps all on disk", format_size(self._memory.bound),
+            )  # fmt: skip
 
     def report_unseen(self) -> None:
         """Log what is not observed as usual, and record an alert for each name."""
@@ -298,18 +311,44 @@ class Observer:
     def records(self) -> Iterator[Record]:
         """All records so far, in order of capture; from the run if one is open."""
         self.settle()
-        if self._run is None:
-            yield from self._memory.records
-            return
-        pipeline.flush(30)
-        from tensortap.readers.run import RunReader
+        yield from self._memory.records if self._run is None else ()
+        if self._run is not None or self._session is not None:
+            pipeline.flush(30)
+            yield from self._read_back()
 
-        reader = RunReader(self._run.path)
+    def _read_back(self) -> Iterator[Record]:
+        """Yield the records that a run or a live session has taken."""
         rank = ranks.rank_and_world_size()[0]
-        for record in reader.new_records():
+
+        def is_own(record: Record) -> bool:
             own = record.rank == rank and self._first_seq <= record.seq < self._last_seq
-            if own and (record.kind, record.name) in self._names:
-                yield reader.load(record)
+            return own and (record.kind, record.name) in self._names
+
+        if self._run is not None:
+            from tensortap.readers.run import RunReader
+
+            reader = RunReader(self._run.path)
+            yield from (reader.load(r) for r in reader.new_records() if is_own(r))
+        elif self._session is not None:
+            from tensortap.readers.live import LiveReader
+
+            values = self._whole is not None or self.options.stash is not None
+            try:
+                with LiveReader(self._session) as session:
+                    cursor, records = session.since(0)
+                    while records:
+                        for record in records:
+                            if is_own(record) and record.time_ns >= self._began:
+                                complete = not values or record.value is not None
+                                yield record if complete else session.load(record)
+                        cursor, records = session.since(cursor)
+            except TensortapError as error:
+                log.warning("tensortap: the session has the records of this tracker: %s", error)
+
+    @property
+    def evicted(self) -> int:
+        """How many records left the memory of the tracker to make room."""
+        return self._memory.evicted
 
     @property
     def alerts(self) -> list[Alert]:

@@ -123,8 +123,16 @@ class Tracker:
 
     @property
     def records(self) -> Iterator[Record]:
-        """All records so far, in order of capture."""
+        """The records so far: from the run or the live session that took them, else from memory.
+
+        Memory holds the latest 128 MiB; `evicted` counts what left it.
+        """
         return self._observer.records
+
+    @property
+    def evicted(self) -> int:
+        """How many records left the memory of the tracker to make room for later ones."""
+        return self._observer.evicted
 
     @property
     def alerts(self) -> list[Alert]:
