@@ -184,7 +184,7 @@ def test_what_a_full_disk_has_no_room_for_is_counted_and_missing_in_the_run(
     tickets.append(put(queue, record("small", 1.0, step=8)))
     began = time.monotonic()
     queue.close(60)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     reader = RunReader(queue.sink.run)
     assert [r.step for r in reader.records("w")] == [0]
     missing = reader.missing()
@@ -208,7 +208,7 @@ def test_a_run_without_any_room_is_not_opened_and_training_continues(
     tap.catch(1.0, "x")
     assert tap.dump([1], "y") is None
     tap.finish()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert "training continues without" in caplog.text
     small_disk(None)
     path = tap.init(tmp_path / "runs")
@@ -255,7 +255,7 @@ def test_the_receipt_and_the_run_tell_what_a_full_disk_has_lost(tmp_path):
     took, captured, dropped, captured_in_run, dropped_in_run, steps, values, missing = json.loads(
         done.stdout
     )
-    assert took < 10
+    assert took < 20
     assert 30 < captured == captured_in_run == len(steps)
     assert dropped == dropped_in_run == len(missing)
     assert sorted(steps + missing) == list(range(400))

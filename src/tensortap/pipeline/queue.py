@@ -230,11 +230,9 @@ class Queue:
         self._wake.close()
 
     def _cycle(self) -> None:
-        room = self.sink.room()
-        if self.overflow == "latest":
-            # a newer record cannot replace what the sink has: leave it half of the budget
-            room = min(room, max(1, self.budget // 2) - self.sink.pending)
-        entries = self._take(room)
+        # a newer record cannot replace what the sink has: leave that half of the budget
+        share = self.budget // 2 if self.overflow == "latest" else self.budget
+        entries = self._take(min(self.sink.room(), max(1, share) - self.sink.pending))
         if entries:
             self._hand_over(entries)
             if not self._progress.waiting:
