@@ -8,8 +8,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortap.dtypes import DTYPES, itemsize, name_of, numpy_dtype
+from tensortap import dtypes
+from tensortap.compare import compare_values
+from tensortap.dtypes import (
+    DTYPES,
+    FloatFormat,
+    decoded_floats,
+    float_values,
+    itemsize,
+    name_of,
+    numpy_dtype,
+)
 from tensortap.errors import CaptureError
+from tensortap.frameworks import view
+from tensortap.record import TensorData
 from tensortap.stats import _kernel as kernel
 from tensortap.stats.numpy_summary import summarize_array
 from tensortap.stats.summarize import code_of, summarize_memory
@@ -46,7 +58,9 @@ class TestRegistry:
     def test_jax_has_the_dtype(self, row):
         assert jnp.dtype(getattr(jnp, row.jax)) == numpy_dtype(row.name)
 
-    @pytest.mark.parametrize("row", **named(row for row in DTYPES.values() if row.format))
+    @pytest.mark.parametrize(
+        "row", **named([row for row in DTYPES.values() if row.format and row.numpy])
+    )
     def test_float_formats(self, row):
         info = ml_dtypes.finfo(row.part or row.name)
         assert row.format == (info.nmant + 1, info.minexp, float(info.max))
@@ -86,6 +100,33 @@ class TestRegistry:
         for name in plain:
             assert f'"dtype":"{DTYPES[name].safetensors}"'.encode() in data
         assert set(load(data)) == set(plain)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "float16 bfloat16 float8_e3m4 float8_e4m3 float8_e4m3fn float8_e5m2 float6_e2m3fn "
+    "float6_e3m2fn float4_e2m1fn".split(),
+)
+def test_a_row_says_what_the_bits_of_a_float_mean(name):
+    row = DTYPES[name]
+    patterns = np.arange(1 << row.bits, dtype=f"u{row.itemsize}")
+    with np.errstate(invalid="ignore"):
+        values = patterns.view(numpy_dtype(name)).astype(np.float32)
+    assert np.array_equal(decoded_floats(row.bits, row.format, row.special), values, equal_nan=True)
+
+
+def test_a_float_that_numpy_lacks_needs_one_row(monkeypatch):
+    made_up = DTYPES["float8_e3m4"]._replace(
+        name="float8_e2m5", format=FloatFormat(6, 0, 7.875), special=(), numpy=""
+    )
+    monkeypatch.setitem(DTYPES, "float8_e2m5", made_up)
+    monkeypatch.setitem(dtypes._SIZES, "float8_e2m5", 1)
+    for cached in (numpy_dtype, float_values):
+        monkeypatch.setattr(dtypes, cached.__name__, cached.__wrapped__)
+        monkeypatch.setattr(view, cached.__name__, cached.__wrapped__)
+    tensor = TensorData("numpy", "float8_e2m5", (2, 2), bytes([1, 32, 127, 160]))
+    assert view.array_of(tensor).tolist() == [[2**-5, 1.0], [7.875, -1.0]]
+    assert compare_values(tensor, np.array([[2**-5, 1.0], [7.875, -1.0]]))
 
 
 class TestKernel:

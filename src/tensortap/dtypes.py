@@ -5,8 +5,10 @@ the same in NumPy, torch, JAX and MLX. Dtypes that only NumPy has go by their ``
 ``<M8[ns]``, ``<U5``, ``>f4``. An element narrower than a byte takes one byte, as in NumPy and
 torch, except in dtypes that are packed by definition (``float4_e2m1fn_x2``, ``bits4x2``).
 
-To add a dtype, add a row to `_ROWS`. The C kernels handle every dtype of one byte through a table
-of its values; a wider one needs a constant there, which a test checks against this registry.
+To add a dtype, add a row to `_ROWS`. A float that neither NumPy nor ml_dtypes has is decoded from
+its row; integers that they lack, and bits, are read as unsigned integers. The C kernel handles
+every dtype of one byte through a table of its values; a wider one needs a constant there, which a
+test checks against this registry.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from tensortap.errors import CaptureError
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
 
 class FloatFormat(NamedTuple):
@@ -213,6 +216,43 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
         scalar = getattr(ml_dtypes, name, None)  # older releases lack some
     return np.dtype(f"u{size}" if scalar is None else scalar)
+
+
+@functools.cache
+def float_values(name: str) -> NDArray[np.float32] | None:
+    """Return the value of every bit pattern of a float of at most 16 bits that NumPy lacks.
+
+    They are those of sign, exponent and fraction with subnormals, as in IEEE 754. None for dtypes
+    that NumPy has, and for those that are no floats.
+
+    >>> float_values("float32")
+    """
+    row = DTYPES.get(name)
+    if row is None or row.format is None or row.numpy or row.bits > 16:
+        return None
+    return decoded_floats(row.bits, row.format, row.special)
+
+
+def decoded_floats(
+    bits: int, form: FloatFormat, special: tuple[str, ...] = ()
+) -> NDArray[np.float32]:
+    """Return the value of every bit pattern of a float format.
+
+    >>> decoded_floats(4, FloatFormat(2, 0, 6.0))[:8].tolist()
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    """
+    import numpy as np
+
+    fraction = form.digits - 1
+    pattern = np.arange(1 << (bits - 1))
+    exponent, rest = pattern >> fraction, pattern & ((1 << fraction) - 1)
+    whole = np.where(exponent > 0, rest + (1 << fraction), rest).astype(np.float64)
+    values = np.ldexp(whole, form.least_exponent - fraction + np.maximum(exponent - 1, 0))
+    beyond = np.flatnonzero(values > form.largest)
+    values[beyond] = np.nan
+    if "inf" in special:
+        values[beyond[0]] = np.inf
+    return np.concatenate([values, -values]).astype(np.float32)
 
 
 # a plain dict: one lookup per capture, and `dtype.name` takes microseconds

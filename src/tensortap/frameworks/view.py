@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tensortap.buffers import Pool, view_of
-from tensortap.dtypes import numpy_dtype
+from tensortap.dtypes import float_values, numpy_dtype
 from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL
 from tensortap.frameworks.snapshot import borrow
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def as_numpy(tensor: TensorData) -> NDArray[Any]:
-    """Return a read-only array over the bytes of a tensor, valid as long as its record."""
+    """Return a read-only array over the bytes of a tensor, valid as long as its record.
+
+    A float that NumPy lacks is decoded into float32.
+    """
     import numpy
 
     dtype: Any = numpy_dtype(tensor.dtype)
@@ -27,7 +30,9 @@ def as_numpy(tensor: TensorData) -> NDArray[Any]:
     view = view_of(tensor.data)
     if not view.nbytes:
         return numpy.empty(tensor.shape, dtype)
-    return numpy.frombuffer(view, dtype).reshape(tensor.shape)
+    array = numpy.frombuffer(view, dtype).reshape(tensor.shape)
+    decoded = float_values(tensor.dtype)
+    return array if decoded is None else decoded[array]
 
 
 def array_of(value: Any) -> NDArray[Any] | None:
