@@ -40,15 +40,20 @@ class TestOpenRun(ReaderContract):
             sink.close()
 
 
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory):
+    run = make_run(tmp_path_factory.mktemp("sealed"), 2)
+    for sink in write(run, RECORDS).values():
+        sink.close(10)
+    return run
+
+
 class TestSealedRun(ReaderContract):
     """A finished run: everything is in Parquet."""
 
     @pytest.fixture
-    def reader(self, tmp_path):
-        run = make_run(tmp_path, 2)
-        for sink in write(run, RECORDS).values():
-            sink.close(10)
-        found = RunReader(run)
+    def reader(self, sealed):
+        found = RunReader(sealed)
         assert all(reader.parts and not reader.tail for reader in found.by_rank.values())
         return found
 
@@ -57,11 +62,8 @@ class TestIndexedRun(TestSealedRun):
     """Names that are searched often get an index; the results are the same."""
 
     @pytest.fixture
-    def reader(self, tmp_path):
-        run = make_run(tmp_path, 2)
-        for sink in write(run, RECORDS).values():
-            sink.close(10)
-        found = RunReader(run)
+    def reader(self, sealed):
+        found = RunReader(sealed)
         for name in found.names():
             for _ in range(4):
                 found.records(name, last=1)

@@ -114,7 +114,7 @@ records = st.builds(
 
 @pytest.mark.slow
 @given(st.lists(records, max_size=4))
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_records_round_trip(sent):
     body = wire.encode_records(sent)
     assert wire.decode_records(body, []) == sent

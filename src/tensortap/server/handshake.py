@@ -11,11 +11,12 @@ import collections
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from tensortap.buffers import MappedSegment
 from tensortap.errors import TensortapError
@@ -28,6 +29,7 @@ Result = TypeVar("Result")
 HANDSHAKE_TIMEOUT = 15.0
 _LARGEST_HANDSHAKE = 16 << 10  # bytes; CURVE and the hello take one or two
 _REFUSAL_TIMEOUT = 1.0  # seconds for the refusal to arrive before the connection is closed
+_WRONG_KEY = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _ZAP_DOMAIN = b"tensortap"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _EVENTS = (
@@ -119,10 +121,26 @@ class PendingSockets:
     def __len__(self) -> int:
         return len(self._sockets)
 
-    def opened(self, fd: int) -> None:
-        """Start the handshake timeout of a new connection."""
-        self.done(fd)
-        self._sockets[fd] = PendingSocket(time.monotonic() + HANDSHAKE_TIMEOUT)
+    def read(self, monitor: zmq.Socket[bytes]) -> Iterator[int]:
+        """Note new and failed connections; yield the descriptors of closed ones."""
+        full = False
+        while monitor.poll(0):
+            message = recv_monitor_message(monitor)
+            event, fd = message["event"], message["value"]
+            if event == zmq.EVENT_ACCEPTED:
+                self.done(fd)
+                self._sockets[fd] = PendingSocket(time.monotonic() + HANDSHAKE_TIMEOUT)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self.done(fd)
+                yield fd
+            elif event == zmq.EVENT_ACCEPT_FAILED:
+                full = True  # reported again and again: make room once
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or fd == _WRONG_KEY:
+                self._rejected["wrong key"] += 1
+            else:
+                self._rejected["failed handshake"] += 1
+        if full:
+            self._make_room()
 
     def done(self, fd: int) -> None:
         """Forget a connection that was closed, or has completed the handshake."""
@@ -146,7 +164,7 @@ class PendingSockets:
             if now > pending.deadline or _received_nbytes(fd) > _LARGEST_HANDSHAKE:
                 self._close(fd)
 
-    def make_room(self) -> None:
+    def _make_room(self) -> None:
         """Close the older half of the connections: no file descriptor is left for a new one."""
         for fd in list(self._sockets)[: (len(self._sockets) + 1) // 2]:
             self._close(fd)

@@ -8,12 +8,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from tensortap._version import __version__
 from tensortap.buffers import OutOfMemory, Pool
@@ -171,7 +170,7 @@ class Server:
             self._store_completed(connection)
         elif isinstance(header, wire.Query) and self._answer is not None:
             with contextlib.suppress(RuntimeError):  # this process is ending
-                self._viewers.submit(self._reply, self._answer, route, header)
+                self._viewers.submit(self._reply, route, header, self._answer)
         elif isinstance(header, wire.Segments):
             connection.unmap(header.freed)
         elif isinstance(header, wire.Goodbye):
@@ -207,20 +206,9 @@ class Server:
         while self._replies:
             self._send(*self._replies.popleft())
 
-    def _reply(self, answer: Answer, route: bytes, query: wire.Query) -> None:
-        """Answer a viewer, in the thread for answers."""
-        body, error = b"", ""
-        try:
-            body = answer(self, query.what, query.arguments)
-        except TensortapError as problem:
-            error = str(problem)
-        except Exception as problem:
-            log.exception("tensortap: failed to answer a viewer")
-            error = repr(problem)
-        head = wire.message(wire.REPLY, wire.Reply(query.id, error, len(body)))
-        self._replies.append((route, [*head]))
-        for chunk in wire.chunks(query.id, wire.BODY, memoryview(body)):
-            self._replies.append((route, chunk))
+    def _reply(self, route: bytes, query: wire.Query, answer: Answer) -> None:
+        frames = _frames_of_reply(query, lambda: answer(self, query.what, query.arguments))
+        self._replies.extend((route, each) for each in frames)
         self._wake.set()
 
     def _send(self, route: bytes, frames: list[Any]) -> None:
@@ -269,26 +257,10 @@ class Server:
         self._send(route, wire.message(wire.WELCOME, welcome))
 
     def _read_monitor(self) -> None:
-        full = False
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
-            fd = event["value"]
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                self._pending.opened(fd)
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self._pending.done(fd)
-                connection = self._by_fd.pop(fd, None)
-                if connection is not None:
-                    self._disconnected.append((connection, time.monotonic()))
-            elif event["event"] == zmq.EVENT_ACCEPT_FAILED:
-                full = True  # reported again and again: make room once
-            else:
-                wrong_key = fd == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC or (
-                    event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-                )
-                self.rejected["wrong key" if wrong_key else "failed handshake"] += 1
-        if full:
-            self._pending.make_room()
+        for fd in self._pending.read(self._monitor):
+            connection = self._by_fd.pop(fd, None)
+            if connection is not None:
+                self._disconnected.append((connection, time.monotonic()))
 
     def _remove_disconnected(self, drained: bool) -> None:
         """Remove disconnected clients after draining their messages."""
@@ -321,3 +293,17 @@ class Server:
         connection.close()
         if connection.client.role == "viewer":
             self.clients.pop(connection.client.info.id, None)
+
+
+def _frames_of_reply(query: wire.Query, answer: Callable[[], bytes]) -> Iterator[list[Any]]:
+    """Yield the messages of the answer to a viewer's question."""
+    body, error = b"", ""
+    try:
+        body = answer()
+    except TensortapError as problem:
+        error = str(problem)
+    except Exception as problem:
+        log.exception("tensortap: failed to answer a viewer")
+        error = repr(problem)
+    yield [*wire.message(wire.REPLY, wire.Reply(query.id, error, len(body)))]
+    yield from wire.chunks(query.id, wire.BODY, memoryview(body))
