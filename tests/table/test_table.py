@@ -13,7 +13,7 @@ from tensortap.errors import NotFound
 from tensortap.history import History
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
-from tensortap.table.run_source import RunSource
+from tensortap.table.sources import RunSource
 from tensortap.table.table import Table, table_of
 from tests.viz.conftest import LAYERS, STEPS, RunWriter, training
 
@@ -202,13 +202,13 @@ def test_tracker():
 
 def test_reads_only_the_columns_that_are_needed(run_path, monkeypatch):
     calls = []
-    read = RunSource._read_part
+    read = RunSource.read_part
 
     def noted(self, rank, part, columns):
         calls.append(columns)
         return read(self, rank, part, columns)
 
-    monkeypatch.setattr(RunSource, "_read_part", noted)
+    monkeypatch.setattr(RunSource, "read_part", noted)
     table = table_of(run_path)
     table.column("rm2")
     table.column("rm2")

@@ -174,8 +174,9 @@ def _parquet(run: Run, path: Path, records: Iterable[Record], names: set[str]) -
 
 
 def _hdf5(run: Run, path: Path, records: Iterable[Record], names: set[str]) -> int:
+    from tensortap.hdf5.rows import HDF5Options
     from tensortap.hdf5.values import can_store
-    from tensortap.hdf5.writer import HDF5Options, HDF5Writer
+    from tensortap.hdf5.writer import HDF5Writer
 
     count = 0
     writer = HDF5Writer(path, "refuse", HDF5Options())

@@ -210,7 +210,7 @@ class Run(Values):
 
     def table(self, *, compute: bool = False) -> Table:
         """Return the columns of the run; `compute` adds statistics that were not recorded."""
-        from tensortap.table.computed import complete_table
+        from tensortap.table.frames import complete_table
         from tensortap.table.table import table_of
 
         return complete_table(self.reader) if compute else table_of(self.reader)

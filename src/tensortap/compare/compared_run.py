@@ -60,8 +60,7 @@ class ComparedRun:
             return table_of(self.reader)
         held = [record for name in self.reader.names() for record in self.reader.records(name)]
         self._held = {_place(record): record for record in held}
-        unread = iter(held)
-        return Table(lambda: RecordSource(lambda: unread, values=False))
+        return Table(lambda: RecordSource(lambda seen: held[seen:], values=False))
 
     def file(self, part: RecordPart) -> Path | None:
         """Return the file of a dumped object, if the record has one."""

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.errors import TensortapError
-from tensortap.hdf5.rows import Filters
-from tensortap.hdf5.values import check_dtype
-from tensortap.hdf5.writer import HDF5Options, HDF5Writer, file_exists, import_h5py, path_of
+from tensortap.hdf5.rows import HDF5Options, import_h5py
+from tensortap.hdf5.writer import HDF5Writer, file_exists, path_of
 from tensortap.ranks import rank_and_world_size
 
 _EXISTS = ("refuse", "keep", "replace")
@@ -53,24 +52,16 @@ class HDF5:
         chunks: int | None = None,
         flush_every: int | None = None,
     ) -> None:
-        import_h5py()
         if exists not in _EXISTS:
             raise TensortapError(f"exists must be 'refuse', 'keep' or 'replace', got {exists!r}")
-        if chunks is not None and chunks < 1:
-            raise TensortapError(f"chunks must be at least 1, got {chunks}")
         if flush_every is not None and flush_every < 1:
             raise TensortapError(f"flush_every must be at least 1, got {flush_every}")
-        filters = Filters(compression, compression_opts, shuffle, chunks)
-        filters.check()
         self._given = Path(path)
         self._exists = exists
         self._options = HDF5Options(
-            filters,
-            None if float_dtype is None else check_dtype(float_dtype, "float_dtype"),
-            None if int_dtype is None else check_dtype(int_dtype, "int_dtype"),
-            check_dtype(iteration_dtype, "iteration_dtype"),
-            ragged,
-        )
+            compression, compression_opts, shuffle, chunks, float_dtype, int_dtype,
+            iteration_dtype, ragged,
+        )  # fmt: skip
         self._flush_every = flush_every
         self._calls = 0
         self._flushed_at = -math.inf  # so that the first call is flushed and creates the file

@@ -9,8 +9,9 @@ from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.hdf5.journal import JournaledFile, read_user_block
+from tensortap.hdf5.rows import import_h5py
 from tensortap.hdf5.values import lists, value_of
-from tensortap.hdf5.writer import import_h5py, path_of
+from tensortap.hdf5.writer import path_of
 
 _TRIES = 20
 

@@ -13,16 +13,17 @@ import re
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.dtypes import DTYPES, itemsize, numpy_dtype
 from tensortap.errors import CaptureError, TensortapError
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.snapshot import borrow
 from tensortap.frameworks.view import as_numpy
-from tensortap.hdf5.rows import Array
 from tensortap.record import Number, TensorData, Value
 from tensortap.values import leaves
 
+Array = NDArray[Any]
 _NATIVE = frozenset(row.name for row in DTYPES.values() if row.numpy == row.name)
 _SWAPPED = re.compile(r">[iufc]\d+")
 _INTEGERS = frozenset(name for name in _NATIVE if DTYPES[name].kind in ("int", "uint"))
@@ -173,38 +174,19 @@ def integers(item: Any, dtype: str) -> Array:
     >>> integers([[0, 1], [2]], "int64").tolist()
     [[0, 1], [2, -1]]
     """
-    shape: list[int] = []
-    depths: set[int] = set()
     try:
-        if type(item) is int:  # almost always
+        if not isinstance(item, (list, tuple)):
             return np.array(item, dtype)
-        _measure(item, 0, shape, depths)
-        if len(depths) > 1:
-            raise TensortapError("iterations and ranks must be nested equally deep in their lists")
-        array = np.full(shape, -1, dtype)
-        _fill(array, item)
     except OverflowError:
         raise TensortapError(f"iteration_dtype={dtype!r} cannot hold {item}") from None
+    parts = [integers(part, dtype) for part in item]
+    if len({part.ndim for part in parts}) > 1:
+        raise TensortapError("iterations and ranks must be nested equally deep in their lists")
+    shape = np.max([part.shape for part in parts], axis=0) if parts else ()
+    array = np.full((len(parts), *shape), -1, dtype)
+    for i, part in enumerate(parts):
+        array[(i, *map(slice, part.shape))] = part
     return array
-
-
-def _measure(item: Any, level: int, shape: list[int], depths: set[int]) -> None:
-    if not isinstance(item, (list, tuple)):
-        depths.add(level)
-        return
-    if level == len(shape):
-        shape.append(0)
-    shape[level] = max(shape[level], len(item))
-    for part in item:
-        _measure(part, level + 1, shape, depths)
-
-
-def _fill(array: Array, item: Any) -> None:
-    if not isinstance(item, (list, tuple)):
-        array[...] = item
-        return
-    for i, part in enumerate(item):
-        _fill(array[i, ...], part)
 
 
 def lists(array: Array) -> Any:

@@ -18,33 +18,15 @@ import itertools
 import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensortap.errors import MissingExtra, TensortapError
+from tensortap.errors import TensortapError
 from tensortap.hdf5.journal import USER_BLOCK_SIZE, JournaledFile, lock, read_user_block
-from tensortap.hdf5.rows import (
-    NO_FILTERS,
-    Filters,
-    Mismatch,
-    PaddedValues,
-    RaggedValues,
-    RowDataset,
-    TextValues,
-)
+from tensortap.hdf5.rows import HDF5Options, Mismatch, PathGroup, import_h5py
 from tensortap.hdf5.values import StoredValue, integers, leaves_of, stored_value
 
 FORMAT = 1
-
-
-def import_h5py() -> Any:
-    """Return the module h5py; raise MissingExtra if it is not installed."""
-    try:
-        import h5py
-    except ImportError:
-        raise MissingExtra("HDF5 needs h5py: pip install 'tensortap[hdf5]'") from None
-    return h5py
 
 
 @functools.lru_cache(maxsize=4096)
@@ -72,74 +54,6 @@ def path_of(link: str) -> str:
     return "" if link == "%" else urllib.parse.unquote(link, errors="surrogatepass")
 
 
-@dataclass(frozen=True, slots=True)
-class HDF5Options:
-    """How values are stored."""
-
-    filters: Filters = NO_FILTERS
-    float_dtype: str | None = None
-    int_dtype: str | None = None
-    iteration_dtype: str = "int64"
-    ragged: bool = False
-
-
-class _PathGroup:
-    """The group of a path: its values, and columns with the iteration and rank of each."""
-
-    def __init__(self, group: Any) -> None:
-        kinds = {each.kind: each for each in (PaddedValues, RaggedValues, TextValues)}
-        self._values: Any = kinds[str(group.attrs["tensortap_kind"])](group)
-        self._dtype = str(group["values"].attrs["tensortap_dtype"])
-        names = str(group.attrs["tensortap_beside"]).split()
-        self._columns = {name: RowDataset(group[name]) for name in names}
-
-    @classmethod
-    def create(
-        cls,
-        parent: Any,
-        link: str,
-        value: StoredValue,
-        columns: Mapping[str, Any],
-        options: HDF5Options,
-    ) -> _PathGroup:
-        group = parent.create_group(link)
-        kind: Any
-        if isinstance(value.content, str):
-            kind = TextValues
-            kind.create(group, options.filters)
-        else:
-            kind = RaggedValues if options.ragged else PaddedValues
-            kind.create(group, value.content, options.filters)
-        for name, array in columns.items():
-            RowDataset.create(group, name, array.dtype, array.shape, fill=-1)
-        group.attrs["tensortap_kind"] = kind.kind
-        group.attrs["tensortap_beside"] = " ".join(columns)
-        group["values"].attrs["tensortap_dtype"] = value.dtype
-        group["values"].attrs["tensortap_framework"] = value.framework
-        return cls(group)
-
-    def check(self, value: StoredValue, columns: Mapping[str, Any]) -> None:
-        """Raise Mismatch if a value does not fit."""
-        if value.dtype != self._dtype:
-            hint = ": float_dtype=, int_dtype= or an earlier callback can convert them"
-            if "str" in (value.dtype, self._dtype):
-                hint = ""
-            raise Mismatch(f"the dataset holds {self._dtype}, this value is {value.dtype}{hint}")
-        self._values.check(value.content)
-        for name, array in columns.items():
-            if name not in self._columns or array.ndim != len(self._columns[name].shape) - 1:
-                raise Mismatch(f"its {name} are nested differently from those in the file")
-
-    def extend(self, values: Sequence[StoredValue], columns: Sequence[Mapping[str, Any]]) -> None:
-        self._values.extend([value.content for value in values])
-        for name, rows in self._columns.items():
-            rows.extend_later([each[name] for each in columns])
-
-    def settle(self) -> None:
-        for rows in self._columns.values():
-            rows.settle()
-
-
 class HDF5Writer:
     """An HDF5 file that grows; what was appended before `flush` returns survives a kill.
 
@@ -152,7 +66,7 @@ class HDF5Writer:
         self.options = options
         self.unflushed = 0
         self._exists = exists
-        self._groups: dict[str, _PathGroup] = {}
+        self._groups: dict[str, PathGroup] = {}
         self._owner = os.getpid()
         is_new = exists != "keep" or not path.exists()
         # a new file gets its name with the first flush: before, there is nothing to read
@@ -218,13 +132,13 @@ class HDF5Writer:
         fitting: list[tuple[StoredValue, dict[str, Any]]] = []
         group = self._groups.get(link)
         if group is None and link in self.file:
-            group = self._groups[link] = _PathGroup(self.file[link])
+            group = self._groups[link] = PathGroup(self.file[link])
         for i, (value, known) in enumerate(zip(values, columns, strict=True)):
             try:
                 stored = stored_value(value, options.float_dtype, options.int_dtype)
                 row = {k: integers(v, options.iteration_dtype) for k, v in known.items()}
                 if group is None:
-                    group = _PathGroup.create(self.file, link, stored, row, options)
+                    group = PathGroup.create(self.file, link, stored, row, options)
                     self._groups[link] = group
                 group.check(stored, row)
             except TensortapError as error:
@@ -233,7 +147,7 @@ class HDF5Writer:
                 fitting.append((stored, row))
         if group is not None and fitting:
             self.unflushed += len(fitting)
-            group.extend([stored for stored, _ in fitting], [row for _, row in fitting])
+            group.extend([stored.content for stored, _ in fitting], [row for _, row in fitting])
             self._raw.check()
         return failed
 

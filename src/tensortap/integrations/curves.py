@@ -14,7 +14,6 @@ from tensortap.patterns import compile_pattern
 from tensortap.readers.run import RunReader
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
 from tensortap.table import frames
-from tensortap.table.computed import complete_table
 from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, table_of
 
@@ -70,7 +69,7 @@ def _points(
     source: Any, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
 ) -> Iterator[CurvePoint]:
     reader = getattr(source, "reader", None)
-    table = complete_table(reader) if isinstance(reader, RunReader) else table_of(source)
+    table = frames.complete_table(reader) if isinstance(reader, RunReader) else table_of(source)
     chosen = np.array([bool(wanted.search(name)) for name in table.names], np.bool_)
     order = np.lexsort((table.seq, table.step, table.rank))
     order = order[chosen[table.name[order]]]

@@ -28,9 +28,8 @@ class FileFormat(NamedTuple):
     type: type | str  # a class, or "module.Class" of one that may not be imported
     suffix: str
     save: Callable[[Any, Path], None]
-    load: Callable[[Path, bool], Any]  # arguments: the path, and whether it is trusted
+    load: Callable[[Path, bool, bool], Any]  # path, whether it is trusted, whether to map it
     compare: Callable[[Any, Any], bool] | None = None
-    map: Callable[[Path, bool], Any] | None = None  # `load` without copying tensors
 
 
 _formats: list[FileFormat] = []
@@ -56,7 +55,7 @@ def register_format(
     """
     if not suffix.startswith(".") or "/" in suffix:
         raise ValueError(f"suffix must be like '.json', got {suffix!r}")
-    _formats.insert(0, FileFormat(type, suffix, save, lambda path, trust: load(path), compare))
+    _formats.insert(0, FileFormat(type, suffix, save, lambda path, *_: load(path), compare))
 
 
 def format_of(obj: object) -> FileFormat:
@@ -86,18 +85,9 @@ def _holds_objects(obj: Any) -> bool:
     return bool(getattr(getattr(obj, "dtype", None), "hasobject", False))
 
 
-def format_of_file(path: Path) -> FileFormat:
-    """Return the format of a file by its suffix."""
-    for known in (*_formats, *_BUILT_IN, *_READ_ONLY, _PICKLE):
-        if path.name.endswith(known.suffix):
-            return known
-    known_suffixes = ", ".join(sorted(suffixes()))
-    raise TensortapError(f"{path.name}: unknown suffix; the formats are {known_suffixes}")
-
-
 def suffixes() -> set[str]:
     """Return the suffixes of all files that can be read."""
-    return {form.suffix for form in (*_formats, *_BUILT_IN, *_READ_ONLY, _PICKLE)}
+    return {form.suffix for form in (*_formats, *_BUILT_IN, _TENSORS, _PICKLE)}
 
 
 def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
@@ -106,11 +96,13 @@ def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
     With `mapped`, tensors are read-only and stay in the file if its format allows that, so that
     they may be larger than memory.
     """
-    form = format_of_file(path)
+    known = (*_formats, *_BUILT_IN, _TENSORS, _PICKLE)
+    form = next((form for form in known if path.name.endswith(form.suffix)), None)
+    if form is None:
+        formats = ", ".join(sorted(suffixes()))
+        raise TensortapError(f"{path.name}: unknown suffix; the formats are {formats}")
     try:
-        if mapped and form.map is not None:
-            return form.map(path, trust)
-        return form.load(path, trust)
+        return form.load(path, trust, mapped)
     except (TensortapError, MemoryError):
         raise
     except FileNotFoundError:
@@ -133,7 +125,7 @@ def _save_torch(obj: Any, path: Path) -> None:
     framework_named("torch").save(obj, path)
 
 
-def _load_torch(path: Path, trust: bool, mapped: bool = False) -> Any:
+def _load_torch(path: Path, trust: bool, mapped: bool) -> Any:
     try:
         return framework_named("torch").load(path, trust=trust, mapped=mapped)
     except pickle.UnpicklingError as error:
@@ -141,10 +133,6 @@ def _load_torch(path: Path, trust: bool, mapped: bool = False) -> Any:
             f"{path.name} holds more than tensors and may run code when read: "
             f"pass trust=True if you trust it ({str(error).splitlines()[0][:120]})"
         ) from None
-
-
-def _map_torch(path: Path, trust: bool) -> Any:
-    return _load_torch(path, trust, mapped=True)
 
 
 def _save_numpy(obj: Any, path: Path) -> None:
@@ -160,14 +148,14 @@ def _save_numpy(obj: Any, path: Path) -> None:
         numpy.save(stream, array, allow_pickle=False)
 
 
-def _load_numpy(path: Path, trust: bool, mapped: bool = False) -> Any:
+def _load_numpy(path: Path, trust: bool, mapped: bool) -> Any:
     import numpy
 
     try:
         array = numpy.load(path, allow_pickle=trust, mmap_mode="r" if mapped else None)
     except ValueError as error:
         if mapped:  # an array without elements, or of objects, cannot be mapped
-            return _load_numpy(path, trust)
+            return _load_numpy(path, trust, False)
         if "allow_pickle" not in str(error):
             raise
         raise UntrustedFile(
@@ -185,20 +173,13 @@ def _is_extension(name: str) -> bool:
     return name in DTYPES and DTYPES[name].numpy not in ("", name)
 
 
-def _map_numpy(path: Path, trust: bool) -> Any:
-    return _load_numpy(path, trust, mapped=True)
-
-
-def _load_tensors(path: Path, trust: bool) -> Any:
+def _load_tensors(path: Path, trust: bool, mapped: bool) -> Any:
     from tensortap.frameworks.numpy.adapter import build
 
-    return {name: build(tensor) for name, tensor in _map_tensors(path, trust).items()}
-
-
-def _map_tensors(path: Path, trust: bool) -> Any:
     if not path.exists():
         raise FileNotFoundError(path)
-    return TensorReader(path).tensors()
+    tensors = TensorReader(path).tensors()
+    return tensors if mapped else {name: build(tensor) for name, tensor in tensors.items()}
 
 
 def _save_nothing(obj: Any, path: Path) -> None:
@@ -210,17 +191,14 @@ def _save_pickle(obj: Any, path: Path) -> None:
         pickles.save(obj, stream)
 
 
-def _load_pickle(path: Path, trust: bool) -> Any:
+def _load_pickle(path: Path, trust: bool, mapped: bool) -> Any:
     with path.open("rb") as stream:
         if trust:
             return pickle.load(stream)  # noqa: S301  the caller trusts it
         return pickles.load(stream, path.name)
 
 
-_NUMPY = FileFormat("numpy.ndarray", ".npy", _save_numpy, _load_numpy, map=_map_numpy)
-_BUILT_IN = (
-    FileFormat("torch.Tensor", ".pt", _save_torch, _load_torch, map=_map_torch),
-    _NUMPY,
-)
-_READ_ONLY = (FileFormat(object, ".safetensors", _save_nothing, _load_tensors, map=_map_tensors),)
+_NUMPY = FileFormat("numpy.ndarray", ".npy", _save_numpy, _load_numpy)
+_BUILT_IN = (FileFormat("torch.Tensor", ".pt", _save_torch, _load_torch), _NUMPY)
+_TENSORS = FileFormat(object, ".safetensors", _save_nothing, _load_tensors)
 _PICKLE = FileFormat(object, ".pkl", _save_pickle, _load_pickle)

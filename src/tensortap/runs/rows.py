@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 METADATA_KEY = b"tensortap"
 STATISTICS = tuple(name for name in Summary.__struct_fields__ if name not in ("first_bin", "bins"))
-_COUNTS = STATISTICS[:5]
 _SUMMARY = (*STATISTICS, "first_bin", "bins")
 COLUMNS = (
     "name", "kind", "step", "call", "seq", "rank", "world_size", "time_ns", "type", "dtype",
@@ -53,32 +52,22 @@ def schema() -> pa.Schema:
     """Return the Arrow schema of the tables."""
     import pyarrow as pa
 
-    text, integer, real = pa.string(), pa.int64(), pa.float64()
-    integers = pa.list_(integer)
-    fields = [
-        pa.field("name", text, nullable=False),
-        pa.field("kind", text, nullable=False),
-        pa.field("step", integer, nullable=False),
-        pa.field("call", integer, nullable=False),
-        pa.field("seq", integer, nullable=False),
-        pa.field("rank", pa.int32(), nullable=False),
-        pa.field("world_size", pa.int32(), nullable=False),
-        pa.field("time_ns", integer, nullable=False),
-        pa.field("type", text),
-        pa.field("dtype", text),
-        pa.field("shape", integers),
-        pa.field("shard_shape", integers),
-        pa.field("shard_offsets", integers),
-        pa.field("shard_placements", pa.list_(text)),
-        pa.field("digest", pa.binary()),
-        pa.field("number", real),
-        pa.field("value", pa.binary()),
-        pa.field("payloads", pa.list_(pa.struct([("file", text), ("key", text)]))),
-        pa.field("tags", pa.map_(text, text)),
-        pa.field("missing", pa.bool_(), nullable=False),
-    ]
-    fields += [pa.field(name, integer if name in _COUNTS else real) for name in STATISTICS]
-    fields += [pa.field("first_bin", pa.int32()), pa.field("bins", integers)]
+    text, integers = pa.string(), pa.list_(pa.int64())
+    types: dict[str, Any] = dict.fromkeys(COLUMNS, pa.int64())
+    types |= dict.fromkeys(("name", "kind", "type", "dtype"), text)
+    types |= dict.fromkeys(("rank", "world_size", "first_bin"), pa.int32())
+    types |= dict.fromkeys(("shape", "shard_shape", "shard_offsets", "bins"), integers)
+    types |= dict.fromkeys(("number", *STATISTICS[5:]), pa.float64())
+    types |= {
+        "shard_placements": pa.list_(text),
+        "digest": pa.binary(),
+        "value": pa.binary(),
+        "payloads": pa.list_(pa.struct([("file", text), ("key", text)])),
+        "tags": pa.map_(text, text),
+        "missing": pa.bool_(),
+    }
+    required = {*COLUMNS[:8], "missing"}
+    fields = [pa.field(name, kind, name not in required) for name, kind in types.items()]
     return pa.schema(fields, metadata={METADATA_KEY: json.dumps({"format": VERSION}).encode()})
 
 
@@ -105,28 +94,16 @@ def row_of(
     shard = record.shard
     stats = record.stats
     return (
-        record.name,
-        record.kind.value,
-        record.step,
-        record.call,
-        record.seq,
-        record.rank,
-        record.world_size,
-        record.time_ns,
-        record.type,
-        record.dtype,
-        record.shape,
+        record.name, record.kind.value, record.step, record.call, record.seq, record.rank,
+        record.world_size, record.time_ns, record.type, record.dtype, record.shape,
         shard.global_shape if shard else None,
         shard.offsets if shard else None,
         shard.placements if shard else None,
-        record.digest,
-        number_of(record.value),
-        value,
+        record.digest, number_of(record.value), value,
         [{"file": p.file, "key": p.key} for p in payloads] or None,
-        list(record.tags.items()) or None,
-        missing,
+        list(record.tags.items()) or None, missing,
         *(msgspec.structs.astuple(stats) if stats else _NO_SUMMARY),
-    )
+    )  # fmt: skip
 
 
 def number_of(value: Value) -> float | None:
@@ -184,24 +161,11 @@ def _record(row: dict[str, Any]) -> Record:
     if row.get("count") is not None:
         figures = {name: row[name] for name in STATISTICS}
         stats = Summary(**figures, first_bin=row["first_bin"] or 0, bins=tuple(row["bins"] or ()))
+    name, kind, *integers = (row[column] for column in COLUMNS[:8])
     return Record(
-        row["name"],
-        Kind(row["kind"]),
-        row["step"],
-        row["call"],
-        row["seq"],
-        row["rank"],
-        row["world_size"],
-        row["time_ns"],
-        row["type"] or "",
-        row["dtype"] or "",
-        tuple(row["shape"] or ()),
-        shard,
-        row["digest"],
-        None,
-        stats,
-        dict(row["tags"] or ()),
-    )
+        name, Kind(kind), *integers, row["type"] or "", row["dtype"] or "",
+        tuple(row["shape"] or ()), shard, row["digest"], None, stats, dict(row["tags"] or ()),
+    )  # fmt: skip
 
 
 def decode_value(data: bytes | None, payloads: Sequence[memoryview] = ()) -> Value:

@@ -6,6 +6,7 @@ statistics) and `formats_of` (what tensors would lose in another dtype).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ import msgspec
 import numpy as np
 
 from tensortap.errors import NotFound
+from tensortap.frameworks.view import as_numpy
 from tensortap.patterns import compile_pattern
-from tensortap.record import Kind
-from tensortap.runs.rows import DICT_PREFIX, STATISTICS
+from tensortap.record import Kind, Record, TensorData
+from tensortap.runs.rows import DICT_PREFIX, STATISTICS, number_of
+from tensortap.stats import summarize_array
 from tensortap.stats.formats import Exponents, limits, shares
 from tensortap.table.logframe_schema import KINDS, has_finfo, need_pandas, tensor_type
 from tensortap.table.table import Table, has_tag, table_of
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from tensortap.readers.run import RunReader
 
     Integers = NDArray[np.int64]
 
@@ -157,14 +162,6 @@ def rows_with_statistics(
     return (rows, cells) if first.all() else (rows[first], cells.filter(first))
 
 
-def tensors_without_statistics(table: Table) -> list[tuple[str, int, int]]:
-    """Return name, rank and seq of the tensors that were captured without statistics."""
-    tensors = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[table.dtype]
-    rows = np.flatnonzero(tensors & np.isnan(table.column("count")))
-    keys = zip(table.name[rows], table.rank[rows], table.seq[rows], strict=True)
-    return [(table.names[name], int(rank), int(seq)) for name, rank, seq in keys]
-
-
 def layer_names(table: Table, rows: Integers, cells: pa.Table) -> Any:
     """Return names as people look for them: ``blocks.0.wq``, not ``blocks.0.wq.weight``."""
     import pyarrow.compute as pc
@@ -257,6 +254,29 @@ def _texts(texts: list[str], codes: NDArray[np.int32]) -> Any:
 
 def _codes(kinds: list[str], wanted: Sequence[Kind]) -> list[int]:
     return [kinds.index(kind.value) for kind in wanted if kind.value in kinds]
+
+
+# -- statistics that were not recorded -------------------------------------------------------
+
+
+def complete_table(reader: RunReader) -> Table:
+    """Return the table of a run; compute the statistics that were not recorded."""
+    table = table_of(reader)
+    tensors = np.array([bool(dtype) for dtype in table.dtypes], np.bool_)[table.dtype]
+    rows = np.flatnonzero(tensors & np.isnan(table.column("count")))
+    names = dict.fromkeys(table.names[name] for name in table.name[rows])
+    heads = {(r.rank, r.seq): r for _, records in reader.by_name(names) for r in records}
+    keys = zip(table.rank[rows].tolist(), table.seq[rows].tolist(), strict=True)
+    table.append(_summarized(reader.load(heads[key])) for key in keys)
+    return table
+
+
+def _summarized(record: Record) -> Record:
+    """Return a record with statistics, and with its value only if that is a number."""
+    value, stats = record.value, None
+    with contextlib.suppress(TypeError):  # dates and strings have no statistics
+        stats = summarize_array(as_numpy(value)) if isinstance(value, TensorData) else None
+    return msgspec.structs.replace(record, stats=stats, value=number_of(value))
 
 
 # -- other formats -------------------------------------------------------------------------

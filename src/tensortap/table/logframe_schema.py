@@ -78,7 +78,10 @@ def read_logframe(path: str | Path, *, trust: bool = False) -> pd.DataFrame:
         frame = pd.read_pickle(path)
     else:
         raise TensortapError(f"{path.name}: a LogFrame must be a .parquet, .csv or .pkl file")
-    return _checked(frame, f"{path.name}: ")
+    try:
+        return _normal(frame)
+    except SchemaError as error:
+        raise SchemaError(f"{path.name}: {error}") from None
 
 
 def validate_logframe(frame: pd.DataFrame) -> pd.DataFrame:
@@ -88,7 +91,7 @@ def validate_logframe(frame: pd.DataFrame) -> pd.DataFrame:
     Missing columns get defaults: ``rank`` is 0, and no value was outside the counted range.
     """
     need_pandas("tap.validate_logframe()")
-    return _checked(frame, "")
+    return _normal(frame)
 
 
 def tensor_type(text: str) -> str | None:
@@ -123,17 +126,6 @@ def exponent(label: Hashable) -> int | float:
 
 
 # -- checking ------------------------------------------------------------------------------
-
-
-def _checked(frame: Any, where: str) -> pd.DataFrame:
-    import pandas as pd
-
-    try:
-        return _normal(frame)
-    except SchemaError as error:
-        raise SchemaError(f"{where}{error}") from None
-    except pd.errors.InvalidIndexError as error:
-        raise SchemaError(f"{where}ambiguous columns: {error}") from None
 
 
 def _normal(frame: Any) -> pd.DataFrame:

@@ -1,21 +1,24 @@
 """Where the rows of a table come from: a run, records in memory, a LogFrame.
 
-A source numbers its rows in the order in which it first reported them, and hands out columns of
-them as Arrow tables with the columns of the run format. Dropped records are no rows.
+A source keeps its rows in blocks, in the order in which it first reported them. A block hands out
+columns of its rows as Arrow tables with the columns of the run format. Dropped records are no rows.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
+from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, TensorData
 from tensortap.runs.arrow import column as arrow_column
+from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import COLUMNS, STATISTICS, number_of, row_of, schema
+from tensortap.runs.tables import RankTables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,23 +29,16 @@ if TYPE_CHECKING:
 VALUE = "value"
 """The statistic of records that are single numbers; the column ``number`` of the run format."""
 
+_STATISTICS = [*STATISTICS, VALUE]
 
-class RowSource(Protocol):
-    """Hands out rows of records, column by column."""
 
-    bounded: bool  # whether old rows are evicted: a table then starts over from time to time
-    clipped: bool  # whether exponents outside a range were counted in two columns, below and above
+class RowBlock(Protocol):
+    """Adjacent rows of a table, column by column."""
 
-    def statistics(self) -> list[str]:
-        """Return the names of the numeric columns that may be read."""
-        ...
+    def __len__(self) -> int: ...
 
-    def refresh(self) -> int:
-        """Look for new rows; return the number of all rows."""
-        ...
-
-    def read(self, columns: list[str], start: int = 0) -> Iterator[pa.Table]:
-        """Yield columns of all rows from `start` on, chunk by chunk."""
+    def read(self, columns: list[str], start: int) -> pa.Table:
+        """Return columns of all rows from `start` on."""
         ...
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
@@ -50,41 +46,173 @@ class RowSource(Protocol):
         ...
 
 
+class RowSource(Protocol):
+    """The blocks of a table; new rows come after all others."""
+
+    blocks: Sequence[RowBlock]
+    statistics: list[str]  # the names of the numeric columns
+    bounded: bool  # whether old rows are evicted: a table then starts over from time to time
+    clipped: bool  # whether exponents outside a range were counted in two columns, below and above
+
+    def refresh(self) -> None:
+        """Look for new rows."""
+        ...
+
+
+def read_blocks(
+    blocks: Sequence[RowBlock], columns: list[str], start: int = 0
+) -> Iterator[pa.Table]:
+    """Yield columns of all rows from `start` on, block by block."""
+    for block in blocks:
+        if start < len(block):
+            yield block.read(columns, start)
+        start = max(0, start - len(block))
+
+
+def take_rows(blocks: Sequence[RowBlock], rows: Integers, columns: list[str]) -> pa.Table:
+    """Return columns of ascending rows, which may lie in several blocks."""
+    import pyarrow as pa
+
+    ends = np.cumsum([0, *map(len, blocks)])
+    owner = np.searchsorted(ends, rows, side="right") - 1
+    tables = [
+        blocks[i].take(rows[owner == i] - ends[i], columns) for i in np.unique(owner).tolist()
+    ]
+    if not tables:
+        return _arrow_table([c for c in columns if c in COLUMNS], [], [])
+    return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+
+
+# -- a run ---------------------------------------------------------------------------------
+
+
+class RunSource:
+    """The rows of a run, finished or still being written.
+
+    A row keeps its address (rank, part, number in the part) when the tail of a rank is sealed: the
+    sealed part holds the same rows in the same order.
+    """
+
+    statistics = _STATISTICS
+    bounded = clipped = False
+
+    def __init__(self, reader: RunReader) -> None:
+        self.reader = reader
+        self.blocks: list[_RunBlock] = []
+        self._next: dict[int, tuple[int, int]] = {}  # rank → part and row to read next
+        self._started = False
+        self._sealed: tuple[Any, Any] = (None, None)  # the columns of a part that were read last
+
+    def refresh(self) -> None:
+        if self._started:
+            self.reader.refresh()
+        self._started = True
+        with self.reader.lock:
+            for rank, tables in self.reader.by_rank.items():
+                self.blocks += self._new_blocks(rank, tables)
+
+    def _new_blocks(self, rank: int, tables: RankTables) -> Iterator[_RunBlock]:
+        first, start = self._next.get(rank, (0, 0))
+        for part, size in enumerate(tables.part_sizes()[first:], first):
+            is_sealed = part < len(tables.parts)
+            if size > start:
+                kept = None
+                if not is_sealed or tables.parts[part].contents.missing:
+                    dropped = tables.read_part(part, ["missing"]).column("missing")
+                    kept = _false_rows(dropped.slice(start, size - start))
+                yield _RunBlock(self, rank, part, slice(start, size), kept)
+            start = 0 if is_sealed else size
+            self._next[rank] = part + is_sealed, start
+
+    def read_part(self, rank: int, part: int, columns: list[str]) -> pa.Table:
+        """Return columns of a part, which may have several blocks."""
+        key = rank, part, columns
+        with self.reader.lock:
+            tables = self.reader.by_rank[rank]
+            if part >= len(tables.parts):
+                return tables.read_part(part, columns)
+            if self._sealed[0] != key:
+                self._sealed = key, tables.read_part(part, columns, encode_words=True)
+            return self._sealed[1]
+
+
+class _RunBlock:
+    """Adjacent rows of one part of one rank; `kept` are those that hold a record, None: all."""
+
+    def __init__(
+        self, source: RunSource, rank: int, part: int, rows: slice, kept: Integers | None
+    ) -> None:
+        self._source = source
+        self._part = rank, part
+        self._rows = rows
+        self._kept = kept
+
+    def __len__(self) -> int:
+        return self._rows.stop - self._rows.start if self._kept is None else len(self._kept)
+
+    def read(self, columns: list[str], start: int) -> pa.Table:
+        rows = self._source.read_part(*self._part, columns)[self._rows]
+        if self._kept is not None:
+            rows = rows.take(row_indices(self._kept))
+        return rows.slice(start)
+
+    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
+        rank, part = self._part
+        within = rows if self._kept is None else self._kept[rows]
+        reader = self._source.reader
+        with reader.lock:
+            return reader.by_rank[rank].take(part, self._rows.start + within, columns)
+
+
+def _false_rows(mask: pa.ChunkedArray) -> Integers | None:
+    """Return the positions of the false values, or None if all are."""
+    import pyarrow.compute as pc
+
+    if not pc.any(mask).as_py():
+        return None
+    return numbers(pc.indices_nonzero(pc.invert(mask.combine_chunks())).cast("int64"))
+
+
+# -- records in memory -----------------------------------------------------------------------
+
+
 class RecordSource:
     """Records in memory: a list, a tracker, a live session.
 
-    `new_records` returns the records that came since it was last called. Without `values` only
-    alerts keep their value, so that the table does not hold payloads that a history has evicted.
+    `new_records` gets the number of records so far and returns those that came since. Without
+    `values` only alerts keep their value, so that the table does not hold payloads that a history
+    has evicted.
     """
 
+    statistics = _STATISTICS
     clipped = False
 
     def __init__(
         self,
-        new_records: Callable[[], Iterable[Record]],
+        new_records: Callable[[int], Iterable[Record]],
         *,
         bounded: bool = False,
         values: bool = True,
     ) -> None:
         self.bounded = bounded
+        self.blocks = (self,)
         self._new_records = new_records
         self._values = values
         self._records: list[Record] = []
         self._numbers: list[float | None] = []
 
-    def statistics(self) -> list[str]:
-        return [*STATISTICS, VALUE]
-
-    def refresh(self) -> int:
-        for record in self._new_records():
+    def refresh(self) -> None:
+        for record in self._new_records(len(self._records)):
             self._numbers.append(number_of(record.value))
             if not self._values and record.value is not None and record.kind is not Kind.ALERT:
                 record = msgspec.structs.replace(record, value=None)
             self._records.append(record)
+
+    def __len__(self) -> int:
         return len(self._records)
 
-    def read(self, columns: list[str], start: int = 0) -> Iterator[pa.Table]:
-        yield _arrow_table(columns, self._records[start:], self._numbers[start:])
+    def read(self, columns: list[str], start: int) -> pa.Table:
+        return _arrow_table(columns, self._records[start:], self._numbers[start:])
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         chosen = rows.tolist()
@@ -124,37 +252,7 @@ def _cells(column: str, records: list[Record], numbers: list[float | None]) -> l
     return [row_of(record, None, [])[place] for record in records]
 
 
-class ChainedSource:
-    """The rows of one source, then those of another; neither grows any more."""
-
-    bounded = False
-    clipped = False
-
-    def __init__(self, first: RowSource, second: RowSource) -> None:
-        self._both = first, second
-        self._sizes = first.refresh(), second.refresh()
-
-    def statistics(self) -> list[str]:
-        return self._both[0].statistics()
-
-    def refresh(self) -> int:
-        return sum(self._sizes)
-
-    def read(self, columns: list[str], start: int = 0) -> Iterator[pa.Table]:
-        size = self._sizes[0]
-        if start < size:
-            yield from self._both[0].read(columns, start)
-        yield from self._both[1].read(columns, max(0, start - size))
-
-    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
-        import pyarrow as pa
-
-        size = self._sizes[0]
-        parts = rows[rows < size], rows[rows >= size] - size
-        tables = [
-            source.take(part, columns) for source, part in zip(self._both, parts, strict=True)
-        ]
-        return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+# -- a LogFrame ------------------------------------------------------------------------------
 
 
 class FrameSource:
@@ -164,74 +262,60 @@ class FrameSource:
     clipped = True
 
     def __init__(self, frame: Any) -> None:
-        from tensortap.table.logframe_schema import validate_logframe
+        from tensortap.table.logframe_schema import TOP, validate_logframe
 
-        self._frame = validate_logframe(frame)
+        metadata, statistics, counts = (validate_logframe(frame)[top] for top in TOP)
+        self.blocks = (self,)
+        self.statistics = [str(name) for name in statistics]
+        # Optimiser_State.exp_avg is a kind, and a suffix of the name
+        kinds = metadata["tensor_type"].str.partition(".")
+        names = metadata["name"].where(kinds[2] == "", metadata["name"] + "." + kinds[2])
+        # infinities are counted above the range, and also as what they are
+        infinities = sum(statistics[n] for n in ("posinfs", "neginfs") if n in statistics)
+        self._columns = {
+            **{str(name): column.to_numpy(np.float64) for name, column in statistics.items()},
+            "name": names.to_numpy(),
+            "kind": kinds[0].to_numpy(),
+            **{name: metadata[name].to_numpy() for name in ("dtype", "step", "rank")},
+            "call": np.asarray(metadata.get("call", np.zeros(len(metadata), np.int64))),
+            "seq": np.arange(len(metadata)),
+            "below": counts[-np.inf].to_numpy(np.int64),
+            "above": (counts[np.inf] - infinities).to_numpy(np.int64),
+        }
+        self._counts = counts[[label for label in counts if isinstance(label, int)]]
 
-    def statistics(self) -> list[str]:
-        return [str(name) for name in self._frame["scalar_stats"].columns]
+    def refresh(self) -> None:
+        """Do nothing: the frame was copied."""
 
-    def refresh(self) -> int:
-        return len(self._frame)
+    def __len__(self) -> int:
+        return len(self._counts)
 
-    def read(self, columns: list[str], start: int = 0) -> Iterator[pa.Table]:
-        yield self.take(np.arange(start, len(self._frame)), columns)
+    def read(self, columns: list[str], start: int) -> pa.Table:
+        return self.take(np.arange(start, len(self)), columns)
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         import pyarrow as pa
 
-        return pa.table({name: self._column(name, rows) for name in columns})
+        return pa.table({name: self._cells(name, rows) for name in columns})
 
-    def _column(self, name: str, rows: Integers) -> Any:
+    def _cells(self, name: str, rows: Integers) -> Any:
         import pyarrow as pa
 
-        metadata = self._frame["metadata"]
-        if name in ("step", "rank", "call", "dtype"):
-            return metadata[name].to_numpy()[rows] if name in metadata else np.zeros_like(rows)
-        if name == "seq":
-            return rows
-        if name in ("name", "kind"):
-            return self._names_or_kinds(name, rows)
-        if name in ("first_bin", "bins", "below", "above"):
-            return self._exponents(name, rows)
         if name in ("number", "value", "tags"):  # it has statistics, no values and no tags
             return pa.nulls(len(rows), schema().field(name).type)
-        statistics = self._frame["scalar_stats"]
-        return statistics[{str(c): c for c in statistics.columns}[name]].to_numpy(np.float64)[rows]
-
-    def _names_or_kinds(self, column: str, rows: Integers) -> list[str]:
-        """Split ``Optimiser_State.exp_avg`` into the kind and a suffix of the name."""
-        metadata = self._frame["metadata"].iloc[rows]
-        parts = [text.partition(".")[::2] for text in metadata["tensor_type"]]
-        if column == "kind":
-            return [kind for kind, _ in parts]
-        return [
-            f"{name}.{state}" if state else name
-            for name, (_, state) in zip(metadata["name"], parts, strict=True)
-        ]
-
-    def _exponents(self, column: str, rows: Integers) -> Any:
-        import pyarrow as pa
-
-        counts, statistics = self._frame["exponent_counts"], self._frame["scalar_stats"]
-        if column == "below":
-            return counts[-np.inf].to_numpy(np.int64)[rows]
-        if column == "above":
-            above = counts[np.inf].to_numpy(np.int64)[rows]
-            # infinities are counted here, and also as what they are
-            for name in ("posinfs", "neginfs"):
-                if name in statistics:
-                    above = above - statistics[name].to_numpy()[rows].astype(np.int64)
-            return above
-        labels = [label for label in counts.columns if isinstance(label, int)]
-        low, width = min(labels), max(labels) - min(labels) + 1
-        if column == "first_bin":
+        if name not in ("first_bin", "bins"):
+            return self._columns[name][rows]
+        low, high = min(self._counts), max(self._counts)
+        if name == "first_bin":
             return np.full(len(rows), low)
-        dense = np.zeros((len(rows), width), np.int64)
-        for label in labels:
-            dense[:, label - low] = counts[label].to_numpy(np.int64)[rows]
-        offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(width)
+        dense = np.zeros((len(rows), high - low + 1), np.int64)
+        for exponent, counts in self._counts.items():
+            dense[:, exponent - low] = counts.to_numpy(np.int64)[rows]
+        offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(dense.shape[1])
         return pa.ListArray.from_arrays(offsets, dense.ravel())
+
+
+# -- any origin ------------------------------------------------------------------------------
 
 
 def source_of(origin: Any) -> Callable[[], RowSource]:
@@ -240,52 +324,40 @@ def source_of(origin: Any) -> Callable[[], RowSource]:
     `origin` is a run or its reader, a live session (its server, its history, a view of one in
     another process), a tracker, an iterable of records, or a LogFrame.
     """
-    from tensortap.readers.run import RunReader
-    from tensortap.table.run_source import RunSource
-
     # a run and a view of a live session have a reader, a server has a history
     origin = getattr(origin, "reader", None) or getattr(origin, "history", None) or origin
     if isinstance(origin, RunReader):
         return lambda: RunSource(origin)
     since = getattr(origin, "since", None)
     if since is not None:
-        return lambda: RecordSource(_Follower(since), bounded=True, values=False)
+        return lambda: RecordSource(_following(since), bounded=True, values=False)
     if hasattr(origin, "columns") and hasattr(origin, "attrs"):
         return lambda: FrameSource(origin)
+
+    def unseen(count: int) -> Iterable[Record]:
+        return itertools.islice(getattr(origin, "records", origin), count, None)
+
     records = getattr(origin, "records", origin)
     if not isinstance(records, Iterable) or isinstance(records, (str, bytes)):
         raise TypeError(
             "expected a run (tap.open), a live session (tap.serve), a tracker or a LogFrame, "
             f"got {type(origin).__name__}"
         )
-    return lambda: RecordSource(_Unseen(origin))
+    return lambda: RecordSource(unseen)
 
 
-class _Follower:
-    """Returns the records that a live session received since the last call."""
+def _following(
+    since: Callable[[int], tuple[int, list[Record]]],
+) -> Callable[[int], Iterable[Record]]:
+    """Return what yields the records that a live session received since the last call."""
+    cursor = 0
 
-    def __init__(self, since: Callable[[int], tuple[int, list[Record]]]) -> None:
-        self._since = since
-        self._cursor = 0
-
-    def __call__(self) -> Iterable[Record]:
-        while True:
-            before = self._cursor
-            self._cursor, records = self._since(before)
+    def new_records(_: int) -> Iterable[Record]:
+        nonlocal cursor
+        before = -1
+        while cursor != before:
+            before = cursor
+            cursor, records = since(before)
             yield from records
-            if self._cursor == before:
-                return
 
-
-class _Unseen:
-    """Iterates over all records again and returns those that it has not returned before."""
-
-    def __init__(self, origin: Any) -> None:
-        self._origin = origin
-        self._count = 0
-
-    def __call__(self) -> Iterable[Record]:
-        records = getattr(self._origin, "records", self._origin)
-        for record in itertools.islice(records, self._count, None):
-            self._count += 1
-            yield record
+    return new_records

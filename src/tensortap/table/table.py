@@ -28,7 +28,15 @@ from tensortap.runs.rows import decode_value
 from tensortap.stats.formats import Exponents
 from tensortap.table.columns import GrowingArray, InternedColumn, SeriesIndex, dense_counts
 from tensortap.table.logframe_schema import KINDS
-from tensortap.table.sources import VALUE, ChainedSource, RecordSource, RowSource, source_of
+from tensortap.table.sources import (
+    VALUE,
+    RecordSource,
+    RowBlock,
+    RowSource,
+    read_blocks,
+    source_of,
+    take_rows,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,6 +83,7 @@ class Table:
 
     def _start(self) -> None:
         self._source = self._open_source()
+        self._appended: list[RowBlock] = []
         self._texts = {name: InternedColumn() for name in _TEXTS}
         self._integers = {name: GrowingArray(np.int64) for name in _INTEGERS}
         self._statistics: dict[str, GrowingArray] = {}
@@ -105,22 +114,24 @@ class Table:
             return True
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append records that the source does not have."""
+        """Append records that the source does not have; it must not grow any more."""
+        more = RecordSource(lambda _: records)
+        more.refresh()
         with self.lock:
-            self._source = ChainedSource(self._source, RecordSource(lambda: records))
+            self._appended.append(more)
             self._read_new_rows()
 
     def _read_new_rows(self) -> bool:
         start = len(self)
-        if self._source.refresh() == start:
-            return False
-        for chunk in self._source.read([*_TEXTS, *_INTEGERS], start):
+        if not self._appended:
+            self._source.refresh()
+        for chunk in self.read([*_TEXTS, *_INTEGERS], start):
             for name, texts in self._texts.items():
                 texts.extend(chunk.column(name))
             for name, integers in self._integers.items():
                 integers.extend(numbers(chunk.column(name)))
         self._publish()
-        return True
+        return len(self) > start
 
     def _series(self) -> SeriesIndex:
         self._index.update(self.kind, self.name)
@@ -130,7 +141,7 @@ class Table:
 
     def statistics(self) -> list[str]:
         """Return the numeric columns: ``rm2``, ``max_abs`` …, and ``nonfinite``, a count."""
-        available = self._source.statistics()
+        available = self._source.statistics
         counted = set(_NONFINITE_COUNTS) <= set(available)
         return [*available, NONFINITE] if counted else available
 
@@ -151,7 +162,7 @@ class Table:
             column = self._statistics[statistic]
             name = "number" if statistic in (VALUE, _HAS_NUMBER) else statistic
             if column.size < len(self):
-                for chunk in self._source.read([name], column.size):
+                for chunk in self.read([name], column.size):
                     cells = chunk.column(name)
                     column.extend(_valid(cells) if statistic == _HAS_NUMBER else numbers(cells))
             return column.values[: len(self)]
@@ -177,12 +188,15 @@ class Table:
 
     def read(self, columns: list[str], start: int = 0) -> Iterator[pa.Table]:
         """Yield columns of the run format, of all rows from `start` on, chunk by chunk."""
-        return self._source.read(columns, start)
+        return read_blocks(self._blocks(), columns, start)
+
+    def _blocks(self) -> list[RowBlock]:
+        return [*self._source.blocks, *self._appended]
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         """Return columns of the run format, of the given rows in the given order."""
         order = np.argsort(rows, kind="stable")
-        taken = self._source.take(rows[order], columns)
+        taken = take_rows(self._blocks(), rows[order], columns)
         if (order[1:] > order[:-1]).all():
             return taken
         back = np.empty(len(rows), np.int64)
@@ -259,7 +273,7 @@ class Table:
         """Return the alerts in order of capture."""
         with self.lock:
             rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
-            self._alerts += _alerts(self._source.take(rows[len(self._alerts) :], _ALERT))
+            self._alerts += _alerts(self.take(rows[len(self._alerts) :], _ALERT))
             return [alert for _, alert in sorted(self._alerts, key=lambda each: each[0])]
 
     def without_recomputed(self, rows: Integers) -> Integers:
@@ -288,7 +302,8 @@ class Table:
     ) -> tuple[int, Integers]:
         """Return the lowest exponent and the counts of some rows; see `dense_counts`."""
         order = np.argsort(rows, kind="stable")
-        return dense_counts(self._source.take(rows[order], ["first_bin", "bins"]), order, low, high)
+        bins = take_rows(self._blocks(), rows[order], ["first_bin", "bins"])
+        return dense_counts(bins, order, low, high)
 
     def outside_range(self, rows: Integers) -> tuple[Integers, Integers]:
         """Return how many values of each row lie below and above the counted exponents.
