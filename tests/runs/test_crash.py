@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap.buffers import Pool
+from tensortap.files import CorruptFile
 from tensortap.frameworks import rebuild
 from tensortap.pipeline.ticket import Ticket
 from tensortap.readers.run import RunReader
 from tensortap.runs.folders import make_run
-from tensortap.runs.payloads import CorruptFile
 from tests.readers.test_run import write
 from tests.sinks.test_store import large
 

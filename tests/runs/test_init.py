@@ -280,7 +280,7 @@ def test_any_name_is_stored_inside_the_run(program, tmp_path):
 
 @pytest.mark.attack("path outside a folder")
 def test_rejects_payload_outside_the_run(run):
-    from tensortap.runs.payloads import CorruptFile
+    from tensortap.files import CorruptFile
 
     with pytest.raises(CorruptFile, match="outside"):
         run.reader._payloads.view("../../../../etc/passwd", "x")

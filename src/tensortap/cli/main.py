@@ -23,6 +23,7 @@ from tensortap.cli import (
     view,
 )
 from tensortap.errors import TensortapError
+from tensortap.files import plain
 
 app = typer.Typer(
     name="tensortap",
@@ -58,12 +59,16 @@ def main() -> None:
     """Run a command; exit with 0 for fine, 1 for found or differs, 2 for misuse."""
     try:
         app()
+    except (MemoryError, RecursionError) as error:
+        what = "memory" if isinstance(error, MemoryError) else "depth"
+        print(f"tensortap: this needs more {what} than there is", file=sys.stderr)
+        sys.exit(2)
     except (TensortapError, ValueError, OSError) as error:
         # errors name Python arguments; spell them as options
         words = re.sub(
             r"\b(?:say|pass) (kind|rank)='?(\w+)'?( or rank='all')?", r"pass --\1 \2", str(error)
         )
-        print(f"tensortap: {words}", file=sys.stderr)
+        print(f"tensortap: {plain(words, 2000)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,9 +122,13 @@ def _array(side: ComparedRun, part: RecordPart) -> Any:
 
 def _assembled(side: ComparedRun, parts: list[RecordPart]) -> Any:
     shape = parts[0].record.shard.global_shape  # type: ignore[union-attr]
+    size = math.prod(shape)
+    lacking = size - sum(math.prod(part.record.shape) for part in parts)
+    if lacking > 0:
+        raise Disagreement(f"{lacking:,} of {size:,} elements are in no shard")
     total: Any = None
     filled = np.zeros(shape, np.bool_)
-    owner = np.full(shape, -1, np.int32)
+    owner = np.zeros(shape, np.int32)  # rank + 1; zeros take no memory until they are written
     for part in sorted(parts, key=lambda p: p.record.rank):
         shard = part.record.shard
         if shard is None or shard.global_shape != shape:
@@ -135,17 +140,17 @@ def _assembled(side: ComparedRun, parts: list[RecordPart]) -> Any:
             total = np.zeros(shape, array.dtype)
         at = tuple(
             slice(start, start + size)
-            for start, size in zip(shard.offsets, array.shape, strict=True)
+            for start, size in zip(shard.offsets, array.shape, strict=False)
         )
-        if total[at].shape != array.shape:
+        if not len(shape) == array.ndim == len(shard.offsets) or total[at].shape != array.shape:
             raise Disagreement(f"the shard of rank {part.record.rank} lies outside {list(shape)}")
         before = filled[at]
         if before.any() and total[at][before].tobytes() != array[before].tobytes():
-            other = int(owner[at][before].flat[0])
+            other = int(owner[at][before].flat[0]) - 1
             raise Disagreement(f"the replicas of ranks {other} and {part.record.rank} differ")
         total[at] = array
         filled[at] = True
-        owner[at] = part.record.rank
+        owner[at] = part.record.rank + 1
     if not filled.all():
         lacking = int(filled.size - np.count_nonzero(filled))
         raise Disagreement(f"{lacking:,} of {filled.size:,} elements are in no shard")

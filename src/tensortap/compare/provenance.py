@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from tensortap.files import CorruptFile, read_text
+from tensortap.runs.layout import read_json
 
 # differ in every shell, login or job, and are never the reason
 _IGNORED = (
@@ -70,17 +72,14 @@ def _put(found: dict[str, Any], name: str, a: Any, b: Any) -> None:
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads((path / name).read_text())
-    except (OSError, ValueError):
-        return {}
+    content = read_json(path / name)
     return content if isinstance(content, dict) else {}
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
-    except OSError:
+        return read_text(path, 64 << 20)
+    except (OSError, CorruptFile):
         return ""
 
 

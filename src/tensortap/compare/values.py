@@ -260,10 +260,13 @@ def _plain(value: Any) -> Any:
     """Turn one level of record nodes into the Python objects they stand for."""
     if isinstance(value, Items):
         if value.kind in ("set", "frozenset"):
-            return {rebuild(item) for item in value.items}
+            return rebuild(value)
         return tuple(value.items) if value.kind == "tuple" else list(value.items)
     if isinstance(value, Mapping):
-        return {rebuild(key): item for key, item in value.items}
+        try:
+            return {rebuild(key): item for key, item in value.items}
+        except TypeError as error:
+            raise TensortapError(f"a key of a dict cannot be hashed: {error}") from None
     if isinstance(value, (Number, Blob)):
         return rebuild(value)
     return value

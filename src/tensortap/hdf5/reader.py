@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensortap.errors import NotFound, TensortapError
+from tensortap.files import CorruptFile, open_regular, plain
 from tensortap.hdf5.journal import JournaledFile, read_user_block
 from tensortap.hdf5.rows import import_h5py
 from tensortap.hdf5.values import lists, value_of
 from tensortap.hdf5.writer import path_of
+from tensortap.limits import available_memory, format_size
 
 _TRIES = 20
+_COMPRESSION = 1100  # more than gzip can achieve
+_UNREADABLE = (OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,11 @@ def read_hdf5(path: str | os.PathLike[str], *names: str) -> dict[str, StoredValu
     """
     h5py = import_h5py()
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        stream = open_regular(path)
     except FileNotFoundError:
         raise NotFound(f"no such file: {os.fspath(path)}") from None
-    try:
+    with stream:
+        fd = stream.fileno()
         for attempt in range(_TRIES):
             before = read_user_block(fd)
             if before is None:
@@ -52,15 +57,16 @@ def read_hdf5(path: str | os.PathLike[str], *names: str) -> dict[str, StoredValu
             try:
                 with h5py.File(JournaledFile(fd, writing=False), "r") as file:
                     found = _read(file, names, os.fspath(path))
-            except (OSError, RuntimeError, KeyError):
+            except TensortapError:
+                raise
+            except _UNREADABLE as error:
                 if read_user_block(fd) == before:
-                    raise
+                    reason = plain(str(error), 200) or type(error).__name__
+                    raise CorruptFile(f"{os.fspath(path)} cannot be read: {reason}") from None
             else:
                 if read_user_block(fd) == before:
                     return found
             time.sleep(0.001 * 2 ** min(attempt, 7))  # it was changed meanwhile
-    finally:
-        os.close(fd)
     raise TensortapError(f"{os.fspath(path)} changes faster than it can be read: read a copy of it")
 
 
@@ -70,7 +76,33 @@ def _read(file: Any, names: tuple[str, ...], where: str) -> dict[str, StoredValu
         if name not in links:
             known = ", ".join(sorted(links)) or "nothing"
             raise NotFound(f"no {name!r} in {where}; it contains {known}")
-    return {path: _stored(file[links[path]]) for path in names or links}
+    return {path: _stored(_group(file, links[path])) for path in names or links}
+
+
+def _group(file: Any, link: str) -> Any:
+    """Return a group after checking that all its data are in this file.
+
+    HDF5 reads any other file that a link or a dataset names.
+    """
+    h5py = import_h5py()
+    largest = min(available_memory(), _COMPRESSION * file.id.get_filesize() + (1 << 20))
+
+    def inside(parent: Any, name: str, kind: type) -> Any:
+        found = parent[name] if isinstance(parent.get(name, getlink=True), h5py.HardLink) else None
+        if not isinstance(found, kind):
+            raise CorruptFile(f"{plain(name)!r} is a link, or not a {kind.__name__.lower()}")
+        return found
+
+    group = inside(file, link, h5py.Group)
+    size = 0
+    for name in group:
+        data = inside(group, name, h5py.Dataset)
+        if data.external or data.is_virtual:
+            raise CorruptFile(f"{plain(link)}/{plain(name)} has its data in another file")
+        size += data.size * data.dtype.itemsize
+    if size > largest:
+        raise CorruptFile(f"{plain(link)} claims {format_size(size)}, which cannot be")
+    return group
 
 
 def _stored(group: Any) -> StoredValues:

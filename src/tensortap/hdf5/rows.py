@@ -236,7 +236,8 @@ class PathGroup:
 
     def extend(self, values: Sequence[Any], columns: Sequence[Mapping[str, Any]]) -> None:
         """Append values, which `check` has accepted, with their columns."""
-        {"padded": self._pad, "ragged": self._join, "texts": self._write}[self._kind](values)
+        store = self._pad if self._kind == "padded" else self._join
+        store(values) if self._kind != "texts" else self._write(values)
         for name, rows in self._columns.items():
             rows.extend_later([each[name] for each in columns])
 

@@ -185,7 +185,8 @@ def integers(item: Any, dtype: str) -> Array:
     shape = np.max([part.shape for part in parts], axis=0) if parts else ()
     array = np.full((len(parts), *shape), -1, dtype)
     for i, part in enumerate(parts):
-        array[(i, *map(slice, part.shape))] = part
+        corner: Any = (i, *map(slice, part.shape))
+        array[corner] = part
     return array
 
 

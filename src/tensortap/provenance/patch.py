@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tensortap.errors import TensortapError
+from tensortap.files import restrict
 from tensortap.limits import format_size, parse_size
 from tensortap.provenance.gitcmd import Git, GitFailed
 from tensortap.provenance.pace import Pace
@@ -68,6 +69,7 @@ def write_patch(
     """
     untracked = _choose_untracked(git, limit, skip)
     with file.open("wb") as out, tempfile.TemporaryDirectory(prefix="tensortap-git-") as scratch:
+        restrict(file)
         environ = None
         if untracked.included:
             environ = _copy_index(git, Path(scratch))

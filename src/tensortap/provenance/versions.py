@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from tensortap.files import restrict
 from tensortap.limits import format_size, parse_size
 from tensortap.provenance.pace import Pace
 
@@ -106,6 +107,7 @@ def _copy(source: Path, target: Path) -> None:
     partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.copyfile(source, partial)
+        restrict(partial)
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
@@ -115,6 +117,7 @@ def _write_json(target: Path, info: Mapping[str, Any], pace: Pace) -> None:
     partial = target.with_name(f".{target.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as out:
+            restrict(partial)
             for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(info):
                 out.write(piece)
                 pace()

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensortap.files import CorruptFile
 from tensortap.pipeline.receipt import Receipt, read_receipt
 from tensortap.readers.mirror import Mirror, is_url
 from tensortap.record import Kind, Record, Value
 from tensortap.runs import layout
 from tensortap.runs.arrow import column, scalar
-from tensortap.runs.payloads import CorruptFile, PayloadFiles
+from tensortap.runs.payloads import PayloadFiles
 from tensortap.runs.rows import HEAD_COLUMNS, decode_value, records_of, schema
 from tensortap.runs.tables import TAIL, RankTables, Unit
 from tensortap.select import fits
@@ -198,7 +199,9 @@ class RunReader:
                 )
                 found += [(r, counts[rank][r.name, r.kind.value]) for r in records]
         order = {name: i for i, name in enumerate(self.names())}
-        return sorted(found, key=lambda each: (order[each[0].name], each[0].seq, each[0].rank))
+        return sorted(
+            found, key=lambda each: (order.get(each[0].name, 0), each[0].seq, each[0].rank)
+        )
 
     def _units(self) -> Iterator[tuple[RankTables, Unit]]:
         for tables in self.by_rank.values():

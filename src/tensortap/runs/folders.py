@@ -16,6 +16,7 @@ import msgspec
 
 from tensortap._version import __version__
 from tensortap.errors import TensortapError
+from tensortap.files import folder_mode
 from tensortap.runs import layout
 
 log = logging.getLogger("tensortap")
@@ -63,7 +64,7 @@ def make_run(base: Path, world_size: int) -> Path:
     while True:
         run = base / (stem if number == 1 else f"{stem}_{number}")
         try:
-            run.mkdir()
+            run.mkdir(mode=folder_mode())
             break
         except FileExistsError:
             number += 1
@@ -91,7 +92,7 @@ def _make_folder(folder: Path, base: Path) -> None:
 def end_run(run: Path, world_size: int | None = None) -> None:
     """Note in run.json that the run has ended."""
     # a full disk, or a run that the user has removed, is no reason to stop training
-    with contextlib.suppress(OSError, layout.NotARun):
+    with contextlib.suppress(OSError, TensortapError):
         info = layout.read_info(run)
         ended = datetime.now().astimezone().isoformat()
         done = msgspec.structs.replace(info, ended=ended, world_size=world_size or info.world_size)

@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 
 from tensortap.errors import TensortapError
+from tensortap.files import CorruptFile, file_mode, plain, read_text
 
 VERSION = 1
+_LARGEST_JSON = 64 << 20  # bytes
+_LARGEST_INFO = 1 << 20  # bytes of run.json
 RUN_FILE = "run.json"
 TAIL = "tail.arrows"
 _RANK = re.compile(r"\d{5,}")
@@ -71,35 +74,40 @@ def ranks_of(run: Path) -> list[int]:
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file atomically: a reader sees the old content or the new one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode()), "w") as out:
+        out.write(text)
     draft.replace(path)
 
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file, or None if it does not exist or is damaged."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        return json.loads(path.read_text())
+    with contextlib.suppress(OSError, ValueError, RecursionError, CorruptFile):
+        return json.loads(read_text(path, _LARGEST_JSON))
     return None
 
 
 def read_info(run: Path) -> RunInfo:
     """Return the content of run.json; raise NotARun if this version cannot read the run."""
     try:
-        text = (run / RUN_FILE).read_bytes()
+        text = read_text(run / RUN_FILE, _LARGEST_INFO)
     except (FileNotFoundError, NotADirectoryError):
         runs = sorted(path.parent.name for path in run.glob(f"*/{RUN_FILE}"))
         hint = f"; it contains {len(runs):,} runs, the latest is {run / runs[-1]}" if runs else ""
         raise NotARun(f"{run} is not a run: it has no {RUN_FILE}{hint}") from None
     try:
         version = json.loads(text)["format"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise NotARun(f"{run / RUN_FILE} is damaged and cannot be read") from None
     if not isinstance(version, int) or version > VERSION:
         raise NotARun(
-            f"{run} has format {version}, but this tensortap reads only up to {VERSION}: "
-            "upgrade tensortap"
+            f"{run} has format {plain(str(version), 20)}, but this tensortap reads only up to "
+            f"{VERSION}: upgrade tensortap"
         )
     try:
-        return msgspec.json.decode(text, type=RunInfo)
+        info = msgspec.json.decode(text, type=RunInfo)
     except msgspec.MsgspecError as error:
-        raise NotARun(f"{run / RUN_FILE} cannot be read: {error}") from None
+        raise NotARun(f"{run / RUN_FILE} cannot be read: {plain(str(error))}") from None
+    texts = ((name, getattr(info, name)) for name in RunInfo.__struct_fields__)
+    shown = {name: plain(text) for name, text in texts if isinstance(text, str)}
+    return msgspec.structs.replace(info, **shown)

@@ -6,6 +6,7 @@ Reading never runs code from a file, unless the caller trusts it: `.pt` is read 
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from typing import Any, NamedTuple
 
 from tensortap.dtypes import DTYPES, numpy_dtype
 from tensortap.errors import NotFound, TensortapError
+from tensortap.files import CorruptFile, check_regular, open_regular, plain
 from tensortap.frameworks import describe
 from tensortap.frameworks.registry import framework_named
 from tensortap.frameworks.view import array_of
+from tensortap.limits import available_memory
 from tensortap.runs import pickles
 from tensortap.runs.payloads import TensorReader
 from tensortap.runs.pickles import UntrustedFile
@@ -93,8 +96,8 @@ def suffixes() -> set[str]:
 def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
     """Return the object in a file; a pickle of unknown classes only if the file is trusted.
 
-    With `mapped`, tensors are read-only and stay in the file if its format allows that, so that
-    they may be larger than memory.
+    With `mapped`, tensors are read-only. Those of a file that would fill half of the free memory
+    stay in it if its format allows that; shortening such a file then ends this process.
     """
     known = (*_formats, *_BUILT_IN, _TENSORS, _PICKLE)
     form = next((form for form in known if path.name.endswith(form.suffix)), None)
@@ -102,14 +105,18 @@ def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
         formats = ", ".join(sorted(suffixes()))
         raise TensortapError(f"{path.name}: unknown suffix; the formats are {formats}")
     try:
-        return form.load(path, trust, mapped)
-    except (TensortapError, MemoryError):
+        check_regular(path)
+        too_large = path.stat().st_size > available_memory() // 2
+        return form.load(path, trust, mapped and (too_large or form is _TENSORS))
+    except TensortapError:
         raise
+    except MemoryError:
+        raise TensortapError(f"{path} needs more memory than there is") from None
     except FileNotFoundError:
         raise NotFound(f"no such file: {path}") from None
     except Exception as error:
         # a damaged file may cause anything: EOFError, KeyError, struct.error …
-        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        reason = plain(str(error).partition("\n")[0], 200) or type(error).__name__
         raise TensortapError(f"{path} cannot be read, it may be damaged: {reason}") from error
 
 
@@ -131,7 +138,7 @@ def _load_torch(path: Path, trust: bool, mapped: bool) -> Any:
     except pickle.UnpicklingError as error:
         raise UntrustedFile(
             f"{path.name} holds more than tensors and may run code when read: "
-            f"pass trust=True if you trust it ({str(error).splitlines()[0][:120]})"
+            f"pass trust=True if you trust it ({plain(str(error).splitlines()[0], 120)})"
         ) from None
 
 
@@ -151,6 +158,7 @@ def _save_numpy(obj: Any, path: Path) -> None:
 def _load_numpy(path: Path, trust: bool, mapped: bool) -> Any:
     import numpy
 
+    _check_size(path)
     try:
         array = numpy.load(path, allow_pickle=trust, mmap_mode="r" if mapped else None)
     except ValueError as error:
@@ -168,6 +176,18 @@ def _load_numpy(path: Path, trust: bool, mapped: bool) -> Any:
     return array
 
 
+def _check_size(path: Path) -> None:
+    """Raise if a file is shorter than its header says: NumPy allocates memory first."""
+    from numpy.lib import format as npy
+
+    with open_regular(path) as stream:
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(stream)
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > path.stat().st_size:
+            raise CorruptFile(f"{path} is truncated: it has not all of its {plain(str(shape))}")
+
+
 def _is_extension(name: str) -> bool:
     """Return whether NumPy has a dtype from ml_dtypes only."""
     return name in DTYPES and DTYPES[name].numpy not in ("", name)
@@ -176,8 +196,6 @@ def _is_extension(name: str) -> bool:
 def _load_tensors(path: Path, trust: bool, mapped: bool) -> Any:
     from tensortap.frameworks.numpy.adapter import build
 
-    if not path.exists():
-        raise FileNotFoundError(path)
     tensors = TensorReader(path).tensors()
     return tensors if mapped else {name: build(tensor) for name, tensor in tensors.items()}
 
@@ -192,7 +210,7 @@ def _save_pickle(obj: Any, path: Path) -> None:
 
 
 def _load_pickle(path: Path, trust: bool, mapped: bool) -> Any:
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         if trust:
             return pickle.load(stream)  # noqa: S301  the caller trusts it
         return pickles.load(stream, path.name)

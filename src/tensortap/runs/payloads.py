@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tensortap.dtypes import DTYPES, itemsize
-from tensortap.errors import TensortapError
+from tensortap.files import CorruptFile, file_mode, open_regular, plain
+from tensortap.limits import format_size
 from tensortap.record import TensorData
 
 _HEADER = 64 << 10  # bytes reserved for the header: enough for some hundred tensors
 _LENGTH = 8  # bytes of the header's length
 _MAX_DIMENSIONS = 64
+_LARGEST_HEADER = 100 << 20  # bytes, as in safetensors itself
 _OPEN_FILES = 64
 
 _DTYPES = {row.safetensors: row.name for row in DTYPES.values() if row.safetensors}
@@ -29,10 +31,6 @@ _DTYPES = {row.safetensors: row.name for row in DTYPES.values() if row.safetenso
 # Dtypes that safetensors lacks are stored as bytes, with their name in the row of the table. So is
 # F8_E8M0, which older releases of safetensors cannot read.
 _NAMES = {name: spelling for spelling, name in _DTYPES.items() if spelling != "F8_E8M0"}
-
-
-class CorruptFile(TensortapError):
-    """A file of a run, or a safetensors file, that cannot be read."""
 
 
 def tensor_nbytes(dtype: str, shape: Sequence[int]) -> int:
@@ -55,7 +53,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._draft = path.with_name(path.name + ".part")
-        self._fd = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._fd = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode())
         self._entries: dict[str, Any] = {}
         self._entry_nbytes = 64
         self.nbytes = 0
@@ -137,52 +135,84 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+class FilePayload:
+    """Bytes in a file, which are read when they are used: a mapping would die with the file."""
+
+    def __init__(self, file: TensorReader, start: int, nbytes: int) -> None:
+        self._file = file
+        self._start = start
+        self.nbytes = nbytes
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes, read-only."""
+        import numpy as np
+
+        try:
+            data: Any = np.empty(self.nbytes, np.uint8)  # large memory comes as few large pages
+        except MemoryError:
+            size = format_size(self.nbytes)
+            path = self._file.path
+            raise CorruptFile(f"{path}: a tensor of {size} does not fit in memory") from None
+        rest, start = memoryview(data), self._start
+        while rest.nbytes:
+            count = os.preadv(self._file.fd, [rest], start)
+            if not count:
+                raise CorruptFile(f"{self._file.path} is truncated: it has become shorter")
+            rest, start = rest[count:], start + count
+        return memoryview(data).toreadonly()
+
+
 class TensorReader:
-    """A safetensors file, mapped into memory."""
+    """A safetensors file, whose tensors are read when they are used."""
 
     def __init__(self, path: Path) -> None:
         try:
-            with path.open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
+            with open_regular(path) as stream:
+                self._size = os.fstat(stream.fileno()).st_size
                 length = int.from_bytes(stream.read(_LENGTH), "little")
-                if size < _LENGTH or length > size - _LENGTH:
+                if self._size < _LENGTH or length > self._size - _LENGTH:
                     raise CorruptFile(f"{path} is truncated: its header is incomplete")
+                if length > _LARGEST_HEADER:
+                    raise CorruptFile(f"{path} is not a safetensors file: its header is too large")
                 entries = json.loads(stream.read(length))
-                self.memory = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
+                self.fd = os.dup(stream.fileno())
+                weakref.finalize(self, os.close, self.fd)
         except FileNotFoundError:
             raise CorruptFile(f"{path} is missing: the run was copied without it") from None
-        except ValueError as error:
-            raise CorruptFile(f"{path} is not a safetensors file: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise CorruptFile(f"{path} is not a safetensors file: {plain(str(error))}") from None
         if not isinstance(entries, dict):
             raise CorruptFile(f"{path} is not a safetensors file: its header is not an object")
         self.path = path
         self._start = _LENGTH + length
         self._entries = entries
 
-    def view(self, key: str) -> memoryview:
+    def payload(self, key: str) -> FilePayload:
         """Return the bytes of a tensor, as they are in the file."""
         try:
             begin, end = self._entries[key]["data_offsets"]
             if not (isinstance(begin, int) and isinstance(end, int)):
                 raise TypeError
         except (KeyError, TypeError, ValueError):
-            raise CorruptFile(f"{self.path} has no tensor {key!r}") from None
-        start, limit = self._start, len(self.memory)
-        if not 0 <= begin <= end <= limit - start:
-            raise CorruptFile(f"{self.path} is truncated: {key!r} is incomplete")
-        return memoryview(self.memory)[start + begin : start + end]
+            raise CorruptFile(f"{self.path} has no tensor {plain(repr(key))}") from None
+        if not 0 <= begin <= end <= self._size - self._start:
+            raise CorruptFile(f"{self.path} is truncated: {plain(repr(key))} is incomplete")
+        return FilePayload(self, self._start + begin, end - begin)
 
     def tensors(self) -> dict[str, TensorData]:
-        """Return all tensors of the file, over its mapped bytes, without padding."""
+        """Return all tensors of the file, without padding; their bytes are read on demand."""
         found = {}
         for key, entry in self._entries.items():
             if key == "__metadata__" or key.startswith("__pad_"):
                 continue
-            data = self.view(key)
+            data = self.payload(key)
             name, shape = entry.get("dtype"), entry.get("shape")
-            dtype = _DTYPES.get(name)
+            dtype = _DTYPES.get(name) if isinstance(name, str) else None
             if dtype is None:
-                raise CorruptFile(f"{self.path}: {key!r} has the unknown dtype {str(name)[:40]}")
+                raise CorruptFile(
+                    f"{self.path}: {key!r} has the unknown dtype {plain(str(name), 40)}"
+                )
             if not isinstance(shape, list) or tensor_nbytes(dtype, shape) != data.nbytes:
                 raise CorruptFile(
                     f"{self.path}: {key!r} is a {dtype} of shape {str(shape)[:80]}, "
@@ -193,7 +223,7 @@ class TensorReader:
 
 
 class PayloadFiles:
-    """The payload files of a run; the files used last stay mapped.
+    """The payload files of a run; the files used last stay open.
 
     `fetch` is called with the path of a file in the run before it is opened.
     """
@@ -205,6 +235,8 @@ class PayloadFiles:
 
     def view(self, file: str, key: str) -> memoryview:
         """Return the bytes of one payload."""
+        if not isinstance(file, str):
+            raise CorruptFile(f"{self._folder.parent} refers to a payload without a file")
         reader = self._files.get(file)
         if reader is None:
             path = (self._folder / file).resolve()
@@ -215,4 +247,4 @@ class PayloadFiles:
             if len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files)))
             reader = self._files[file] = TensorReader(path)
-        return reader.view(key)
+        return reader.payload(key).view

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensortap.files import CorruptFile, plain
 from tensortap.record import Kind, Record, Shard, Summary, TensorData, Value
 from tensortap.runs.arrow import column
 from tensortap.runs.layout import VERSION
-from tensortap.runs.payloads import CorruptFile, tensor_nbytes
+from tensortap.runs.payloads import tensor_nbytes
 from tensortap.values import map_leaves
 
 if TYPE_CHECKING:
@@ -160,11 +161,14 @@ def _record(row: dict[str, Any]) -> Record:
         )
     if row.get("count") is not None:
         figures = {name: row[name] for name in STATISTICS}
+        if None in figures.values():
+            raise CorruptFile("a record has only some of the statistics: the run is damaged")
         stats = Summary(**figures, first_bin=row["first_bin"] or 0, bins=tuple(row["bins"] or ()))
-    name, kind, *integers = (row[column] for column in COLUMNS[:8])
+    name, kind, step, call, seq, rank, size, time_ns = (row[column] for column in COLUMNS[:8])
     return Record(
-        name, Kind(kind), *integers, row["type"] or "", row["dtype"] or "",
-        tuple(row["shape"] or ()), shard, row["digest"], None, stats, dict(row["tags"] or ()),
+        name, Kind(kind), step, call, seq, rank, size, time_ns, row["type"] or "",
+        row["dtype"] or "", tuple(row["shape"] or ()), shard, row["digest"], None, stats,
+        dict(row["tags"] or ()),
     )  # fmt: skip
 
 
@@ -172,18 +176,28 @@ def decode_value(data: bytes | None, payloads: Sequence[memoryview] = ()) -> Val
     """Return the value of a value cell; its large tensors refer to `payloads` by index."""
     if data is None:
         return None
-    value: Value = _decode_value.decode(data)
+    try:
+        value: Value = _decode_value.decode(data)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise CorruptFile(f"a value of the run cannot be read: {plain(str(error))}") from None
 
     def fill(leaf: Value) -> Value:
-        if not isinstance(leaf, TensorData) or type(leaf.data) is bytes:
+        if not isinstance(leaf, TensorData):
+            return leaf
+        if type(leaf.data) is bytes:
+            check(leaf, len(leaf.data))
             return leaf
         if not (type(leaf.data) is int and 0 <= leaf.data < len(payloads)):
-            raise CorruptFile(f"a {leaf.dtype} tensor refers to a payload that is not in its row")
-        view = payloads[leaf.data]
-        if tensor_nbytes(leaf.dtype, leaf.shape) != view.nbytes:
             raise CorruptFile(
-                f"a {leaf.dtype} tensor of shape {leaf.shape[:8]} has {view.nbytes} bytes"
+                f"a {plain(leaf.dtype)} tensor refers to a payload that is not in its row"
             )
+        view = payloads[leaf.data]
+        check(leaf, view.nbytes)
         return TensorData(leaf.framework, leaf.dtype, leaf.shape, view)
 
-    return map_leaves(fill, value) if payloads else value
+    def check(leaf: TensorData, nbytes: int) -> None:
+        if tensor_nbytes(leaf.dtype, leaf.shape) != nbytes:
+            shape = plain(str(leaf.shape), 80)
+            raise CorruptFile(f"a {plain(leaf.dtype)} tensor of shape {shape} has {nbytes} bytes")
+
+    return map_leaves(fill, value)

@@ -11,16 +11,19 @@ import collections
 import contextlib
 import json
 import os
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from tensortap.files import CorruptFile, check_regular, file_mode, open_regular, plain, restrict
+from tensortap.record import Kind
 from tensortap.runs import layout
-from tensortap.runs.arrow import row_indices
-from tensortap.runs.payloads import CorruptFile, sync_folder, write_all
-from tensortap.runs.rows import METADATA_KEY, schema
+from tensortap.runs.arrow import numbers, row_indices
+from tensortap.runs.payloads import sync_folder, write_all
+from tensortap.runs.rows import COLUMNS, METADATA_KEY, schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +35,9 @@ Unit = tuple[int, int]
 TAIL: Unit = (-1, 0)
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
+_REQUIRED = (*COLUMNS[:8], "missing")
+_KINDS = frozenset(kind.value for kind in Kind)
+_EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -50,6 +56,7 @@ class PartFile(NamedTuple):
     """A sealed part: its contents, and the range of steps in each of its row groups."""
 
     path: Path
+    rank: int
     contents: Contents
     footer: Any
     steps: list[tuple[int, int]]
@@ -90,11 +97,12 @@ def seal(tail: Path, part: Path, number: int, *, durable: bool) -> None:
 
     draft = part.with_name(part.name + ".part")
     with (
-        pa.memory_map(str(tail)) as source,
-        pa.ipc.open_stream(source) as batches,
+        pa.ipc.open_stream(tail.read_bytes()) as batches,
         pq.ParquetWriter(draft, schema(), compression="zstd") as writer,
     ):
-        table = batches.read_all()  # mapped, not copied
+        restrict(draft)
+        table = batches.read_all()
+        table.validate(full=True)  # a damaged file must not end the training
         for start in range(0, table.num_rows, ROW_GROUP):
             writer.write_table(table.slice(start, ROW_GROUP))
         writer.add_key_value_metadata(metadata(number, _contents(table)))
@@ -151,7 +159,7 @@ class TailFile:
 
     def __init__(self, path: Path, schema: Any) -> None:
         draft = path.with_name(path.name + ".part")
-        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode())
         self.nbytes = 0
         self.append(schema)
         draft.rename(path)
@@ -190,7 +198,7 @@ class RankTables:
         self._read_tail()
         # after the tail, so that a tail that is sealed in the meantime is found as a part
         for path in sorted(self._folder.glob("*.parquet"))[len(self.parts) :]:
-            self.parts.append(_read_part_file(path))
+            self.parts.append(_read_part_file(path, self.rank))
         if self._tail_part < len(self.parts):
             self.tail = []
 
@@ -199,8 +207,9 @@ class RankTables:
 
         path = self._folder / layout.TAIL
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
+                _check_columns(path, columns)
                 part = int(_read_metadata(columns.metadata).get("part", 0))
                 if part == self._tail_part:
                     stream.seek(self._tail_offset)
@@ -209,7 +218,7 @@ class RankTables:
                 self._read_batches(stream, columns)
         except FileNotFoundError:
             self.tail, self._tail_part = [], -1
-        except (pa.ArrowInvalid, EOFError):  # even the schema is incomplete
+        except _unreadable():  # even the schema is incomplete
             self.tail, self._tail_part = [], -1
             self.truncated = path.stat().st_size
 
@@ -220,8 +229,11 @@ class RankTables:
         while self._tail_offset < size:
             try:
                 message = pa.ipc.read_message(stream)
-                self.tail.append(pa.ipc.read_record_batch(message, columns))
-            except (pa.ArrowInvalid, EOFError, OSError, ValueError):
+                if _is_compressed(message):
+                    break  # tensortap writes none, and a small one may fill the memory
+                batch = pa.ipc.read_record_batch(message, columns)
+                self.tail.append(_validated(batch, self.rank))
+            except _unreadable():
                 break
             self._tail_offset = stream.tell()
         self.truncated = max(0, size - self._tail_offset)
@@ -311,33 +323,89 @@ def _read_parquet(
     words: list[str] | None = None,
     group: int | None = None,
 ) -> pa.Table:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(
-            part.path, metadata=part.footer, memory_map=True, read_dictionary=words
-        ) as file:
+        with pq.ParquetFile(part.path, metadata=part.footer, read_dictionary=words) as file:
             if group is None:
-                return file.read(columns=columns)
-            return file.read_row_group(group, columns=columns, use_threads=False)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorruptFile(f"{part.path} cannot be read: {error}") from None
+                return _validated(file.read(columns=columns), part.rank)
+            table = file.read_row_group(group, columns=columns, use_threads=False)
+            return _validated(table, part.rank)
+    except _unreadable() as error:
+        raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
 
 
-def _read_part_file(path: Path) -> PartFile:
-    import pyarrow as pa
+def _read_part_file(path: Path, rank: int) -> PartFile:
     import pyarrow.parquet as pq
 
     try:
+        check_regular(path)
         footer = pq.read_metadata(path)
+        _check_columns(path, footer.schema.to_arrow_schema())
         contents = msgspec.convert(_read_metadata(footer.metadata)["contents"], Contents)
         column = footer.schema.names.index("step")
         groups = [footer.row_group(i).column(column) for i in range(footer.num_row_groups)]
         ranges = [group.statistics for group in groups]
         steps = [(r.min, r.max) if r and r.has_min_max else _ANY_STEP for r in ranges]
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorruptFile(f"{path} cannot be read: {error}") from None
-    except (KeyError, ValueError, msgspec.ValidationError):
+    except (KeyError, msgspec.ValidationError):
         raise CorruptFile(f"{path} is not a table of a run: its metadata is missing") from None
-    return PartFile(path, contents, footer, steps)
+    except _unreadable() as error:
+        raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
+    if footer.num_rows != contents.rows:
+        raise CorruptFile(f"{path} has {footer.num_rows} rows, not {contents.rows} as it says")
+    return PartFile(path, rank, contents, footer, steps)
+
+
+# -- files from strangers --------------------------------------------------------------------
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """Return the errors that pyarrow raises for damaged files."""
+    import pyarrow as pa
+
+    return (pa.ArrowException, EOFError, OSError, ValueError, TypeError, MemoryError)
+
+
+def _check_columns(path: Path, found: pa.Schema) -> None:
+    """Raise CorruptFile unless a table has the columns of the format."""
+    for field in schema():
+        if found.get_field_index(field.name) < 0 or found.field(field.name).type != field.type:
+            raise CorruptFile(f"{path} is not a table of a run: its column {field.name} is missing")
+
+
+def _validated(rows: Any, rank: int) -> Any:
+    """Return rows after checking each of their bytes: Arrow trusts offsets and would crash."""
+    import pyarrow.compute as pc
+
+    rows.validate(full=True)
+    names = rows.schema.names
+    for name in _REQUIRED:
+        if name in names and rows.column(name).null_count:
+            raise ValueError(f"the column {name} has empty cells")
+    if "rank" in names and (numbers(rows.column("rank")) != rank).any():
+        raise ValueError(f"it has rows of other ranks than {rank}")
+    if "kind" in names and not _KINDS.issuperset(rows.column("kind").unique().to_pylist()):
+        raise ValueError("it has records of unknown kinds")
+    if "first_bin" in names and "bins" in names:
+        first = np.nan_to_num(numbers(rows.column("first_bin")))
+        last = first + np.nan_to_num(numbers(pc.list_value_length(rows.column("bins"))))
+        if (first < -_EXPONENTS).any() or (last > _EXPONENTS).any():
+            raise ValueError("it counts exponents that no number has")
+    return rows
+
+
+def _is_compressed(message: pa.Message) -> bool:
+    """Return whether the body of a record batch is compressed, as its flatbuffer says."""
+    data = message.metadata.to_pybytes()
+
+    def field(table: int, number: int) -> int:
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        (size,) = struct.unpack_from("<H", data, vtable)
+        if 4 + 2 * number >= size:
+            return 0
+        (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number)
+        return table + int(offset) if offset else 0
+
+    header = field(struct.unpack_from("<I", data)[0], 2)
+    batch = header + int(struct.unpack_from("<I", data, header)[0])
+    return field(batch, 3) != 0

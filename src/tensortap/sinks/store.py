@@ -19,6 +19,7 @@ import msgspec
 
 from tensortap import frameworks
 from tensortap.buffers import view_of
+from tensortap.files import folder_mode
 from tensortap.pipeline.ledger import ERROR, Entry, Ledger
 from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
@@ -55,8 +56,9 @@ class StoreSink(Sink):
         self.durable = durable
         self._records = layout.records_folder(run, rank)
         self._tensors = layout.tensors_folder(run, rank)
-        self._records.mkdir(parents=True, exist_ok=True)
-        self._tensors.mkdir(parents=True, exist_ok=True)
+        for folder in (self._records, self._tensors):
+            folder.parent.mkdir(mode=folder_mode(), parents=True, exist_ok=True)
+            folder.mkdir(mode=folder_mode(), exist_ok=True)
         self._schema = rows.schema()
         tables.prepare_to_seal()
         self._file: TensorFile | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from tensortap import frameworks as arrays
 from tensortap import ranks
+from tensortap.files import restrict
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.queue import write_to
 from tensortap.record import Kind, Record
@@ -68,6 +69,7 @@ def write_file(obj: Any, name: str, run: OpenRun) -> Path:
     draft = run.path / f".{os.getpid()}-{time.monotonic_ns()}{form.suffix}"
     try:
         form.save(obj, draft)
+        restrict(draft)
         stem = file_name(name)
         # start at the last number: otherwise each file would test the names of all before it
         key = (run.path, f"{stem}{rank}{form.suffix}")

@@ -98,7 +98,7 @@ class RunSource:
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
-        self.blocks: list[_RunBlock] = []
+        self.blocks: Sequence[RowBlock] = []
         self._next: dict[int, tuple[int, int]] = {}  # rank → part and row to read next
         self._started = False
         self._sealed: tuple[Any, Any] = (None, None)  # the columns of a part that were read last
@@ -109,7 +109,7 @@ class RunSource:
         self._started = True
         with self.reader.lock:
             for rank, tables in self.reader.by_rank.items():
-                self.blocks += self._new_blocks(rank, tables)
+                self.blocks = [*self.blocks, *self._new_blocks(rank, tables)]
 
     def _new_blocks(self, rank: int, tables: RankTables) -> Iterator[_RunBlock]:
         first, start = self._next.get(rank, (0, 0))
@@ -195,7 +195,7 @@ class RecordSource:
         values: bool = True,
     ) -> None:
         self.bounded = bounded
-        self.blocks = (self,)
+        self.blocks: Sequence[RowBlock] = (self,)
         self._new_records = new_records
         self._values = values
         self._records: list[Record] = []
@@ -265,7 +265,7 @@ class FrameSource:
         from tensortap.table.logframe_schema import TOP, validate_logframe
 
         metadata, statistics, counts = (validate_logframe(frame)[top] for top in TOP)
-        self.blocks = (self,)
+        self.blocks: Sequence[RowBlock] = (self,)
         self.statistics = [str(name) for name in statistics]
         # Optimiser_State.exp_avg is a kind, and a suffix of the name
         kinds = metadata["tensor_type"].str.partition(".")

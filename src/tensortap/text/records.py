@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tensortap import frameworks
 from tensortap.errors import WireError
+from tensortap.files import plain as plain
 from tensortap.frameworks.view import as_numpy
 from tensortap.history import payload_nbytes
 from tensortap.limits import format_size
@@ -16,13 +17,6 @@ from tensortap.values import leaves
 
 _SHOWN_PARTS = 4
 _SHOWN_LEAVES = 256
-_LONGEST_TEXT = 500
-
-
-def plain(text: str) -> str:
-    """Return text without control characters, truncated: names and values may be hostile."""
-    printable = "".join(c if c.isprintable() else "�" for c in text[:_LONGEST_TEXT])
-    return printable if len(text) <= _LONGEST_TEXT else f"{printable}…"
 
 
 def record_line(record: Record) -> str:

@@ -1,0 +1,79 @@
+"""Open files that may come from strangers, and create files that only the user can read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from tensortap.errors import TensortapError
+from tensortap.limits import format_size
+from tensortap.settings import flag
+
+
+class CorruptFile(TensortapError):
+    """A file of a run, or a file with tensors, that cannot be read."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading; raise CorruptFile unless it is a regular file.
+
+    A pipe would block for ever, and a device may do anything.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check(path, os.fstat(fd))
+    except CorruptFile:
+        os.close(fd)
+        raise
+    return open(fd, "rb")
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise CorruptFile unless a path is a regular file; for libraries that open it themselves."""
+    _check(path, os.stat(path))
+
+
+def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise CorruptFile(f"{os.fspath(path)} is not a regular file")
+
+
+def read_text(path: Path, limit: int) -> str:
+    """Return the text of a file; raise CorruptFile if it has more than `limit` bytes."""
+    with open_regular(path) as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise CorruptFile(f"{path} has more than {format_size(limit)}, so it is not read")
+    return data.decode("utf-8", "replace")
+
+
+def plain(text: str, longest: int = 500) -> str:
+    """Return text without control characters, truncated: names and values may be hostile.
+
+    >>> plain("a\\x1b[2Jb"), plain("long", 2)
+    ('a�[2Jb', 'lo…')
+    """
+    printable = "".join(c if c.isprintable() else "�" for c in text[:longest])
+    return printable if len(text) <= longest else f"{printable}…"
+
+
+def file_mode() -> int:
+    """Return the mode of a new file: for the user alone, or as the umask says.
+
+    >>> oct(file_mode()), oct(folder_mode())
+    ('0o600', '0o700')
+    """
+    return 0o666 if flag("TENSORTAP_SHARED") else 0o600
+
+
+def folder_mode() -> int:
+    """Return the mode of a new folder: for the user alone, or as the umask says."""
+    return 0o777 if flag("TENSORTAP_SHARED") else 0o700
+
+
+def restrict(path: Path) -> None:
+    """Take the access of others from a file that a library has created, unless it is shared."""
+    if not flag("TENSORTAP_SHARED"):
+        os.chmod(path, 0o600)
