@@ -4,6 +4,7 @@ TENSORTAP_DISABLE    capture nothing until `tap.enable()`
 TENSORTAP_STRICT     raise errors instead of counting and logging them
 TENSORTAP_BUFFER     bytes that may wait in front of a sink, a third of all: "10%", "2GB"
 TENSORTAP_OVERFLOW   what a full queue to a live session does: "latest" or "block"
+TENSORTAP_SHARED     let the umask decide who reads a run, not only its user
 TENSORTAP_NO_ARENA   send tensors over the socket instead of shared memory
 """
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tensortap.api import tables
+from tensortap.files import plain
 from tensortap.server.questions import ClientRow, NameRow, Overview
-from tensortap.text.records import plain
 from tests.readers.contract import record
 
 

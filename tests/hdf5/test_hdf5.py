@@ -632,3 +632,60 @@ def test_full_disk(tmp_path):
     assert lines[1:] == ["1 [0]", "0 (2, 10000)"]
     found = tap.read_hdf5(tmp_path / "x.h5")["x"]
     assert [len(v) for v in found.values] == [1000, 10_000]
+
+
+def stored_file(tmp_path):
+    saver = tap.HDF5(tmp_path / "x.h5")
+    save(saver, "x", [torch.ones(3)])
+    saver.close()
+    return tmp_path / "x.h5"
+
+
+def external_link(file, secret):
+    file["y"] = h5py.ExternalLink(str(secret), "/")
+
+
+def soft_link(file, secret):
+    file["y"] = h5py.SoftLink("/x")
+
+
+def link_within(file, secret):
+    del file["x/values"]
+    file["x/values"] = h5py.ExternalLink(str(secret), "/values")
+
+
+def external_storage(file, secret):
+    del file["x/values"]
+    file["x"].create_dataset("values", (1, 3), "u1", external=[(str(secret), 0, 3)])
+
+
+def virtual_dataset(file, secret):
+    del file["x/values"]
+    layout = h5py.VirtualLayout((1, 3), "f4")
+    layout[:] = h5py.VirtualSource(str(secret), "values", (1, 3))
+    file["x"].create_virtual_dataset("values", layout)
+
+
+def huge_dataset(file, secret):
+    del file["x/values"]
+    file["x"].create_dataset("values", (2**40,), "f4", chunks=(1024,))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [external_link, soft_link, link_within, external_storage, virtual_dataset, huge_dataset],
+)
+def test_reads_no_other_file(tmp_path, attack):
+    secret = tmp_path / "secret"
+    secret.write_text("root:x:0")
+    path = stored_file(tmp_path)
+    with h5py.File(path, "r+") as file:
+        attack(file, secret)
+    with pytest.raises(TensortapError, match=r"is a link|in another file|cannot be"):
+        tap.read_hdf5(path)
+
+
+def test_opens_only_regular_files(tmp_path):
+    os.mkfifo(tmp_path / "x.h5")
+    with pytest.raises(TensortapError, match="is not a regular file"):
+        tap.read_hdf5(tmp_path / "x.h5")

@@ -436,7 +436,7 @@ def _zip_bomb() -> bytes:
     return stream.getvalue()
 
 
-def _pickles() -> dict[str, tuple[str, bytes]]:
+def pickles() -> dict[str, tuple[str, bytes]]:
     import decimal
     import fractions
 
@@ -468,7 +468,7 @@ def _pickles() -> dict[str, tuple[str, bytes]]:
     }  # fmt: skip
 
 
-for _label, (_file, _data) in _pickles().items():
+for _label, (_file, _data) in pickles().items():
     OPEN[_label] = lambda run, file=_file, data=_data: dump(run, file, data)  # type: ignore[misc]
 OPEN["file is a pipe"] = lambda run: fifo(run / "f.npy")
 

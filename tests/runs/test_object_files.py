@@ -1,16 +1,27 @@
 """Plain files round-trip, and untrusted files run no code."""
 
+import collections
+import contextlib
+import datetime
 import io
+import os
 import pickle
+import time
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from tensortap.errors import NotFound, TensortapError
+from tensortap.frameworks.view import as_numpy
 from tensortap.runs import object_files as files
+from tests.hostile import corpus
 
 
 def back(obj, tmp_path):
@@ -111,3 +122,52 @@ def test_no_such_file_and_unknown_suffix(tmp_path):
         files.load_file(tmp_path / "x.npy")
     with pytest.raises(TensortapError, match=r"the formats are \.npy"):
         files.load_file(tmp_path / "x.xyz")
+
+
+def test_file_that_is_shortened_while_it_is_used_raises(tmp_path):
+    path = tmp_path / "x.safetensors"
+    safetensors.numpy.save_file({"a": np.arange(100_000.0), "b": np.ones(3)}, path)
+    tensors = files.load_file(path, mapped=True)
+    os.truncate(path, 4096)
+    with pytest.raises(TensortapError, match="has become shorter"):
+        as_numpy(tensors["a"])
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".npy", ".pkl", ".safetensors"])
+def test_opens_only_regular_files(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"x{suffix}")
+    with pytest.raises(TensortapError, match="is not a regular file"):
+        files.load_file(tmp_path / f"x{suffix}")
+
+
+@pytest.mark.parametrize(
+    "data", [data for file, data in corpus.pickles().values() if file.endswith(".pkl")]
+)
+def test_hostile_pickle_ends_soon(tmp_path, data):
+    (tmp_path / "x.pkl").write_bytes(data)
+    start = time.process_time()
+    with contextlib.suppress(TensortapError):  # some are harmless
+        files.load_file(tmp_path / "x.pkl")
+    assert time.process_time() - start < 2
+
+
+def test_pickles_of_plain_values_come_back(tmp_path):
+    record = np.zeros(2, [("a", "<i4"), ("b", ">f8"), ("c", "S3"), ("d", "f4", (2,))])
+    value = {
+        "numbers": [10**50, 1 + 2j, Fraction(3, 7), Decimal("1.5"), slice(1, None), range(5)],
+        "containers": [{1}, frozenset([2]), collections.deque([1], 5), collections.Counter("ab")],
+        "times": [datetime.datetime.now(datetime.UTC), datetime.timedelta(1)],
+        "dtypes": [np.dtype(">i2"), record.dtype, np.dtype("M8[3ms]"), np.dtype(jnp.bfloat16)],
+        "scalars": [np.float32(3), np.str_("ab"), np.datetime64("2026-01-02", "ns")],
+        "path": Path("/a/b"),
+    }
+    assert back(value, tmp_path)[1] == value
+    arrays = [record, np.asfortranarray(np.ones((2, 3))), np.zeros((0, 2)), np.array(["a", "bc"])]
+    for one in arrays:
+        for protocol in (3, 4, 5):
+            (tmp_path / "x.pkl").write_bytes(pickle.dumps([one, one], protocol))
+            found, same = files.load_file(tmp_path / "x.pkl")
+            assert found is same
+            assert type(found) is np.ndarray
+            assert (found.dtype, found.shape) == (one.dtype, one.shape)
+            assert found.tobytes() == one.tobytes()

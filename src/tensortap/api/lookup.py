@@ -6,11 +6,12 @@ from typing import Any
 
 from tensortap import frameworks
 from tensortap.errors import NotFound
+from tensortap.files import plain
 from tensortap.frameworks.snapshot import summary_of
 from tensortap.readers.reader import Reader, find, find_all, kept_value
 from tensortap.record import Kind, Record, Summary
 from tensortap.stats import summarize_array
-from tensortap.text.records import plain, record_details
+from tensortap.text.records import record_details
 from tensortap.text.tensors import styled
 
 

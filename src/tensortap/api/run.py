@@ -65,7 +65,7 @@ class Run(Values):
         if file is None:
             return record
         try:
-            value = borrow(load_file(self.reader.file(file), mapped=True))
+            value = borrow(load_file(self.reader.file(file)))
         except TensortapError as error:
             value = Opaque(file, str(error))
         return msgspec.structs.replace(record, value=value)
@@ -91,10 +91,10 @@ class Run(Values):
 
         Console().print(tables.run_summary(self))
 
-    def rows(self) -> list[NameRow]:
-        """Return every name with its latest record as one line."""
+    def rows(self, limit: int | None = None) -> list[NameRow]:
+        """Return every name, or the first ones, with its latest record as one line."""
         rows = []
-        for head, count in self.reader.latest():
+        for head, count in self.reader.latest(limit):
             record = self.reader.load(head)
             rows.append(NameRow(head, count, 0, record.tags.get("file") or record_line(record)))
         return rows

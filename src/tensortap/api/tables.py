@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tensortap.files import plain
 from tensortap.limits import format_size
 from tensortap.record import Kind, Record
 from tensortap.server.questions import ClientRow, NameRow, Overview
-from tensortap.text.records import plain
 from tensortap.text.tensors import FittedTable, number, sparkline, styled
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class Rates:
         return f"{self.records:,.0f} records/s, {format_size(self.nbytes)}/s"
 
 
-def names_table(rows: Sequence[NameRow]) -> FittedTable:
+def names_table(rows: Sequence[NameRow], more: int = 0) -> FittedTable:
     """Return names with their latest record; a wide terminal also shows counts and rates."""
-    return FittedTable(lambda width: _names_table(rows, width >= _WIDE))
+    return FittedTable(lambda width: _names_table(rows, more, width >= _WIDE))
 
 
-def _names_table(rows: Sequence[NameRow], wide: bool) -> Table:
+def _names_table(rows: Sequence[NameRow], more: int, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
     kinds = any(row.head.kind is not Kind.VALUE for row in rows)
     ranks = any(row.head.world_size > 1 for row in rows)
@@ -97,8 +97,9 @@ def _names_table(rows: Sequence[NameRow], wide: bool) -> Table:
             cells.append(f"{row.records}{evicted}")
         cells.extend((styled(plain(row.line)), ago(head.time_ns)))
         table.add_row(*cells)
-    if len(rows) > _MOST_NAMES:
-        table.add_row(Text(f"… and {len(rows) - _MOST_NAMES} more", style="dim"))
+    more += max(0, len(rows) - _MOST_NAMES)
+    if more:
+        table.add_row(Text(f"… and {more} more", style="dim"))
     return table
 
 
@@ -205,7 +206,8 @@ def run_summary(run: Run) -> Group:
     state = f"ended {info.ended}" if info.ended else "not ended: still running, or killed"
     table.add_row(Text(f"run {run.path}", style="bold"), f"started {info.started}, {state}")
     ranks = ", ".join(map(str, reader.ranks))
-    count = sum(reader.counts().values())
+    counts = reader.counts()
+    count = sum(counts.values())
     table.add_row(Text("records", style="dim"), f"{count:,} of ranks {ranks}")
     for rank, nbytes in reader.truncated.items():
         lost = f"rank {rank}: the last {nbytes:,} bytes were not written completely"
@@ -213,4 +215,5 @@ def run_summary(run: Run) -> Group:
     dropped = len(run.missing())
     if dropped:
         table.add_row(Text("dropped", style="yellow"), f"{dropped:,} over budget (run.missing())")
-    return Group(table, Text(), names_table(run.rows()))
+    more = max(0, len(counts) - _MOST_NAMES)
+    return Group(table, Text(), names_table(run.rows(_MOST_NAMES), more))

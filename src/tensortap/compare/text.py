@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tensortap.compare.provenance import rows_of
 from tensortap.compare.report import CompareReport, Difference, Gap, gaps
 from tensortap.compare.result import Comparison
-from tensortap.text.records import plain
+from tensortap.files import plain
 from tensortap.text.tensors import FittedTable
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -73,12 +74,17 @@ class RunReader:
 
     def counts(self, kind: Kind | None = None) -> dict[str, int]:
         """Return how many records each name has, over all ranks."""
-        counts: collections.Counter[str] = collections.Counter()
+        counts: dict[str, int] = {}
         for tables in self.by_rank.values():
-            for (name, of_kind), count in tables.counts().items():
-                if kind is None or kind.value == of_kind:
-                    counts[name] += count
-        return dict(counts)
+            names = tables.counts().items()
+            if kind is None:
+                found = {name: sum(kinds.values()) for name, kinds in names}
+            else:
+                found = {n: kinds[kind.value] for n, kinds in names if kind.value in kinds}
+            for name in counts.keys() & found.keys():
+                found[name] += counts[name]
+            counts |= found
+        return counts
 
     def names(self, kind: Kind | None = None) -> list[str]:
         return list(self.counts(kind))
@@ -116,8 +122,7 @@ class RunReader:
             enough = last
             if last is not None and kind is None:
                 # of a name with several kinds the newest of each is wanted, however old it is
-                kinds = [of for named, of in tables.counts() if named == name]
-                enough = last if len(kinds) == 1 else None
+                enough = last if len(tables.counts().get(name, ())) == 1 else None
             here: list[Record] = []
             for unit in reversed(tables.units(name, step)):
                 here = self._read(tables, unit, lambda t: _matches(t, name, step, kind)) + here
@@ -170,16 +175,27 @@ class RunReader:
                 self._last_seq[rank] = max((r.seq for r in found if r.rank == rank), default=seen)
         return sorted(found, key=_capture_order)
 
-    def latest(self) -> list[tuple[Record, int]]:
-        """Return the newest record of every name, kind and rank with the number of records."""
+    def latest(self, limit: int | None = None) -> list[tuple[Record, int]]:
+        """Return the newest record of every name, kind and rank with the number of records.
+
+        With `limit`, of the first names only.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        known = dict.fromkeys(name for t in self.by_rank.values() for name in t.counts())
+        order = {name: i for i, name in enumerate(itertools.islice(known, limit))}
+        names = column(list(order), pa.string())
         newest: dict[tuple[int, str, str], tuple[int, Unit]] = {}
         with self.lock:
             for tables, unit in self._units():
+                if unit != TAIL:
+                    named = tables.parts[unit[0]].contents.names
+                    if order.keys().isdisjoint(named.keys()):
+                        continue
                 keys = tables.read(unit, ["name", "kind", "seq", "missing"])
                 keys = keys.filter(pc.invert(keys.column("missing")))
+                keys = keys.filter(pc.is_in(keys.column("name"), value_set=names))
                 groups = keys.group_by(["name", "kind"]).aggregate([("seq", "max")])
                 columns = [groups.column(c).to_pylist() for c in ("name", "kind", "seq_max")]
                 for name, kind, seq in zip(*columns, strict=True):
@@ -197,8 +213,7 @@ class RunReader:
                     unit,
                     lambda t: pc.is_in(t.column("seq"), value_set=chosen),  # noqa: B023
                 )
-                found += [(r, counts[rank][r.name, r.kind.value]) for r in records]
-        order = {name: i for i, name in enumerate(self.names())}
+                found += [(r, counts[rank].get(r.name, {}).get(r.kind.value, 0)) for r in records]
         return sorted(
             found, key=lambda each: (order.get(each[0].name, 0), each[0].seq, each[0].rank)
         )
@@ -260,7 +275,13 @@ class RunReader:
     def missing(self) -> list[tuple[str, int, int]]:
         """Return (name, step, rank) of the records that were dropped over budget."""
         columns = ["name", "step", "rank", "missing"]
-        table = self.table(columns)
+        found = [
+            tables.read_part(part, columns)
+            for tables in self.by_rank.values()
+            for part in range(len(tables.part_sizes()))
+            if part >= len(tables.parts) or tables.parts[part].contents.missing
+        ]
+        table = _joined(found, columns)
         rows = table.filter(table.column("missing"))
         return list(zip(*(rows.column(c).to_pylist() for c in columns[:3]), strict=True))
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tensortap.dtypes import DTYPES, numpy_dtype
 from tensortap.errors import NotFound, TensortapError
-from tensortap.files import CorruptFile, check_regular, open_regular, plain
+from tensortap.files import check_regular, open_regular, plain
 from tensortap.frameworks import describe
 from tensortap.frameworks.registry import framework_named
 from tensortap.frameworks.view import array_of
@@ -96,8 +96,8 @@ def suffixes() -> set[str]:
 def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
     """Return the object in a file; a pickle of unknown classes only if the file is trusted.
 
-    With `mapped`, tensors are read-only. Those of a file that would fill half of the free memory
-    stay in it if its format allows that; shortening such a file then ends this process.
+    With `mapped`, tensors are read-only, and those that do not fit into memory stay in the file if
+    its format allows that; shortening the file then ends this process.
     """
     known = (*_formats, *_BUILT_IN, _TENSORS, _PICKLE)
     form = next((form for form in known if path.name.endswith(form.suffix)), None)
@@ -106,8 +106,11 @@ def load_file(path: Path, *, trust: bool = False, mapped: bool = False) -> Any:
         raise TensortapError(f"{path.name}: unknown suffix; the formats are {formats}")
     try:
         check_regular(path)
-        too_large = path.stat().st_size > available_memory() // 2
-        return form.load(path, trust, mapped and (too_large or form is _TENSORS))
+        fits = path.stat().st_size < available_memory() // 2
+        try:
+            return form.load(path, trust, mapped and (form is _TENSORS or not fits))
+        except MemoryError:
+            return form.load(path, trust, mapped)
     except TensortapError:
         raise
     except MemoryError:
@@ -185,7 +188,7 @@ def _check_size(path: Path) -> None:
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read(stream)
         if not dtype.hasobject and math.prod(shape) * dtype.itemsize > path.stat().st_size:
-            raise CorruptFile(f"{path} is truncated: it has not all of its {plain(str(shape))}")
+            raise ValueError(f"it is too short for an array of shape {shape}")
 
 
 def _is_extension(name: str) -> bool:
@@ -196,7 +199,7 @@ def _is_extension(name: str) -> bool:
 def _load_tensors(path: Path, trust: bool, mapped: bool) -> Any:
     from tensortap.frameworks.numpy.adapter import build
 
-    tensors = TensorReader(path).tensors()
+    tensors = TensorReader(path, mapped=mapped).tensors()
     return tensors if mapped else {name: build(tensor) for name, tensor in tensors.items()}
 
 

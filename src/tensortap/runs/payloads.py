@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -151,6 +152,8 @@ class FilePayload:
         try:
             data: Any = np.empty(self.nbytes, np.uint8)  # large memory comes as few large pages
         except MemoryError:
+            if self._file.mapped:
+                return self._map()
             size = format_size(self.nbytes)
             path = self._file.path
             raise CorruptFile(f"{path}: a tensor of {size} does not fit in memory") from None
@@ -162,11 +165,21 @@ class FilePayload:
             rest, start = rest[count:], start + count
         return memoryview(data).toreadonly()
 
+    def _map(self) -> memoryview:
+        start = self._start - self._start % mmap.ALLOCATIONGRANULARITY
+        length = self._start - start + self.nbytes
+        memory = mmap.mmap(self._file.fd, length, access=mmap.ACCESS_READ, offset=start)
+        return memoryview(memory)[self._start - start :]
+
 
 class TensorReader:
-    """A safetensors file, whose tensors are read when they are used."""
+    """A safetensors file, whose tensors are read when they are used.
 
-    def __init__(self, path: Path) -> None:
+    With `mapped`, tensors that do not fit into memory are mapped.
+    """
+
+    def __init__(self, path: Path, *, mapped: bool = False) -> None:
+        self.mapped = mapped
         try:
             with open_regular(path) as stream:
                 self._size = os.fstat(stream.fileno()).st_size

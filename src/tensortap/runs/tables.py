@@ -7,7 +7,6 @@ from the Parquet file, where they are the same rows in the same order.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
@@ -33,6 +32,8 @@ ROW_GROUP = 8192  # rows: small, because a reader that wants one step decodes a 
 Unit = tuple[int, int]
 """What is read at once: the numbers of a part and of a row group in it."""
 TAIL: Unit = (-1, 0)
+NameCounts = dict[str, dict[str, int]]
+"""Name → kind → number of records."""
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
 _REQUIRED = (*COLUMNS[:8], "missing")
@@ -49,7 +50,7 @@ class Contents(msgspec.Struct, frozen=True):
     last_seq: int
     first_step: int
     last_step: int
-    names: dict[str, dict[str, int]]  # name → kind → number of records
+    names: NameCounts
 
 
 class PartFile(NamedTuple):
@@ -70,12 +71,18 @@ def metadata(part: int, contents: Contents | None = None) -> dict[bytes, bytes]:
     return {METADATA_KEY: json.dumps(content).encode()}
 
 
-def _read_metadata(found: dict[bytes, bytes] | None) -> dict[str, Any]:
+class _Metadata(msgspec.Struct, frozen=True):
+    """What the metadata of a table says."""
+
+    part: int = 0
+    contents: Contents | None = None
+
+
+def _read_metadata(found: dict[bytes, bytes] | None) -> _Metadata:
     try:
-        content = json.loads((found or {})[METADATA_KEY])
-    except (KeyError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return msgspec.json.decode((found or {})[METADATA_KEY], type=_Metadata)
+    except (KeyError, msgspec.MsgspecError):
+        return _Metadata()
 
 
 # -- writing ---------------------------------------------------------------------------------
@@ -124,9 +131,6 @@ def _contents(table: pa.Table) -> Contents:
         pc.invert(table.column("missing"))
     )
     seqs, steps = (pc.min_max(captured.column(name)).as_py() for name in ("seq", "step"))
-    names: dict[str, dict[str, int]] = {}
-    for (name, kind), count in _count_names(captured).items():
-        names.setdefault(name, {})[kind] = count
     return Contents(
         table.num_rows,
         table.num_rows - captured.num_rows,
@@ -134,20 +138,22 @@ def _contents(table: pa.Table) -> Contents:
         seqs["max"] or 0,
         steps["min"] or 0,
         steps["max"] or 0,
-        names,
+        _count_names(captured),
     )
 
 
-def _count_names(table: pa.Table) -> collections.Counter[tuple[str, str]]:
+def _count_names(table: pa.Table) -> NameCounts:
     """Return how many rows each name and kind has, in order of first appearance."""
-    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    counts: NameCounts = {}
     for batch in table.select(["name", "kind"]).to_batches():
         name, kind = (batch.column(i).dictionary_encode() for i in (0, 1))
         names, kinds = name.dictionary.to_pylist(), kind.dictionary.to_pylist()
         first, second = (np.from_dlpack(each.indices).astype(np.int64) for each in (name, kind))
         pairs, sizes = np.unique(first * len(kinds) + second, return_counts=True)
         for pair, size in zip(pairs.tolist(), sizes.tolist(), strict=True):
-            counts[names[pair // len(kinds)], kinds[pair % len(kinds)]] += size
+            known = counts.setdefault(names[pair // len(kinds)], {})
+            kind = kinds[pair % len(kinds)]
+            known[kind] = known.get(kind, 0) + size
     return counts
 
 
@@ -189,12 +195,14 @@ class RankTables:
         self.truncated = 0  # bytes at the end of the tail that are not a complete batch
         self.parts: list[PartFile] = []
         self.tail: list[pa.RecordBatch] = []
+        self._counts: NameCounts | None = None
         self._folder = layout.records_folder(run, rank)
         self._tail_part = -1
         self._tail_offset = 0
 
     def refresh(self) -> None:
         """Read what was written since the last refresh."""
+        self._counts = None
         self._read_tail()
         # after the tail, so that a tail that is sealed in the meantime is found as a part
         for path in sorted(self._folder.glob("*.parquet"))[len(self.parts) :]:
@@ -210,7 +218,7 @@ class RankTables:
             with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
                 _check_columns(path, columns)
-                part = int(_read_metadata(columns.metadata).get("part", 0))
+                part = _read_metadata(columns.metadata).part
                 if part == self._tail_part:
                     stream.seek(self._tail_offset)
                 else:
@@ -238,18 +246,24 @@ class RankTables:
             self._tail_offset = stream.tell()
         self.truncated = max(0, size - self._tail_offset)
 
-    def counts(self) -> collections.Counter[tuple[str, str]]:
+    def counts(self) -> NameCounts:
         """Return how many records each name and kind has, in order of first appearance."""
         import pyarrow.compute as pc
 
-        counts: collections.Counter[tuple[str, str]] = collections.Counter()
-        for part in self.parts:
-            for name, kinds in part.contents.names.items():
-                for kind, count in kinds.items():
-                    counts[name, kind] += count
+        if self._counts is not None:
+            return self._counts
+        parts = [part.contents.names for part in self.parts]
         if self.tail:
             rows = self.read(TAIL, ["name", "kind", "missing"])
-            counts += _count_names(rows.filter(pc.invert(rows.column("missing"))))
+            parts.append(_count_names(rows.filter(pc.invert(rows.column("missing")))))
+        counts = dict(parts[0]) if parts else {}
+        for names in parts[1:]:
+            known = {name: counts[name] for name in counts.keys() & names.keys()}
+            counts |= names
+            for name, kinds in known.items():  # it has records in several parts
+                both = kinds | names[name]
+                counts[name] = {k: kinds.get(k, 0) + names[name].get(k, 0) for k in both}
+        self._counts = counts
         return counts
 
     def units(
@@ -342,13 +356,13 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
         check_regular(path)
         footer = pq.read_metadata(path)
         _check_columns(path, footer.schema.to_arrow_schema())
-        contents = msgspec.convert(_read_metadata(footer.metadata)["contents"], Contents)
+        contents = _read_metadata(footer.metadata).contents
+        if contents is None:
+            raise CorruptFile(f"{path} is not a table of a run: its metadata is missing")
         column = footer.schema.names.index("step")
         groups = [footer.row_group(i).column(column) for i in range(footer.num_row_groups)]
         ranges = [group.statistics for group in groups]
         steps = [(r.min, r.max) if r and r.has_min_max else _ANY_STEP for r in ranges]
-    except (KeyError, msgspec.ValidationError):
-        raise CorruptFile(f"{path} is not a table of a run: its metadata is missing") from None
     except _unreadable() as error:
         raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
     if footer.num_rows != contents.rows:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tensortap import frameworks
 from tensortap.errors import WireError
-from tensortap.files import plain as plain
 from tensortap.frameworks.view import as_numpy
 from tensortap.history import payload_nbytes
 from tensortap.limits import format_size

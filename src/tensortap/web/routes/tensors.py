@@ -205,7 +205,7 @@ def find_tensors(
     record = reader.load(head)
     file = record.tags.get("file")
     if file is not None and isinstance(reader, RunReader):
-        value = borrow(load_file(resolve_inside(reader.file(file), reader.path), mapped=True))
+        value = borrow(load_file(resolve_inside(reader.file(file), reader.path)))
     else:
         value = value_of(record)
     arrays = ((path, array_of(leaf)) for path, leaf in leaves(value))

@@ -1,0 +1,33 @@
+"""Runs are private to their user, unless an option opens them."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+
+import tensortap as tap
+
+
+@pytest.fixture
+def open_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes(tmp_path) -> set[str]:
+    run = tap.init(tmp_path)
+    tap.catch(np.ones((100, 100)), "x")
+    tap.dump({"a": 1}, "y")
+    tap.finish()
+    return {oct(stat.S_IMODE(path.stat().st_mode)) for path in (run, *run.rglob("*"))}
+
+
+def test_only_the_user_reads_a_run(tmp_path, open_umask):
+    assert modes(tmp_path) == {"0o700", "0o600"}
+
+
+def test_option_leaves_access_to_the_umask(tmp_path, open_umask, monkeypatch):
+    monkeypatch.setenv("TENSORTAP_SHARED", "1")
+    assert modes(tmp_path) == {"0o755", "0o644"}
