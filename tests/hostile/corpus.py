@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tensortap.record import Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
 from tensortap.runs import rows
-from tensortap.sinks.store import Tail
+from tensortap.runs.tables import TailFile
 from tensortap.stats import summarize_array
 from tests.viz.conftest import RunWriter
 
@@ -101,7 +101,7 @@ def write_tail(run: Path, batches: list[Any], columns: Any = None, part: Any = 0
     content = json.dumps({"format": 1, "part": part}).encode()
     schema = (columns or rows.schema()).with_metadata({rows.METADATA_KEY: content})
     tail_of(run).unlink()
-    tail = Tail(tail_of(run), schema.serialize())
+    tail = TailFile(tail_of(run), schema.serialize())
     for batch in batches:
         tail.append(batch.serialize())
     tail.close()
@@ -475,9 +475,15 @@ OPEN["file is a pipe"] = lambda run: fifo(run / "f.npy")
 
 # -- provenance ------------------------------------------------------------------------------
 
-_HOSTILE_GIT = dict.fromkeys(
-    ("commit_id", "branch", "url", "remote", "path", "describe", "status"), CONTROL
-)
+_FIELDS = ("commit_id", "branch", "url", "remote", "path", "describe", "status")
+_HOSTILE_GIT = {
+    "project_git_info": dict.fromkeys(_FIELDS, CONTROL),
+    "command": {"argv": [CONTROL]},
+    "environment_variables": {f"A{CONTROL}": CONTROL},
+    "all_packages": {CONTROL: CONTROL},
+    "python": CONTROL,
+    "host": [CONTROL],
+}
 for _file in ("git_info.json", "packages.json", "runtime_info.json"):
     OPEN |= {
         f"{_file} is deep": lambda run, f=_file: (run / f).write_text("[" * DEEP) and None,  # type: ignore[misc]
