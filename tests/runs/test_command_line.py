@@ -15,6 +15,8 @@ import tensortap as tap
 from tests.commands import type_in
 from tests.runs.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
     import numpy as np, tensortap as tap
     print(tap.init("experiments"))

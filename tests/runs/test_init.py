@@ -166,6 +166,7 @@ def test_next_run_starts_at_step_0(program):
     assert counts == "6 2"
 
 
+@pytest.mark.slow
 def test_training_is_bit_identical_with_a_run_open(program):
     out = program("""
         import sys, torch, tensortap as tap
