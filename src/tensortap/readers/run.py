@@ -281,6 +281,8 @@ class RunReader:
             for part in range(len(tables.part_sizes()))
             if part >= len(tables.parts) or tables.parts[part].contents.missing
         ]
+        if not found:
+            return []
         table = _joined(found, columns)
         rows = table.filter(table.column("missing"))
         return list(zip(*(rows.column(c).to_pylist() for c in columns[:3]), strict=True))

@@ -10,8 +10,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tensortap.record import Summary
-from tensortap.stats import summarize_array
-from tensortap.stats.conversion import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,11 +112,14 @@ def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:
     values, always the same ones. `·` stands for an interval where none was seen.
 
     >>> import numpy as np
+    >>> from tensortap.stats import summarize_array
     >>> x = np.array([0.0, 0.1, 0.2, 5.0, 9.8, 10.0])
     >>> sketch(x, summarize_array(x), width=5)
     '█·▃·▆'
     """
     import numpy as np
+
+    from tensortap.stats.conversion import pieces
 
     low, high = summary.min, summary.max
     if not summary.finite or low == high or array.dtype == np.bool_ or not math.isfinite(high):
@@ -184,6 +185,7 @@ def line(summary: Summary, dtype: str, shape: tuple[int, ...], sketch: str = "")
     """Return the line for a tensor with a known summary.
 
     >>> import numpy as np
+    >>> from tensortap.stats import summarize_array
     >>> x = np.array([[1.0, 2.0], [4.0, np.nan]])
     >>> line(summarize_array(x), "float64", (2, 2))
     '[2, 2] f64 x∈[1 4] μ=2.33 σ=1.53 NaN 1!'
@@ -250,6 +252,8 @@ def describe_array(
     >>> describe_array(np.arange(8, dtype=np.uint8), shape=(2, 4))
     '[2, 4] u8 x∈[0 ████████ 7] μ=3.5 σ=2.45'
     """
+    from tensortap.stats import summarize_array
+
     dtype = dtype_name or array.dtype.name
     shape = array.shape if shape is None else shape
     try:
