@@ -431,7 +431,7 @@ def _zip_bomb() -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", pickle.dumps({}))
-        archive.writestr("archive/data/0", bytes(200 << 20))
+        archive.writestr("archive/data/0", bytes(600 << 20))
         archive.writestr("archive/version", "3\n")
     return stream.getvalue()
 
@@ -463,13 +463,13 @@ def pickles() -> dict[str, tuple[str, bytes]]:
         "pickle with deep lists": ("x.pkl", deep_list),
         "pickle with a wild memo": ("x.pkl", b"\x80\x04Nr\xff\xff\xff\x7f."),
         "pickle that is cut": ("x.pkl", pickle.dumps(list(range(1000)))[:-50]),
-        "torch file that is a bomb": ("x.pt", _zip_bomb()),
         "torch file that is garbage": ("x.pt", b"PK\x03\x04" + bytes(1000)),
     }  # fmt: skip
 
 
 for _label, (_file, _data) in pickles().items():
     OPEN[_label] = lambda run, file=_file, data=_data: dump(run, file, data)  # type: ignore[misc]
+OPEN["torch file that is a bomb"] = lambda run: dump(run, "x.pt", _zip_bomb())
 OPEN["file is a pipe"] = lambda run: fifo(run / "f.npy")
 
 
