@@ -671,6 +671,7 @@ def huge_dataset(file, secret):
     file["x"].create_dataset("values", (2**40,), "f4", chunks=(1024,))
 
 
+@pytest.mark.attack("HDF5 file that names other files")
 @pytest.mark.parametrize(
     "attack",
     [external_link, soft_link, link_within, external_storage, virtual_dataset, huge_dataset],
@@ -685,6 +686,7 @@ def test_reads_no_other_file(tmp_path, attack):
         tap.read_hdf5(path)
 
 
+@pytest.mark.attack("pipe instead of a file")
 def test_opens_only_regular_files(tmp_path):
     os.mkfifo(tmp_path / "x.h5")
     with pytest.raises(TensortapError, match="is not a regular file"):

@@ -47,12 +47,14 @@ def check(folder: Path, hostile: dict[str, corpus.Hostile], *, sealed: bool) -> 
     assert not wrong, "\n".join(f"{run} · {command}: {why}" for run, command, why in wrong)
 
 
+@pytest.mark.attack("hostile runs")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_command_ends_with_one_sentence(tmp_path, part):
     check(tmp_path, dict(list(corpus.OPEN.items())[part::PARTS]), sealed=False)
 
 
+@pytest.mark.attack("hostile runs")
 @pytest.mark.timeout(600)
 def test_every_command_ends_with_one_sentence_for_sealed_tables(tmp_path):
     assert len(corpus.OPEN) + len(corpus.SEALED) >= 71

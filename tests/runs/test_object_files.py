@@ -124,6 +124,7 @@ def test_no_such_file_and_unknown_suffix(tmp_path):
         files.load_file(tmp_path / "x.xyz")
 
 
+@pytest.mark.attack("file shortened while it is read")
 def test_file_that_is_shortened_while_it_is_used_raises(tmp_path):
     path = tmp_path / "x.safetensors"
     safetensors.numpy.save_file({"a": np.arange(100_000.0), "b": np.ones(3)}, path)
@@ -133,6 +134,7 @@ def test_file_that_is_shortened_while_it_is_used_raises(tmp_path):
         as_numpy(tensors["a"])
 
 
+@pytest.mark.attack("pipe instead of a file")
 @pytest.mark.parametrize("suffix", [".pt", ".npy", ".pkl", ".safetensors"])
 def test_opens_only_regular_files(tmp_path, suffix):
     os.mkfifo(tmp_path / f"x{suffix}")
@@ -140,6 +142,7 @@ def test_opens_only_regular_files(tmp_path, suffix):
         files.load_file(tmp_path / f"x{suffix}")
 
 
+@pytest.mark.attack("pickle with pointers or bombs")
 @pytest.mark.parametrize(
     "data", [data for file, data in corpus.pickles().values() if file.endswith(".pkl")]
 )

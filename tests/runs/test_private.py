@@ -24,6 +24,7 @@ def modes(tmp_path) -> set[str]:
     return {oct(stat.S_IMODE(path.stat().st_mode)) for path in (run, *run.rglob("*"))}
 
 
+@pytest.mark.attack("reading the run of somebody else")
 def test_only_the_user_reads_a_run(tmp_path, open_umask):
     assert modes(tmp_path) == {"0o700", "0o600"}
 
