@@ -50,13 +50,16 @@ def check(folder: Path, hostile: dict[str, corpus.Hostile], *, sealed: bool) -> 
 @pytest.mark.attack("hostile runs")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_command_ends_with_one_sentence(tmp_path, part):
-    check(tmp_path, dict(list(corpus.OPEN.items())[part::PARTS]), sealed=False)
+def test_every_command_ends_with_one_sentence(tmp_path, part, record_property):
+    hostile = dict(list(corpus.OPEN.items())[part::PARTS])
+    record_property("tried", COMMANDS * len(hostile))
+    check(tmp_path, hostile, sealed=False)
 
 
 @pytest.mark.attack("hostile runs")
 @pytest.mark.timeout(600)
-def test_every_command_ends_with_one_sentence_for_sealed_tables(tmp_path):
+def test_every_command_ends_with_one_sentence_for_sealed_tables(tmp_path, record_property):
+    record_property("tried", COMMANDS * len(corpus.SEALED))
     assert len(corpus.OPEN) + len(corpus.SEALED) >= 71
     assert len(commands.commands(tmp_path, tmp_path, tmp_path)) == COMMANDS
     check(tmp_path, corpus.SEALED, sealed=True)
