@@ -213,6 +213,7 @@ def redact_patch(
     partial = file.with_name(f"{file.name}.partial")
     pace.resume()  # git was waited for
     with file.open("rb") as lines, partial.open("wb") as out:
+        restrict(partial)
         for number, line in enumerate(patch_lines(lines), 1):
             pace()
             body, text = line.text, line.text[1:].decode("utf-8", "surrogateescape").rstrip("\r\n")
