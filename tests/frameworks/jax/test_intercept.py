@@ -114,7 +114,7 @@ class Attention(nn.Module):
 )
 def test_training_steps_are_bit_identical(model, shape, jitted, steps):
     x = batch(shape)
-    params, state, update = training(model, optax.adam(1e-2) if jitted else optax.sgd(0.1), x)
+    params, state, update = training(model, optax.sgd(0.1, momentum=0.9 if jitted else None), x)
     fn = jax.jit(update) if jitted else update
     plain = ours = (params, state)
     intercept = Intercept()

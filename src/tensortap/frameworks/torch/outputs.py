@@ -86,7 +86,6 @@ class OutputHooks:
         self._last: tuple[Callable[[], Any], int, Summary | None] = (lambda: None, 0, None)
 
     def attach(self) -> None:
-        """Install the hooks."""
         if not {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds):
             return
         forget_graphs()
@@ -110,7 +109,6 @@ class OutputHooks:
         self.observer.unseen[name] = FULLGRAPH
 
     def detach(self) -> None:
-        """Remove every hook."""
         while self._handles:
             self._handles.pop().remove()
         self._remove_leaf_handles()

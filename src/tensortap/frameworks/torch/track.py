@@ -64,7 +64,6 @@ class ParameterHooks:
         self._last_found_inf: list[Any] = [None]
 
     def attach(self) -> None:
-        """Install the hooks."""
         self._name_parameters()
         if Kind.WEIGHT_GRADIENT not in self.observer.kinds:
             return
@@ -87,7 +86,6 @@ class ParameterHooks:
                 self._undo.append(handle.remove)
 
     def detach(self) -> None:
-        """Remove every hook."""
         while self._undo:
             self._undo.pop()()
         self.observer.skipped = never_skipped  # the observer outlives the training
@@ -189,7 +187,6 @@ class ParameterHooks:
     # -- the end of a step ---------------------------------------------------------------
 
     def end_step(self) -> None:
-        """Observe weights, gradients and optimizer state after the optimizer's step."""
         self._last_found_inf, self._found_inf = self._found_inf, []
         kinds = self.observer.kinds
         if self.observer.capturing:

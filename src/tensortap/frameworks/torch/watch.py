@@ -77,7 +77,6 @@ class WatchedTensor:
             self._on_parameter(tensor)
 
     def detach(self) -> None:
-        """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
 
