@@ -70,29 +70,22 @@ class _Marking:
 
     def mark(self, output: Any, name: str, cls: type) -> Any:
         """Return the output with every array in it marked."""
+
+        def marked(path: Any, leaf: Any) -> Any:
+            if not (isinstance(leaf, jax.Array) and isinstance(leaf.dtype, np.dtype)):
+                return leaf
+            whole = f"{name}[{'.'.join(map(key_name, path))}]" if path else name
+            return mark(leaf, whole, type_name(cls), activation, gradient, self._collector)
+
         try:
-            return self._mark(output, name, cls)
+            activation = self._wants(Kind.ACTIVATION, name)
+            gradient = self._wants(Kind.GRADIENT, name)
+            if not (activation or gradient):
+                return output
+            return jax.tree_util.tree_map_with_path(marked, output, is_leaf=_is_nnx_object)
         except Exception as error:  # an output that JAX cannot take apart
             self._on_error(name, error)
             return output
-
-    def _mark(self, output: Any, name: str, cls: type) -> Any:
-        activation = self._wants(Kind.ACTIVATION, name)
-        gradient = self._wants(Kind.GRADIENT, name)
-        if not (activation or gradient):
-            return output
-        leaves, tree = jax.tree_util.tree_flatten_with_path(output, is_leaf=_is_nnx_object)
-        if not any(_is_array(leaf) for _, leaf in leaves):
-            return output
-        module = type_name(cls)
-
-        def marked(path: Any, leaf: Any) -> Any:
-            if not _is_array(leaf):
-                return leaf
-            whole = f"{name}[{'.'.join(map(key_name, path))}]" if path else name
-            return mark(leaf, whole, module, activation, gradient, self._collector)
-
-        return jax.tree_util.tree_unflatten(tree, [marked(*each) for each in leaves])
 
     def is_calling(self, module: Any) -> bool:
         """Return whether `module` is the nnx module whose call is under way."""
@@ -130,10 +123,6 @@ class _Marking:
             if id(module) in names:
                 return names[id(module)]
         return None
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and isinstance(leaf.dtype, np.dtype)
 
 
 def _is_nnx_object(node: Any) -> bool:

@@ -120,7 +120,6 @@ def reduce(tensor: torch.Tensor) -> torch.Tensor:
     dtype = dtype_name(tensor.dtype)
     layout = packed.layout(dtype)
     x = _real(tensor)
-    zero = x.new_zeros((), dtype=torch.int64)
     if not x.numel():
         empty = torch.zeros(layout.words, dtype=torch.int32, device=tensor.device)
         empty[0] = packed.WIDE
@@ -153,7 +152,7 @@ def reduce(tensor: torch.Tensor) -> torch.Tensor:
     zeros = n - counts.sum()
     figures = torch.stack([low.double(), high.double(), min_abs.double(), mean + rest, variance,
                            mean_abs, *means])  # fmt: skip
-    wide = torch.full_like(zero, packed.WIDE)
+    wide = torch.full_like(n, packed.WIDE)
     head = torch.stack([wide, unit.long(), zeros, nans, posinfs, neginfs])
     words = [head.to(torch.int32), figures.view(torch.int32), counts.to(torch.int32)]
     return torch.cat(words)
