@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -178,6 +179,74 @@ def the_number(value) -> float:
     array = np.asarray(rebuild(value))
     assert (array == array.flat[0]).all()
     return float(array.flat[0])
+
+
+# tells what has become of 200 values, and how long the end has taken
+FILLS = """
+import json, os, sys, time, numpy as np
+folder = sys.argv[1]
+import tensortap as tap
+from tensortap.readers.run import RunReader
+path = tap.init(folder)
+if sys.argv[2] == "inodes":  # somebody else takes the rest
+    try:
+        for i in range(1000):
+            open(f"{folder}/{i}", "w").close()
+    except OSError:
+        pass
+slowest = 0.0
+for i in range(200):
+    start = time.perf_counter()
+    tap.catch(np.full(10_000, i), "x")
+    slowest = max(slowest, time.perf_counter() - start)
+    time.sleep(0.001)
+start = time.perf_counter()
+tap.flush(0.2)
+tap.finish()
+end = time.perf_counter() - start
+receipt = tap.receipt()
+reader = RunReader(path)
+steps = [head.step for head in reader.new_records()]
+right = all((np.asarray(tap.open(path).get("x", step=step)) == step).all() for step in steps)
+print(json.dumps({
+    "slowest": slowest, "end": end, "captured": receipt.captured, "dropped": receipt.dropped,
+    "steps": steps, "right": right, "missing": len(reader.missing()),
+}))
+"""
+
+
+def on_a_small_disk(folder: Path, what: str, options: str) -> dict:
+    """Run FILLS on a file system of its own."""
+    mount = f'mount -t tmpfs -o {options} tmpfs "$1" && shift && exec "$@"'
+    before = ["unshare", "-Urm", "sh", "-c", mount, "sh", str(folder)]
+    if subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    done = subprocess.run(
+        [*before, sys.executable, "-c", textwrap.dedent(FILLS), str(folder), what],
+        env={**os.environ, **ENV}, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        pytest.param("bytes", "size=6m", marks=pytest.mark.fault("disk full")),
+        pytest.param("inodes", "nr_inodes=60", marks=pytest.mark.fault("inodes full")),
+    ],
+)
+def test_full_disk_stops_nobody_and_is_reported(tmp_path, what, options, record_property):
+    told = on_a_small_disk(tmp_path, what, options)
+    record_property("tried", 200)
+    assert told["slowest"] < 5.0, told  # no step waits for the disk
+    assert told["end"] < 30.0, told
+    assert told["right"]
+    assert told["steps"] == sorted(set(told["steps"]))
+    assert told["captured"] == len(told["steps"]) < 200, told
+    assert told["captured"] + told["dropped"] == 200, told
+    assert told["missing"] == told["dropped"], told
 
 
 # each look at the clock is an hour before the last one
