@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def no_errors():
-    """Nothing went wrong inside tensortap, unnoticed."""
+    """Fail the test if tensortap has counted an error."""
     before = pipeline.receipt().reasons["error"]
     yield
     assert pipeline.receipt().reasons["error"] == before
@@ -27,14 +27,14 @@ def no_errors():
 
 @pytest.fixture
 def errors():
-    """How many errors inside tensortap were counted since the test began."""
+    """Return a function that counts the errors inside tensortap since the test began."""
     before = pipeline.receipt().reasons["error"]
     return lambda: pipeline.receipt().reasons["error"] - before
 
 
 @pytest.fixture
 def open_run(tmp_path):
-    """A run that is open while the test runs; its path."""
+    """Open a run for the test; return its path."""
     import tensortap as tap
 
     path = tap.init(tmp_path / "runs")
@@ -73,7 +73,7 @@ def found():
 
 @pytest.fixture(scope="session")
 def forks():
-    """What ranks are forked from."""
+    """Start the process that ranks are forked from."""
     # DDP imports the last of torch
     found = Forks(
         "torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel, torch._dynamo, h5py, "
@@ -84,7 +84,7 @@ def forks():
 
 
 class Ranks:
-    """Programs in several ranks over gloo; what each has printed last, as JSON."""
+    """Runs programs in several ranks over gloo; returns the last line of each, parsed as JSON."""
 
     HEAD = """
     import json, os, sys, torch, torch.distributed as dist
@@ -105,7 +105,7 @@ class Ranks:
         self.forks = forks
 
     def printed(self, code, world, **env):
-        """What each rank of a program has printed."""
+        """Run a program and return the output of each rank."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -137,7 +137,7 @@ def gloo(tmp_path_factory, forks):
 
 @pytest.fixture(scope="session")
 def run_program(torch_forks):
-    """Run a program in a folder to its end; returns what it printed."""
+    """Run a program in a folder and return its output."""
 
     def run(folder: Path, code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
         program = folder / "program.py"

@@ -23,6 +23,14 @@ from tensortap.server.questions import ClientRow
 from tensortap.server.server import Server
 
 ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    """Mark these tests as slow: each one starts programs."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -56,7 +64,7 @@ class Program:
         return self.process.pid
 
     def line(self) -> str:
-        """The next line it prints."""
+        """Return the next line of its output."""
         assert self.process.stdout is not None
         found = self.process.stdout.readline()
         if not found:
@@ -64,7 +72,7 @@ class Program:
         return found.strip()
 
     def say(self, text: str = "") -> None:
-        """Send it a line."""
+        """Write a line to its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
@@ -79,22 +87,22 @@ class Program:
         self.process.wait()
 
     def end(self, timeout: float = 60) -> str:
-        """Wait until it has ended well; what it printed."""
+        """Wait until it has ended without an error; return its output."""
         out, err = self.process.communicate(timeout=timeout)
         assert self.process.returncode == 0, err
         return out
 
     def result(self, timeout: float = 60) -> Any:
-        """What it printed last, as JSON."""
+        """Return the last line of its output, parsed as JSON."""
         return json.loads(self.end(timeout).splitlines()[-1])
 
     def errors(self) -> str:
-        """What it wrote to stderr until its end."""
+        """Return what it wrote to stderr until its end."""
         assert self.process.stderr is not None
         return self.process.stderr.read()
 
     def clean_up(self) -> None:
-        """End it, however it stands."""
+        """Kill it with its children, if it still runs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -138,14 +146,14 @@ class Serving:
         self.address = program.line()
 
     def ask(self, expression: str) -> Any:
-        """The value of an expression in the process of the session."""
+        """Return the value of an expression in the process of the session."""
         self.program.say(expression)
         answer = json.loads(self.program.line())
         assert "error" not in answer, answer["error"]
         return answer["value"]
 
     def written(self) -> int:
-        """How many records have arrived."""
+        """Return how many records have arrived."""
         return int(self.ask("server.history.written"))
 
     @property
@@ -220,7 +228,7 @@ def wait_for_fixture():
 
 
 def row(target: Server | Serving, pid: int | None = None) -> ClientRow:
-    """What a session says about its only client, or about the one with that process id."""
+    """Return the row of the session's only client, or of the one with that process id."""
     if isinstance(target, Server):
         clients = answers.overview(target).clients
     else:

@@ -30,7 +30,7 @@ SEND = """
 """
 
 
-def test_on_one_host_the_bytes_do_not_cross_the_socket(serving, run):
+def test_one_host_shares_memory_instead_of_sending_bytes(serving, run):
     where = serving()
     talk = Talker(run(TALKS, to=where.address))
     talk("catch(10, size=1_000_000, wait=10)")  # 80 MB
@@ -44,7 +44,7 @@ def test_on_one_host_the_bytes_do_not_cross_the_socket(serving, run):
     assert where.ask("[int(x[-1]) for x in tap.get_all('x')]") == list(range(10))
 
 
-def test_a_host_that_is_another_one_gets_the_bytes_over_the_socket(serving, run):
+def test_another_host_gets_the_bytes_over_the_socket(serving, run):
     # connected over loopback, and yet the processes of the other side cannot be seen
     apart = ("unshare", "--pid", "--mount-proc", "--fork", "--kill-child")
     if can(*apart):
@@ -58,7 +58,7 @@ def test_a_host_that_is_another_one_gets_the_bytes_over_the_socket(serving, run)
     assert where.ask("answers.overview(server).clients[0].path") == "TCP"
 
 
-def test_a_nonce_that_is_not_ours_is_no_proof(server, run):
+def test_a_wrong_nonce_rules_out_shared_memory(server, run):
     # the server reads something there, but not what we have put there
     program = run("""
         import json, secrets, numpy as np, tensortap as tap
@@ -129,7 +129,7 @@ def test_no_descriptors_left_in_the_program(server, run):
 
 
 @pytest.mark.parametrize("wait", [0, 20], ids=["a stream", "one by one"])
-def test_a_segment_that_the_server_cannot_map_costs_nothing(serving, run, wait):
+def test_bytes_are_sent_if_the_server_cannot_map_a_segment(serving, run, wait):
     where = serving()
     talk = Talker(run(TALKS, to=where.address))
     talk("catch(2, size=10_000, wait=10)")
@@ -201,7 +201,7 @@ class Proxy:
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
 @pytest.mark.fault("connection cut at random moments")
-def test_what_arrived_before_a_cut_is_not_taken_twice(server, run, wait_for, arena):
+def test_records_sent_again_after_a_lost_connection_arrive_once(server, run, wait_for, arena):
     proxy = Proxy(server.address.port)
     try:
         talk = Talker(run(TALKS, to=f"127.0.0.1:{proxy.port}", TENSORTAP_NO_ARENA=arena))

@@ -73,7 +73,7 @@ def test_serve_and_top(served, command, run):
     assert "received 3 records" in err
 
 
-def test_a_port_that_is_taken(served, command):
+def test_reports_a_port_in_use(served, command):
     _, address = served
     again = command("serve", "--port", address.rpartition(":")[2])
     assert again.returncode == 2

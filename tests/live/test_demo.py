@@ -57,7 +57,7 @@ def test_the_demo(demo):
         assert code == (1 if line.startswith("compare") else 0), err
 
 
-def test_its_page(demo):
+def test_page_of_the_demo(demo):
     said, _, process = demo
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/\S*", said)
     with httpx.Client(follow_redirects=True, timeout=30) as browser:

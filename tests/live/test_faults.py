@@ -88,7 +88,7 @@ VIEWER = """
 
 
 @pytest.mark.fault("SIGSTOP of a viewer")
-def test_stopped_viewers_hold_nobody_up(server, run, programs):
+def test_stopped_viewers_do_not_delay_others(server, run, programs):
     viewers = [programs(VIEWER.format(address=str(server.address))) for _ in range(3)]
     for viewer in viewers:
         assert viewer.line() == "ready"

@@ -20,7 +20,7 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def test_found_later_without_a_restart(run, wait_for, row):
+def test_finds_a_server_that_starts_later(run, wait_for, row):
     port = free_port()
     live.start("127.0.0.1", 0).close()  # the key is there: only the server is missing
     talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
@@ -46,7 +46,7 @@ def test_found_later_without_a_restart(run, wait_for, row):
         server.close()
 
 
-def test_found_later_when_the_user_has_no_key_yet(run, wait_for):
+def test_finds_a_server_that_starts_later_and_creates_the_key(run, wait_for):
     port = free_port()
     talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
     talk("catch(3)")
@@ -87,7 +87,7 @@ def test_nothing_is_copied_and_no_thread_spins_without_a_server(run, wait_for):
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
 @pytest.mark.parametrize("size", [1, 100_000], ids=["small", "large"])
 @pytest.mark.fault("kill -9 of a session")
-def test_killed_and_restarted_in_mid_stream(serving, run, wait_for, row, arena, size):
+def test_server_killed_and_restarted_between_records(serving, run, wait_for, row, arena, size):
     first = serving()
     stream = run(
         f"""
@@ -135,7 +135,7 @@ def test_killed_and_restarted_in_mid_stream(serving, run, wait_for, row, arena, 
     assert content == steps
 
 
-def test_a_server_that_closes_says_goodbye_and_one_that_comes_is_found(run, wait_for):
+def test_reconnects_after_a_server_has_closed(run, wait_for):
     port = free_port()
     server = live.start("127.0.0.1", port, "64MB")
     talk = Talker(run(TALKS, to=f"127.0.0.1:{port}"))
@@ -170,7 +170,7 @@ def test_a_killed_server_frees_the_memory_of_its_client(serving, run, wait_for):
 
 
 @pytest.mark.fault("SIGSTOP of a session")
-def test_flush_says_no_while_the_server_is_away(serving, run, wait_for):
+def test_flush_returns_false_without_a_server(serving, run, wait_for):
     where = serving()
     talk = Talker(run(TALKS, to=where.address))
     talk("catch(1, wait=10)")
@@ -188,7 +188,7 @@ def test_flush_says_no_while_the_server_is_away(serving, run, wait_for):
     assert (r["captured"], r["disconnected"], r["sent"]) == (201, 0, 201)
 
 
-def test_nobody_answers_before_the_queue_is_attached(run):
+def test_the_queue_is_attached_before_anybody_answers(run):
     """On a loaded machine the thread may know that nobody listens before it is attached."""
     program = run(
         """

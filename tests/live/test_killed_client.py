@@ -29,7 +29,7 @@ def shm() -> set[str]:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.fault("kill -9 of a training program")
-def test_killed_in_the_middle_of_a_large_message(serving, run, wait_for, path):
+def test_client_killed_inside_a_large_message(serving, run, wait_for, path):
     before = shm()
     where = serving(memory="512MB")
     flood = run(FLOOD, to=where.address, TENSORTAP_NO_ARENA=PATHS[path])
@@ -60,7 +60,7 @@ def test_killed_in_the_middle_of_a_large_message(serving, run, wait_for, path):
 
 
 @pytest.mark.fault("kill -9 of a training program")
-def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
+def test_client_killed_between_two_chunks_of_a_payload(server, run, wait_for):
     # the other half never comes: what was half there is dropped, and not shown
     program = run(
         """
@@ -92,7 +92,7 @@ def test_killed_between_two_parts_of_a_payload(server, run, wait_for):
 
 
 @pytest.mark.fault("SIGSTOP of a training program")
-def test_a_client_that_stops_in_mid_message_holds_nobody_up(server, run, wait_for):
+def test_a_client_stopped_inside_a_message_does_not_delay_others(server, run, wait_for):
     flood = run(FLOOD, TENSORTAP_NO_ARENA="1")
     assert flood.line() == "ready"
     flood.signal(signal.SIGSTOP)

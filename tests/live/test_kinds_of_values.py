@@ -48,7 +48,7 @@ def test_every_dtype_and_layout_arrives_bit_for_bit(server, run, framework, path
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nested_values_arrive_as_they_were(server, run, path):
+def test_nested_values_arrive_unchanged(server, run, path):
     run(SEND.format(values="nested"), **PATHS[path]).end()
     wrong = {
         name: fetch(server.history, name)
@@ -80,7 +80,7 @@ def test_torch_tensors_and_jax_arrays_in_containers(server, run):
     assert got["j"][1].shape == (99, 99)
 
 
-def test_an_object_of_another_kind_comes_as_its_type_and_repr(server, run):
+def test_other_objects_arrive_as_type_and_repr(server, run):
     run("""
         import tensortap as tap
         class Config:

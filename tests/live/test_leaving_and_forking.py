@@ -13,7 +13,7 @@ PATHS = {"shared memory": "", "TCP": "1"}
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "import sys; sys.exit()"])
-def test_what_is_pending_is_flushed_at_the_end(server, run, ending, path):
+def test_pending_records_are_flushed_at_exit(server, run, ending, path):
     run(
         f"""
         import numpy as np, tensortap as tap
@@ -29,7 +29,7 @@ def test_what_is_pending_is_flushed_at_the_end(server, run, ending, path):
     assert int(fetch(server.history, "large")[-1]) == 99
 
 
-def test_an_error_of_the_program_still_flushes(server, run):
+def test_pending_records_are_flushed_after_an_exception(server, run):
     program = run("""
         import tensortap as tap
         tap.catch("last words", "x")
@@ -42,7 +42,7 @@ def test_an_error_of_the_program_still_flushes(server, run):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stuck_server_holds_the_exit_up_for_two_seconds_at_most(serving, run, path):
+def test_a_stuck_server_delays_the_exit_by_at_most_two_seconds(serving, run, path):
     where = serving()
     program = run(
         """
@@ -65,7 +65,7 @@ def test_a_stuck_server_holds_the_exit_up_for_two_seconds_at_most(serving, run, 
     assert 1.5 < time.monotonic() - start < 3.5
 
 
-def test_no_server_does_not_hold_the_exit_up(run):
+def test_a_missing_server_does_not_delay_the_exit(run):
     program = run('import tensortap as tap; tap.catch(1, "x"); print("leaving")', to="127.0.0.1:1")
     assert program.line() == "leaving"
     start = time.monotonic()
@@ -73,7 +73,7 @@ def test_no_server_does_not_hold_the_exit_up(run):
     assert time.monotonic() - start < 1.5
 
 
-def test_a_forked_child_has_a_session_of_its_own(server, run, row):
+def test_a_forked_child_has_a_connection_of_its_own(server, run, row):
     program = run("""
         import os, sys, numpy as np, tensortap as tap
         for i in range(10):

@@ -134,7 +134,7 @@ def test_eviction_is_shown(capsys, run, monkeypatch):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_somebody_holds_stays_valid_and_unchanged(run, wait_for, path):
+def test_values_in_use_survive_their_eviction(run, wait_for, path):
     server = live.start("127.0.0.1", 0, "8MB")
     try:
         program = run(
@@ -175,7 +175,7 @@ def test_what_somebody_holds_stays_valid_and_unchanged(run, wait_for, path):
     assert (value == 2).all()
 
 
-def test_what_get_hands_out_is_the_callers(server, run):
+def test_values_from_get_belong_to_the_caller(server, run):
     run("""
         import jax.numpy as jnp, numpy as np, torch, tensortap as tap
         tap.catch(torch.zeros(10_000), "large"); tap.catch(torch.zeros(3), "small")

@@ -136,9 +136,7 @@ def test_one_tensor_larger_than_the_budget_arrives(server, run, arena):
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["shared memory", "TCP"])
-def test_what_is_larger_than_the_server_is_refused_and_the_rest_goes_on(
-    serving, run, wait_for, row, arena
-):
+def test_a_value_larger_than_the_history_is_dropped_alone(serving, run, wait_for, row, arena):
     where = serving(memory="16MB")
     program = run(
         """
@@ -167,7 +165,7 @@ def test_what_is_larger_than_the_server_is_refused_and_the_rest_goes_on(
     assert row(where).reasons["too large"] == 3
 
 
-def test_a_ticket_tells_the_fate_of_its_value(serving, run, wait_for):
+def test_a_ticket_tells_whether_its_value_arrived(serving, run, wait_for):
     where = serving()
     program = run(
         """

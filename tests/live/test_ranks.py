@@ -26,7 +26,7 @@ CATCH = """
     ],
     ids=["torchrun", "slurm", "jax", "mpi"],
 )
-def test_the_launcher_says_the_rank(server, run, names):
+def test_rank_from_the_launcher(server, run, names):
     programs = [
         run(CATCH.format(rank=rank), **{names[0]: str(rank), names[1]: "2"}) for rank in (0, 1)
     ]
@@ -53,7 +53,7 @@ def check_two_histories(server):
         assert sorted((c.rank, c.world_size) for c in view.overview().clients) == [(0, 2), (1, 2)]
 
 
-def test_torch_distributed_says_the_rank(server, run, tmp_path):
+def test_rank_from_torch_distributed(server, run, tmp_path):
     code = """
         import torch, torch.distributed as dist, tensortap as tap
         tap.catch("before", "early")

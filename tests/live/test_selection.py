@@ -40,7 +40,7 @@ def test_every_first_and_when(server, run):
     assert skipped == 6 * 20 - 19
 
 
-def test_a_condition_that_raises_is_one_warning_and_no_capture(server, run):
+def test_a_condition_that_raises_is_logged_once(server, run):
     program = run("""
         import tensortap as tap
         def broken(value):
@@ -57,7 +57,7 @@ def test_a_condition_that_raises_is_one_warning_and_no_capture(server, run):
 
 
 @pytest.mark.parametrize("size", [4, 100_000])
-def test_changed_is_about_the_content(server, run, size):
+def test_changed_compares_contents(server, run, size):
     program = run(f"""
         import numpy as np, torch, tensortap as tap
         x = torch.zeros({size})

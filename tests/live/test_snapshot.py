@@ -10,7 +10,7 @@ from tensortap.api.lookup import get as fetch
 
 
 @pytest.mark.parametrize("path", ["", "1"])
-def test_changes_right_after_the_call_are_not_seen(server, run, path):
+def test_changes_after_the_call_do_not_reach_the_snapshot(server, run, path):
     program = run(
         """
         import numpy as np, torch, tensortap as tap
@@ -129,7 +129,7 @@ TRAIN = """
 """
 
 
-def test_training_is_the_same_bit_for_bit(server, run):
+def test_training_is_bit_identical(server, run):
     plain = run(TRAIN.format(catching=False)).result()
     caught = run(TRAIN.format(catching=True)).result()
     nobody = run(TRAIN.format(catching=True), to="127.0.0.1:1").result()
@@ -176,7 +176,7 @@ ODD = """
 """
 
 
-def test_what_cannot_be_caught_is_said_once_and_training_goes_on(server, run):
+def test_values_that_cannot_be_captured_are_logged_once(server, run):
     program = run(ODD)
     out, err = program.process.communicate(timeout=60)
     assert json.loads(out) == [25, 5], err

@@ -173,6 +173,7 @@ def test_run_names_values_that_were_dropped_over_budget(tmp_path, small_disk, mo
     assert queue.ledger.reasons()["over budget"] == len(dropped)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("disk full")
 def test_what_a_full_disk_has_no_room_for_is_counted_and_missing_in_the_run(
     tmp_path, small_disk, caplog
@@ -197,6 +198,7 @@ def test_what_a_full_disk_has_no_room_for_is_counted_and_missing_in_the_run(
     assert not list(queue.sink.run.rglob("*.part"))
 
 
+@pytest.mark.slow
 @pytest.mark.fault("disk full")
 def test_a_run_without_any_room_is_not_opened_and_training_continues(
     tmp_path, small_disk, caplog, monkeypatch

@@ -129,6 +129,7 @@ def test_forks_with_a_lambda(start, notes):
     assert [r["value"] for r in notes.records] == [2.0]
 
 
+@pytest.mark.slow
 def test_rejects_fork_after_cuda(monkeypatch):
     import torch
 
@@ -297,6 +298,7 @@ def test_reports_a_function_that_the_worker_cannot_import(start, caplog, tmp_pat
 # -- slow workers ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slow_worker_does_not_block_training_and_every_record_is_counted(start, notes):
     notes.slow = 0.002
     watcher = start(notes, rate=1e6, timeout=60)
@@ -341,6 +343,7 @@ def test_a_stopped_worker_costs_at_most_the_budget(start, notes, monkeypatch):
     assert notes.of("big")[-1]["value"] == 100_000 - 1 + 199
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_while_closing_still_closes_its_files(start, trouble, caplog):
     watcher = start(trouble, timeout=3.0)
     watcher.catch(1.0, "before")

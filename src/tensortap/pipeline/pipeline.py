@@ -30,7 +30,7 @@ log = logging.getLogger("tensortap")
 
 _now = time.perf_counter_ns
 _VALUE = Kind.VALUE
-_NO_TENSOR: tuple[str, tuple[int, ...]] = ("", ())
+_NO_TENSOR = TensorData("", "", (), b"")
 EXIT = 2.0  # seconds that the end of the program may wait for what is queued
 
 
@@ -183,28 +183,22 @@ class Pipeline:
         if len(queues) > 1 or not queues[0].admit(nbytes, name, _VALUE, step, rank):
             queues = admit(queues, nbytes, name, _VALUE, step, rank) if len(queues) > 1 else ()
             if not queues:
-                counter.digest = None  # this content was not captured
-                self.ledger.charge("select", _now() - start, 1)
-                return SKIPPED
+                return self._reject(counter, start)
         admitted = _now() if large else 0
         try:
             snapshot, _ = adapter.snapshot(value, self.pool, ())
         except OutOfMemory:
             for queue in queues:
                 queue.reject(name, _VALUE, step, rank)
-            counter.digest = None
-            self.ledger.charge("select", _now() - start, 1)
-            return SKIPPED
+            return self._reject(counter, start)
         except BaseException:
             counter.digest = None
             raise
         copied = _now() if large else 0
-        dtype, shape = _NO_TENSOR
-        if type(snapshot) is TensorData:
-            dtype, shape = snapshot.dtype, snapshot.shape
+        tensor = snapshot if type(snapshot) is TensorData else _NO_TENSOR
         record = Record(
             name, _VALUE, step, call, self.next_seq(), rank, world_size, time.time_ns(),
-            type_name(cls), dtype, shape, shard, digest, snapshot,
+            type_name(cls), tensor.dtype, tensor.shape, shard, digest, snapshot,
         )  # fmt: skip
         ticket = write_to(queues, record, nbytes)
         if large:
@@ -216,6 +210,11 @@ class Pipeline:
                 fast_path.learn(value, adapter, snapshot)
             self.ledger.capture_small(nbytes, _now() - start)
         return ticket
+
+    def _reject(self, counter: CallCounter, start: int) -> Ticket:
+        counter.digest = None  # this content was not captured
+        self.ledger.charge("select", _now() - start, 1)
+        return SKIPPED
 
     def put(self, record: Record, nbytes: int = 0, *, captured: bool = False) -> Ticket:
         """Queue a record that a source has made; `captured` if it counts as a captured value."""

@@ -107,14 +107,9 @@ class Queue:
         if FastCapture is None:
             return None
         return FastPath(
-            next=next_seq,
-            append=self._entries.append,
-            hurry=self.hurry,
-            wake=self._wake.set,
-            sink=self.sink,
-            state=self.state,
-            budget=self.budget,
-        )
+            next=next_seq, append=self._entries.append, hurry=self.hurry, wake=self._wake.set,
+            sink=self.sink, state=self.state, budget=self.budget,
+        )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything queued so far is settled; return False if time ran out."""
@@ -148,8 +143,7 @@ class Queue:
                 break
             if not warned:
                 warned = True
-                what = f"{self.waiting} values are still to be written"
-                log.warning("tensortap: %s; waiting at most %.0f s", what, left - FAILING)
+                log.warning("tensortap: waiting up to %.0f s for %d values", left, self.waiting)
         self._closed = True
         self._wake.set()
         self._thread.join(max(0.5, deadline - time.monotonic()))
