@@ -30,6 +30,7 @@ def isolated_settings(tmp_path_factory, monkeypatch):
             monkeypatch.delenv(name)
     # runs search all that the tests have imported for monkey patches; tests/provenance does that
     monkeypatch.setenv("TENSORTAP_MODIFICATIONS", "0")
+    monkeypatch.setenv("TENSORTAP_ARENA", "32MB")  # every program of the tests prepares its own
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import fcntl
-import gc
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,32 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap import buffers
-from tensortap.buffers import (
-    SLAB,
-    MappedSegment,
-    OutOfMemory,
-    Pool,
-    RemoteBlock,
-    Segment,
-    size_class,
-    view_of,
-)
+from tensortap.buffers import MappedSegment, OutOfMemory, Pool, Segment, view_of
 
 SOURCE = str(Path(__file__).parents[1] / "src")
-
-
-@given(st.integers(0, 1 << 45))
-def test_a_block_is_at_most_a_quarter_larger(nbytes):
-    size = size_class(nbytes)
-    assert size >= max(nbytes, 1)
-    assert size % 4096 == 0
-    assert size <= max(4096, nbytes * 1.25, nbytes + 4096)
-    assert size_class(size) == size
-
-
-@given(st.integers(1, 1 << 45))
-def test_larger_values_never_get_smaller_blocks(nbytes):
-    assert size_class(nbytes) >= size_class(nbytes - 1)
 
 
 def test_reuses_a_returned_block():
@@ -51,26 +27,29 @@ def test_reuses_a_returned_block():
     where = lease.address
     lease.writable[:] = b"x" * 100_000
     assert bytes(lease.view) == b"x" * 100_000
-    taken = pool.nbytes
     del lease
     for _ in range(100):
         assert pool.acquire(100_000).address == where
-    assert pool.nbytes == taken
 
 
-def test_small_blocks_share_a_segment_and_large_ones_do_not():
-    pool = Pool()
-    small = [pool.acquire(1 << 20) for _ in range(SLAB >> 20)]
-    assert len({lease.segment.number for lease in small}) == 1
-    assert pool.acquire(1 << 20).segment is not small[0].segment
-    large = [pool.acquire(SLAB // 2) for _ in range(3)]
-    assert len({lease.segment.number for lease in large}) == 3
+def test_uses_private_memory_when_the_arena_is_full():
+    pool = Pool(8 << 20)
+    leases = [pool.acquire(1 << 20) for _ in range(10)]
+    assert [lease.segment.number for lease in leases] == [1] * 8 + [0] * 2
+    assert pool.acquire(9 << 20).segment.number == 0  # larger than the arena
+    assert pool.acquire_shared(1) is None
+    for lease in leases:
+        lease.writable[:] = b"x" * (1 << 20)
+    del leases[3:5], lease
+    merged = pool.acquire_shared(2 << 20)  # two returned neighbors
+    assert merged.segment.number == 1
+    assert all(set(lease.view[::4096]) == {ord("x")} for lease in leases)
 
 
 @given(st.lists(st.tuples(st.integers(1, 300_000), st.integers(0, 5)), max_size=40))
 @settings(max_examples=60)
 def test_leased_blocks_never_overlap(requests):
-    pool = Pool(shared=False)
+    pool = Pool(1 << 20, shared=False)
     held = []
     for nbytes, drop in requests:
         held.append(pool.acquire(nbytes))
@@ -98,66 +77,84 @@ def test_many_threads_share_a_pool():
     for thread in threads:
         thread.join()
     assert not wrong
-    pool.trim(-1)
-    assert pool.nbytes == 0, "a block was not returned"
+    assert pool.acquire_shared(pool.nbytes) is not None, "a block was not returned"
 
 
-def test_retired_segment_is_never_leased_again():
+@pytest.mark.parametrize("handler", ["signal", "finalizer"])
+def test_never_waits_for_its_lock(handler):
+    """A signal handler or finalizer may run while its thread is inside the pool."""
     pool = Pool()
-    held = pool.acquire(1 << 20)
-    segment = held.segment
+    leases = []
+
+    class Dropped:
+        def __del__(self) -> None:
+            leases.append(pool.acquire(100_000))
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: leases.append(pool.acquire(100_000)))
+    try:
+        assert pool._lock.acquire()
+        if handler == "signal":
+            signal.raise_signal(signal.SIGUSR1)
+        else:
+            Dropped()
+        pool._lock.release()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    (lease,) = leases
+    lease.writable[:] = b"x" * 100_000
+
+
+def test_prepares_the_arena_in_the_background():
+    pool = Pool(8 << 20)
+    pool.prepare()
+    for thread in threading.enumerate():
+        if thread.name == "tensortap-arena":
+            thread.join(20)
+    lease = pool.acquire(1)
+    smaps = Path("/proc/self/smaps").read_text()
+    start = f"{lease.segment.address:x}-"
+    resident = smaps[smaps.index(start) :].split("Rss:")[1].split()[0]
+    assert int(resident) == 8 << 10
+
+
+def test_renewed_pool_never_leases_old_memory_again():
+    pool = Pool()
+    held, returned = pool.acquire(1 << 20), pool.acquire(1 << 20)
     held.writable[:4] = b"keep"
-    pool.retire(segment)
-    assert all(pool.acquire(1 << 20).segment is not segment for _ in range(100))
+    old = held.segment
+    del returned
+    pool.renew()
+    assert all(pool.acquire(1 << 20).segment is not old for _ in range(100))
     assert bytes(held.view[:4]) == b"keep"
-    assert segment.fd >= 0
-    del held
-    pool.trim(1000)
-    assert segment.fd < 0
-    other = pool.acquire(1 << 20)
-    idle = other.segment
-    del other
-    pool.retire(idle)
-    assert idle.fd < 0
-
-
-def test_trim_frees_unused_segments():
-    pool = Pool()
-    held, idle = pool.acquire(20 << 20), pool.acquire(40 << 20)
-    gone = idle.segment.number
-    del idle
-    assert pool.trim(1000) == []
-    assert pool.trim(-1) == [gone]
-    assert pool.nbytes == held.segment.nbytes
-    assert pool.acquire(40 << 20).segment.number not in (gone, held.segment.number)
+    fd = old.fd
+    del held, old
+    pool.acquire(1)
+    assert not os.path.exists(f"/proc/self/fd/{fd}")
 
 
 def test_pool_leaves_a_reserve_of_memory(monkeypatch):
-    pool = Pool(shared=False)
+    pool = Pool(4 << 20, shared=False)
     kept = pool.acquire(1 << 20)
     monkeypatch.setattr(buffers, "available_memory", lambda: pool._reserve + (1 << 20))
     with pytest.raises(OutOfMemory, match="this machine is low on memory"):
-        pool.acquire(2 << 20)
-    pool.acquire(1 << 20)  # free blocks can still be used
+        pool.acquire(5 << 20)
+    pool.acquire(3 << 20)  # free blocks can still be used
     del kept
     with pytest.raises(MemoryError):
         pool.acquire(1 << 40)
-    assert pool.nbytes <= SLAB
 
 
 def test_pool_does_not_grow_beyond_its_limit():
-    pool = Pool(shared=False, limit=lambda: 10 << 20)
-    held = [pool.acquire(3 << 20) for _ in range(4)]
+    pool = Pool(1 << 20, limit=lambda: 10 << 20)
+    held = [pool.acquire(1 << 20), *[pool.acquire(3 << 20) for _ in range(3)]]
+    assert pool.taken == 10 << 20
     with pytest.raises(OutOfMemory, match="all of the 10485760 bytes that it may take"):
         pool.acquire(3 << 20)
     del held[:2]
-    held.append(pool.acquire(3 << 20))  # a free block
+    held.append(pool.acquire(1 << 20))  # in the arena
     held.append(pool.acquire(3 << 20))
-    with pytest.raises(OutOfMemory):
-        pool.acquire(1 << 20)
     held.clear()
-    pool.acquire(1 << 20)  # frees blocks of another size
-    assert pool.nbytes <= 10 << 20
+    pool.acquire(20 << 20)  # alone, a value may be larger
 
 
 def test_failed_mapping_closes_its_file(monkeypatch):
@@ -196,9 +193,6 @@ def test_size_of_a_segment_is_sealed():
         with pytest.raises(PermissionError):
             os.ftruncate(segment.fd, size)
     assert os.readlink(f"/proc/self/fd/{segment.fd}").startswith("/memfd:tensortap")
-    segment.close()
-    assert segment.fd == -1
-    segment.close()
 
 
 def mapped(lease):
@@ -228,9 +222,11 @@ def test_mapping_outlives_its_segment():
     lease.writable[:5] = b"still"
     seen = mapped(lease)
     segment = lease.segment
-    del lease
-    pool.retire(segment)
-    assert segment.fd < 0
+    fd = segment.fd
+    del lease, segment
+    pool.renew()
+    pool.acquire(1)
+    assert not os.path.exists(f"/proc/self/fd/{fd}")
     assert seen.memory[:5] == b"still"
 
 
@@ -239,7 +235,6 @@ def test_mapping_checks_the_size(nbytes):
     segment = Segment(1, 8192, shared=True)
     with pytest.raises((OSError, ValueError)):
         MappedSegment(os.getpid(), segment.fd, nbytes)
-    segment.close()
 
 
 def test_maps_only_sealed_tensortap_segments(tmp_path):
@@ -257,29 +252,6 @@ def test_maps_only_sealed_tensortap_segments(tmp_path):
         MappedSegment(os.getpid(), 9999, 4096)
     os.close(loose)
     os.close(file)
-
-
-def test_remote_block_reports_when_it_is_freed_and_can_be_copied():
-    pool, home = Pool(), Pool(shared=False)
-    lease = pool.acquire(1 << 20)
-    lease.writable[:] = b"a" * (1 << 20)
-    seen = mapped(lease)
-    freed = collections.deque()
-    one = RemoteBlock(seen, 7, lease.offset, 1000, freed)
-    two = RemoteBlock(seen, 7, lease.offset + 4096, 500, freed)
-    assert seen.used == 1500
-    assert bytes(one.view) == b"a" * 1000
-    one.copy_to(home)
-    lease.writable[:1000] = b"b" * 1000
-    assert bytes(one.view) == b"a" * 1000
-    assert bytes(two.view) == b"a" * 500
-    del two
-    assert list(freed) == [(7, lease.offset + 4096)]
-    assert seen.used == (1000 if one in seen.blocks else 0)
-    del one
-    gc.collect()
-    assert list(freed) == [(7, lease.offset + 4096), (7, lease.offset)]
-    assert seen.used == 0
 
 
 def test_forked_child_does_not_write_into_memory_of_its_parent():

@@ -1,10 +1,10 @@
-"""Recycled memory for snapshots, in segments that another process can map.
+"""Memory for snapshots: an arena that another process can map, and private memory beside it.
 
-Page faults make a copy into fresh memory three to four times slower, so blocks are recycled: a
-`Pool` hands out a `Lease`, which returns its block when the last reference to it is dropped. On
-Linux the segments are memfds with a sealed size: they belong to no file system, leave nothing
-behind however a process ends, and can be mapped safely. A process of the same user opens them
-under ``/proc/<pid>/fd/``.
+Page faults make a copy into fresh memory several times slower, so blocks of the arena are recycled:
+a `Pool` hands out a `Lease`, which returns its block when the last reference to it is dropped. On
+Linux the arena is a memfd with a sealed size: it belongs to no file system, leaves nothing behind
+however a process ends, and can be mapped safely. A process of the same user opens it under
+``/proc/<pid>/fd/``.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import fcntl
 import itertools
 import mmap
 import os
-import time
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 from tensortap.limits import available_memory, total_memory
 from tensortap.locks import SafeLock
-
-SLAB = 32 << 20
-"""Bytes of a segment that small blocks share, because file descriptors are scarce."""
+from tensortap.settings import arena_size
 
 _PAGE = 4096
+_HUGE = 4 << 20  # bytes from which on huge pages help
+_PREPARED_AT_ONCE = 1 << 20  # bytes; mapping memory waits meanwhile
 # Linux numbers: not every build of Python has names for them
 _ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
+_MADV_POPULATE_WRITE = 23
 can_share = hasattr(os, "memfd_create")
 
 
@@ -52,19 +53,8 @@ def view_of(data: bytes | memoryview | Block) -> memoryview:
     return data.view
 
 
-def size_class(nbytes: int) -> int:
-    """Return the size of the block for `nbytes` bytes: at most a quarter larger.
-
-    >>> size_class(70_000)
-    81920
-    """
-    size = max(nbytes, _PAGE)
-    quarter = max(1 << ((size - 1).bit_length() - 3), _PAGE)
-    return -(-size // quarter) * quarter
-
-
 class Segment:
-    """Memory that is mapped once and divided into blocks of one size."""
+    """Memory that is mapped at once; `number` is 0 for memory that is not shared."""
 
     def __init__(self, number: int, nbytes: int, shared: bool) -> None:
         self.number = number
@@ -72,31 +62,32 @@ class Segment:
         self.fd = -1
         if shared:
             self.fd = os.memfd_create("tensortap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            try:
-                os.ftruncate(self.fd, nbytes)
-                fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SIZE)
-                self.memory = mmap.mmap(self.fd, nbytes)
-            except OSError:
-                os.close(self.fd)
-                raise
+            os.ftruncate(self.fd, nbytes)
+            fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SIZE)
+            self.memory = mmap.mmap(self.fd, nbytes)
         else:
-            self.memory = mmap.mmap(-1, nbytes)
+            self.memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+                with contextlib.suppress(OSError):
+                    self.memory.madvise(mmap.MADV_HUGEPAGE)
         anchor = ctypes.c_char.from_buffer(self.memory)
         self.address = ctypes.addressof(anchor)
         del anchor  # it would keep the mapping from being closed
-        self.block_nbytes = nbytes
-        self.leased = 0  # number of blocks
-        self.retired = False
-        self.idle_since = time.monotonic()
 
-    def close(self) -> None:
-        """Free the memory; other processes that have mapped it keep it."""
-        # a view that is still in use keeps the mapping alive
-        with contextlib.suppress(BufferError):
-            self.memory.close()
+    def prepare(self) -> None:
+        """Touch all pages, so that the first copies into them are as fast as later ones."""
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        madvise = ctypes.CDLL(None).madvise  # releases the GIL, unlike the method of mmap
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for offset in range(0, self.nbytes, _PREPARED_AT_ONCE):
+            piece = min(_PREPARED_AT_ONCE, self.nbytes - offset)
+            if madvise(self.address + offset, piece, _MADV_POPULATE_WRITE):
+                return  # Linux before 5.14
+
+    def __del__(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+            os.close(self.fd)  # the memory stays where it is mapped
 
 
 class Lease:
@@ -135,8 +126,8 @@ class Lease:
 
     def __del__(self) -> None:
         # only an append: this runs in any thread, at any point
-        if self.segment.number:  # else it belongs to no pool
-            self._pool._returned.append((self.segment, self.offset))
+        if self.segment.number:
+            self._pool._returned.append((self.segment, self.offset, _pages(self.nbytes)))
 
 
 class OutOfMemory(MemoryError):
@@ -144,116 +135,131 @@ class OutOfMemory(MemoryError):
 
 
 class Pool:
-    """Recycled blocks of memory; beyond `limit()` bytes there are no new ones."""
+    """The arena of a process, and private memory for what does not fit into it.
+
+    Beyond `limit()` bytes in all there is no more private memory.
+    """
 
     def __init__(
-        self, *, shared: bool | None = None, limit: Callable[[], int] | None = None
+        self,
+        nbytes: int | None = None,
+        *,
+        shared: bool | None = None,
+        limit: Callable[[], int] | None = None,
     ) -> None:
         self.shared = can_share if shared is None else shared
         self._limit = limit
+        self.nbytes = arena_size() if nbytes is None else nbytes
         self._lock = SafeLock()
-        self._free: dict[int, list[tuple[Segment, int]]] = collections.defaultdict(list)
-        self._returned: collections.deque[tuple[Segment, int]] = collections.deque()
         self._numbers = itertools.count(1)
-        self._segments: dict[int, Segment] = {}
+        self._arena: Segment | None = None
+        self._extents: list[tuple[int, int]] = []  # free (offset, size), in order
+        self._free: dict[int, list[int]] = {}  # offsets of returned blocks by size
+        self._returned: collections.deque[tuple[Segment, int, int]] = collections.deque()
+        self._private: weakref.WeakSet[Segment] = weakref.WeakSet()
         self._reserve = total_memory() // 20
+        self._prepared = False
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all segments."""
-        return sum(s.nbytes for s in list(self._segments.values()))
+    def taken(self) -> int:
+        """Bytes that this pool takes: its arena, and private memory."""
+        private = sum(segment.nbytes for segment in list(self._private))
+        return private + (self._arena.nbytes if self._arena is not None else 0)
 
     def acquire(self, nbytes: int) -> Lease:
         """Return a block for `nbytes` bytes with undefined content."""
-        size = size_class(nbytes)
-        if not self._lock.acquire():  # in a signal handler or finalizer that interrupted us
-            return Lease(self, Segment(0, size, shared=False), 0, nbytes)
-        try:
-            free = self._free[size]
-            # blocks returned last are used first: they are warm
-            self._collect()
-            if not free:
-                self._grow(size)
-            segment, offset = free.pop()
-            segment.leased += 1
-        finally:
-            self._lock.release()
-        return Lease(self, segment, offset, nbytes)
-
-    def retire(self, segment: Segment) -> None:
-        """Never lease blocks of this segment again: another process may still read them."""
-        segment.retired = True
-        if self._lock.acquire():
-            try:
-                self._collect()
-                if segment.leased == 0:
-                    self._free_segment(segment)
-                elif segment.number in self._segments:
-                    self._withdraw(segment)
-            finally:
-                self._lock.release()
-
-    def trim(self, idle: float) -> list[int]:
-        """Free segments that were unused for `idle` seconds; return their numbers."""
-        if not self._lock.acquire():
-            return []
-        try:
-            self._collect()
-            limit = time.monotonic() - idle
-            unused = [s for s in self._segments.values() if not s.leased and s.idle_since < limit]
-            for segment in unused:
-                self._free_segment(segment)
-        finally:
-            self._lock.release()
-        return [s.number for s in unused]
-
-    def _collect(self) -> None:
-        for _ in range(len(self._returned)):  # a handler may return more meanwhile
-            segment, offset = self._returned.popleft()
-            segment.leased -= 1
-            if segment.leased == 0:
-                segment.idle_since = time.monotonic()
-            if not segment.retired:
-                self._free[segment.block_nbytes].append((segment, offset))
-            elif segment.leased == 0:
-                self._free_segment(segment)
-
-    def _grow(self, size: int) -> None:
-        slab = SLAB
-        if self._limit is not None:
-            limit = self._limit()
-            slab = min(SLAB, max(limit // 32, 1 << 20))
-            if self.nbytes > limit:
-                for segment in [s for s in self._segments.values() if not s.leased]:
-                    self._free_segment(segment)  # its blocks have another size
-            if self.nbytes > limit:
+        lease = self.acquire_shared(nbytes)
+        if lease is None:
+            size = _pages(nbytes)
+            limit = self._limit() if self._limit is not None else None
+            if limit is not None and self._private and self.taken + size > limit:
                 raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")
-        blocks = max(1, slab // size) if size <= slab // 4 else 1
-        nbytes = size * blocks
+            self._check_memory(size)
+            segment = Segment(0, size, False)
+            self._private.add(segment)
+            lease = Lease(self, segment, 0, nbytes)
+        return lease
+
+    def acquire_shared(self, nbytes: int) -> Lease | None:
+        """Return a block of the arena; None if it has no room."""
+        size = _pages(nbytes)
+        # no lock in a signal handler or finalizer that interrupted us
+        if size > self.nbytes or not self._lock.acquire():
+            return None
+        try:
+            arena = self._arena or self._create()
+            offset = self._allocate(arena, size)
+        except OutOfMemory:
+            return None
+        except OSError:  # no file descriptors, or files have a size limit
+            self.nbytes = 0
+            return None
+        finally:
+            self._lock.release()
+        return None if offset is None else Lease(self, arena, offset, nbytes)
+
+    def renew(self) -> None:
+        """Use a new arena from now on: a server that was lost may still read the old one."""
+        self._arena = None  # one statement: no lock is needed
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Touch the pages of the arena in the background."""
+        lease = self.acquire_shared(1)
+        if lease is not None and not self._prepared:
+            self._prepared = True
+            target = lease.segment.prepare
+            threading.Thread(target=target, name="tensortap-arena", daemon=True).start()
+
+    def _create(self) -> Segment:
+        self._check_memory(self.nbytes)
+        arena = Segment(next(self._numbers), self.nbytes, self.shared)
+        self._extents = [(0, self.nbytes)]
+        self._free.clear()
+        self._arena = arena
+        return arena
+
+    def _allocate(self, arena: Segment, size: int) -> int | None:
+        for _ in range(len(self._returned)):  # a handler may return more meanwhile
+            segment, returned, nbytes = self._returned.popleft()
+            if segment is arena:
+                self._free.setdefault(nbytes, []).append(returned)
+        offsets = self._free.get(size)
+        if offsets:
+            return offsets.pop()  # the block returned last is warm
+        offset = self._carve(size)
+        if offset is None and self._free:
+            self._merge()
+            offset = self._carve(size)
+        return offset
+
+    def _carve(self, size: int) -> int | None:
+        """Take `size` bytes from the first free extent that is large enough."""
+        for i, (offset, free) in enumerate(self._extents):
+            if free >= size:
+                self._extents[i : i + 1] = [(offset + size, free - size)] if free > size else []
+                return offset
+        return None
+
+    def _merge(self) -> None:
+        """Join the returned blocks to free extents."""
+        blocks = [(offset, size) for size, offsets in self._free.items() for offset in offsets]
+        self._free.clear()
+        merged: list[tuple[int, int]] = []
+        for offset, size in sorted(self._extents + blocks):
+            if merged and sum(merged[-1]) == offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((offset, size))
+        self._extents = merged
+
+    def _check_memory(self, nbytes: int) -> None:
         if available_memory() - nbytes < self._reserve:
             raise OutOfMemory(f"cannot allocate {nbytes} bytes: this machine is low on memory")
-        number = next(self._numbers)
-        try:
-            segment = Segment(number, nbytes, self.shared)
-        except OSError:
-            if not self.shared:
-                raise
-            # no file descriptors left: use memory that cannot be shared
-            segment = Segment(number, nbytes, False)
-        self._segments[segment.number] = segment
-        segment.block_nbytes = size
-        self._free[size].extend((segment, i * size) for i in reversed(range(blocks)))
 
-    def _free_segment(self, segment: Segment) -> None:
-        if self._segments.pop(segment.number, None) is None:
-            return
-        self._withdraw(segment)
-        segment.close()
 
-    def _withdraw(self, segment: Segment) -> None:
-        # in place: `acquire` has a reference to this list
-        free = self._free[segment.block_nbytes]
-        free[:] = [entry for entry in free if entry[0] is not segment]
+def _pages(nbytes: int) -> int:
+    return max(1, -(-nbytes // _PAGE)) * _PAGE
 
 
 class MappedSegment:
@@ -274,51 +280,3 @@ class MappedSegment:
         finally:
             os.close(file)
         self.nbytes = nbytes
-        self.blocks: weakref.WeakSet[RemoteBlock] = weakref.WeakSet()
-
-    @property
-    def used(self) -> int:
-        """Bytes of the blocks that are still referenced."""
-        return sum(block.nbytes for block in list(self.blocks))
-
-
-class RemoteBlock:
-    """A block in a segment of another process; dropping it adds it to `freed`."""
-
-    __slots__ = ("__weakref__", "_copy", "_freed", "_mapped", "nbytes", "offset", "segment")
-
-    def __init__(
-        self,
-        mapped: MappedSegment,
-        segment: int,
-        offset: int,
-        nbytes: int,
-        freed: collections.deque[tuple[int, int]],
-    ) -> None:
-        self._mapped: MappedSegment | None = mapped
-        self._copy: Lease | None = None
-        self._freed = freed
-        self.segment = segment
-        self.offset = offset
-        self.nbytes = nbytes
-        mapped.blocks.add(self)
-
-    @property
-    def view(self) -> memoryview:
-        # in this order: `copy_to` sets the copy first, then clears the mapping
-        mapped, copy = self._mapped, self._copy
-        if copy is not None:
-            return copy.view
-        assert mapped is not None
-        return memoryview(mapped.memory)[self.offset : self.offset + self.nbytes]
-
-    def copy_to(self, pool: Pool) -> None:
-        """Copy the bytes into this process, so that the segment can be unmapped."""
-        copy = pool.acquire(self.nbytes)
-        copy.writable[:] = self.view
-        self._copy = copy
-        self._mapped = None
-
-    def __del__(self) -> None:
-        # only an append: this runs in any thread, at any point
-        self._freed.append((self.segment, self.offset))

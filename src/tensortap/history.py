@@ -9,7 +9,6 @@ import threading
 from bisect import bisect_left
 from collections.abc import Collection
 
-from tensortap.buffers import size_class
 from tensortap.record import (
     Blob,
     Fields,
@@ -30,6 +29,7 @@ OVERHEAD = 512
 
 _DTYPE_OVERHEAD = 160  # type, dtype and shape of a tensor
 _TENSOR_OVERHEAD = 256
+_PAYLOAD_OVERHEAD = 2048  # bytes: half a page, and the objects that hold the memory
 _STATS_OVERHEAD = 512  # without the bins
 _SHARD_OVERHEAD = 448
 _NODE_OVERHEAD = 64  # for each node inside a container
@@ -69,8 +69,8 @@ def record_nbytes(record: Record, payload: int | None = None) -> int:
     nbytes += OVERHEAD + len(record.name) + (_DTYPE_OVERHEAD if record.dtype else 0)
     if type(value) is TensorData:
         nbytes += _TENSOR_OVERHEAD
-        if type(value.data) is not bytes:  # a block, which is larger than its content
-            nbytes += size_class(value.data.nbytes) - value.data.nbytes
+        if type(value.data) is not bytes:
+            nbytes += _PAYLOAD_OVERHEAD
     elif isinstance(value, (Items, Mapping, Fields)):
         nbytes += _tree_overhead(value)
     if stats is not None:

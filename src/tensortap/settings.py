@@ -2,7 +2,8 @@
 
 TENSORTAP_DISABLE    capture nothing until `tap.enable()`
 TENSORTAP_STRICT     raise errors instead of counting and logging them
-TENSORTAP_BUFFER     bytes that may wait in front of a sink, a third of all: "10%", "2GB"
+TENSORTAP_BUFFER     bytes that may wait in front of a sink: "5%", "2GB"
+TENSORTAP_ARENA      bytes of recycled memory for snapshots: "256MB"
 TENSORTAP_OVERFLOW   what a full queue to a live session does: "latest" or "block"
 TENSORTAP_SHARED     let the umask decide who reads a run, not only its user
 TENSORTAP_NO_ARENA   send tensors over the socket instead of shared memory
@@ -20,6 +21,7 @@ from tensortap.limits import parse_size
 log = logging.getLogger("tensortap")
 
 _T = TypeVar("_T")
+_DEFAULT_BUFFER = 1 << 30  # bytes, unless a tenth of the memory is less
 
 
 def flag(name: str) -> bool:
@@ -29,14 +31,21 @@ def flag(name: str) -> bool:
 
 def buffer_size() -> int:
     """Return how many bytes may wait in front of a sink."""
-    return _setting("TENSORTAP_BUFFER", "10%", parse_size)
+    if os.environ.get("TENSORTAP_BUFFER"):
+        return _setting("TENSORTAP_BUFFER", "10%", parse_size)
+    return min(_DEFAULT_BUFFER, parse_size("10%"))
+
+
+def arena_size() -> int:
+    """Return the bytes of recycled memory for snapshots, in whole pages."""
+    size = min(_setting("TENSORTAP_ARENA", "256MB", parse_size), buffer_size())
+    return size // 4096 * 4096
 
 
 def memory_limit() -> int:
     """Return beyond how many bytes tensortap takes no more memory in the training process.
 
-    A third can wait in front of a sink, and a third can be lent to a live session. The rest is for
-    blocks that are larger than what is in them.
+    That is enough for the arena, a full queue to a session and a full queue to a run.
     """
     return 3 * buffer_size()
 

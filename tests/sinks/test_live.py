@@ -11,7 +11,7 @@ from tensortap.history import History
 from tensortap.pipeline.ledger import Ledger
 from tensortap.pipeline.queue import Queue
 from tensortap.server.server import Server
-from tensortap.sinks.live import LiveSink
+from tensortap.sinks.live import Flight, LiveSink
 from tensortap.wire.address import Address
 from tests.sinks.contract import SinkContract, put, record
 
@@ -57,31 +57,45 @@ class TestContractOverTCP(TestContract):
         return connect(arena=False)
 
 
+def _flight(one):
+    ticket = None
+    return Flight(b"", [one.value.data], [(one, ticket, one.value.data.nbytes)], 0)
+
+
 def large(pool, number, nbytes):
     array = np.full(nbytes, number, np.uint8)
     return array, record("x", snapshot(array, pool)[0])
 
 
-def test_lends_memory_up_to_its_limit_and_sends_the_rest(server, connect):
-    pool = Pool()
-    queue = connect(pool, limit=3 << 20)
+def test_sends_what_does_not_fit_into_the_arena(server, connect):
+    pool = Pool(3 << 20)
+    queue = connect(pool)
     sent = []
     for i in range(6):
-        array, one = large(pool, i, 1 << 20)
+        array, one = large(pool, i, (i + 1) << 20)
         sent.append(array)
         assert put(queue, one, array.nbytes).wait(10)
-    del one
-    assert len(queue.sink.arena) == 3
     arrived = [rebuild(r.value) for r in server.history.since(0)[1]]
     assert all(np.array_equal(a, b) for a, b in zip(arrived, sent, strict=True))
 
 
-def test_lends_again_what_the_server_has_freed(server, connect):
-    pool = Pool()
-    queue = connect(pool, limit=40 << 20)
+def test_uses_its_arena_again_once_the_server_has_copied_it(server, connect):
+    pool = Pool(20 << 20)
+    queue = connect(pool)
     for i in range(40):  # the history holds 64 MB
         array, one = large(pool, i, 8 << 20)
+        assert one.value.data.segment.number == 1
         assert put(queue, one, array.nbytes).wait(10)
     del one
-    assert 1 <= len(queue.sink.arena) <= 5
     assert np.array_equal(rebuild(server.history.since(0)[1][-1].value), array)
+    assert pool.acquire_shared(pool.nbytes) is not None
+
+
+def test_abandons_an_arena_that_a_stopped_server_may_still_read(server, connect):
+    pool = Pool(20 << 20)
+    queue = connect(pool)
+    array, one = large(pool, 1, 8 << 20)
+    assert put(queue, one, array.nbytes).wait(10)
+    queue.sink._flights[99] = queue.sink._flights.get(99) or _flight(one)
+    assert len(queue.sink.give_up()) == 1
+    assert large(pool, 2, 8 << 20)[1].value.data.segment.number == 2

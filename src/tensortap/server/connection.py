@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tensortap.buffers import Block, MappedSegment, OutOfMemory, Pool, RemoteBlock, size_class
+import numpy as np
+
+from tensortap.buffers import MappedSegment
 from tensortap.errors import WireError
+from tensortap.limits import available_memory, total_memory
 from tensortap.wire import messages as wire
 
 log = logging.getLogger("tensortap")
 
-_SPARSE = 0.75  # a segment that is used less than this is copied when its client disconnects
+_MOST_SEGMENTS = 4  # a client has one arena, and a new one after it was disconnected
+_LARGE = 16 << 20  # bytes of a batch for which the free memory is checked
+_PAYLOAD_OVERHEAD = 1024  # bytes of the objects around a payload, at most
 _LEAST_NBYTES = 1 << 20  # small payloads of a batch may take this much, whatever the bound
 
 
@@ -38,25 +42,28 @@ class Assembly:
         self._filled: collections.Counter[int] = collections.Counter()
 
     def allocate(
-        self, bound: int, pool: Pool, shared_block: Callable[[wire.External], Block | None]
+        self, bound: int, shared_bytes: Callable[[wire.External], memoryview | None]
     ) -> None:
-        """Find the payloads in shared memory, and allocate memory for those that follow."""
-        # even a payload of one byte takes a block
-        blocks_nbytes = size_class(0) * len(self.batch.externals)
-        if self.nbytes > bound or blocks_nbytes > max(bound, _LEAST_NBYTES):
+        """Copy the payloads in shared memory, and allocate memory for those that follow."""
+        overhead = _PAYLOAD_OVERHEAD * len(self.batch.externals)
+        if self.nbytes > bound or overhead > max(bound, _LEAST_NBYTES):
             self._reject("too large")
+            return
+        if self.nbytes > _LARGE and available_memory() - self.nbytes < total_memory() // 20:
+            self._reject("out of memory")
             return
         if self.missing:
             self.body = bytearray(self.batch.body_nbytes)
         for external in self.batch.externals:
+            memory = np.empty(external.nbytes, np.uint8)  # with huge pages, unlike a bytearray
             if not external.segment:
-                self.payloads.append(pool.acquire(external.nbytes))
                 self.missing += external.nbytes
-            elif (block := shared_block(external)) is not None:
-                self.payloads.append(block)
+            elif (shared := shared_bytes(external)) is not None:
+                np.copyto(memory, np.frombuffer(shared, np.uint8))  # releases the GIL
             else:
                 self._reject("unreadable segment")
                 return
+            self.payloads.append(memory.data)
 
     def _reject(self, reason: str) -> None:
         self.rejected = reason
@@ -72,7 +79,7 @@ class Assembly:
         elif 0 <= chunk.index < len(self.payloads):
             if self.batch.externals[chunk.index].segment:
                 raise WireError("a chunk of a payload in a segment")
-            target = self.payloads[chunk.index].writable
+            target = self.payloads[chunk.index]
         else:
             raise WireError(f"a chunk of payload {chunk.index}, which does not exist")
         # in order and without overlap: no byte may keep its old content
@@ -109,17 +116,13 @@ class ClientState:
 class Connection:
     """One connection of a client: its credit, its segments, and the batches it is sending."""
 
-    def __init__(
-        self, client: ClientState, route: bytes, arena_pid: int | None, pool: Pool
-    ) -> None:
+    def __init__(self, client: ClientState, route: bytes, arena_pid: int | None) -> None:
         self.client = client
         self.route = route
         self.arena_pid = arena_pid  # of the process whose segments can be mapped
         self.credit = 0
         self.assemblies: collections.OrderedDict[int, Assembly] = collections.OrderedDict()
-        self._pool = pool
         self._segments: dict[int, MappedSegment] = {}
-        self._freed: collections.deque[tuple[int, int]] = collections.deque()
         self._used_credit = 0
         self._rejected: list[int] = []
         self._ack_due = False
@@ -133,13 +136,12 @@ class Connection:
         for offer in batch.segments:
             self._map(offer)
         if batch.number <= client.last_batch:  # sent again, although it had arrived
-            self._freed.extend((e.segment, e.offset) for e in batch.externals if e.segment)
             self._settle(batch, rejected=batch.number in client.rejected_batches)
             return
         if self.assemblies and batch.number <= next(reversed(self.assemblies)):
             raise WireError("a batch out of order")
         assembly = Assembly(batch, body)
-        assembly.allocate(bound, self._pool, self._shared_block)
+        assembly.allocate(bound, self._shared_bytes)
         self.assemblies[batch.number] = assembly
 
     def add_chunk(self, chunk: wire.Chunk, data: memoryview) -> None:
@@ -178,13 +180,12 @@ class Connection:
 
     def take_ack(self) -> wire.Ack | None:
         """Return the acknowledgement to send now, if one is due."""
-        if not self._ack_due and not self._freed:
+        if not self._ack_due:
             return None
-        freed = tuple([self._freed.popleft() for _ in range(len(self._freed))])
         rejected, self._rejected = tuple(self._rejected), []
         credit, self._used_credit = self._used_credit, 0
         self._ack_due = False
-        return wire.Ack(self.client.last_batch, credit, freed, rejected)
+        return wire.Ack(self.client.last_batch, credit, rejected)
 
     # -- shared memory -------------------------------------------------------------------
 
@@ -198,29 +199,20 @@ class Connection:
             log.debug("tensortap: cannot map a segment of %s: %s", self.client.info, error)
         else:
             self._segments[offer.number] = segment
+            while len(self._segments) > _MOST_SEGMENTS:
+                del self._segments[next(iter(self._segments))]
 
-    def unmap(self, numbers: tuple[int, ...]) -> None:
-        """Forget segments that the client has freed."""
-        for number in numbers:
-            self._segments.pop(number, None)
-
-    def _shared_block(self, external: wire.External) -> RemoteBlock | None:
+    def _shared_bytes(self, external: wire.External) -> memoryview | None:
         segment = self._segments.get(external.segment)
         if segment is None:
             return None
-        number, offset, nbytes = external.segment, external.offset, external.nbytes
-        if offset + nbytes > segment.nbytes:
+        end = external.offset + external.nbytes
+        if end > segment.nbytes:
             raise WireError("a payload beyond the end of its segment")
-        return RemoteBlock(segment, number, offset, nbytes, self._freed)
+        return memoryview(segment.memory)[external.offset : end]
 
     def close(self) -> None:
-        """Drop incomplete batches, and copy the history's blocks out of sparse segments."""
+        """Drop incomplete batches."""
         self.client.connection = None
         self.assemblies.clear()
-        for segment in self._segments.values():
-            if segment.used < _SPARSE * segment.nbytes:
-                for block in list(segment.blocks):
-                    # without memory for a copy the segment stays mapped
-                    with contextlib.suppress(OutOfMemory):
-                        block.copy_to(self._pool)
         self._segments.clear()

@@ -15,7 +15,6 @@ import msgspec
 import zmq
 
 from tensortap._version import __version__
-from tensortap.buffers import OutOfMemory, Pool
 from tensortap.errors import Refused, TensortapError, WireError
 from tensortap.history import History
 from tensortap.pipeline.sink import Wake
@@ -40,7 +39,6 @@ _MOST_CREDIT = 256 << 20
 _LEAST_CREDIT = 4 << 20
 _MESSAGES_AT_ONCE = 256  # then acknowledgements and answers get their turn
 _DRAIN_TIMEOUT = 1.0  # seconds to read what a client sent before it disconnected
-_TRIM_INTERVAL = 15.0
 
 Answer = Callable[["Server", str, dict[str, Any]], bytes]
 
@@ -71,8 +69,6 @@ class Server:
         self._connections: dict[bytes, Connection] = {}  # by ZeroMQ's routing id
         self._by_fd: dict[int, Connection] = {}
         self._disconnected: list[tuple[Connection, float]] = []
-        self._pool = Pool(shared=False)
-        self._trimmed_at = time.monotonic()
         self._closing = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._zap = bind_zap(self._context)
@@ -145,8 +141,6 @@ class Server:
                 self._reject(route, frames[-1], str(error))
             except WireError as error:
                 self._reject(route, frames[-1], str(error), "invalid message")
-            except OutOfMemory as error:
-                self._reject(route, frames[-1], str(error), "out of memory")
             except Exception as error:
                 # one client must not disturb the others
                 log.exception("tensortap: a message was rejected because of an error")
@@ -171,8 +165,6 @@ class Server:
         elif isinstance(header, wire.Query) and self._answer is not None:
             with contextlib.suppress(RuntimeError):  # this process is ending
                 self._viewers.submit(self._reply, route, header, self._answer)
-        elif isinstance(header, wire.Segments):
-            connection.unmap(header.freed)
         elif isinstance(header, wire.Goodbye):
             self._disconnect(connection)
         else:
@@ -220,10 +212,6 @@ class Server:
         if self._pending:
             self._read_monitor()  # first: a descriptor may be another connection's by now
             self._pending.close_expired()
-        now = time.monotonic()
-        if now - self._trimmed_at > _TRIM_INTERVAL:
-            self._trimmed_at = now
-            self._pool.trim(2 * _TRIM_INTERVAL)
 
     # -- connections ---------------------------------------------------------------------
 
@@ -245,7 +233,7 @@ class Server:
         self.clients[hello.client.id] = client
         nonce = read_nonce(hello.arena) if hello.arena is not None else None
         arena_pid = hello.arena.pid if hello.arena is not None and nonce is not None else None
-        connection = Connection(client, route, arena_pid, self._pool)
+        connection = Connection(client, route, arena_pid)
         client.info, client.connection = hello.client, connection
         granted = sum([other.credit for other in self._connections.values()])
         spare = max(0, self.history.bound // 2 - granted)

@@ -98,9 +98,7 @@ class Connections:
             if queue is None:
                 arena = not flag("TENSORTAP_NO_ARENA")
                 budget, pipeline = buffer_size(), self._pipeline
-                sink = LiveSink(
-                    address, pipeline.pool, pipeline.ledger, arena=arena, limit=budget
-                )  # fmt: skip
+                sink = LiveSink(address, pipeline.pool, pipeline.ledger, arena=arena)
                 queue = self._queues[address] = Queue(
                     sink, budget=budget, overflow=overflow_policy(), name=f"live-{address}"
                 )

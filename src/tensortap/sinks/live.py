@@ -28,7 +28,6 @@ log = logging.getLogger("tensortap")
 
 _LARGEST_BODY = 256 << 10  # bytes of small records in one batch
 _PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
-_TRIM_INTERVAL = 15.0  # seconds
 
 
 class Flight(NamedTuple):
@@ -41,7 +40,7 @@ class Flight(NamedTuple):
 
 
 class LiveSink(Sink):
-    """Sends records to one server; `limit` is how many bytes may be lent to it at a time."""
+    """Sends records to one server."""
 
     accepting = True  # until it is known that nobody listens
     pending = 0
@@ -53,12 +52,11 @@ class LiveSink(Sink):
         ledger: Ledger,
         *,
         arena: bool = True,
-        limit: int = 1 << 62,
         key: bytes | None = None,
     ) -> None:
         self.address = address  # port 0: not known yet, the owner sets it later
         self.ledger = ledger
-        self.arena = Lender(pool, wanted=arena, limit=limit)
+        self.arena = Lender(pool, wanted=arena)
         self.id = os.urandom(16)
         self._key = key
         self._context: zmq.Context[Any] | None = None
@@ -71,7 +69,6 @@ class LiveSink(Sink):
         self._in_arena: set[int] = set()  # flights whose bytes are in shared memory
         self._too_large: set[str] = set()  # names for which a warning was logged
         self._lost_at: float | None = None
-        self._trimmed_at = 0.0
         self._lock = threading.Lock()  # another thread may give up the flights
         self._report_state()
 
@@ -124,17 +121,14 @@ class LiveSink(Sink):
         now = time.monotonic()
         if self._lost_at is not None and now - self._lost_at > _PATIENCE:
             self._lost_at = None
-        if now - self._trimmed_at > _TRIM_INTERVAL:
-            self._trimmed_at = now
-            closed = self.arena.trim()
-            if closed and self._state is ConnectionState.OPEN:
-                channel.send(wire.message(wire.SEGMENTS, wire.Segments(closed)))
 
     def give_up(self) -> list[Entry]:
         with self._lock:
             lost = [entry for flight in self._flights.values() for entry in flight.entries]
             self._flights.clear()
             self.pending = 0
+        if lost:
+            self.arena.abandon()
         return lost
 
     def close(self) -> None:
@@ -148,7 +142,6 @@ class LiveSink(Sink):
             # not term(): it would wait for the server, and the program wants to end
             with contextlib.suppress(zmq.ZMQError):
                 self._context.destroy(linger=500)
-        self.arena.close()
 
     # -- the connection -------------------------------------------------------------------
 
@@ -179,6 +172,7 @@ class LiveSink(Sink):
             welcome = channel.welcome
             assert welcome is not None
             self.arena.open(welcome.nonce)
+            self._in_arena.clear()
             self._credit = welcome.credit
             self._largest = welcome.largest
             self._lost_at = None
@@ -192,8 +186,6 @@ class LiveSink(Sink):
         self.accepting = False
         channel.hello = self._hello()
         if before is ConnectionState.OPEN:
-            self.arena.retire()
-            self._in_arena.clear()
             self._lost_at = time.monotonic()
         # a user who has never served has no key: nothing is wrong
         elif channel.refusal not in ("", NO_KEY) or not self.address.loopback:
@@ -202,7 +194,6 @@ class LiveSink(Sink):
 
     def _acknowledge(self, ack: wire.Ack) -> None:
         self._credit += ack.credit
-        self.arena.take_back(ack.freed)
         with self._lock:
             settled = [(n, flight) for n, flight in self._flights.items() if n <= ack.number]
             for number, _ in settled:
@@ -213,7 +204,7 @@ class LiveSink(Sink):
             elif flight.nbytes > self._largest:
                 self.ledger.drop(flight.entries, TOO_LARGE)
             elif number in self._in_arena:  # use the socket from now on
-                self.arena.give_up(flight.blocks)
+                self.arena.active = False
                 self._launch(flight)
             else:
                 self.ledger.drop(flight.entries, ERROR)

@@ -160,9 +160,7 @@ class WorkerSink(Sink):
             theirs.close()
         self.counts = WorkerCounts()
         address = Address("127.0.0.1", 0)  # the worker tells its port when it listens
-        self._live = LiveSink(
-            address, self._pool, self.ledger, arena=self._arena, limit=self.task.budget, key=key
-        )
+        self._live = LiveSink(address, self._pool, self.ledger, arena=self._arena, key=key)
         self.alive = True
         arguments = (self._process, self._line, self._live)
         threading.Thread(

@@ -8,7 +8,7 @@ struct in MessagePack, which is validated when it is decoded. Nothing is unpickl
                                   ◀─      WELCOME  credit, nonce read from the arena
     RECORDS  a batch of records   ─▶
     CHUNK  a piece of a payload   ─▶
-                                  ◀─      ACK  last batch, credit, freed blocks
+                                  ◀─      ACK  last batch, credit
     QUERY  a viewer's question    ─▶
                                   ◀─      REPLY, then CHUNKs of its body
     GOODBYE                       ◀▶
@@ -37,7 +37,7 @@ LARGEST_MESSAGE = 8 << 20
 BODY = -1  # the index of a CHUNK that belongs to the body and not to a payload
 
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
-RECORDS, CHUNK, ACK, SEGMENTS = b"R", b"D", b"A", b"S"
+RECORDS, CHUNK, ACK = b"R", b"D", b"A"
 QUERY, REPLY, GOODBYE = b"Q", b"Y", b"G"
 
 # sums of these must fit into 64 bits, whatever a client claims
@@ -107,7 +107,7 @@ class External(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SegmentOffer(msgspec.Struct, frozen=True, array_like=True):
-    """A segment of the client's arena, to be opened under ``/proc/<pid>/fd/``."""
+    """The client's arena, to be opened under ``/proc/<pid>/fd/``."""
 
     number: Positive
     fd: Count
@@ -136,19 +136,12 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Ack(msgspec.Struct, frozen=True, array_like=True):
     """The server has all batches up to `number` except the `rejected` ones.
 
-    `credit` is given back to the client; `freed` are blocks that it may use again.
+    `credit` is given back to the client, which may use the blocks of these batches again.
     """
 
     number: int
     credit: int
-    freed: tuple[tuple[int, int], ...] = ()
     rejected: tuple[int, ...] = ()
-
-
-class Segments(msgspec.Struct, frozen=True, array_like=True):
-    """Segments that the client has freed and will not refer to again."""
-
-    freed: tuple[int, ...]
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -178,7 +171,6 @@ _HEADERS: dict[bytes, type[msgspec.Struct]] = {
     RECORDS: Batch,
     CHUNK: Chunk,
     ACK: Ack,
-    SEGMENTS: Segments,
     QUERY: Query,
     REPLY: Reply,
     GOODBYE: Goodbye,

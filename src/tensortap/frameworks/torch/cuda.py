@@ -80,7 +80,7 @@ class Courier:
 
     def _pin(self, segment: Segment) -> None:
         with self._lock:
-            if segment in self._pinned:
+            if not segment.number or segment in self._pinned:  # only the arena: pinning is slow
                 return
             self._pinned.add(segment)
         if self.port.pin(segment.address, segment.nbytes):
