@@ -275,3 +275,23 @@ assert bytes(mine.view) == b"p" * 100_000
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_many_threads_use_private_memory():
+    pool = Pool(0, limit=lambda: 1 << 30)
+    errors = []
+
+    def work() -> None:
+        try:
+            for _ in range(500):
+                pool.acquire(20_000)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert pool.taken == 0

@@ -17,7 +17,6 @@ import itertools
 import mmap
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -125,9 +124,11 @@ class Lease:
         return memoryview(self.segment.memory)[self.offset : self.offset + self.nbytes]
 
     def __del__(self) -> None:
-        # only an append: this runs in any thread, at any point
+        # only one operation without a lock: this runs in any thread, at any point
         if self.segment.number:
             self._pool._returned.append((self.segment, self.offset, _pages(self.nbytes)))
+        else:
+            self._pool._private.pop(id(self), None)
 
 
 class OutOfMemory(MemoryError):
@@ -156,15 +157,15 @@ class Pool:
         self._extents: list[tuple[int, int]] = []  # free (offset, size), in order
         self._free: dict[int, list[int]] = {}  # offsets of returned blocks by size
         self._returned: collections.deque[tuple[Segment, int, int]] = collections.deque()
-        self._private: weakref.WeakSet[Segment] = weakref.WeakSet()
+        self._private: dict[int, int] = {}  # bytes of private leases by their id
         self._reserve = total_memory() // 20
         self._prepared = False
 
     @property
     def taken(self) -> int:
         """Bytes that this pool takes: its arena, and private memory."""
-        private = sum(segment.nbytes for segment in list(self._private))
-        return private + (self._arena.nbytes if self._arena is not None else 0)
+        arena = self._arena.nbytes if self._arena is not None else 0
+        return arena + sum(list(self._private.values()))
 
     def acquire(self, nbytes: int) -> Lease:
         """Return a block for `nbytes` bytes with undefined content."""
@@ -175,9 +176,8 @@ class Pool:
             if limit is not None and self._private and self.taken + size > limit:
                 raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")
             self._check_memory(size)
-            segment = Segment(0, size, False)
-            self._private.add(segment)
-            lease = Lease(self, segment, 0, nbytes)
+            lease = Lease(self, Segment(0, size, False), 0, nbytes)
+            self._private[id(lease)] = size
         return lease
 
     def acquire_shared(self, nbytes: int) -> Lease | None:
