@@ -175,7 +175,8 @@ class Pool:
             limit = self._limit() if self._limit is not None else None
             if limit is not None and self._private and self.taken + size > limit:
                 raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")
-            self._check_memory(size)
+            if size >= _HUGE:  # reading what is free takes longer than a small copy
+                self._check_memory(size)
             lease = Lease(self, Segment(0, size, False), 0, nbytes)
             self._private[id(lease)] = size
         return lease

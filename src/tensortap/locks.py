@@ -6,12 +6,24 @@ value there. So nothing on the way of a captured value waits for a lock without 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 
 _TIMEOUT = 1.0  # seconds; no thread of ours holds a lock for that long
 _POLL = 0.05  # seconds after which a thread that waits looks again
+
+importing = threading.RLock()
+"""Held while one of our modules is imported late.
+
+A fork while another thread imports a module would leave the child with a lock that stays locked.
+"""
+os.register_at_fork(
+    before=importing.acquire,
+    after_in_parent=importing.release,
+    after_in_child=importing.release,
+)
 
 
 class SafeLock:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tensortap.errors import WireError
 from tensortap.frameworks.protocol import Framework
+from tensortap.locks import importing
 
 # Folder of each framework, and the class that exists once the framework has been imported. While
 # another thread is still importing it there are no values of it. NumPy comes last: arrays of other
@@ -38,5 +39,7 @@ def framework_named(name: str) -> Framework:
     """Return a framework by the name of its folder, importing it if necessary."""
     if name not in _FRAMEWORKS:
         raise WireError(f"no framework is called {name[:40]!r}")
-    found: Framework = importlib.import_module(f"tensortap.frameworks.{name}.adapter").FRAMEWORK
+    with importing:
+        module = importlib.import_module(f"tensortap.frameworks.{name}.adapter")
+    found: Framework = module.FRAMEWORK
     return found

@@ -37,7 +37,7 @@ log = logging.getLogger("tensortap")
 
 _MOST_CREDIT = 256 << 20
 _LEAST_CREDIT = 4 << 20
-_MESSAGES_AT_ONCE = 256  # then acknowledgements and answers get their turn
+_RECEIVE_TIME = 0.01  # seconds; then new clients, acknowledgements and answers get their turn
 _DRAIN_TIMEOUT = 1.0  # seconds to read what a client sent before it disconnected
 
 Answer = Callable[["Server", str, dict[str, Any]], bytes]
@@ -129,7 +129,8 @@ class Server:
 
     def _receive(self) -> bool:
         """Process received messages; return whether none are left."""
-        for _ in range(_MESSAGES_AT_ONCE):
+        end = time.monotonic() + _RECEIVE_TIME
+        while time.monotonic() < end:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:

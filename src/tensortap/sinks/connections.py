@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Sequence
 
-from tensortap.locks import SafeLock
+from tensortap.locks import SafeLock, importing
 from tensortap.pipeline.pipeline import Pipeline, pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.settings import buffer_size, flag, overflow_policy
@@ -27,13 +26,8 @@ class Connections:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._reset()
-        # a fork while another thread imports would leave the child with a lock that stays locked
-        self._importing = threading.RLock()
-        os.register_at_fork(
-            before=self._importing.acquire,
-            after_in_parent=self._importing.release,
-            after_in_child=self._after_fork,
-        )
+        # the pipeline keeps the queues of the parent
+        os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
         self._default: Queue | None = None
@@ -41,10 +35,6 @@ class Connections:
         self._lock = SafeLock()
         self._pipeline.expecting = True  # until the default session was looked for
         self._pipeline.refresh()
-
-    def _after_fork(self) -> None:
-        self._reset()  # the pipeline keeps the queues of the parent
-        self._importing.release()
 
     def connect(self) -> bool:
         """Connect to the default session at the first call; return whether anybody listens."""
@@ -89,7 +79,7 @@ class Connections:
         if found is not None:
             return found
         start = time.perf_counter_ns()
-        with self._importing:
+        with importing:
             from tensortap.sinks.live import LiveSink
         if not self._lock.acquire():
             return None
