@@ -53,12 +53,13 @@ def view_of(data: bytes | memoryview | Block) -> memoryview:
 
 
 class Segment:
-    """Memory that is mapped at once; `number` is 0 for memory that is not shared."""
+    """Memory that is mapped at once; `number` is 0 for memory outside the arena."""
+
+    fd = -1
 
     def __init__(self, number: int, nbytes: int, shared: bool) -> None:
         self.number = number
         self.nbytes = nbytes
-        self.fd = -1
         if shared:
             self.fd = os.memfd_create("tensortap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, nbytes)

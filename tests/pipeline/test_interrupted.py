@@ -198,9 +198,10 @@ def test_an_interrupted_pool_lends_private_memory():
         pool._lock.release()
     lease.writable[:] = b"x" * 100_000
     assert bytes(lease.view) == b"x" * 100_000
-    assert (lease.segment.fd, pool.nbytes) == (-1, 0)
+    assert (lease.segment.fd, pool.taken) == (-1, 102_400)
     del lease
     assert not pool._returned
+    assert pool.taken == 0
 
 
 def test_notifier_waits_for_a_condition():
