@@ -25,6 +25,8 @@ from tensortap.alerts.rules import (
     vanishing,
 )
 
+Watcher = AlertMonitor  # the earlier name; user programs may import it
+
 __all__ = [
     "Alert",
     "AlertMonitor",

@@ -13,7 +13,7 @@ from tensortap.record import Record
 BOUND = 128 << 20
 """Bytes of records that are kept without a run."""
 
-_STATISTICS = 1200  # bytes of a summary and its exponent bins: measured, rounded up
+_STATISTICS = 1200  # bytes of a summary and its exponent bins: an estimate
 
 
 def _nbytes(record: Record) -> int:
