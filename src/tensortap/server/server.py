@@ -38,7 +38,7 @@ log = logging.getLogger("tensortap")
 _MOST_CREDIT = 256 << 20
 _LEAST_CREDIT = 4 << 20
 _RECEIVE_TIME = 0.01  # seconds; then new clients, acknowledgements and answers get their turn
-_DRAIN_TIMEOUT = 1.0  # seconds to read what a client sent before it disconnected
+_DRAIN_TIMEOUT = 5.0  # seconds to read what a client sent before it disconnected
 
 Answer = Callable[["Server", str, dict[str, Any]], bytes]
 
