@@ -141,7 +141,7 @@ class Queue:
             left = deadline - time.monotonic()
             if self.flush(max(0.0, min(left, FAILING))) or left <= FAILING or self.sink.failing:
                 break
-            if not warned:
+            if not warned and self.waiting:
                 warned = True
                 log.warning("tensortap: waiting up to %.0f s for %d values", left, self.waiting)
         self._closed = True
