@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from tensortap.limits import available_memory, total_memory
+from tensortap.limits import has_room
 from tensortap.locks import SafeLock
 from tensortap.settings import arena_size
 
@@ -159,7 +159,6 @@ class Pool:
         self._free: dict[int, list[int]] = {}  # offsets of returned blocks by size
         self._returned: collections.deque[tuple[Segment, int, int]] = collections.deque()
         self._private: dict[int, int] = {}  # bytes of private leases by their id
-        self._reserve = total_memory() // 20
         self._prepared = False
 
     @property
@@ -256,7 +255,7 @@ class Pool:
         self._extents = merged
 
     def _check_memory(self, nbytes: int) -> None:
-        if available_memory() - nbytes < self._reserve:
+        if not has_room(nbytes):
             raise OutOfMemory(f"cannot allocate {nbytes} bytes: this machine is low on memory")
 
 

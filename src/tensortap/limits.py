@@ -95,6 +95,11 @@ def available_memory() -> int:
     return max(0, min([free, *[limit - used for limit, used in _limits()]]))
 
 
+def has_room(nbytes: int) -> bool:
+    """Return whether a twentieth of the memory stays free after allocating `nbytes`."""
+    return available_memory() - nbytes >= total_memory() // 20
+
+
 def parse_size(text: str | int) -> int:
     """Return the bytes of ``"50%"`` (of the memory), ``"8GB"``, ``"512 MiB"`` or a number.
 

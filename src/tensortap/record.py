@@ -136,7 +136,7 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def finite(self) -> int:
-        """How many values are finite."""
+        """Number of finite values."""
         return self.count - self.nans - self.posinfs - self.neginfs
 
 

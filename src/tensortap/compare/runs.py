@@ -149,7 +149,7 @@ def _judged(
 
 
 class Noise:
-    """How much two runs of the same code differ: the largest differences per name and kind.
+    """The largest differences per name and kind between two runs of the same code.
 
     Noise grows during training, so a step is judged by the noise until then.
     """

@@ -1,4 +1,4 @@
-"""How the values of a tensor are spread; the first frame stays as a thin line."""
+"""The histogram of a tensor; that of the first frame stays as a thin line."""
 
 from __future__ import annotations
 

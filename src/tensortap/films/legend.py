@@ -1,4 +1,4 @@
-"""What stands around a picture: the heading, the statistics below, axes and the color bar."""
+"""The legend of a picture: heading, statistics, axes and color bar."""
 
 from __future__ import annotations
 

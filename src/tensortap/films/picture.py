@@ -1,4 +1,4 @@
-"""What frames are drawn from, and what all ways to draw them share."""
+"""The content of a frame, and the base class of all pictures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FrameContent:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all values are known to be finite."""
+        """True if all values are known to be finite."""
         return self.summary is not None and self.summary.finite == self.summary.count
 
     def reshaped(self, shape: tuple[int, ...]) -> NDArray[Any]:

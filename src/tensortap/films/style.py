@@ -1,4 +1,4 @@
-"""What users can choose about the frames of a film, and where things go in a frame."""
+"""Options for the frames of a film, and the layout of a frame."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Framework(Protocol):
     """
 
     name: str
-    """What `TensorData.framework` says of its tensors."""
+    """The value of `TensorData.framework` for its tensors."""
 
     def adapter(self, cls: type) -> Adapter | None:
         """Return the adapter for a class of values; None if the class is another framework's."""

@@ -34,7 +34,7 @@ class Mismatch(TensortapError):
 
 @dataclass(frozen=True, slots=True)
 class HDF5Options:
-    """How values are stored; raises TensortapError for options that cannot be."""
+    """Storage options of values; raises TensortapError for options that cannot be."""
 
     compression: str | int | None = None
     compression_opts: Any = None

@@ -35,7 +35,7 @@ class ExponentHistogram(NamedTuple):
 
 
 class CurvePoint(NamedTuple):
-    """What a dashboard draws of one record."""
+    """The values of one record that a dashboard draws."""
 
     rank: int
     step: int

@@ -66,12 +66,12 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """How many records are queued."""
+        """Number of queued records."""
         return len(self._entries)
 
     @property
     def accepting(self) -> bool:
-        """Whether records are wanted."""
+        """True if the queue takes new records."""
         return self.sink.accepting and not self._closed
 
     def admit(self, nbytes: int, name: str, kind: Kind, step: int, rank: int) -> bool:

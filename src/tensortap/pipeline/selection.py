@@ -97,7 +97,7 @@ class CallCounter:
 
     @property
     def calls(self) -> int:
-        """How many calls there were, captured or not."""
+        """Number of calls, captured or not."""
         return self._before + count_of(self._count)
 
     def differs(self, digest: bytes) -> bool:

@@ -55,12 +55,12 @@ class Sink(Protocol):
 
     @property
     def accepting(self) -> bool:
-        """Whether new records are wanted; read by the training thread."""
+        """True if the sink takes new records; read by the training thread."""
         return True
 
     @property
     def unreachable(self) -> bool:
-        """Whether what waits will never be taken, so that the queue drops it."""
+        """True if the sink will never take the queued records, so that the queue drops them."""
         return False
 
     @property

@@ -25,7 +25,7 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
 
     @property
     def done(self) -> bool:
-        """Whether every sink has settled it."""
+        """True when every sink has stored or dropped the record."""
         return self._open <= 0
 
     def wait(self, timeout: float | None = 10.0) -> bool:

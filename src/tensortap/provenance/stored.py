@@ -24,7 +24,7 @@ PatchReference = Annotated[
 
 
 class StoredCommand(Struct, frozen=True):
-    """How the program was started."""
+    """The command of the program."""
 
     executable: str = ""
     full_command: str = ""
@@ -32,7 +32,7 @@ class StoredCommand(Struct, frozen=True):
 
 
 class StoredRuntime(Struct, frozen=True):
-    """What is used of runtime_info.json."""
+    """The fields of runtime_info.json that tensortap reads."""
 
     command: StoredCommand = StoredCommand()
     environment_variables: dict[str, str] = {}
@@ -50,7 +50,7 @@ class StoredPackage(Struct, frozen=True):
 
 
 class StoredPackages(Struct, frozen=True):
-    """What is used of packages.json."""
+    """The fields of packages.json that tensortap reads."""
 
     python_version: str = ""
     all_packages: dict[str, str] = {}
@@ -95,7 +95,7 @@ class StoredRepository(Struct, frozen=True):
 
 
 class StoredGit(Struct, frozen=True):
-    """What is used of git_info.json."""
+    """The fields of git_info.json that tensortap reads."""
 
     project: StoredRepository = field(default=StoredRepository(), name="project_git_info")
     packages: dict[str, StoredRepository] = field(default_factory=dict, name="packages_git_info")

@@ -26,7 +26,7 @@ from tensortap.runs.pickles import UntrustedFile
 
 
 class FileFormat(NamedTuple):
-    """How objects of a type are saved, loaded and compared."""
+    """Functions that save, load and compare objects of a type."""
 
     type: type | str  # a class, or "module.Class" of one that may not be imported
     suffix: str

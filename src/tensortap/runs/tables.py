@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ROW_GROUP = 8192  # rows: small, because a reader that wants one step decodes a whole group
 Unit = tuple[int, int]
-"""What is read at once: the numbers of a part and of a row group in it."""
+"""The unit of reading: the numbers of a part and of a row group in it."""
 TAIL: Unit = (-1, 0)
 NameCounts = dict[str, dict[str, int]]
 """Name → kind → number of records."""
@@ -72,7 +72,7 @@ def metadata(part: int, contents: Contents | None = None) -> dict[bytes, bytes]:
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    """What the metadata of a table says."""
+    """The contents of a table, from its metadata."""
 
     part: int = 0
     contents: Contents | None = None

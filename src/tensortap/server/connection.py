@@ -11,7 +11,7 @@ import numpy as np
 
 from tensortap.buffers import MappedSegment
 from tensortap.errors import WireError
-from tensortap.limits import available_memory, total_memory
+from tensortap.limits import has_room
 from tensortap.wire import messages as wire
 
 log = logging.getLogger("tensortap")
@@ -49,7 +49,7 @@ class Assembly:
         if self.nbytes > bound or overhead > max(bound, _LEAST_NBYTES):
             self._reject("too large")
             return
-        if self.nbytes > _LARGE and available_memory() - self.nbytes < total_memory() // 20:
+        if self.nbytes > _LARGE and not has_room(self.nbytes):
             self._reject("out of memory")
             return
         if self.missing:
@@ -94,7 +94,7 @@ class Assembly:
 
 
 class ClientState:
-    """What the server knows of a program; kept when the program disconnects."""
+    """The state of a program, kept when the program disconnects."""
 
     def __init__(self, info: wire.Client, role: str) -> None:
         self.info = info

@@ -40,7 +40,7 @@ class EntryPoints:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a worker does, and how it is started and ended."""
+    """The function of a worker, and the options for its start and end."""
 
     name: str
     recorder: Any

@@ -80,7 +80,7 @@ class LiveSink(Sink):
 
     @property
     def connected(self) -> bool:
-        """Whether the server receives what is sent."""
+        """True while the server receives records."""
         return self._state is ConnectionState.OPEN
 
     def room(self) -> int:

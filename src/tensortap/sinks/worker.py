@@ -45,7 +45,7 @@ _ENDS: set[socket.socket] = set()  # our ends of all sockets to workers
 
 
 class _Exit(NamedTuple):
-    """How a worker process ended."""
+    """The exit code and the last words of a worker process."""
 
     code: int | None
     done: Done | None  # its last message, if it left in order
@@ -292,7 +292,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """How many records are queued, on their way, or in the worker and not processed."""
+        """Number of records that are queued, on their way, or in the worker and not processed."""
         return self.queue.waiting + self.sink.outstanding
 
     def flush(self, timeout: float | None = None) -> bool:

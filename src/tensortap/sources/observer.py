@@ -347,7 +347,7 @@ class Observer:
 
     @property
     def evicted(self) -> int:
-        """How many records left the memory of the tracker to make room."""
+        """Number of records evicted from the memory of the tracker."""
         return self._memory.evicted
 
     @property

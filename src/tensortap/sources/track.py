@@ -118,7 +118,7 @@ class Tracker:
 
     @property
     def unseen(self) -> dict[str, str]:
-        """What cannot be observed, or not without a side effect, with the reasons."""
+        """Modules and values that cannot be observed, or only with a side effect, and why."""
         return dict(self._observer.unseen)
 
     @property
@@ -131,7 +131,7 @@ class Tracker:
 
     @property
     def evicted(self) -> int:
-        """How many records left the memory of the tracker to make room for later ones."""
+        """Number of records evicted from the memory of the tracker."""
         return self._observer.evicted
 
     @property

@@ -32,7 +32,7 @@ _KINDS = {"outputs": _OUTPUTS, "gradients": _GRADIENTS, "both": (*_OUTPUTS, *_GR
 
 
 class WatchSelection(NamedTuple):
-    """What hooks capture of a target, and what is done with it first."""
+    """Options of the hooks of one target: what they capture, and how they transform it."""
 
     what: str = "outputs"
     include: NamePattern = None

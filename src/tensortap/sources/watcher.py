@@ -28,7 +28,7 @@ log = logging.getLogger("tensortap")
 
 @dataclasses.dataclass(frozen=True)
 class WatchReceipt:
-    """What has become of the watched values.
+    """Counts of watched values: captured, processed, dropped.
 
     `captured` records were copied and not dropped afterwards, and of them `processed` went through
     the user's function. `dropped` values did not: the queue or the worker was over budget, the
@@ -182,7 +182,7 @@ class Watcher:
 
     @property
     def receipt(self) -> WatchReceipt:
-        """What has become of the watched values, as the workers report now."""
+        """Counts of the watched values, as the workers report now."""
         reasons: collections.Counter[str] = collections.Counter()
         workers = list(self._workers)
         for worker in workers:

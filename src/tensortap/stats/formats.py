@@ -1,4 +1,4 @@
-"""What a tensor would lose in another number format, computed from its exponent counts alone.
+"""Estimates of what a tensor loses in another number format, from its exponent counts.
 
 The exponent of a value decides almost always whether it becomes zero, subnormal, or too large.
 The exception is the bin in which a limit of the format lies. There the exact minimum and maximum
@@ -64,7 +64,7 @@ def limits(dtype: str) -> Limits:
 
 
 class Loss(NamedTuple):
-    """How many nonzero finite values there are, and how many are lost; one element per tensor."""
+    """Counts of nonzero finite values and of lost ones; one element per tensor."""
 
     values: Counts
     underflow: Counts
@@ -166,7 +166,7 @@ def best_shifts(tensors: Exponents, target: Limits) -> Counts:
 
 
 class WhatIf(NamedTuple):
-    """What a tensor would lose in a format, as shares of its nonzero finite values.
+    """Losses of a tensor in a format, as shares of its nonzero finite values.
 
     `scaled` is the share that is lost, at most, after multiplication by ``2**shift``.
     """

@@ -15,7 +15,7 @@ _MAX_OPEN = 8  # entries that stay open
 
 
 class Catalog:
-    """What the page shows, by id."""
+    """The entries of the page, by id."""
 
     def __init__(self) -> None:
         self._folders: list[Path] = []

@@ -1,4 +1,4 @@
-"""What the page can show: a run on disk or a live session, opened when first needed.
+"""Entries of the page: a run on disk or a live session, opened when first needed.
 
 An entry has a `version` that increases with new records. Server and browser cache responses by it.
 """

@@ -33,7 +33,7 @@ _MAX_POINTS = 2000  # if more points are new, the browser requests the whole cur
 
 
 class BrowserMessage(msgspec.Struct):
-    """What a browser sends: the run that it shows, how much it knows of it, what it has seen."""
+    """A message of a browser: the run that it shows, and the versions that it has."""
 
     show: str | None = None
     version: int = 0

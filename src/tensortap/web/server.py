@@ -65,7 +65,7 @@ _STATIC = Path(str(importlib.resources.files("tensortap.web") / "static"))
 
 
 class PageContext:
-    """What the routes share."""
+    """State that all routes share."""
 
     def __init__(self, catalog: Catalog, access: AccessControl) -> None:
         self.catalog = catalog

@@ -21,7 +21,7 @@ _LONGEST_CRASH_TEXT = 64 << 10
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a worker is told at its start.
+    """The first message to a worker: its orders.
 
     `functions` is the pickle of what it calls; `main` is the path or the name of the program's main
     module, if the pickle needs it. At most `per_name` records of one name wait to be processed, and
@@ -43,7 +43,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class WorkerCounts(msgspec.Struct, frozen=True):
-    """How many records the worker has processed and dropped, and for how many its code raised."""
+    """Counts of processed records, dropped records, and records for which the code raised."""
 
     processed: int = 0
     errors: int = 0

@@ -59,12 +59,12 @@ class MarkedValue:
 
     @property
     def calls(self) -> int:
-        """How many times the value is computed: once per iteration."""
+        """Number of times that the value is computed: once per iteration."""
         return math.prod(self.loops)
 
     @property
     def words(self) -> int:
-        """How many words the statistics of all calls take."""
+        """Size of the statistics of all calls, in words."""
         return self.calls * layout(self.dtype).words
 
 

@@ -189,7 +189,7 @@ class ValueCollector:
 
     @property
     def results(self) -> TraceResults:
-        """What has been gathered so far, and without an interval also what is pending."""
+        """Values gathered so far; without an interval, pending ones as well."""
         if not self.active and not self._gathered:
             return self._earlier
         merged = TraceResults()

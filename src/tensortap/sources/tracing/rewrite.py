@@ -26,7 +26,7 @@ _CALL = "__tensortap_call{}__"  # local variable with the call under way
 
 @dataclass(frozen=True)
 class ProbeSpec:
-    """What to report of a function: bindings of names, results, the end of each call.
+    """The events of a function to report: bindings of names, results, the end of each call.
 
     `nested` has the same for functions that are defined inside it.
     """

@@ -1,4 +1,4 @@
-"""How names, numbers and arrays go into a figure dict."""
+"""Encoding of names, numbers and arrays in a figure dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is made of: the list of runs, its names, its alerts, its provenance, its receipt."""
+"""Routes for the list of runs, and for the names, alerts, provenance and receipt of one run."""
 
 from __future__ import annotations
 
