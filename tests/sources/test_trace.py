@@ -16,6 +16,7 @@ import tensortap as tap
 from tensortap.errors import TensortapError
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Opaque
+from tests.sources.tracing import core
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -709,3 +710,25 @@ class TestFaults:
             keeps(Rude())
         assert errors() >= 1
         assert len(values(tracer, "x")) == 1
+
+
+class Dispatcher:
+    """Calls a function of another module through a variable, as transformers calls attention."""
+
+    def forward(self, x):
+        interface = {"shared": core.shared}["shared"]
+        return interface(x)
+
+
+def test_function_called_through_a_variable_is_named_in_the_message(caplog):
+    target = Dispatcher()
+    with caplog.at_level(logging.WARNING, "tensortap"):
+        with tap.trace(target, ["forward.shared.w", "forward.interface.w"]):
+            target.forward(1.0)
+        with tap.trace(core.shared, "w") as tracer:
+            target.forward(1.0)
+    logged = messages(caplog)
+    assert len(logged) == 2
+    advice = "trace the function itself: tap.trace(tests.sources.tracing.core.shared, …)"
+    assert all(advice in message for message in logged)
+    assert len(tracer.results["w"].values) == 1

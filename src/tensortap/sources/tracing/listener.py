@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeAlias
 
 from tensortap.pipeline.pipeline import pipeline
@@ -12,7 +13,7 @@ from tensortap.sources.tracing.collect import ValueCollector
 from tensortap.sources.tracing.copies import copied
 from tensortap.sources.tracing.paths import ANY, MANY, follow, join, nearest, parts
 from tensortap.sources.tracing.probes import unseen
-from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction
+from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction, how_to_trace
 from tensortap.sources.tracing.results import Iteration
 from tensortap.sources.tracing.rewrite import ProbeSpec
 
@@ -184,6 +185,8 @@ class FunctionListener:
             name = probe.name
             verb = "returned" if name is None else f"bound {name!r}"
             return f"{label} was called {self._called} times and never {verb}"
+        if inside and probe.callee is not None:
+            return f"the value of {probe.label} is a function: {how_to_trace(probe.callee)}"
         if inside and not probe.parts:
             return f"the value of {probe.label} has no parts"
         if inside:
@@ -233,6 +236,8 @@ class TracedCall:
             self._keep(probe, "." + join(path) if path else "", part, kept)
         if not exists and not probe.kept:
             probe.parts = tuple([name for name, _ in parts(value)]) or probe.parts
+            if isinstance(value, FunctionType):
+                probe.callee = value
 
     def _keep(self, probe: LocalProbe, suffix: str, value: Any, kept: set[str] | None) -> None:
         path = probe.label + suffix

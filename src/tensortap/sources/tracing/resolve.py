@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
@@ -60,6 +61,7 @@ class LocalProbe:
     kept: int = 0
     error: Exception | None = None
     parts: Segments = ()  # of a value that lacks what is inside the path
+    callee: Any = None  # such a value that is a function
 
     def __post_init__(self) -> None:
         self.label = join(self.path)
@@ -244,7 +246,9 @@ class Resolver:
             yield from self._in_function(called, rest[used:])
         elif not quiet:
             where = join((*traced.path, *nesting)) or traced.label
-            self._miss(path, f"no local {first!r} in {where}; {nearest(first, names)}")
+            near = nearest(first, names)
+            hint = _function_elsewhere(traced.function, first)
+            self._miss(path, f"no local {first!r} in {where}; {near}{hint}")
 
 
 def items(owner: Any) -> Mapping[str, Any]:
@@ -285,6 +289,22 @@ def _called_function(
     else:
         bound = unwrap(value) if callable(value) else None
     return None if bound is None else (bound, used)
+
+
+def _function_elsewhere(function: FunctionType, name: str) -> str:
+    """Return how to trace a function of the same package that is called through a variable."""
+    package = function.__module__.partition(".")[0]
+    for module in list(sys.modules.values()):
+        found = getattr(module, "__dict__", {}).get(name)
+        if isinstance(found, FunctionType) and found.__module__.partition(".")[0] == package:
+            return f". If it is called through a variable, {how_to_trace(found)}"
+    return ""
+
+
+def how_to_trace(function: FunctionType) -> str:
+    """Return the advice to trace a function itself."""
+    where = f"{function.__module__}.{function.__qualname__}"
+    return f"trace the function itself: tap.trace({where}, …)"
 
 
 def _attribute(owner: Any, name: str) -> Any:
