@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import tensortap as tap
+from tensortap.compare.html import render
 from tensortap.compare.matching import parse_mapping
 from tensortap.compare.runs import compare_runs
 from tensortap.errors import TensortapError
+from tests.compare.test_report import shown as shown_text
 
 RNG = np.random.default_rng(0)
 ARRAYS = {name: RNG.standard_normal(5000).astype("f4") for name in ("a", "b", "c")}
@@ -201,3 +203,60 @@ def test_progress(write):
     one, two = write(training()), write(training(lambda n, s, x: x + 1))
     compare_runs(one, two, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (9, 9)
+
+
+def test_first_bitwise_difference_and_the_tolerance_that_passes_all(write):
+    def drift(name, step, x):  # bits differ from "b" on; only "c" is beyond the tolerance
+        return x * np.float32(1 + {"a": 0, "b": 1e-6, "c": 1e-4}[name]) if step else x
+
+    one, two = write(training(drift)), write(training())
+    report = compare_runs(one, two)
+    assert (report.first.key.name, report.first.key.step) == ("c", 1)
+    bitwise = report.first_bitwise
+    assert (bitwise.key.name, bitwise.key.step) == ("b", 1)
+    assert bitwise.comparison.equal
+    assert "last identical: a" in bitwise.explanations[0]
+    assert "b" in report.culprit
+    assert (report.atol, report.rtol) == (1e-8, 1e-5)
+    assert compare_runs(one, two, atol=report.passing_atol)
+    assert not compare_runs(one, two, atol=report.passing_atol * 0.999)
+    shown = float(report.tolerance_text.split("atol=")[1].split()[0])
+    assert report.passing_atol <= shown <= report.passing_atol * 1.02  # rounded up
+    json = report.to_json()
+    assert json["first_bitwise"]["name"] == "b"
+    assert json["passing_atol"] == report.passing_atol
+    for text in (str(report), shown_text(report, 200), render(report)):
+        assert "first bitwise difference: b " in text or "bitwise  b " in text
+        assert report.tolerance_text in text
+    agreeing = compare_runs(one, two, atol=1.0)
+    assert agreeing
+    assert agreeing.first_bitwise.key == bitwise.key
+    assert agreeing.passing_atol == pytest.approx(report.passing_atol)
+    assert compare_runs(two, two).first_bitwise is None
+    assert compare_runs(two, two).passing_atol == 0.0
+
+
+def test_no_tolerance_passes_nan_or_a_failed_rule(write, tmp_path):
+    def hole(name, step, x):
+        return np.where(np.arange(x.size) == 7, np.nan, x).astype("f4") if name == "b" else x
+
+    assert compare_runs(write(training(hole)), write(training())).passing_atol is None
+    fewer = [row for row in training() if row[0] != "c"]
+    assert compare_runs(write(fewer), write(training())).passing_atol == 0.0  # of what is compared
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nnames = "b"\nrtol = 0.5\n')
+    double = write(training(lambda n, s, x: x * 2 if n == "b" else x))
+    assert compare_runs(double, write(training()), rules=rules).passing_atol is None
+    rules.write_text('[[rule]]\nnames = "b"\nexpected = "doubled"\n')
+    report = compare_runs(double, write(training()), rules=rules)
+    assert report.passing_atol == 0.0
+    assert report.first_bitwise is None
+
+
+def test_tolerance_that_passes_statistics(write):
+    one = write([(n, k, s, tap.summarize(v), r) for n, k, s, v, r in training()])
+    two = write([(n, k, s, tap.summarize(v + 1e-3), r) for n, k, s, v, r in training()])
+    report = compare_runs(one, two)
+    assert not report
+    assert compare_runs(one, two, atol=report.passing_atol)
+    assert report.first_bitwise.by == "statistics"

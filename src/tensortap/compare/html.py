@@ -96,6 +96,10 @@ def _data(
         },
         "allow_missing": report.allow_missing,
         "culprit": _short(report.culprit.removeprefix("culprit: ")),
+        "bitwise": _short(
+            report.bitwise_text and f"first bitwise difference: {report.bitwise_text}"
+        ),
+        "tolerance": report.tolerance_text,
         "first": next((n for n, each in enumerate(shown) if each is first), None),
         "provenance": [[_short(cell) for cell in row] for row in rows_of(report.provenance)[:500]],
         "names": [_short(name) for name, _ in timeline.rows],

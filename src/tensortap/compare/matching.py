@@ -80,11 +80,15 @@ class ChosenRecords(NamedTuple):
         return np.asarray(rows[matches])
 
     def shards(self) -> dict[tuple[str, str, int, int], Integers]:
-        """Return the rows that hold shards, by name, kind, step and call."""
+        """Return the rows that hold shards, by name, kind, step and call.
+
+        Values of tensor-parallel models whose layout is unknown may be shards, too.
+        """
         import pyarrow.compute as pc
 
-        shapes = self.table.take(self.rows, ["shard_shape"]).column("shard_shape")
-        rows = self.rows[np.asarray(pc.is_valid(shapes))]
+        cells = self.table.take(self.rows, ["shard_shape", "tags"])
+        sharded = np.asarray(pc.is_valid(cells.column("shard_shape")))
+        rows = self.rows[sharded | has_tag(cells, "placements")]
         groups: dict[tuple[str, str, int, int], list[int]] = {}
         for key, row in zip(self.keys(rows), rows.tolist(), strict=True):
             groups.setdefault((key.name, key.kind, key.step, key.call), []).append(row)
@@ -223,6 +227,18 @@ class RecordPair(NamedTuple):
     tolerance: Tolerance
 
 
+def _has_unknown_layout(parts: list[RecordPart], others: list[RecordPart]) -> bool:
+    """Return whether it is unknown how the parts of a tensor make up the whole.
+
+    A value of unknown layout that has the shape of the whole is one.
+    """
+    shard, shape = others[0].record.shard, others[0].record.shape
+    if shard is not None:
+        shape = shard.global_shape
+    layouts = [(part.record.tags.get("placements", ""), part.record.shape) for part in parts]
+    return any("P" in layout or (layout == "?" and own != shape) for layout, own in layouts)
+
+
 class Plan:
     """The pairs of two runs, and what is known about them without reading values."""
 
@@ -246,6 +262,8 @@ class Plan:
             ]
             for at in {**shards[0], **shards[1]}
         }
+        groups = {at: rows for at, rows in groups.items() if not self._same_unknown(rows)}
+        self.unplaced: list[Key] = []
         self._pair_sharded(groups)
         a, b = (
             each._replace(rows=np.setdiff1d(each.rows, np.concatenate(found), assume_unique=True))
@@ -257,6 +275,17 @@ class Plan:
         self.items.sort(key=lambda item: (item.key.step, item.seq, item.key.rank))
         self.by_key = {item.key: item for item in self.items}
         self.compared = self.equal + len(self.items)
+
+    def _same_unknown(self, rows: list[Any]) -> bool:
+        """Return whether both runs have a value of unknown layout on the same ranks."""
+        ranks = [
+            each.table.rank[own].tolist() for each, own in zip(self.records, rows, strict=True)
+        ]
+        if ranks[0] != ranks[1]:
+            return False
+        shards = (each.table.take(own, ["shard_shape"]).column("shard_shape") for each, own
+                  in zip(self.records, rows, strict=True))  # fmt: skip
+        return all(each.null_count == len(each) for each in shards)
 
     def _pair_plain(self, a: ChosenRecords, b: ChosenRecords) -> None:
         pairs = pair(a, b)
@@ -278,7 +307,11 @@ class Plan:
                 self._lose(key, "a" if len(rows_a) else "b")
                 continue
             a, b = self.records
-            self._add(key, int(a.table.seq[rows_a[0]]), a.parts(rows_a), b.parts(rows_b))
+            parts = a.parts(rows_a), b.parts(rows_b)
+            if _has_unknown_layout(*parts) or _has_unknown_layout(*parts[::-1]):
+                self.unplaced.append(key)
+                continue
+            self._add(key, int(a.table.seq[rows_a[0]]), *parts)
 
     def _add(self, key: Key, seq: int, a: list[RecordPart], b: list[RecordPart]) -> None:
         rule = self._rules.find(key.name, key.kind) if self._rules is not None else None

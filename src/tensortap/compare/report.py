@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensortap.compare.result import FORMAT, Comparison, as_json, figures_of
+from tensortap.compare.result import FORMAT, Comparison, as_json, figures_of, rounded_up
 from tensortap.errors import TensortapError
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.record import Blob, Fields, Items, Mapping, Number, TensorData
@@ -134,6 +134,14 @@ class CompareReport:
     )
     look: Callable[[Key], tuple[Any, Any]] | None = field(default=None, repr=False, compare=False)
     """Reads the two values of a difference on demand, as they are stored."""
+    first_bitwise: Difference | None = None
+    """The first record in the order of execution whose bits differ, within tolerance or not."""
+    atol: float = 0.0
+    rtol: float = 0.0
+    passing_atol: float | None = None
+    """Smallest atol that would pass every compared record with this `rtol`; None if none would."""
+    unplaced: tuple[Key, ...] = ()
+    """Records that were not compared: how their parts on the ranks make up the whole is unknown."""
 
     def __bool__(self) -> bool:
         if any(not difference.expected for difference in self.differences):
@@ -149,6 +157,25 @@ class CompareReport:
     def first(self) -> Difference | None:
         """Return the first unexpected difference in the order of execution."""
         return next((d for d in self.differences if not d.expected), None)
+
+    @property
+    def bitwise_text(self) -> str:
+        """Return where the bits begin to differ, in words; empty if `first` says it already."""
+        found, first = self.first_bitwise, self.first
+        if found is None or (first is not None and first.key == found.key):
+            return ""
+        within = "within the tolerance, " if found.comparison else ""
+        return f"{found.key}  {within}{found.comparison.line}; {'; '.join(found.explanations)}"
+
+    @property
+    def tolerance_text(self) -> str:
+        """Return in words which tolerance would pass all; empty if all bits are the same."""
+        if self.first_bitwise is None and self:
+            return ""
+        if self.passing_atol is None:
+            return "no atol would pass every compared record"
+        tolerance = f"atol={rounded_up(self.passing_atol)} with rtol={self.rtol:g}"
+        return f"{tolerance} would pass every compared record"
 
     def values(self, difference: Difference) -> tuple[Any, Any]:
         """Read both values of a difference from the runs: ``report.values(report.first)``."""
@@ -174,6 +201,11 @@ class CompareReport:
             "provenance": {name: {"a": as_json(a), "b": as_json(b)} for name, (a, b) in pairs},
             "first": None if self.first is None else self.first.to_json(),
             "culprit": self.culprit,
+            "first_bitwise": None if self.first_bitwise is None else self.first_bitwise.to_json(),
+            "atol": self.atol,
+            "rtol": self.rtol,
+            "passing_atol": self.passing_atol,
+            "unplaced": [asdict(key) for key in self.unplaced],
             "differences": [each.to_json() for each in self.differences],
             "missing": [
                 {**asdict(each.key), "only_in": each.side, "dropped": each.dropped}
@@ -203,6 +235,10 @@ class CompareReport:
             lines.append(f"first: {self.first}")
         if self.culprit:
             lines.append(self.culprit)
+        if self.bitwise_text:
+            lines.append(f"first bitwise difference: {self.bitwise_text}")
+        if self.tolerance_text:
+            lines.append(self.tolerance_text)
         sides = [(word, self._only(side)) for side, word in (("a", "first"), ("b", "second"))]
         lines += [f"only in the {word}: {names}" for word, names in sides if names]
         if all(names for _, names in sides):
@@ -225,6 +261,7 @@ class CompareReport:
             (sum(m.side == "a" for m in self.missing), "only in the first"),
             (sum(m.side == "b" for m in self.missing), "only in the second"),
             (self.ignored, "ignored"),
+            (len(self.unplaced), "not compared, as their layout on the ranks is unknown"),
         ):
             if number:
                 said.append(f"{number:,} {text}")

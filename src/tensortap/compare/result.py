@@ -111,11 +111,24 @@ class Comparison:
 
     def _passing(self) -> str:
         would = [
-            f"{name}={value:.3g}"
+            f"{name}={rounded_up(value)}"
             for name, value in (("atol", self.passing_atol), ("rtol", self.passing_rtol))
             if value is not None
         ]
         return f"{' or '.join(would)} would pass" if would else "no tolerance would pass"
+
+
+def rounded_up(tolerance: float) -> str:
+    """Return a tolerance with three digits that passes what the tolerance itself passes.
+
+    >>> rounded_up(0.0012341), rounded_up(0.5)
+    ('0.00124', '0.5')
+    """
+    text = f"{tolerance:.3g}"
+    if float(text) >= tolerance:
+        return text
+    unit = 10.0 ** (math.floor(math.log10(tolerance)) - 2)
+    return f"{tolerance + unit / 2:.3g}"
 
 
 def _show(value: Any) -> str:

@@ -10,10 +10,11 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensortap.compare.compared_run import ComparedRun, Disagreement, RecordPart, whole
 from tensortap.compare.explain import explain
+from tensortap.compare.first import Outcome, culprit, first_bitwise, passing_atol
 from tensortap.compare.matching import (
     Choice,
     ChosenRecords,
@@ -26,12 +27,12 @@ from tensortap.compare.provenance import provenance_diff
 from tensortap.compare.report import CompareReport, Difference, Key
 from tensortap.compare.result import Comparison
 from tensortap.compare.rules import RuleSet, load_rules
-from tensortap.compare.tensors import Tolerance, check_tolerance
+from tensortap.compare.tensors import Tolerance, check_tolerance, nudged
 from tensortap.compare.values import compare_with
 from tensortap.errors import TensortapError
 from tensortap.frameworks.view import as_numpy
 from tensortap.patterns import TypedPattern
-from tensortap.record import Kind, Summary, TensorData
+from tensortap.record import Summary, TensorData
 from tensortap.runs.pickles import UntrustedFile
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge
@@ -42,19 +43,6 @@ _MARGIN = 2.0  # times the measured noise is noise, too: two runs show only part
 _COUNTS = ("count", "nans", "posinfs", "neginfs")
 _FIGURES = ("min", "max", "mean", "std", "mean_abs", "max_abs", "min_abs", "rm2", "rm4", "rm8")
 Progress = Callable[[int, int], object]
-
-
-class Outcome(NamedTuple):
-    """The result of comparing one pair of records."""
-
-    comparison: Comparison
-    by: str = "value"
-
-    @property
-    def size(self) -> float:
-        """The relative size of the difference."""
-        found = self.comparison
-        return found.max_rel if found.rel_l2 is None else found.rel_l2
 
 
 def compare_runs(
@@ -95,6 +83,7 @@ def compare_runs(
     plan = Plan(_choose(sides, choice), tolerance, rules)
     outcomes = _run(sides, plan.items, executor, progress)
     differences = []
+    judged = []
     sizes: dict[tuple[str, str, int], tuple[int, float]] = {}
     for item, outcome in zip(plan.items, outcomes, strict=True):
         place = item.key.name, item.key.kind, item.key.step
@@ -102,11 +91,13 @@ def compare_runs(
         least = 0.0 if outcome.comparison else 1e-300
         sizes[place] = min(seq, item.seq), max(size, outcome.size, least)
         difference = _judged(item, outcome, rules, floor)
+        judged.append((item, outcome, difference))
         if difference is not None:
             differences.append(difference)
     differences.sort(key=plan.order)
     if differences and differences[0].by == "value":
         differences[0] = _explained(differences[0], sides, plan)
+    bitwise = first_bitwise(judged, plan, rules)
     table, rows = plan.records[0].table, plan.equal_rows
     columns = [column[rows] for column in (table.name, table.kind, table.step, table.seq)]
     equal = plan.records[0].names, table.kinds, columns
@@ -115,8 +106,11 @@ def compare_runs(
         sum(outcome.by == "statistics" for outcome in outcomes),
         tuple(differences), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
-        _culprit(differences, plan), functools.partial(_in_order, sizes, equal),
+        culprit(differences, plan, bitwise), functools.partial(_in_order, sizes, equal),
         functools.partial(_values, sides, {d.key: plan.by_key[d.key] for d in differences}),
+        bitwise, atol, rtol,
+        passing_atol(judged, tolerance, rules),
+        tuple(plan.unplaced),
     )  # fmt: skip
 
 
@@ -187,30 +181,6 @@ def _explained(first: Difference, sides: tuple[ComparedRun, ComparedRun], plan: 
     atol, rtol, *_ = item.tolerance
     found = explain(a, b, atol=atol, rtol=rtol, previous_a=before_a, previous_b=before_b)
     return dataclasses.replace(first, explanations=tuple(map(str, found)))
-
-
-def _culprit(differences: list[Difference], plan: Plan) -> str:
-    """Return a sentence on the origin of the first difference; empty if there is none.
-
-    Records are in the order of execution: if the first that differs is the output of a module,
-    everything that it was computed from agrees.
-    """
-    first = next((d for d in differences if not d.expected), None)
-    if first is None:
-        return ""
-    name, kind, step = first.key.name, first.key.kind, first.key.step
-    if kind == Kind.ACTIVATION.value:
-        seq = plan.by_key[first.key].seq
-        if plan.equal or any(
-            item.key.kind == kind and (item.key.step, item.seq) < (step, seq) for item in plan.items
-        ):
-            return f"culprit: {name}: everything before it agrees, its output does not"
-        return f"{name} is the first recorded output"
-    if kind == Kind.GRADIENT.value:
-        return f"culprit: the backward pass behind {name}; all outputs agree until then"
-    if kind in (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STATE.value):
-        return f"culprit: {name} ({kind}) differs before any output does"
-    return ""
 
 
 def _in_order(
@@ -313,18 +283,23 @@ def _compare_statistics(
     The tolerance of the mean is relative to the values, because the mean may be near zero. What
     differs in the numbers of NaN and infinities is `nonfinite`, as no figure measures it.
     """
-    found = [_summary(side, parts) for side, parts in zip(sides, (a, b), strict=True)]
+    try:
+        found = [_summary(side, parts) for side, parts in zip(sides, (a, b), strict=True)]
+    except Disagreement as error:
+        return Comparison(False, str(error), notes=("by statistics",), differing=1)
     if found[0] is None or found[1] is None:
         return Comparison(False, "nothing to compare: neither value nor statistics", differing=1)
     one, other = found[0], found[1]
     max_abs = max_rel = 0.0
     differ = []
     nonfinite = 0
+    excess: float | None = 0.0
     for name in _COUNTS:
         x, y = getattr(one, name), getattr(other, name)
         if x != y:
             differ.append(f"{name} {x:,} and {y:,}")
             nonfinite += abs(x - y) if name != "count" else 0
+            excess = None
     for name in _FIGURES:
         x, y = getattr(one, name), getattr(other, name)
         if math.isnan(x) and math.isnan(y):
@@ -333,18 +308,20 @@ def _compare_statistics(
         size = abs(x - y)
         max_abs = max(max_abs, size)
         max_rel = max(max_rel, size / scale if scale else (math.inf if size else 0.0))
+        if excess is not None:
+            excess = max(excess, size - tolerance.rtol * scale)
         if not size <= tolerance.atol + tolerance.rtol * scale:
             differ.append(f"{name} {x:.6g} and {y:.6g}")
     return Comparison(
         not differ, f"statistics differ: {', '.join(differ[:3])}" if differ else "",
         notes=("by statistics",), count=one.count, nonfinite=nonfinite, max_abs=max_abs,
-        max_rel=max_rel, differing=int(bool(differ)),
+        max_rel=max_rel, differing=int(bool(differ)), passing_atol=excess and nudged(excess),
     )  # fmt: skip
 
 
 def _summary(side: ComparedRun, parts: list[RecordPart]) -> Summary | None:
-    """Return the statistics of a tensor, merged over its shards."""
-    found = []
+    """Return the statistics of a tensor, merged over its shards; replicas count once."""
+    found: dict[Any, tuple[int, Summary]] = {}
     for part in parts:
         stats = part.record.stats
         if stats is None:
@@ -352,5 +329,10 @@ def _summary(side: ComparedRun, parts: list[RecordPart]) -> Summary | None:
             if not isinstance(value, TensorData):
                 return None
             stats = summarize_array(as_numpy(value))
-        found.append(stats)
-    return found[0] if len(found) == 1 else merge(*found)
+        record = part.record
+        place = (record.shape, record.shard.offsets) if record.shard is not None else None
+        rank, known = found.setdefault(place, (record.rank, stats))
+        if repr(known) != repr(stats):  # NaN does not equal itself
+            raise Disagreement(f"the replicas of ranks {rank} and {record.rank} differ")
+    summaries = [stats for _, stats in found.values()]
+    return summaries[0] if len(summaries) == 1 else merge(*summaries)

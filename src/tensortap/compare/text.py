@@ -87,21 +87,24 @@ def _first(report: CompareReport) -> RenderableType | None:
     from rich.table import Table
     from rich.text import Text
 
-    first = report.first
-    if first is None:
-        return None
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(Text("first", style="bold red"), Text(plain(str(first.key)), style="bold"))
-    how = first.comparison.line + (f"  (by {first.by})" if first.by != "value" else "")
-    grid.add_row("", Text(plain(how)))
-    if first.rule:
-        grid.add_row(Text("rule", style="dim"), Text(plain(first.rule)))
-    for explanation in first.explanations:
-        grid.add_row(Text("because", style="yellow"), Text(plain(explanation)))
-    if report.culprit:
-        whose = report.culprit.removeprefix("culprit: ")
-        grid.add_row(Text("culprit", style="yellow"), Text(plain(whose)))
-    return grid
+    first = report.first
+    if first is not None:
+        grid.add_row(Text("first", style="bold red"), Text(plain(str(first.key)), style="bold"))
+        how = first.comparison.line + (f"  (by {first.by})" if first.by != "value" else "")
+        grid.add_row("", Text(plain(how)))
+        if first.rule:
+            grid.add_row(Text("rule", style="dim"), Text(plain(first.rule)))
+        for explanation in first.explanations:
+            grid.add_row(Text("because", style="yellow"), Text(plain(explanation)))
+    for label, style, text in (
+        ("culprit", "yellow", report.culprit.removeprefix("culprit: ")),
+        ("bitwise", "yellow", report.bitwise_text),
+        ("passing", "dim", report.tolerance_text),
+    ):
+        if text:
+            grid.add_row(Text(label, style=style), Text(plain(text)))
+    return grid if grid.row_count else None
 
 
 def _differences(report: CompareReport, most: int) -> RenderableType | None:

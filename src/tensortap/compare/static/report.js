@@ -93,6 +93,11 @@
     for (const why of first.why) add(box, "span", why, "why");
     box.onclick = () => show(data.first);
   }
+  for (const text of [data.bitwise, data.tolerance]) {
+    if (!text) continue;
+    $("first").hidden = false;
+    add($("first"), "div", text, "dim");
+  }
   if (data.provenance.length) {
     const box = $("provenance"), table = box.querySelector("table");
     box.hidden = false;

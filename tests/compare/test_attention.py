@@ -1,0 +1,67 @@
+"""Two ways to compute attention in a real model: the report names attention, not what follows."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import tensortap as tap
+
+pytestmark = pytest.mark.slow
+
+
+def tiny(implementation):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, attn_implementation=implementation,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).train()
+
+
+def train(folder, implementation):
+    import torch
+
+    model = tiny(implementation)
+    path = tap.init(folder)
+    batch = torch.randint(0, 64, (2, 15), generator=torch.Generator().manual_seed(1))
+    with tap.track(model, tensors=True) as tracker:
+        for _ in range(2):
+            loss = model(input_ids=batch, labels=batch).loss
+            loss.backward()
+            tracker.step()
+    tap.finish()
+    return path
+
+
+def test_eager_and_sdpa_attention_first_differ_in_attention(tmp_path):
+    eager, sdpa = (train(tmp_path, each) for each in ("eager", "sdpa"))
+    report = tap.compare(eager, sdpa)
+    bitwise = report.first_bitwise
+    assert bitwise.key.name == "model.layers.0.self_attn.o_proj"
+    assert (bitwise.key.kind, bitwise.key.step) == ("Activation", 0)
+    assert bitwise.explanations == ("last identical: model.layers.0.self_attn.v_proj",)
+    assert "self_attn" in str(report)
+    assert report.passing_atol is not None
+    # only eager attention returns its weights
+    assert tap.compare(eager, sdpa, atol=report.passing_atol, allow_missing=True)
+    assert not tap.compare(eager, sdpa, atol=report.passing_atol / 2, allow_missing=True)
+
+
+def test_attention_function_is_named_in_the_message(caplog):
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    model = tiny("sdpa")
+    path = "model.layers.0.self_attn.forward.sdpa_attention_forward.attn_output"
+    with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(model, path):
+        pass
+    where = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
+    assert f"trace the function itself: tap.trace({where}, …)" in caplog.text
+    with tap.trace(sdpa_attention_forward, "attn_output") as tracer:
+        model(input_ids=torch.ones(1, 3, dtype=torch.long))
+    assert set(tracer.results["attn_output"].iterations) == {0, 1}
