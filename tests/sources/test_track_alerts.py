@@ -230,3 +230,121 @@ def test_infinite_gradient_that_was_applied_stops():
         opt.step()
         with pytest.raises(tap.StopTraining):
             tracker.step()
+
+
+# -- code between modules --------------------------------------------------------------------
+
+
+class BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.nan
+
+
+class Attn(nn.Module):
+    """Code between modules: before, among and after its own children, as `fault` says."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.q, self.o_proj, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity()
+        self.fault = fault
+
+    def forward(self, x):
+        x = self.q(x)
+        if self.fault == "between":
+            x = x * (x * 0) / (x * 0)
+        if self.fault == "backward":
+            x = BadBackward.apply(x)
+        if self.fault == "identity":
+            x = self.drop(x * torch.nan)
+        x = self.o_proj(x)
+        return x / 0 if self.fault == "after" else x
+
+
+class Layer(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(4), Attn(fault)
+        self.fault = fault
+
+    def forward(self, x):
+        h = self.norm(x)
+        if self.fault == "outside":
+            h = h * torch.inf
+        return x + self.attn(x=h)
+
+
+def alerts_of(fault, batch=1.0):
+    torch.manual_seed(0)
+    model = Layer(fault)
+    with tap.track(model, alerts=[alerts.nan(), alerts.inf()]) as tracker:
+        model(torch.rand(3, 4) * batch).square().mean().backward()
+        tracker.step()
+    return tracker.alerts
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "origin", "where"),
+    [
+        ("between", "attn.o_proj", "attn", "made in Attn.forward (test_track_alerts.py"),
+        ("between", "attn.o_proj", "attn", "between attn.q and attn.o_proj"),
+        ("identity", "attn.drop", "attn", "between attn.q and attn.drop"),
+        ("after", "attn", "attn", "made in Attn.forward, after attn.o_proj"),
+        ("outside", "attn.q", "Layer", "made in Layer.forward (test_track_alerts.py"),
+        ("outside", "attn.q", "Layer", "between norm and attn"),
+    ],
+)  # fmt: skip
+def test_code_between_modules_is_named_as_the_origin(fault, name, origin, where):
+    first = alerts_of(fault)[0]
+    assert (first.name, first.origin) == (name, origin)
+    assert where in first.message
+
+
+def test_module_with_finite_inputs_is_the_origin_and_a_bad_batch_is_said():
+    class Makes(nn.Module):
+        def forward(self, x):
+            return x.mul_(torch.nan)  # in place: its input is gone
+
+    model = nn.Sequential(nn.Linear(4, 4), Makes(), nn.Linear(4, 4))
+    with tap.track(model, alerts=[alerts.nan()]) as tracker:
+        model(torch.ones(2, 4))
+        tracker.step()
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.origin) == ("1", "1")
+    assert "its input was finite" in alert.message
+    first = alerts_of("", torch.nan)[0]
+    assert (first.name, first.origin) == ("norm", "Layer")
+    assert "the input of Layer was NaN: check the batch" in first.message
+
+
+def test_code_between_modules_is_named_as_the_origin_of_a_gradient():
+    first = alerts_of("backward")[0]
+    assert (first.name, first.kind) == ("attn.q", Kind.GRADIENT)
+    assert first.origin == "attn"
+    assert "the code in attn, between attn.q and attn.o_proj" in first.message
+
+
+def test_backward_of_a_module_is_told_from_the_code_before_it():
+    class Bad(nn.Module):
+        def forward(self, x):
+            return BadBackward.apply(x)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.bad, self.o = nn.Linear(4, 4), Bad(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.o(self.bad(self.q(x) * 2))  # q's output reaches bad through code
+
+    model = Net()
+    with tap.track(model, alerts=[alerts.nan()]) as tracker:
+        model(torch.ones(2, 4)).sum().backward()
+        tracker.step()
+    (alert,) = tracker.alerts
+    assert (alert.name, alert.kind, alert.origin) == ("q", Kind.GRADIENT, "bad")
+    assert "the backward pass of bad made it" in alert.message

@@ -95,11 +95,15 @@ def _first_of_step(record: Record, state: RuleState, what: str, found: int) -> F
 
 def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
     """Return what probably caused the first non-finite value of a step, and in which module."""
-    step_state = state.step_state
+    step_state, tags = state.step_state, record.tags
     if record.kind is Kind.ACTIVATION:
+        if tags.get("origin", module) != module:  # made before it got here
+            return tags["where"], tags["origin"]
         weights = "" if step_state.weights_seen else " (its weights have not been observed yet)"
         if not step_state.outputs:
             return f"no output came before it, check the batch as well{weights}", module
+        if "where" in tags:
+            return f"{tags['where']}{weights}", module
         count = step_state.outputs
         before = (
             "the output before it was" if count == 1 else f"all {count:,} outputs before it were"
@@ -111,7 +115,16 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
         if not last:
             return "no gradient came before it, check the loss", module
         cause = f"the gradients before it were finite, the last one of {last}"
-        return f"{cause}: its backward pass, or an operation between the two, made it", last
+        behind = tags.get("behind")
+        if behind is None:
+            return f"{cause}: its backward pass, or an operation between the two, made it", last
+        if not behind:
+            inside = _common_parent(module, last)
+            place = f"in {inside}, between {module} and {last}" if inside else f"after {module}"
+            return f"{cause}: the backward pass of the code {place} made it", inside or module
+        modules = behind.split()
+        made = f"the backward pass of {' or '.join(modules)} made it"
+        return f"{cause}: {made}", last if last in modules else modules[0]
     if record.kind is Kind.WEIGHT_GRADIENT:
         return f"the gradients of all outputs were finite, so it arises in {module}", module
     if record.kind is Kind.WEIGHT or record.kind is Kind.OPTIMISER_STATE:
@@ -119,6 +132,20 @@ def _cause(record: Record, state: RuleState, module: str) -> tuple[str, str]:
             return "it was so when it was first observed", module
         return "everything before it in this step was finite, so the update made it", module
     return "all tensors before it in this step were finite", ""
+
+
+def _common_parent(one: str, other: str) -> str:
+    """Return the innermost module that contains two modules; empty for the model itself.
+
+    >>> _common_parent("layers.0.attn.q", "layers.0.attn.o_proj")
+    'layers.0.attn'
+    """
+    shared = []
+    for a, b in zip(one.split("."), other.split("."), strict=False):
+        if a != b:
+            break
+        shared.append(a)
+    return ".".join(shared)
 
 
 # -- gradients -----------------------------------------------------------------------------

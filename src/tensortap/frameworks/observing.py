@@ -32,11 +32,18 @@ class Observed(NamedTuple):
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
 
 
+Explain = Callable[[Summary], dict[str, str]]
+"""Returns tags that say where a tensor that is not finite was made; see `origins` of torch."""
+
+
 class HookObserver(Protocol):
     """Whoever hooks observe for."""
 
     only_training: bool
     """Whether to ignore models in ``eval()`` mode."""
+
+    explains: bool
+    """Whether to find out where values that are not finite were made."""
 
     unseen: dict[str, str]
     """Names that cannot be observed, or not without a side effect, and why; hooks add to it."""
@@ -61,7 +68,12 @@ class HookObserver(Protocol):
         """Return whether a name of a kind is selected."""
 
     def observe(
-        self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
+        self,
+        observed: Observed,
+        value: Any,
+        step: int | None = None,
+        stats: Summary | None = None,
+        explain: Explain | None = None,
     ) -> Summary | None:
         """Take a tensor, with its statistics if they are known; return them if they are."""
 
@@ -71,6 +83,9 @@ class HookObserver(Protocol):
 
 class TrackObserver(HookObserver, Protocol):
     """The observer of `track`."""
+
+    remarks: dict[str, str]
+    """What the user should know about names that are observed, such as what that costs."""
 
     skipped: Callable[[], bool]
     """Whether the optimizer skipped the last step; hooks on an optimizer replace it."""

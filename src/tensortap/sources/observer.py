@@ -17,7 +17,7 @@ from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.errors import TensortapError
-from tensortap.frameworks.observing import Observed, never_skipped
+from tensortap.frameworks.observing import Explain, Observed, never_skipped
 from tensortap.frameworks.protocol import PendingSummary
 from tensortap.limits import format_size
 from tensortap.patterns import compile_pattern
@@ -92,9 +92,11 @@ class Observer:
         self.fault = pipeline.fault
         self.active = False
         self.on = False  # whether `every` selects this step
+        self.explains = options.alerts is not False and options.alerts is not None
         self.skipped: Callable[[], bool] = never_skipped  # whether no optimizer made this step
         self.unseen: dict[str, str] = {}  # names that are not observed as usual, and why
-        self._reported: set[str] = set()  # of these
+        self.remarks: dict[str, str] = {}  # about names that are observed
+        self._reported: set[str] = set()  # of both
         self._whole: re.Pattern[str] | None = None  # names of tensors to keep whole
         if options.tensors is not False and options.tensors is not None:
             pattern = "" if options.tensors is True else options.tensors
@@ -113,7 +115,7 @@ class Observer:
         self._began = 0
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._monitor: AlertMonitor | None = None
-        if options.alerts is not False and options.alerts is not None:
+        if self.explains:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
         elif options.on_alert is not None:
             raise ValueError("on_alert needs alerts=True, or a list of rules")
@@ -153,16 +155,24 @@ class Observer:
         return self.on and pipeline.enabled
 
     def observe(
-        self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
+        self,
+        observed: Observed,
+        value: Any,
+        step: int | None = None,
+        stats: Summary | None = None,
+        explain: Explain | None = None,
     ) -> Summary | None:
         """Make a record of a tensor: of its statistics and, if selected, of its values.
 
         `stats` are its statistics if they are known. Returns them, unless they are pending.
+        `explain` is called if it is not finite.
         """
         start = _now()
         pending = None
         if stats is None and self.options.stats:
             stats, pending = arrays.summary_of(value)
+        if explain is not None and stats is not None and stats.finite != stats.count:
+            observed = observed._replace(tags={**observed.tags, **explain(stats)})
         self.add(observed, stats, pending, value, step)
         pipeline.ledger.track(_now() - start)
         return stats
@@ -275,20 +285,22 @@ class Observer:
 
     def report_unseen(self) -> None:
         """Log what is not observed as usual, and record an alert for each name."""
-        new = [name for name in self.unseen if name not in self._reported]
+        self._report("unseen", self.unseen, "tracking is limited for ", "tracking is limited: ")
+        self._report("remark", self.remarks, "", "")
+
+    def _report(self, rule: str, found: dict[str, str], head: str, prefix: str) -> None:
+        new = [name for name in found if f"{rule} {name}" not in self._reported]
         if not new:
             return
-        self._reported.update(new)
+        self._reported.update(f"{rule} {name}" for name in new)
         names = ", ".join(new[:5]) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
-        reasons = "; ".join(sorted({self.unseen[name] for name in new}))
-        log.warning("tensortap: tracking is limited for %s: %s", names, reasons)
+        reasons = "; ".join(sorted({found[name] for name in new}))
+        log.warning("tensortap: %s%s: %s", head, names, reasons)
         rank, world_size = ranks.rank_and_world_size()
         for name in new:
-            message = f"tracking is limited: {self.unseen[name]}"
-            step = self.step_number
-            self._alert(
-                Alert("unseen", name, Kind.ACTIVATION, step, rank, name, message), world_size
-            )
+            message = f"{prefix}{found[name]}"
+            alert = Alert(rule, name, Kind.ACTIVATION, self.step_number, rank, name, message)
+            self._alert(alert, world_size)
 
     def advance(self) -> None:
         """End the step; what is observed from now on belongs to the next one."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.errors import CaptureError
-from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.observing import Explain, Observed
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.ledger import DISCONNECTED
 from tensortap.pipeline.pipeline import pipeline
@@ -102,7 +102,7 @@ class RateLimitedObserver:
         keep: bool,
     ) -> None:
         self._name = name
-        self.only_training = False
+        self.only_training = self.explains = False
         self.fault = pipeline.fault
         self._select(selection)
         self.switches = Switches()
@@ -154,7 +154,12 @@ class RateLimitedObserver:
         return counter.count(pipeline.clock.step)
 
     def observe(
-        self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
+        self,
+        observed: Observed,
+        value: Any,
+        step: int | None = None,
+        stats: Summary | None = None,
+        explain: Explain | None = None,
     ) -> Summary | None:
         if not self.capturing:
             return None

@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.observing import HookObserver, tensors_in
+from tensortap.frameworks.observing import Explain, HookObserver, tensors_in
 from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.collectives import Collectives
 from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.layouts import Layouts
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
+from tensortap.frameworks.torch.origins import Origins
 from tensortap.frameworks.torch.shards import observed
-from tensortap.record import Kind, Summary
+from tensortap.record import Kind, Shard, Summary
 
 FULLGRAPH = "it is part of a graph compiled with fullgraph=True, which a hook cannot leave"
 
@@ -83,6 +86,9 @@ class OutputHooks:
         self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
         self._calls: dict[str, int] = {}
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
+        self._origins = Origins(root) if observer.explains else None
+        self._layouts = Layouts(root)
+        self._collectives = Collectives(observer)
         self._last: tuple[Callable[[], Any], int, Summary | None] = (lambda: None, 0, None)
 
     def attach(self) -> None:
@@ -103,7 +109,16 @@ class OutputHooks:
             wanted = ModuleCall(0, 0, activation, gradient)
             hook = functools.partial(self._on_output, name, cls, wanted, module)
             outside = outside_graphs(hook, name, self._report_unseen)
-            self._handles.append(module.register_forward_hook(outside))
+            own = module.parameters(recurse=False) if self._layouts.mesh else ()
+            if any(hasattr(parameter, "device_mesh") for parameter in own):
+                note = functools.partial(self._on_computed, name)
+                before = outside_graphs(note, name, self._report_unseen)
+                self._handles.append(module.register_forward_hook(before, prepend=True))
+            self._handles.append(module.register_forward_hook(outside, with_kwargs=True))
+
+    def _on_computed(self, name: str, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self.observer.capturing:
+            self._layouts.computed(name, output)
 
     def _report_unseen(self, name: str) -> None:
         self.observer.unseen[name] = FULLGRAPH
@@ -120,9 +135,13 @@ class OutputHooks:
 
     def end_step(self) -> None:
         """Count the calls of the next step from zero."""
+        self._collectives.poll(most=0)
         self._calls.clear()
+        self._layouts.end_step()
         self._recomputable.clear()
         self._remove_leaf_handles()
+        if self._origins is not None:
+            self._origins.end_step()
 
     def _on_output(
         self,
@@ -132,12 +151,14 @@ class OutputHooks:
         original: torch.nn.Module,
         module: torch.nn.Module,
         args: Any,
+        kwargs: Any,
         output: Any,
     ) -> None:
         observer = self.observer
         if not observer.capturing:
             return
         try:
+            self._collectives.poll()
             training = self.root.training
             if observer.only_training and not training:
                 return
@@ -147,17 +168,36 @@ class OutputHooks:
                 return
             step, call, activation, gradient = counted
             tags = {} if training else {"mode": "eval"}
+            origins, explain = self._origins, None
+            if origins is not None and not again:
+                inputs = args, kwargs
+                origins.called(name, inputs)
+                explain = functools.partial(origins.of_output, name, cls, step, inputs)
             for path, tensor in tensors_in(output, torch.Tensor):
                 own_tags = {**tags, "module": name} if path else tags
+                shard, placed = self._layouts.of(name, tensor, (args, kwargs))
+                own_tags = {**own_tags, **placed}
                 if activation:
                     all_tags = {**own_tags, "recompute": "1"} if again else own_tags
-                    observer.observe(
-                        *observed(name + path, Kind.ACTIVATION, tensor, call, cls, all_tags), step
+                    seen = functools.partial(
+                        observed, name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
                     )
+                    if type(tensor) is torch.Tensor:
+                        observer.observe(*seen(), step, None, explain)
+                    else:
+                        look = functools.partial(self._observe_later, seen, step, explain)
+                        self._collectives.observe(tensor, name, look)
                 if gradient and tensor.requires_grad and tensor.is_floating_point():
-                    self._observe_gradient(name + path, tensor, step, call, cls, own_tags)
+                    self._observe_gradient(name + path, tensor, step, call, cls, own_tags, shard)
+            if origins is not None and not again:
+                origins.passed(name, output)
         except Exception as error:
             observer.fault(name, error)
+
+    def _observe_later(
+        self, seen: Callable[[], tuple[Any, Any]], step: int, explain: Explain | None
+    ) -> None:
+        self.observer.observe(*seen(), step, None, explain)
 
     def _count(
         self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
@@ -185,9 +225,20 @@ class OutputHooks:
         return stats if last() is gradient and version == private.version_of(gradient) else None
 
     def _observe_gradient(
-        self, name: str, tensor: torch.Tensor, step: int, call: int, cls: str, tags: dict[str, str]
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        step: int,
+        call: int,
+        cls: str,
+        tags: dict[str, str],
+        shard: Shard | None,
     ) -> None:
         passes: list[int] = []
+        explain: Explain | None = None
+        if self._origins is not None:
+            of_gradient, uses = self._origins.of_gradient, self._origins.uses(tensor)
+            explain = lambda stats: of_gradient(uses)  # noqa: E731
         shape = tensor.shape
 
         def on_gradient(gradient: torch.Tensor | None) -> None:
@@ -196,12 +247,17 @@ class OutputHooks:
             if gradient is None or not observer.active or this_pass in passes:
                 return
             passes.append(this_pass)
-            try:
+            all_tags = tags if len(passes) == 1 else {**tags, "backward": str(len(passes))}
+
+            def look() -> None:
                 whole = gradient if gradient.shape == shape else gradient.reshape(shape)
-                all_tags = tags if len(passes) == 1 else {**tags, "backward": str(len(passes))}
-                description, local = observed(name, Kind.GRADIENT, whole, call, cls, all_tags)
-                stats = observer.observe(description, local, step, self._known_stats(gradient))
+                seen = observed(name, Kind.GRADIENT, whole, call, cls, all_tags, shard)
+                stats = observer.observe(*seen, step, self._known_stats(gradient), explain)
                 self._last = weakref.ref(gradient), private.version_of(gradient), stats
+
+            try:
+                self._collectives.poll()
+                self._collectives.observe(gradient, name, look)
             except Exception as error:
                 observer.fault(name, error)
 

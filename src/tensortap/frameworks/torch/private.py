@@ -10,7 +10,7 @@ import datetime
 import sys
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -143,6 +143,59 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     base: torch.Tensor | None = getattr(tensor, "_base", None)
     return base
+
+
+class RunningCall(NamedTuple):
+    """A call of a module that is under way, and the function and line that made it."""
+
+    module: torch.nn.Module
+    inputs: Any
+    caller: str
+
+
+def module_calls() -> list[RunningCall]:
+    """Return the calls of modules that are under way in this thread, the innermost first.
+
+    Buys: the origin of a NaN between two modules. Otherwise the module after it is named.
+    """
+    module = torch.nn.Module
+    known = [getattr(module, name, None) for name in ("_call_impl", "_wrapped_call_impl")]
+    codes = [getattr(function, "__code__", None) for function in known]
+    calls = []
+    frame = sys._getframe(1)
+    while (above := frame.f_back) is not None:
+        if frame.f_code is codes[0]:
+            local = frame.f_locals
+            while above.f_back is not None and above.f_code in codes:
+                above = above.f_back
+            file = above.f_code.co_filename.rpartition("/")[2]
+            caller = f"{above.f_code.co_qualname} ({file}:{above.f_lineno})"
+            calls.append(RunningCall(local["self"], (local["args"], local["kwargs"]), caller))
+        frame = above
+    return calls
+
+
+def running_collective(tensor: Any) -> Any:
+    """Return the result of a collective that nobody has waited for; None for other tensors.
+
+    Its attribute `completed` turns true when the program uses it. Buys: hooks do not wait for
+    communication that the program overlaps with work. Otherwise they do.
+    """
+    if type(tensor) is torch.Tensor:
+        return None
+    if hasattr(tensor, "to_local"):
+        with torch.no_grad():
+            tensor = tensor.to_local()
+    return tensor if getattr(tensor, "completed", True) is False else None
+
+
+def result_of(collective: Any) -> torch.Tensor:
+    """Return the tensor that a collective writes, without waiting for it.
+
+    Buys: a result that was changed in place is not recorded. Otherwise it is.
+    """
+    result: torch.Tensor = getattr(collective, "elem", collective)
+    return result
 
 
 def compiler_is_loaded() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.observing import Observed, Probe, tensors_in
+from tensortap.frameworks.observing import Explain, Observed, Probe, tensors_in
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.outputs import ModuleCall, OutputHooks
 from tensortap.frameworks.torch.private import version_of
@@ -45,7 +45,7 @@ def find_probes(
 class _Notes:
     """An observer that notes what hooks see, by name."""
 
-    only_training = False
+    only_training = explains = False
     kinds = (Kind.ACTIVATION, Kind.GRADIENT)
     active = capturing = True
     step_number = 0
@@ -60,7 +60,12 @@ class _Notes:
         return True
 
     def observe(
-        self, observed: Observed, value: Any, step: int | None = None, stats: Summary | None = None
+        self,
+        observed: Observed,
+        value: Any,
+        step: int | None = None,
+        stats: Summary | None = None,
+        explain: Explain | None = None,
     ) -> Summary | None:
         if observed.kind is Kind.ACTIVATION:
             self.outputs[observed.name] = observed, why_not(value)

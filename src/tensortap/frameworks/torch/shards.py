@@ -13,21 +13,33 @@ from tensortap.frameworks.torch.tensors import dtype_name
 from tensortap.record import Kind, Shard
 
 
+def local_part(tensor: Any) -> Any:
+    """Return the part of a DTensor on this rank; any other tensor as it is."""
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
+        return local_shard(tensor)[0]
+    return tensor
+
+
 def local_shard(tensor: Any) -> tuple[Any, Shard]:
     """Return the local part of a DTensor and its place in the whole, without communication."""
+    with torch.no_grad():
+        local = waited(tensor.to_local())
+    return local.detach(), shard_of(tensor, tuple(tensor.placements))
+
+
+def waited(tensor: Any) -> Any:
+    """Return a tensor once the collective that computes it is done."""
+    return tensor.wait() if hasattr(tensor, "wait") else tensor
+
+
+def shard_of(tensor: Any, placements: tuple[Any, ...]) -> Shard:
+    """Return which part of a DTensor this rank has with some placements."""
     mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
+    coordinate, shape = mesh.get_coordinate(), tuple(tensor.shape)
     offsets: tuple[int, ...] = ()
     if coordinate is not None:  # this rank belongs to the mesh
-        offsets = _offsets(
-            tuple(tensor.shape), tuple(mesh.shape), tuple(coordinate), tuple(tensor.placements)
-        )
-    with torch.no_grad():
-        local = tensor.to_local()
-    if hasattr(local, "wait"):  # a collective is still running
-        local = local.wait()
-    placements = tuple(str(placement) for placement in tensor.placements)
-    return local.detach(), Shard(tuple(tensor.shape), offsets, placements)
+        offsets = _offsets(shape, tuple(mesh.shape), tuple(coordinate), placements)
+    return Shard(shape, offsets, tuple(str(placement) for placement in placements))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,16 +74,18 @@ def observed(
     call: int = 0,
     type_name: str = "",
     tags: dict[str, str] | None = None,
+    shard: Shard | None = None,
 ) -> tuple[Observed, torch.Tensor]:
     """Return the description of a tensor, and the local, detached tensor itself.
+
+    `shard` is the part that it is, unless it is a DTensor, which knows that itself.
 
     >>> description, local = observed("fc", Kind.WEIGHT, torch.ones(2, 3, requires_grad=True))
     >>> description.dtype, description.shape, local.requires_grad
     ('float32', (2, 3), False)
     """
-    local = tensor.detach()
+    local = waited(tensor.detach())
     tags = tags or {}
-    shard = None
     if type(local) is not torch.Tensor and hasattr(local, "to_local"):
         mesh = str(tuple(local.device_mesh.shape))
         local, shard = local_shard(local)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.observing import TrackObserver, never_skipped, tensors_in
+from tensortap.frameworks.torch.layouts import UNKNOWN, tensor_mesh
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.outputs import OutputHooks
 from tensortap.frameworks.torch.private import version_of
@@ -51,6 +52,7 @@ class ParameterHooks:
         self.root = root
         self.observer = observer
         self.optimizers = _optimizers(optimizer)
+        self._mesh = tensor_mesh(root)
         self._undo: list[Callable[[], object]] = []
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._names: dict[int, str] = {}
@@ -223,6 +225,8 @@ class ParameterHooks:
         self, name: str, kind: Kind, tensor: torch.Tensor, tags: dict[str, str], call: int = 0
     ) -> None:
         try:
+            if self._mesh and not hasattr(tensor, "device_mesh"):
+                tags = {**tags, "placements": UNKNOWN, "mesh": self._mesh}
             self.observer.observe(*observed(name, kind, tensor, call, tags=tags))
         except Exception as error:
             self.observer.fault(name, error)

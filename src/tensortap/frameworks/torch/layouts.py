@@ -1,0 +1,92 @@
+"""Which part of the whole the tensors of a tensor-parallel model are.
+
+A parallel layer computes a DTensor and hands on its local tensor, so the layout is known only
+before its own output hook has run. Modules that follow keep the layout of their input if they keep
+its shape. Every other value has the placement ``"?"``: compare must not take it for a whole.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from tensortap.frameworks.observing import tensors_in
+from tensortap.frameworks.torch.shards import shard_of
+from tensortap.record import Shard
+
+UNKNOWN = "?"
+
+
+class KnownLayout(NamedTuple):
+    """A tensor of this step and the part that it is."""
+
+    tensor: Any  # a weak reference
+    shard: Shard
+
+
+class Layouts:
+    """The layouts of the outputs of one model; `mesh` is empty if it is not tensor parallel."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self.mesh = tensor_mesh(root)
+        self._computed: dict[str, Any] = {}  # DTensors, until the module's last hook
+        self._known: dict[int, KnownLayout] = {}
+
+    def end_step(self) -> None:
+        """Forget the tensors of the step."""
+        self._known.clear()
+
+    def computed(self, name: str, output: Any) -> None:
+        """Take the output of a parallel layer before the layer's own hook makes it local."""
+        if hasattr(output, "device_mesh"):
+            self._computed[name] = output.detach()
+
+    def of(
+        self, name: str, tensor: torch.Tensor, inputs: Any
+    ) -> tuple[Shard | None, dict[str, str]]:
+        """Return which part an output is, if that is known, and its tags."""
+        if not self.mesh or hasattr(tensor, "device_mesh"):
+            return None, {}
+        whole = self._computed.pop(name, None)
+        shard = self._shard(tensor) if whole is None else _inferred(whole, tensor)
+        if shard is None and whole is None:
+            found = (self._shard(each) for _, each in tensors_in(inputs, torch.Tensor)
+                     if each.shape == tensor.shape)  # fmt: skip
+            shard = next((each for each in found if each is not None), None)
+        if shard is None:
+            return None, {"placements": UNKNOWN, "mesh": self.mesh}
+        self._known[id(tensor)] = KnownLayout(weakref.ref(tensor), shard)
+        return shard, {"placements": " ".join(shard.placements), "mesh": self.mesh}
+
+    def _shard(self, tensor: torch.Tensor) -> Shard | None:
+        known = self._known.get(id(tensor))
+        return known.shard if known is not None and known.tensor() is tensor else None
+
+
+def tensor_mesh(root: torch.nn.Module) -> str:
+    """Return the shape of the mesh of a tensor-parallel model; empty for any other model."""
+    for module in root.modules():
+        if any(base.__name__ == "FSDPModule" for base in type(module).__bases__):
+            return ""  # ranks have different batches
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in root.parameters())
+    return next((str(tuple(mesh.shape)) for mesh in meshes if mesh is not None), "")
+
+
+def _inferred(whole: Any, local: torch.Tensor) -> Shard | None:
+    """Return which part of a DTensor a layer handed on, by their shapes; None if unclear."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Shard as Split
+
+    placements = tuple(whole.placements)
+    with torch.no_grad():
+        same = whole.to_local().shape == local.shape
+    if same and not any(placement.is_partial() for placement in placements):
+        return shard_of(whole, placements)
+    if whole.device_mesh.ndim > 1:
+        return None
+    if local.shape == whole.shape:
+        return shard_of(whole, (Replicate(),))
+    split = [d for d, (a, b) in enumerate(zip(local.shape, whole.shape, strict=False)) if a != b]
+    return shard_of(whole, (Split(split[0]),)) if len(split) == 1 else None
