@@ -122,6 +122,11 @@ class Tracker:
         return dict(self._observer.unseen)
 
     @property
+    def remarks(self) -> dict[str, str]:
+        """What to know about names that are observed, such as a function that runs twice."""
+        return dict(self._observer.remarks)
+
+    @property
     def records(self) -> Iterator[Record]:
         """The records so far: from the run or the live session that took them, else from memory.
 

@@ -474,7 +474,48 @@ def test_programs_that_round_differently_run_twice(monkeypatch):
             results, seen = intercept(fn, params, jnp.copy(x))
             assert_same(results, want)
             assert len(seen) == 3
-        assert intercept.unseen == {"loss": instrumented_jit.ROUNDS_DIFFERENTLY}
+        assert intercept.unseen == {}
+        assert intercept.remarks == {"loss": instrumented_jit.ROUNDS_DIFFERENTLY}
+
+
+def test_functions_that_run_twice_copy_nothing_and_have_effects_once(monkeypatch):
+    model, x = MLP(), batch()
+    params = parameters(model, x)
+    seen = []
+
+    def loss(params, x, loud):
+        if loud:
+            jax.debug.callback(seen.append, x[0, 0])
+        return jnp.sum(model.apply(params, x) ** 2), x + 1
+
+    monkeypatch.setattr(instrumented_jit, "identical", lambda a, b: False)
+    fn = jax.jit(loss, donate_argnums=(1,), static_argnums=(2,))
+    intercept = Intercept()
+    intercept(fn, params, jnp.copy(x), False)  # both are compared, so the arguments are copied
+    monkeypatch.setattr(instrumented_jit, "_copy", lambda leaf: pytest.fail("copied"))
+    for _ in range(2):
+        donated = jnp.copy(x)
+        _, observed = intercept(fn, params, donated, False)
+        assert donated.is_deleted()
+        assert len(observed) == 3
+    monkeypatch.undo()
+    intercept(fn, params, jnp.copy(x), True)
+    jax.effects_barrier()
+    assert len(seen) == 1
+
+
+def test_tracker_says_what_is_true_of_a_function_that_runs_twice(monkeypatch, caplog):
+    monkeypatch.setattr(instrumented_jit, "identical", lambda a, b: False)
+    model, x = MLP(), batch()
+    params = parameters(model, x)
+    with tap.track(model_state=params, optimizer_state=False) as tracker:
+        tracker.intercept(jax.jit(model.apply), params, x)
+        tracker.step(params)
+    assert tracker.unseen == {}
+    assert "its results come from your own function" in tracker.remarks["apply"]
+    assert [(a.rule, a.name) for a in tracker.alerts] == [("remark", "apply")]
+    assert "limited" not in caplog.text
+    assert "twice the time" in caplog.text
 
 
 def test_functions_run_unobserved_if_jax_hides_their_options(monkeypatch):

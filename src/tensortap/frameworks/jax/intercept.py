@@ -47,7 +47,7 @@ class Intercept:
 
     `wants` says for a kind and a name whether to observe it; it is asked when a function is
     traced. `on_error` gets the errors of observing. `unseen` maps names to what could not be
-    observed, or not without side effects, and why.
+    observed, or not without side effects, and why; `remarks` what else the user should know.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Intercept:
         self._collector = Collector()
         self._waits = False  # for callbacks of the function that is being called
         self.unseen = self._collector.unseen
+        self.remarks: dict[str, str] = {}
 
     @contextlib.contextmanager
     def _marking(self) -> Iterator[None]:
@@ -98,7 +99,7 @@ class Intercept:
             if options is None:
                 self._collector.note(getattr(fn, "__name__", "function"), _UNKNOWN_OPTIONS)
                 return fn(*args, **kwargs)
-            instrumented = InstrumentedJit(fn, options, self._marking, self._collector.note)
+            instrumented = InstrumentedJit(fn, options, self._marking, self.remarks.__setitem__)
             self._instrumented[id(fn)] = instrumented
         before = self._collector.callbacks
         try:

@@ -59,6 +59,7 @@ class JaxTracking:
                 self.observer.add(seen._replace(call=call), None, pending)
             self._calls = calls
             self.observer.unseen.update(self._intercept.unseen)
+            self.observer.remarks.update(self._intercept.remarks)
         except Exception as error:
             self.observer.fault(getattr(function, "__name__", "intercept"), error)
         return results
