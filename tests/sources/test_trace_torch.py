@@ -583,3 +583,38 @@ class TestTracedByTransformations:
         logged = [record.getMessage() for record in caplog.records]
         assert len(logged) == 2
         assert all("inside torch.func" in text for text in logged)
+
+
+class Processor:
+    """Computes the attention of every layer that holds it."""
+
+    def __call__(self, layer, x):
+        scores = layer.scale * x
+        return scores + 1
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, scale, processor):
+        super().__init__()
+        self.scale, self.processor = scale, processor
+
+    def forward(self, x):
+        return self.processor(self, x)
+
+
+def test_object_that_several_modules_share_is_traced_for_each_alone():
+    shared = Processor()
+    model = torch.nn.Sequential(Layer(2, shared), Layer(3, shared), Layer(5, Processor()))
+    with tap.trace(model, ["0.processor.__call__.scores", "1.processor.__call__"]) as tracer:
+        model(torch.ones(1))
+    values = {name: [v.item() for v in found.values] for name, found in tracer.results.items()}
+    assert values == {"0.processor.__call__.scores": [2.0], "1.processor.__call__": [10.0]}
+    with tap.trace(model, "*.processor.__call__.scores") as tracer:
+        model(torch.ones(1))
+        model[1](torch.ones(1))
+    values = {name: [v.item() for v in found.values] for name, found in tracer.results.items()}
+    assert values == {
+        "0.processor.__call__.scores": [2.0],
+        "1.processor.__call__.scores": [9.0, 3.0],
+        "2.processor.__call__.scores": [50.0],
+    }

@@ -49,8 +49,7 @@ class TransformersTrack(TrackCallback, TrainerCallback):
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin tracking: the optimizer exists, and a checkpoint has been loaded."""
-        optimizer = _unwrapped(kwargs.get("optimizer"))
-        self._begin(kwargs["model"], optimizer, state.global_step)
+        self._begin(kwargs["model"], kwargs.get("optimizer"), state.global_step)
 
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -69,13 +68,6 @@ class TransformersTrack(TrackCallback, TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove the hooks."""
         self._end()
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer inside accelerate's wrapper, which has no hooks."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 Track = TransformersTrack

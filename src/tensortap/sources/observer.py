@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -57,6 +59,7 @@ class TrackOptions(NamedTuple):
     init_step: int | None = None
     alerts: Any = False
     on_alert: Any = None
+    name: str | None = None
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -79,12 +82,19 @@ class PendingRecord(NamedTuple):
     summary: PendingSummary
 
 
+_observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+
+
 class Observer:
     """Turns observations into records; `advance` ends a training step."""
 
     def __init__(self, options: TrackOptions) -> None:
         check_count("every", options.every)
+        name: Any = options.name
+        if name is not None and not (isinstance(name, str) and name):
+            raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")
         self.options = options
+        self.prefix = ""  # of all names; patterns do not see it
         patterns = Patterns(options.include, options.exclude, options.kinds)
         self.kinds = patterns.kinds
         self.wants = patterns.wants
@@ -121,6 +131,7 @@ class Observer:
             raise ValueError("on_alert needs alerts=True, or a list of rules")
 
     def begin(self) -> None:
+        self._choose_prefix()
         self._run = run.opened()
         first = self.options.init_step
         if first is None:
@@ -130,6 +141,21 @@ class Observer:
         pipeline.clock.begin(first)
         self._first_seq, self._began = pipeline.next_seq(), time.time_ns()
         self.active = self.on = True
+
+    def _choose_prefix(self) -> None:
+        """Keep the names of models that are tracked at the same time apart."""
+        taken = {other.prefix for other in _observers if other.active}
+        if self.options.name is not None:
+            self.prefix = f"{self.options.name}."
+            if self.prefix in taken:
+                raise ValueError(f"name {self.options.name!r} is already used by another tracker")
+        elif "" in taken:
+            self.prefix = next(p for n in itertools.count(2) if (p := f"model{n}.") not in taken)
+            log.warning(
+                "tensortap: another model is tracked already, so the names of this one begin with "
+                "%r; tap.track(model, name=...) chooses a name", self.prefix,
+            )  # fmt: skip
+        _observers.add(self)
 
     def end(self) -> None:
         """Stop observing, and wait for statistics that devices are still computing."""
@@ -189,10 +215,11 @@ class Observer:
         if step is None:
             step = self.step_number
         rank, world_size = ranks.rank_and_world_size()
+        tags = self._prefixed_tags(observed.tags) if self.prefix else observed.tags
         record = Record(
-            observed.name, observed.kind, step, observed.call, pipeline.next_seq(), rank,
-            world_size, time.time_ns(), observed.type, observed.dtype, observed.shape,
-            observed.shard, None, None, stats, observed.tags,
+            self.prefix + observed.name, observed.kind, step, observed.call, pipeline.next_seq(),
+            rank, world_size, time.time_ns(), observed.type, observed.dtype, observed.shape,
+            observed.shard, None, None, stats, tags,
         )  # fmt: skip
         nbytes = 0
         if value is not None:
@@ -201,6 +228,18 @@ class Observer:
             self._put(record, nbytes)
         else:
             self._pending.append(PendingRecord(record, nbytes, pending))
+
+    def prefixed(self, reasons: dict[str, str]) -> dict[str, str]:
+        """Return reasons by the names that records have."""
+        return {self.prefix + name: reason for name, reason in reasons.items()}
+
+    def _prefixed_tags(self, tags: dict[str, str]) -> dict[str, str]:
+        """Return tags with the prefix before the names in them."""
+        named = ("module", "parameter", "shared", "origin", "behind")
+        return {
+            key: " ".join(self.prefix + name for name in text.split()) if key in named else text
+            for key, text in tags.items()
+        }
 
     def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:
         """Return the record with the numbers of the user's stash and, if selected, the tensor."""
@@ -220,7 +259,7 @@ class Observer:
         return _replace(record, value=snapshot), nbytes
 
     def _keeps_whole(self, record: Record) -> bool:
-        if self._whole is not None and self._whole.search(record.name):
+        if self._whole is not None and self._whole.search(record.name.removeprefix(self.prefix)):
             return True
         return self._monitor is not None and self._monitor.keep(record.step, record.rank)
 
@@ -251,8 +290,8 @@ class Observer:
         step = self.step_number if step is None else step
         self._put(
             Record(
-                name, Kind.METRIC, step, 0, pipeline.next_seq(), rank, world_size, time.time_ns(),
-                "builtins.float", value=value,
+                self.prefix + name, Kind.METRIC, step, 0, pipeline.next_seq(), rank, world_size,
+                time.time_ns(), "builtins.float", value=value,
             ), 0,
         )  # fmt: skip
 
@@ -293,13 +332,14 @@ class Observer:
         if not new:
             return
         self._reported.update(f"{rule} {name}" for name in new)
-        names = ", ".join(new[:5]) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
+        names = ", ".join(self.prefix + name for name in new[:5])
+        more = f" and {len(new) - 5} more" if len(new) > 5 else ""
         reasons = "; ".join(sorted({found[name] for name in new}))
-        log.warning("tensortap: %s%s: %s", head, names, reasons)
+        log.warning("tensortap: %s%s%s: %s", head, names, more, reasons)
         rank, world_size = ranks.rank_and_world_size()
         for name in new:
-            message = f"{prefix}{found[name]}"
-            alert = Alert(rule, name, Kind.ACTIVATION, self.step_number, rank, name, message)
+            full, message = self.prefix + name, f"{prefix}{found[name]}"
+            alert = Alert(rule, full, Kind.ACTIVATION, self.step_number, rank, full, message)
             self._alert(alert, world_size)
 
     def advance(self) -> None:

@@ -119,12 +119,12 @@ class Tracker:
     @property
     def unseen(self) -> dict[str, str]:
         """Modules and values that cannot be observed, or only with a side effect, and why."""
-        return dict(self._observer.unseen)
+        return self._observer.prefixed(self._observer.unseen)
 
     @property
     def remarks(self) -> dict[str, str]:
         """What to know about names that are observed, such as a function that runs twice."""
-        return dict(self._observer.remarks)
+        return self._observer.prefixed(self._observer.remarks)
 
     @property
     def records(self) -> Iterator[Record]:
@@ -176,6 +176,7 @@ def track(
     init_step: int | None = None,
     alerts: Any = False,
     on_alert: Any = None,
+    name: str | None = None,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -188,7 +189,8 @@ def track(
     to keep whole; `stats=False` computes no statistics. `stash` is a function of a tensor that
     returns extra statistics. `only_training=False` also records ``model.eval()``. `init_step` is
     the first step, by default 0 or where the open run is. `alerts` is True or a list of rules,
-    `on_alert` a function, "stop" or "keep".
+    `on_alert` a function, "stop" or "keep". `name` is put before all names, to tell models that
+    are tracked at the same time apart; patterns do not see it.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
@@ -196,7 +198,7 @@ def track(
     has_state = optimizer_state is not False and optimizer_state is not None
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
-        only_training, init_step, alerts, on_alert,
+        only_training, init_step, alerts, on_alert, name,
     ))  # fmt: skip
     if model_state is not None or not isinstance(optimizer_state, bool):
         if module is not None:

@@ -1,7 +1,7 @@
 """The names of a torch model's modules and parameters, as its author wrote them.
 
-Wrappers (DataParallel, torch.compile, checkpoints, FSDP) put themselves between a module and its
-parent; their segments are left out of paths.
+Wrappers (DataParallel, torch.compile, checkpoints, FSDP, Fabric) put themselves between a module
+and its parent; their segments are left out of paths.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 # where wrappers keep the wrapped module
-_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_WRAPPED = (
+    "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"
+)  # fmt: skip
 
 
 class Names:
@@ -29,7 +31,10 @@ class Names:
         for path, module in root.named_modules():
             wrapped = _wrapped(module)
             if wrapped is not None:
-                self._prefixes.append((f"{path}.{wrapped[0]}" if path else wrapped[0], path))
+                # Fabric keeps it under two names
+                for name, child in module.named_modules(remove_duplicate=False):
+                    if child is wrapped[1]:
+                        self._prefixes.append((f"{path}.{name}" if path else name, path))
         # the innermost first, so that the others still match what is left of a path
         self._prefixes.sort(key=lambda pair: -len(pair[0]))
         self._title = _class_of(unwrapped(root)).__name__

@@ -33,7 +33,7 @@ class Origins:
     """Finds out for the first non-finite tensor of a pass where it was made."""
 
     def __init__(self, root: torch.nn.Module) -> None:
-        self._root = root
+        self._root = weakref.ref(root)  # hooks on outputs that the model keeps refer to this
         self._uses: dict[int, TensorUses] = {}
         self._last_output = ""
         self._last_memory = 0  # address of the last output
@@ -85,7 +85,9 @@ class Origins:
             if last.startswith(f"{name}."):
                 where += f": made in {cls.rpartition('.')[2]}.forward, after {last}"
             return {"origin": name, "where": where}
-        names = {id(module): path for path, module in Names(self._root).modules()}
+        root = self._root()
+        modules = () if root is None else Names(root).modules()
+        names = {id(module): path for path, module in modules}
         target = name
         calls = private.module_calls()
         for call, outer in itertools.pairwise(calls):
@@ -120,7 +122,7 @@ class Origins:
                 self._bad_inputs = this_pass, names
 
         hide_from_compiler(on_gradient)
-        tensor.register_hook(on_gradient)
+        tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
 
 
 def _worst(value: Any, known: int = 0) -> str:

@@ -8,6 +8,7 @@ program, so there it compiles to nothing and reports that its module is not seen
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,46 +19,19 @@ from tensortap.frameworks.observing import Explain, HookObserver, tensors_in
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.collectives import Collectives
 from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.layouts import Layouts
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
 from tensortap.frameworks.torch.origins import Origins
 from tensortap.frameworks.torch.shards import observed
+from tensortap.frameworks.torch.uncalled import REASON, UncalledModules
 from tensortap.record import Kind, Shard, Summary
 
 FULLGRAPH = "it is part of a graph compiled with fullgraph=True, which a hook cannot leave"
-
-_compiling: Callable[[], bool] = torch.compiler.is_compiling
-
-
-def outside_graphs(
-    hook: Callable[..., None], name: str, on_unseen: Callable[[str], None]
-) -> Callable[..., None]:
-    """Return the hook so that it runs outside of compiled graphs.
-
-    `on_unseen` is called with the name where it cannot run.
-    """
-
-    def leave(*args: Any) -> None:
-        hook(*args)
-
-    def must_stay() -> bool:
-        if private.must_not_break():
-            on_unseen(name)
-            return True
-        private.skip_frame(on_call.__code__)
-        return False
-
-    hide_from_compiler(leave)
-    private.constant_when_compiled(must_stay)
-
-    def on_call(*args: Any) -> None:
-        if _compiling() and must_stay():
-            return
-        leave(*args)
-
-    if private.compiler_is_loaded():
-        private.skip_frame(on_call.__code__)
-    return on_call
+_TRAINED_IN_EVAL = (
+    "it is trained in eval() mode, which was not recorded before the first backward pass: call "
+    "model.train(), or pass only_training=False"
+)
 
 
 def forget_graphs() -> None:
@@ -82,13 +56,16 @@ class OutputHooks:
         self.root = root
         self.observer = observer
         self.title = title
-        self._handles: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
         self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
         self._calls: dict[str, int] = {}
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
         self._origins = Origins(root) if observer.explains else None
         self._layouts = Layouts(root)
         self._collectives = Collectives(observer)
+        self._uncalled = UncalledModules(root)
+        self._trained_in_eval = False
+        self._root_name = title
         self._last: tuple[Callable[[], Any], int, Summary | None] = (lambda: None, 0, None)
 
     def attach(self) -> None:
@@ -99,6 +76,8 @@ class OutputHooks:
         for i, (name, module) in enumerate(modules):
             if self.title:  # the model itself comes first
                 name = f"{self.title}.{name}" if i else self.title
+            if not i:
+                self._root_name = name
             self._attach_module(module, name)
 
     def _attach_module(self, module: torch.nn.Module, name: str) -> None:
@@ -108,13 +87,14 @@ class OutputHooks:
             cls = type_name(unwrapped(module))
             wanted = ModuleCall(0, 0, activation, gradient)
             hook = functools.partial(self._on_output, name, cls, wanted, module)
-            outside = outside_graphs(hook, name, self._report_unseen)
+            outside = ModuleHook(hook, name, self._report_unseen)
             own = module.parameters(recurse=False) if self._layouts.mesh else ()
             if any(hasattr(parameter, "device_mesh") for parameter in own):
                 note = functools.partial(self._on_computed, name)
-                before = outside_graphs(note, name, self._report_unseen)
-                self._handles.append(module.register_forward_hook(before, prepend=True))
-            self._handles.append(module.register_forward_hook(outside, with_kwargs=True))
+                before = ModuleHook(note, name, self._report_unseen)
+                self._undo.append(hook_module(module, before, prepend=True))
+            self._undo.append(hook_module(module, outside, with_kwargs=True))
+            self._uncalled.add(name, module)
 
     def _on_computed(self, name: str, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self.observer.capturing:
@@ -124,18 +104,22 @@ class OutputHooks:
         self.observer.unseen[name] = FULLGRAPH
 
     def detach(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        while self._undo:
+            self._undo.pop()()
         self._remove_leaf_handles()
+        self._uncalled.clear()
         forget_graphs()
 
     def _remove_leaf_handles(self) -> None:
         while self._leaf_handles:
             self._leaf_handles.popitem()[1].remove()
 
-    def end_step(self) -> None:
-        """Count the calls of the next step from zero."""
+    def end_step(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> None:
+        """Report modules that are trained but not called, and begin to count calls from zero."""
         self._collectives.poll(most=0)
+        if self.observer.capturing and self._calls:
+            for name in self._uncalled.trained(is_trained):
+                self.observer.unseen.setdefault(name, REASON)
         self._calls.clear()
         self._layouts.end_step()
         self._recomputable.clear()
@@ -160,14 +144,15 @@ class OutputHooks:
         try:
             self._collectives.poll()
             training = self.root.training
-            if observer.only_training and not training:
+            if observer.only_training and not training and not self._is_trained_in_eval(output):
                 return
+            self._uncalled.called(name)
             again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
             counted = self._count(wanted, name, again, module is not original, output)
             if counted is None:
                 return
             step, call, activation, gradient = counted
-            tags = {} if training else {"mode": "eval"}
+            tags = _mode_tags(training)
             origins, explain = self._origins, None
             if origins is not None and not again:
                 inputs = args, kwargs
@@ -198,6 +183,24 @@ class OutputHooks:
         self, seen: Callable[[], tuple[Any, Any]], step: int, explain: Explain | None
     ) -> None:
         self.observer.observe(*seen(), step, None, explain)
+
+    def _is_trained_in_eval(self, output: Any) -> bool:
+        """Return whether a backward pass has gone through the model in ``eval()`` mode."""
+        if self._trained_in_eval or not torch.is_grad_enabled():
+            return self._trained_in_eval and torch.is_grad_enabled()
+        this = weakref.ref(self)
+
+        def on_gradient(gradient: torch.Tensor | None) -> None:
+            hooks = this()
+            if hooks is not None and hooks.observer.active and not hooks._trained_in_eval:
+                hooks._trained_in_eval = True
+                hooks.observer.unseen[hooks._root_name] = _TRAINED_IN_EVAL
+
+        for _, tensor in tensors_in(output, torch.Tensor):
+            if tensor.requires_grad and not tensor.is_leaf:
+                _register(tensor, on_gradient)
+                break
+        return False
 
     def _count(
         self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
@@ -240,11 +243,15 @@ class OutputHooks:
             of_gradient, uses = self._origins.of_gradient, self._origins.uses(tensor)
             explain = lambda stats: of_gradient(uses)  # noqa: E731
         shape = tensor.shape
+        this = weakref.ref(self)  # the model may keep this output, which must not keep the model
 
         def on_gradient(gradient: torch.Tensor | None) -> None:
-            observer = self.observer
+            hooks = this()
             this_pass = private.backward_pass()
-            if gradient is None or not observer.active or this_pass in passes:
+            if hooks is None or gradient is None or this_pass in passes:
+                return
+            observer = hooks.observer
+            if not observer.active:
                 return
             passes.append(this_pass)
             all_tags = tags if len(passes) == 1 else {**tags, "backward": str(len(passes))}
@@ -252,17 +259,16 @@ class OutputHooks:
             def look() -> None:
                 whole = gradient if gradient.shape == shape else gradient.reshape(shape)
                 seen = observed(name, Kind.GRADIENT, whole, call, cls, all_tags, shard)
-                stats = observer.observe(*seen, step, self._known_stats(gradient), explain)
-                self._last = weakref.ref(gradient), private.version_of(gradient), stats
+                stats = observer.observe(*seen, step, hooks._known_stats(gradient), explain)
+                hooks._last = weakref.ref(gradient), private.version_of(gradient), stats
 
             try:
-                self._collectives.poll()
-                self._collectives.observe(gradient, name, look)
+                hooks._collectives.poll()
+                hooks._collectives.observe(gradient, name, look)
             except Exception as error:
                 observer.fault(name, error)
 
-        hide_from_compiler(on_gradient)
-        handle = tensor.register_hook(on_gradient)
+        handle = _register(tensor, on_gradient)
         if tensor.is_leaf:  # the module returned a parameter as it is
             before, self._leaf_handles[name] = self._leaf_handles.get(name), handle
             if before is not None:
@@ -272,3 +278,25 @@ class OutputHooks:
             # a later in-place operation would take the view's own node out of the graph
             number = base.output_nr
             base.grad_fn.register_prehook(lambda gradients: on_gradient(gradients[number]))
+
+
+def _register(tensor: torch.Tensor, hook: Callable[[torch.Tensor | None], None]) -> Any:
+    """Register a hook on the gradient of a tensor; neither compilers nor pickles see it."""
+    hide_from_compiler(hook)
+    return tensor.register_hook(torch.utils.hooks.unserializable_hook(hook))
+
+
+def _mode_tags(training: bool) -> dict[str, str]:
+    """Return the tag that tells a forward pass from one that is trained on."""
+    if not training:
+        return {"mode": "eval"}
+    if torch.is_grad_enabled():
+        return {}
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_qualname == "CheckpointFunction.forward":
+            return {}  # a backward pass recomputes it with gradients
+        if frame.f_code.co_name == "generate":
+            return {"mode": "generate"}
+    return {"mode": "no_grad"}

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.names import unwrapped
-from tensortap.frameworks.torch.outputs import forget_graphs, outside_graphs
+from tensortap.frameworks.torch.outputs import forget_graphs
 
 _FULLGRAPH = (
     "it is part of a graph compiled with fullgraph=True, which a probe cannot leave: compile it "
@@ -80,11 +81,10 @@ def hook_root(
     name = type(module).__name__
     hooks = contextlib.ExitStack()
     hooks.callback(forget_graphs)
-    before = outside_graphs(begin, name, unseen)
-    hooks.callback(module.register_forward_pre_hook(before).remove)
+    hooks.callback(hook_module(module, ModuleHook(begin, name, unseen), before=True))
     if end is not None:
-        after = outside_graphs(lambda module, args, output: end(), name, unseen)
-        hooks.callback(module.register_forward_hook(after, always_call=True).remove)
+        after = ModuleHook(lambda module, args, output: end(), name, unseen)
+        hooks.callback(hook_module(module, after, always_call=True))
     forget_graphs()
     return hooks
 
@@ -111,9 +111,14 @@ def hook_replicas(
             if module is not original:
                 remove_alias(module)
 
-        hooks.callback(original.register_forward_pre_hook(before).remove)
-        hooks.callback(original.register_forward_hook(after, always_call=True).remove)
+        name = type(original).__name__
+        hooks.callback(hook_module(original, ModuleHook(before, name, _ignore), before=True))
+        hooks.callback(hook_module(original, ModuleHook(after, name, _ignore), always_call=True))
     return hooks
+
+
+def _ignore(name: str) -> None:
+    """Take the name of a module whose replicas are not told apart in a compiled graph."""
 
 
 # -- probes that torch.compile can look into ---------------------------------------------

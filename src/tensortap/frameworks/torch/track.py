@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,13 @@ import torch
 from tensortap.frameworks.observing import TrackObserver, never_skipped, tensors_in
 from tensortap.frameworks.torch.layouts import UNKNOWN, tensor_mesh
 from tensortap.frameworks.torch.names import Names
+from tensortap.frameworks.torch.optimizers import (
+    before_zero_grad,
+    find_optimizers,
+    parameters_of,
+    shown,
+    zeroes_itself,
+)
 from tensortap.frameworks.torch.outputs import OutputHooks
 from tensortap.frameworks.torch.private import version_of
 from tensortap.frameworks.torch.shards import observed
@@ -40,9 +47,9 @@ class ModelHooks:
 
     def end_step(self) -> None:
         try:
-            self._parameters.end_step()
+            self._outputs.end_step(self._parameters.is_trained)
         finally:
-            self._outputs.end_step()
+            self._parameters.end_step()
 
 
 class ParameterHooks:
@@ -51,7 +58,7 @@ class ParameterHooks:
     def __init__(self, root: torch.nn.Module, optimizer: Any, observer: TrackObserver) -> None:
         self.root = root
         self.observer = observer
-        self.optimizers = _optimizers(optimizer)
+        self.optimizers = find_optimizers(optimizer)
         self._mesh = tensor_mesh(root)
         self._undo: list[Callable[[], object]] = []
         self._parameters: dict[str, torch.nn.Parameter] = {}
@@ -70,15 +77,7 @@ class ParameterHooks:
         if Kind.WEIGHT_GRADIENT not in self.observer.kinds:
             return
         self._gradients.end_step(self._parameters)  # existing gradients belong to no step of ours
-        for optimizer in self.optimizers:
-            for after, register in (
-                (False, optimizer.register_step_pre_hook),
-                (True, optimizer.register_step_post_hook),
-            ):
-                hook = functools.partial(self._on_optimizer_step, after)
-                self._undo.append(register(hook).remove)
-            self._undo.append(_before_zero_grad(optimizer, self._on_zero_grad))
-        if self.optimizers:
+        if self.optimizers and self._attach_optimizers():
             self.observer.skipped = self._skipped
             return
         for name, parameter in self._parameters.items():
@@ -87,9 +86,38 @@ class ParameterHooks:
                 handle = parameter.register_post_accumulate_grad_hook(hook)
                 self._undo.append(handle.remove)
 
+    def _attach_optimizers(self) -> bool:
+        """Hook into the optimizers inside all wrappers; return whether all of them take hooks."""
+        complete = True
+        for optimizer, number, wraps in self.optimizers:
+            look = functools.partial(self._guarded, self._on_optimizer_step, number)
+            try:
+                if not wraps:  # the step of a wrapper calls this one
+                    before, after = (functools.partial(look, after) for after in (False, True))
+                    self._undo.append(optimizer.register_step_pre_hook(before).remove)
+                    self._undo.append(optimizer.register_step_post_hook(after).remove)
+                if not wraps or zeroes_itself(optimizer):
+                    look = functools.partial(self._guarded, self._on_zero_grad, number)
+                    self._undo.append(before_zero_grad(optimizer, look))
+            except Exception as error:
+                complete = complete and wraps
+                if not wraps:
+                    self._report_optimizer(optimizer, "takes no hooks", error)
+        return complete
+
+    def _report_optimizer(self, optimizer: Any, problem: str, error: Exception) -> None:
+        self.observer.unseen["optimizer"] = f"{type(optimizer).__name__} {problem}: {shown(error)}"
+
+    def _guarded(self, look: Callable[..., object], *args: Any) -> None:
+        """Call a hook of an optimizer, whose errors must not reach the training."""
+        try:
+            look(*args)
+        except Exception as error:
+            self.observer.fault("optimizer", error)
+
     def detach(self) -> None:
         while self._undo:
-            self._undo.pop()()
+            self._guarded(self._undo.pop())
         self.observer.skipped = never_skipped  # the observer outlives the training
         self._parameters.clear()
         self._gradients.end_step({})
@@ -107,9 +135,8 @@ class ParameterHooks:
             else:
                 self._shared[first] = " ".join(filter(None, (self._shared.get(first), name)))
 
-    def _name_of(self, parameter: torch.nn.Parameter, optimizer: Any, index: int) -> str:
+    def _name_of(self, parameter: torch.nn.Parameter, number: int, index: int) -> str:
         """Return the name in the model, or the index in the optimizer for foreign parameters."""
-        number = self.optimizers.index(optimizer)
         return self._names.get(id(parameter)) or f"optimizer{number or ''}.{index}"
 
     def _tags(self, name: str) -> dict[str, str]:
@@ -118,7 +145,9 @@ class ParameterHooks:
 
     # -- gradients -----------------------------------------------------------------------
 
-    def _on_optimizer_step(self, after: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _on_optimizer_step(
+        self, number: int, after: bool, optimizer: Any, args: Any, kwargs: Any
+    ) -> None:
         """Observe the gradients when all of them are computed and none is used up."""
         if not after:
             # a GradScaler skips the step, or sets this for optimizers that skip it themselves
@@ -130,21 +159,21 @@ class ParameterHooks:
         closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
         if closure is not after:
             return
-        for index, parameter in enumerate(_parameters_of(optimizer)):
+        for index, parameter in enumerate(parameters_of(optimizer)):
             if parameter.grad is not None:
-                name = self._name_of(parameter, optimizer, index)
+                name = self._name_of(parameter, number, index)
                 self._observe_gradient(name, parameter.grad)
 
     def _skipped(self) -> bool:
         """Return whether no optimizer changed anything in the last step."""
         return all(found is not None and bool(found) for found in self._last_found_inf)
 
-    def _on_zero_grad(self, optimizer: Any) -> None:
+    def _on_zero_grad(self, number: int, optimizer: Any) -> None:
         """Observe gradients that no optimizer has used, as when a step is skipped."""
         if not self.observer.capturing or self._stepping:
             return  # within a step, a closure zeroes the gradients to compute them anew
-        for index, parameter in enumerate(_parameters_of(optimizer)):
-            name = self._name_of(parameter, optimizer, index)
+        for index, parameter in enumerate(parameters_of(optimizer)):
+            name = self._name_of(parameter, number, index)
             if parameter.grad is not None and self._gradients.is_new(name, parameter.grad):
                 self._observe_gradient(name, parameter.grad)
 
@@ -158,6 +187,11 @@ class ParameterHooks:
                 self._early[name] = parameter.grad.detach().clone()
         except Exception as error:
             self.observer.fault(name, error)
+
+    def is_trained(self, parameter: torch.nn.Parameter) -> bool:
+        """Return whether a parameter has got a gradient in this step."""
+        name = self._names.get(id(parameter))
+        return name is not None and self._gradients.has(name, parameter.grad)
 
     def _observe_gradient(self, name: str, gradient: torch.Tensor) -> None:
         if self.observer.wants(Kind.WEIGHT_GRADIENT, name):
@@ -190,6 +224,7 @@ class ParameterHooks:
 
     def end_step(self) -> None:
         self._last_found_inf, self._found_inf = self._found_inf, []
+        self._stepping = False  # also where the step of an optimizer has raised
         kinds = self.observer.kinds
         if self.observer.capturing:
             self._name_parameters()
@@ -205,21 +240,29 @@ class ParameterHooks:
         self._early.clear()
 
     def _observe_state(self) -> None:
-        for optimizer in self.optimizers:
-            for index, parameter in enumerate(_parameters_of(optimizer)):
-                state = optimizer.state.get(parameter)
-                if not state:
-                    continue
-                name = self._name_of(parameter, optimizer, index)
-                for key, value in state.items():
-                    label = f"{name}.{key}"
-                    if not self.observer.wants(Kind.OPTIMISER_STATE, label):
-                        continue
-                    tags = {"state": str(key), "parameter": name, **self._tags(name)}
-                    if isinstance(value, (int, float)):
-                        value = torch.tensor(value, dtype=torch.float64)
-                    for path, tensor in tensors_in(value, torch.Tensor):
-                        self._observe(label + path, Kind.OPTIMISER_STATE, tensor, tags)
+        seen: set[int] = set()  # wrappers show the state of what they wrap as their own
+        for optimizer, number, wraps in self.optimizers:
+            try:
+                state = optimizer.state
+                if id(state) not in seen:
+                    seen.add(id(state))
+                    for index, parameter in enumerate(parameters_of(optimizer)):
+                        name = self._name_of(parameter, number, index)
+                        self._observe_state_of(name, state.get(parameter) or {})
+            except Exception as error:
+                if not wraps:
+                    self._report_optimizer(optimizer, "has no state that can be read", error)
+
+    def _observe_state_of(self, name: str, state: Mapping[Any, Any]) -> None:
+        for key, value in state.items():
+            label = f"{name}.{key}"
+            if not self.observer.wants(Kind.OPTIMISER_STATE, label):
+                continue
+            tags = {"state": str(key), "parameter": name, **self._tags(name)}
+            if isinstance(value, (int, float)):
+                value = torch.tensor(value, dtype=torch.float64)
+            for path, tensor in tensors_in(value, torch.Tensor):
+                self._observe(label + path, Kind.OPTIMISER_STATE, tensor, tags)
 
     def _observe(
         self, name: str, kind: Kind, tensor: torch.Tensor, tags: dict[str, str], call: int = 0
@@ -264,6 +307,11 @@ class _Gradients:
         """Return whether a gradient of this name was observed in this step."""
         return name in self._calls
 
+    def has(self, name: str, gradient: torch.Tensor | None) -> bool:
+        """Return whether a gradient of this name was computed in this step, as far as is known."""
+        computed = name in self._calls or name in self._accumulated
+        return computed or (gradient is not None and self.is_new(name, gradient))
+
     def is_new(self, name: str, gradient: torch.Tensor) -> bool:
         """Return whether this is another gradient, or another value, than the last known one."""
         known = self._known.get(name)
@@ -277,41 +325,3 @@ class _Gradients:
         if gradient is None:
             return True
         return bool(version_of(gradient) != version and not gradient.any())
-
-
-def _before_zero_grad(optimizer: Any, look: Callable[[Any], None]) -> Callable[[], None]:
-    """Call `look` before an optimizer zeroes its gradients; return a function that undoes this.
-
-    Optimizers have hooks for their step, but none for `zero_grad`.
-    """
-    own = vars(optimizer).get("zero_grad")
-    original = optimizer.zero_grad
-
-    @functools.wraps(original)
-    def zero_grad(*args: Any, **kwargs: Any) -> Any:
-        look(optimizer)
-        return original(*args, **kwargs)
-
-    def undo() -> None:
-        if vars(optimizer).get("zero_grad") is zero_grad:
-            del optimizer.zero_grad
-            if own is not None:
-                optimizer.zero_grad = own
-
-    optimizer.zero_grad = zero_grad
-    return undo
-
-
-def _optimizers(optimizer: Any) -> list[Any]:
-    optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-    for each in optimizers:
-        if each is not None and not hasattr(each, "param_groups"):
-            raise TypeError(
-                f"optimizer must be a torch optimizer, or a list of them, got {each!r:.100}"
-            )
-    return [each for each in optimizers if each is not None]
-
-
-def _parameters_of(optimizer: Any) -> Iterator[torch.nn.Parameter]:
-    for group in optimizer.param_groups:
-        yield from group["params"]

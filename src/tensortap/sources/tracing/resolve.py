@@ -89,6 +89,7 @@ class Resolver:
         self._traced: dict[tuple[int, int, int, Segments], TracedFunction] = {}
         self._misses: list[tuple[int, str]] = []  # depth of the path, message
         self._encountered: dict[str, None] = {}  # names below a ``**``
+        self._holders: dict[int, set[int]] | None = None  # of each attribute, by id
 
     def resolve(self, segments: Segments) -> tuple[list[LocalProbe], str]:
         """Return the probes that a path stands for, and if there are none, the reason."""
@@ -127,7 +128,12 @@ class Resolver:
     # -- objects -------------------------------------------------------------------------
 
     def _in_object(
-        self, owner: Any, segments: Segments, path: Segments, parents: frozenset[int]
+        self,
+        owner: Any,
+        segments: Segments,
+        path: Segments,
+        parents: frozenset[int],
+        caller: TracedFunction | None = None,
     ) -> Iterator[LocalProbe]:
         if id(owner) in parents:
             return  # the object contains itself
@@ -137,29 +143,32 @@ class Resolver:
             self._miss((*path, *segments[:1]), f"{join(path) or 'the model'}: {closed}")
             return
         if not segments:
-            yield from self._result_of(owner, path)
+            yield from self._result_of(owner, path, caller)
             return
         first, rest = segments[0], segments[1:]
         if first not in (ANY, MANY):
-            yield from self._named(owner, children, first, rest, path, around)
+            yield from self._named(owner, children, first, rest, path, around, caller)
             return
         own = dict(methods(owner, self._is_common))
         below = rest
         if first == MANY:
             self._encountered.update(dict.fromkeys((*children, *own)))
-            yield from self._in_object(owner, rest, path, parents)
+            yield from self._in_object(owner, rest, path, parents, caller)
             below = segments
         for name, child in children.items():
-            yield from self._in_object(child, below, (*path, name), around)
+            yield from self._in_object(child, below, (*path, name), around, caller)
         for name, bound in own.items() if rest or first == ANY else ():
-            yield from self._in_function(self._trace(bound, (*path, name)), rest, quiet=True)
+            traced = self._trace(bound, (*path, name), caller)
+            yield from self._in_function(traced, rest, quiet=True)
 
-    def _result_of(self, owner: Any, path: Segments) -> Iterator[LocalProbe]:
+    def _result_of(
+        self, owner: Any, path: Segments, caller: TracedFunction | None
+    ) -> Iterator[LocalProbe]:
         """Yield the result of calling an object: of its ``forward`` or ``__call__``."""
         for name in ("forward", "__call__"):
             if (bound := method(owner, name)) is not None:
                 here = path or (name,)  # the target itself has no name
-                yield LocalProbe(self._trace(bound, here), (), None, here, ())
+                yield LocalProbe(self._trace(bound, here, caller), (), None, here, ())
                 return
         self._miss(path, f"{join(path)} is neither a function nor a module")
 
@@ -171,18 +180,20 @@ class Resolver:
         rest: Segments,
         path: Segments,
         around: frozenset[int],
+        caller: TracedFunction | None,
     ) -> Iterator[LocalProbe]:
         here = (*path, name)
         if name in children:
-            yield from self._in_object(children[name], rest, here, around)
+            yield from self._in_object(children[name], rest, here, around, caller)
             return
         bound = method(owner, name)
         if bound is not None:
-            yield from self._in_function(self._trace(bound, here), rest)
+            yield from self._in_function(self._trace(bound, here, caller), rest)
             return
         attribute = _attribute(owner, name)
         if attribute is not None and rest:
-            yield from self._in_object(attribute, rest, here, around)
+            caller = self._caller_of(attribute, owner, path, caller)
+            yield from self._in_object(attribute, rest, here, around, caller)
             return
         own = dict(methods(owner, self._is_common))
         if attribute is not None:
@@ -198,6 +209,31 @@ class Resolver:
             where = join(path) or type(owner).__name__
             available = nearest(name, [*children, *own])
             self._miss(here, f"no module or method {name!r} in {where}; {available}")
+
+    def _caller_of(
+        self, attribute: Any, owner: Any, path: Segments, caller: TracedFunction | None
+    ) -> TracedFunction | None:
+        """Return the function that must call an attribute which several objects share.
+
+        Each of them stands for its own calls only.
+        """
+        if self._holders is None:
+            self._holders = {}
+            self._note_holders(self.target, set())
+        if len(self._holders.get(id(attribute), ())) > 1:
+            for name in ("forward", "__call__"):
+                if (bound := method(owner, name)) is not None:
+                    return self._trace(bound, (*path, name), caller)
+        return caller
+
+    def _note_holders(self, owner: Any, known: set[int]) -> None:
+        assert self._holders is not None
+        if id(owner) not in known:
+            known.add(id(owner))
+            for value in getattr(owner, "__dict__", {}).values():
+                self._holders.setdefault(id(value), set()).add(id(owner))
+            for child in self._children(owner).values():
+                self._note_holders(child, known)
 
     # -- functions -----------------------------------------------------------------------
 

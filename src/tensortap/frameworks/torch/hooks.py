@@ -1,0 +1,108 @@
+"""Hooks on torch modules that leave compiled graphs, and that no copy or pickle of a module has."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copyreg
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.hidden import hide_from_compiler
+
+_compiling: Callable[[], bool] = torch.compiler.is_compiling
+# takes whatever a hook takes and does nothing; a pickle with it loads without tensortap
+_NOTHING = contextlib.nullcontext().__exit__
+
+
+class ModuleHook:
+    """A hook that runs outside of compiled graphs; `on_unseen` gets the name where it cannot."""
+
+    def __init__(
+        self, hook: Callable[..., None], name: str, on_unseen: Callable[[str], None]
+    ) -> None:
+        def leave(*args: Any) -> None:
+            hook(*args)
+
+        def must_stay() -> bool:
+            if private.must_not_break():
+                on_unseen(name)
+                return True
+            private.skip_frame(ModuleHook.__call__.__code__)
+            return False
+
+        hide_from_compiler(leave)
+        private.constant_when_compiled(must_stay)
+        self._leave, self._must_stay = leave, must_stay
+        if private.compiler_is_loaded():
+            private.skip_frame(ModuleHook.__call__.__code__)
+
+    def __call__(self, *args: Any) -> None:
+        if _compiling() and self._must_stay():
+            return
+        self._leave(*args)
+
+    # for classes that copy or pickle their attributes in a way of their own
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return _NOTHING
+
+    def __reduce__(self) -> Any:
+        return _NOTHING.__reduce__()
+
+
+def hook_module(
+    module: torch.nn.Module, hook: ModuleHook, *, before: bool = False, **options: bool
+) -> Callable[[], None]:
+    """Call the hook after (or `before`) the forward of a module; return a function that ends this.
+
+    The `options` are those of torch. While the hook lasts, copies and pickles of modules of this
+    class are made without such hooks.
+    """
+    register = module.register_forward_pre_hook if before else module.register_forward_hook
+    handle = register(hook, **options)
+    cls = type(module)
+    with _lock:
+        _hooked[cls] += 1
+        copyreg.dispatch_table.setdefault(cls, _reduced)
+
+    def undo() -> None:
+        handle.remove()
+        with _lock:
+            _hooked[cls] -= 1
+            if not _hooked[cls]:
+                del _hooked[cls]
+                if copyreg.dispatch_table.get(cls) is _reduced:
+                    del copyreg.dispatch_table[cls]
+
+    return undo
+
+
+_lock = threading.Lock()
+_hooked: collections.Counter[type] = collections.Counter()
+
+
+def _reduced(module: torch.nn.Module) -> Any:
+    """Return what a copy or a pickle of a module is made from, without our hooks."""
+    reduced = module.__reduce_ex__(4)
+    if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+        return reduced
+    state = dict(reduced[2])
+    tables = {
+        key: table
+        for key, table in state.items()
+        if key.startswith("_forward_") and isinstance(table, collections.OrderedDict)
+    }
+    ours = {
+        number
+        for table in tables.values()
+        for number, hook in table.items()
+        if isinstance(hook, ModuleHook)
+    }
+    for key, table in tables.items():
+        kept = [(number, hook) for number, hook in table.items() if number not in ours]
+        state[key] = collections.OrderedDict(kept)
+    return (*reduced[:2], state, *reduced[3:])

@@ -1,0 +1,51 @@
+"""Modules whose weights are used without calling the module, so that it has no output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tensortap.frameworks.torch.names import Names
+
+REASON = "its weights are used, but the module itself is not called, so it has no output"
+
+
+class UncalledModules:
+    """The modules with weights of their own that have not been called yet."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self._root = root
+        self._modules: dict[str, torch.nn.Module] = {}
+
+    def add(self, name: str, module: torch.nn.Module) -> None:
+        """Take a module, unless it has no weight or, like a list of parameters, no forward."""
+        has_forward = getattr(type(module), "forward", None) is not torch.nn.Module.forward
+        if has_forward and next(module.parameters(recurse=False), None) is not None:
+            self._modules[name] = module
+
+    def called(self, name: str) -> None:
+        self._modules.pop(name, None)
+
+    def clear(self) -> None:
+        self._modules.clear()
+
+    def trained(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> Iterator[str]:
+        """Yield those whose weights are trained, each once."""
+        found = [
+            (name, weights)
+            for name, module in self._modules.items()
+            if (weights := [p for p in module.parameters(recurse=False) if is_trained(p)])
+        ]
+        if not found:
+            return
+        called = {  # a tied weight may belong to a module that is called
+            id(parameter)
+            for name, module in Names(self._root).modules()
+            if name not in self._modules
+            for parameter in module.parameters(recurse=False)
+        }
+        for name, weights in found:
+            self.called(name)
+            if not any(id(parameter) in called for parameter in weights):
+                yield name
