@@ -145,7 +145,7 @@ def test_saved_models_load_without_tensortap(tmp_path):
 
 def test_outputs_can_be_saved_while_tracked(recwarn):
     model = mlp()
-    with tap.track(model):
+    with tap.track(model, alerts=True):
         torch.save(model(X), io.BytesIO())
     assert not recwarn.list
 
@@ -168,7 +168,7 @@ class KeepsItsOutput(nn.Module):
 def test_model_that_keeps_an_output_is_freed(training):
     model = KeepsItsOutput().train(training)
     alive = weakref.ref(model)
-    with tap.track(model) as tracker:
+    with tap.track(model, alerts=True) as tracker:
         for _ in range(2):
             model(X).sum().backward()
             tracker.step()
