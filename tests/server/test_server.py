@@ -196,6 +196,8 @@ def test_claims_beyond_the_bound_allocate_nothing(server, bystander, raw, claim)
         {"segments": (wire.SegmentOffer(1, 3, -4096),)},
         {"segments": (wire.SegmentOffer(1, 3, 4096),)},  # without an arena
         {"dropped": {"over budget": -1}},
+        {"shared_body": wire.External(1, 0, 1)},  # with a body beside it
+        {"shared_body": wire.External(1, 0, -1), "body_nbytes": -1},
     ],
 )
 @pytest.mark.attack("lies about sizes")
@@ -329,6 +331,31 @@ def test_rejects_a_payload_beyond_its_segment(server, bystander, arena, offset, 
     external(arena, offset, nbytes)
     assert "beyond the end of its segment" in rejection(server, arena)
     assert rss() - before < 16 * MIB
+
+
+def test_body_in_a_segment(server, bystander, arena):
+    body = pack([record("shared body", 1.5)])
+    arena.segment.memory[100 : 100 + len(body)] = body
+    place = wire.External(1, 100, len(body))
+    arena.send_batch(b"", body_nbytes=len(body), shared_body=place, segments=(arena.offer,))
+    assert arena.receive_a(wire.Ack).rejected == ()
+    assert server.history.records("shared body")[0].value == 1.5
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(8192, 1), (0, 8193), (1 << 62, 1), (4096, 1 << 20)]
+)
+@pytest.mark.attack("hostile shared memory")
+def test_rejects_a_body_beyond_its_segment(server, bystander, arena, offset, nbytes):
+    place = wire.External(1, offset, nbytes)
+    arena.send_batch(b"", body_nbytes=nbytes, shared_body=place, segments=(arena.offer,))
+    assert "beyond the end of its segment" in rejection(server, arena)
+
+
+def test_rejects_a_body_in_a_segment_that_it_cannot_read(server, bystander, arena):
+    number = arena.send_batch(b"", body_nbytes=10, shared_body=wire.External(7, 0, 10))
+    assert arena.receive_a(wire.Ack).rejected == (number,)
+    assert server.rejected == {"unreadable segment": 1}
 
 
 def test_overlapping_payloads(server, bystander, arena):

@@ -10,6 +10,7 @@ from tensortap.frameworks import rebuild, snapshot
 from tensortap.history import History
 from tensortap.pipeline.ledger import Ledger
 from tensortap.pipeline.queue import Queue
+from tensortap.record import TensorData
 from tensortap.server.server import Server
 from tensortap.sinks.live import Flight, LiveSink
 from tensortap.wire.address import Address
@@ -89,6 +90,24 @@ def test_uses_its_arena_again_once_the_server_has_copied_it(server, connect):
     del one
     assert np.array_equal(rebuild(server.history.since(0)[1][-1].value), array)
     assert pool.acquire_shared(pool.nbytes) is not None
+
+
+@pytest.mark.parametrize("arena", [True, False])
+def test_encrypts_small_records_only_on_their_way_to_another_host(
+    server, connect, arena, monkeypatch
+):
+    queue = connect(arena=arena)
+    assert put(queue, record("first", 0.0)).wait(10)
+    sent = []
+    send = queue.sink._channel.send
+    monkeypatch.setattr(
+        queue.sink._channel, "send", lambda frames, **k: (sent.append(frames), send(frames, **k))
+    )
+    content = np.full(8000, 7, np.uint8).tobytes()
+    value = TensorData("numpy", "uint8", (8000,), content)
+    assert put(queue, record("small", value), 8000).wait(10)
+    assert rebuild(server.history.records("small")[0].value).tobytes() == content
+    assert any(content in b"".join(map(bytes, frames)) for frames in sent) is not arena
 
 
 def test_abandons_an_arena_that_a_stopped_server_may_still_read(server, connect):

@@ -29,8 +29,13 @@ class Assembly:
     """
 
     def __init__(self, batch: wire.Batch, body: memoryview) -> None:
-        in_chunks = len(body) != batch.body_nbytes
-        if in_chunks and (body or batch.body_nbytes <= wire.CHUNK_NBYTES):
+        shared = batch.shared_body
+        in_chunks = shared is None and len(body) != batch.body_nbytes
+        if shared is not None:
+            wrong = len(body) > 0 or shared.nbytes != batch.body_nbytes
+        else:
+            wrong = in_chunks and (len(body) > 0 or batch.body_nbytes <= wire.CHUNK_NBYTES)
+        if wrong:
             raise WireError(f"announced {batch.body_nbytes} bytes of records, sent {len(body)}")
         self.batch = batch
         self.nbytes = batch.body_nbytes + sum([e.nbytes for e in batch.externals])
@@ -54,6 +59,12 @@ class Assembly:
             return
         if self.missing:
             self.body = bytearray(self.batch.body_nbytes)
+        elif self.batch.shared_body is not None:
+            shared = shared_bytes(self.batch.shared_body)
+            if shared is None:
+                self._reject("unreadable segment")
+                return
+            self.body = bytes(shared)  # before it is decoded: the client can still write there
         for external in self.batch.externals:
             memory = np.empty(external.nbytes, np.uint8)  # with huge pages, unlike a bytearray
             if not external.segment:

@@ -11,6 +11,7 @@ from tensortap.buffers import Lease, Pool, Segment
 from tensortap.wire import messages as wire
 
 _NONCE_SEGMENT = 4096
+_LEAST_BODY = 4096  # bytes; blocks have whole pages
 
 
 class Lender:
@@ -45,12 +46,19 @@ class Lender:
     def in_place(self, block: Any) -> Any:
         """Return the block with its bytes complete, in the arena if it has room."""
         view: memoryview = block.view
-        if self.active and not (isinstance(block, Lease) and block.segment.number):
-            lease = self._pool.acquire_shared(view.nbytes)
-            if lease is not None:
-                lease.writable[:] = view
-                return lease
-        return block
+        if isinstance(block, Lease) and block.segment.number:
+            return block
+        return self._copy(view) or block
+
+    def place_body(self, body: bytes) -> bytes | Lease:
+        """Return the body of a batch in the arena, unless it is small: sockets encrypt it."""
+        return (len(body) >= _LEAST_BODY and self._copy(memoryview(body))) or body
+
+    def _copy(self, view: memoryview) -> Lease | None:
+        lease = self._pool.acquire_shared(view.nbytes) if self.active else None
+        if lease is not None:
+            lease.writable[:] = view
+        return lease
 
     def lend(self, block: Any, offers: list[wire.SegmentOffer]) -> wire.External:
         """Return where the server finds a block; segment 0 if its bytes have to be sent."""

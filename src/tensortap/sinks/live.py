@@ -14,7 +14,7 @@ import zmq
 import zmq.utils.garbage  # now: what ends first at exit is what was imported last
 
 from tensortap import ranks
-from tensortap.buffers import Pool
+from tensortap.buffers import Lease, Pool, view_of
 from tensortap.limits import format_size
 from tensortap.pipeline.ledger import ERROR, TOO_LARGE, Entry, Ledger
 from tensortap.pipeline.sink import Sink, Wake
@@ -33,7 +33,7 @@ _PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
 class Flight(NamedTuple):
     """A batch that was sent and is not acknowledged yet."""
 
-    body: bytes
+    body: bytes | Lease
     blocks: list[Any]
     entries: list[Entry]
     nbytes: int
@@ -242,7 +242,8 @@ class LiveSink(Sink):
             log.warning("tensortap: %r could not be sent: %s", entries[0][0].name, error)
             self.ledger.drop(entries, ERROR)
             return
-        self._launch(Flight(body, blocks, entries, sum([nbytes for _, _, nbytes in entries])))
+        nbytes = sum([nbytes for _, _, nbytes in entries])
+        self._launch(Flight(self.arena.place_body(body), blocks, entries, nbytes))
 
     def _launch(self, flight: Flight) -> None:
         self._number += 1
@@ -255,14 +256,19 @@ class LiveSink(Sink):
     def _transmit(self, channel: Channel, number: int, flight: Flight) -> None:
         offers: list[wire.SegmentOffer] = []
         externals = tuple([self.arena.lend(block, offers) for block in flight.blocks])
-        if any(external.segment for external in externals):
+        view = view_of(flight.body)
+        body = self.arena.lend(flight.body, offers) if isinstance(flight.body, Lease) else None
+        shared = body is not None and body.segment > 0
+        if shared or any(external.segment for external in externals):
             self._in_arena.add(number)
-        nbytes, dropped = len(flight.body), self.ledger.reasons()
-        header = wire.Batch(number, nbytes, flight.nbytes, externals, tuple(offers), dropped)
+        header = wire.Batch(
+            number, view.nbytes, flight.nbytes, externals, tuple(offers), self.ledger.reasons(),
+            body if shared else None,
+        )  # fmt: skip
         self._credit -= flight.nbytes
-        whole = nbytes <= wire.CHUNK_NBYTES
-        channel.send([*wire.message(wire.RECORDS, header), flight.body if whole else b""])
-        parts = [] if whole else [(wire.BODY, memoryview(flight.body))]
+        whole = not shared and view.nbytes <= wire.CHUNK_NBYTES
+        channel.send([*wire.message(wire.RECORDS, header), bytes(view) if whole else b""])
+        parts = [] if whole or shared else [(wire.BODY, view)]
         for index, (external, block) in enumerate(zip(externals, flight.blocks, strict=True)):
             if not external.segment:
                 parts.append((index, block.view))

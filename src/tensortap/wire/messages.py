@@ -115,7 +115,7 @@ class SegmentOffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """The header of RECORDS; the body is a list of records, sent with it or in chunks."""
+    """The header of RECORDS; the body is a list of records: sent with it, in chunks, or shared."""
 
     number: Positive
     body_nbytes: Count
@@ -123,6 +123,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     externals: tuple[External, ...] = ()
     segments: tuple[SegmentOffer, ...] = ()
     dropped: dict[str, Count] = {}  # what the client has not sent so far, by reason
+    shared_body: External | None = None  # the block of a segment that holds the body
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
