@@ -37,6 +37,15 @@ def test_prints_counts_reasons_and_costs():
     assert "12,345 captured (3.0 MiB), 7 tracked, 1,000,000 skipped" in tracked
 
 
+def test_prints_the_share_of_the_steps_and_the_memory():
+    receipt = dataclasses.replace(FULL, stepping=60.0, memory=256 << 20)
+    assert receipt.share == 0.025
+    assert "per step over 1,200 steps (2.50% of their time)\n" in str(receipt)
+    assert "  memory for values on their way: 256 MiB\n" in str(receipt)
+    earlier = dataclasses.replace(FULL, stepping=50.0, activities={"copy": 0.4})
+    assert receipt.since(earlier).share == pytest.approx(1.1 / 10)
+
+
 def test_prints_an_empty_receipt():
     assert str(EMPTY) == (
         "tensortap receipt: 0 captured (0 B), 0 skipped, 0 dropped\n"

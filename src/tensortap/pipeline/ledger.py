@@ -125,8 +125,11 @@ class Ledger:
         dropped[DISCONNECTED] += count_of(self._unheard)
         return dropped
 
-    def receipt(self, calls: int, steps: int) -> Receipt:
-        """Return the receipt, given how many calls of sources and training steps there were."""
+    def receipt(self, calls: int, steps: int, stepping: float = 0.0, memory: int = 0) -> Receipt:
+        """Return the receipt, given how many calls of sources and training steps there were.
+
+        `stepping` is how long the steps took, and `memory` how many bytes are taken.
+        """
         queues = list(self._queues)
         fast = sum([queue.captured for queue in queues])
         skipped = max(0, calls - self._calls - fast - count_of(self._unheard))
@@ -147,4 +150,6 @@ class Ledger:
             seconds_per_step=seconds / steps if steps else 0.0,
             activities=activities,
             sessions=dict(self.sessions),
+            stepping=stepping,
+            memory=memory,
         )

@@ -15,6 +15,7 @@ from tensortap import frameworks, ranks
 from tensortap.buffers import OutOfMemory, Pool
 from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL
+from tensortap.limits import format_size
 from tensortap.pipeline import ticket as tickets
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.fast import FastPath, type_name
@@ -31,6 +32,8 @@ log = logging.getLogger("tensortap")
 _now = time.perf_counter_ns
 _VALUE = Kind.VALUE
 _NO_TENSOR = TensorData("", "", (), b"")
+_MUCH = 0.1  # of the time between two captured values of a name
+_COSTLY = 5  # this many of them in a row lead to a warning
 EXIT = 2.0  # seconds that the end of the program may wait for what is queued
 
 
@@ -63,7 +66,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._registered = False
         self._errors: set[tuple[str, str]] = set()  # name and class of those that were logged
-        self._warned_owner = False
+        self._warned_owner = self._warned_cost = False
         self._work_out()
 
     def _after_fork(self) -> None:
@@ -204,12 +207,26 @@ class Pipeline:
         if large:
             waited = admitted - selected + _now() - copied
             self.ledger.capture(nbytes, selected - start, waited, copied - admitted)
+            self._check_cost(counter, start, nbytes)
         else:
             fast_path = self._fast_path
             if self.fast is not None and fast_path is not None and cls not in fast_path.unsuited:
                 fast_path.learn(value, adapter, snapshot)
             self.ledger.capture_small(nbytes, _now() - start)
         return ticket
+
+    def _check_cost(self, counter: CallCounter, start: int, nbytes: int) -> None:
+        """Warn once about values that take much of the time between two of them."""
+        taken, interval = _now() - start, start - counter.began
+        counter.began = start
+        counter.costly = counter.costly + 1 if taken > _MUCH * interval else 0
+        if counter.costly == _COSTLY and not self._warned_cost:
+            self._warned_cost = True
+            log.warning(
+                "tensortap: catching %r (%s) takes %.1f ms, %.0f %% of the time between two of "
+                "them; catch less of it, such as every=10, or a slice of the tensor",
+                counter.name, format_size(nbytes), taken / 1e6, 100 * taken / interval,
+            )  # fmt: skip
 
     def _reject(self, counter: CallCounter, start: int) -> Ticket:
         counter.digest = None  # this content was not captured
@@ -283,7 +300,7 @@ class Pipeline:
         steps = self.clock.steps
         if not steps and self.clock.step is None:
             steps = max(calls, default=0)
-        return self.ledger.receipt(sum(calls), steps)
+        return self.ledger.receipt(sum(calls), steps, self.clock.stepping, self.pool.taken)
 
 
 pipeline = Pipeline()

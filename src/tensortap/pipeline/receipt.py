@@ -25,6 +25,13 @@ class Receipt:
     seconds_per_step: float
     activities: dict[str, float]  # seconds by activity
     sessions: dict[str, str]  # address → state of each live session
+    stepping: float = 0.0  # seconds that these steps took in all, tensortap included
+    memory: int = 0  # bytes that tensortap takes for values on their way
+
+    @property
+    def share(self) -> float:
+        """The share of the steps that tensortap took in the training thread; 0 if not known."""
+        return min(1.0, self.seconds / self.stepping) if self.stepping else 0.0
 
     def since(self, earlier: Receipt) -> Receipt:
         """Return what was added since an earlier receipt."""
@@ -48,6 +55,7 @@ class Receipt:
             activities=activities,
             seconds=seconds,
             seconds_per_step=seconds / counts["steps"] if counts["steps"] else 0.0,
+            stepping=max(0.0, self.stepping - earlier.stepping),
         )
 
     def __str__(self) -> str:
@@ -58,14 +66,17 @@ class Receipt:
             if self.steps
             else ""
         )
+        share = f" ({self.share:.2%} of their time)" if self.share else ""
         largest_first = sorted(self.activities.items(), key=lambda item: -item[1])
         activities = [f"{name} {format_seconds(s)}" for name, s in largest_first if s > 0]
         lines = [
             f"tensortap receipt: {self.captured:,} captured ({format_size(self.bytes)}){tracked}, "
             f"{self.skipped:,} skipped, {self.dropped:,} dropped" + (reasons and f" ({reasons})"),
-            f"  training thread: {format_seconds(self.seconds)}{steps}",
+            f"  training thread: {format_seconds(self.seconds)}{steps}{share}",
             f"  spent on: {', '.join(activities) or 'nothing'}",
         ]
+        if self.memory:
+            lines.append(f"  memory for values on their way: {format_size(self.memory)}")
         lines.extend(f"  live session {where}: {state}" for where, state in self.sessions.items())
         return "\n".join(lines)
 

@@ -14,12 +14,14 @@ from collections.abc import Callable
 class Clock:
     """The training step; the first source to advance the clock owns it."""
 
-    __slots__ = ("owner", "step", "steps")
+    __slots__ = ("_begun", "owner", "step", "stepping", "steps")
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.owner: str | None = None
         self.steps = 0  # how many steps have passed, whatever their numbers
+        self.stepping = 0.0  # seconds that they took; the first is not known
+        self._begun: float | None = None
 
     def advance(self, owner: str, step: int | None = None) -> bool:
         """Go to the next step, or to `step`; return False if another source owns the clock."""
@@ -34,6 +36,10 @@ class Clock:
             passed = 0 if self.step is None else max(0, step - self.step)
         self.step = step
         self.steps += passed
+        now = time.perf_counter()
+        if self._begun is not None:
+            self.stepping += now - self._begun
+        self._begun = now
         return True
 
     def begin(self, step: int) -> None:
@@ -48,7 +54,7 @@ class Clock:
 
     def restart(self) -> None:
         """Reset step and owner."""
-        self.step = self.owner = None
+        self.step = self.owner = self._begun = None
 
     def release(self, owner: str) -> None:
         """Let another source own the clock from now on."""
@@ -62,12 +68,14 @@ class CallCounter:
     `tick` is one atomic C call. A skipped call pays for nothing else.
     """
 
-    __slots__ = ("_before", "_count", "base", "digest", "name", "step", "tick")
+    __slots__ = ("_before", "_count", "base", "began", "costly", "digest", "name", "step", "tick")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._before = 0
         self._count = itertools.count()
+        self.began = 0  # when the last large value was captured, in nanoseconds
+        self.costly = 0  # how many large values in a row took much of the time between them
         self.restart()
 
     def restart(self) -> None:

@@ -50,11 +50,17 @@ function cost({ live, cost: bill }) {
   return card(h("h3", {}, "Cost for the training thread", rank), figures([
     ["total", seconds(bill.seconds)],
     ["per step", bill.steps ? seconds(bill.seconds_per_step) : "–"],
+    ["share of the steps", bill.stepping ? percent(bill.seconds / bill.stepping) : "–"],
+    ["memory", bytes(bill.memory)],
     ["captured", count(bill.captured)], ["tracked", count(bill.tracked)],
     ["skipped", count(bill.skipped)], ["dropped", count(bill.dropped), warnIf(bill.dropped, "bad")],
     ...nonzero(bill.reasons).map(([reason, n]) => [`dropped: ${reason}`, count(n), "bad"]),
   ]), h("div", { class: "narrow" },
     table([], activities.map(([name, time]) => [name, seconds(time)]), [1])));
+}
+
+function percent(share) {
+  return `${(100 * Math.min(1, share)).toFixed(2)} %`;
 }
 
 function dropped({ dropped: total, dropped_names: names }) {
