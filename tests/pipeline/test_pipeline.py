@@ -37,7 +37,7 @@ def test_warns_once_about_values_that_take_much_of_the_time(pipeline, monkeypatc
     capture_every(pipeline, 0.005, monkeypatch)
     [record] = caplog.records
     assert record.getMessage() == (
-        "tensortap: catching 'x' (512 KiB) takes 1.0 ms, 20 % of the time between two of them; "
+        "tensortap: catching 'x' (512 KiB) takes 1 ms, 20 % of the time between two of them; "
         "catch less of it, such as every=10, or a slice of the tensor"
     )
 

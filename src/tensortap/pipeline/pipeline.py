@@ -21,7 +21,7 @@ from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.fast import FastPath, type_name
 from tensortap.pipeline.ledger import DISCONNECTED, Ledger
 from tensortap.pipeline.queue import Queue, admit, write_to
-from tensortap.pipeline.receipt import Receipt
+from tensortap.pipeline.receipt import Receipt, format_seconds
 from tensortap.pipeline.selection import CallCounter, CallCounters, Clock
 from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Kind, Record, Shard, TensorData
@@ -223,9 +223,10 @@ class Pipeline:
         if counter.costly == _COSTLY and not self._warned_cost:
             self._warned_cost = True
             log.warning(
-                "tensortap: catching %r (%s) takes %.1f ms, %.0f %% of the time between two of "
+                "tensortap: catching %r (%s) takes %s, %.0f %% of the time between two of "
                 "them; catch less of it, such as every=10, or a slice of the tensor",
-                counter.name, format_size(nbytes), taken / 1e6, 100 * taken / interval,
+                counter.name, format_size(nbytes), format_seconds(taken * 1e-9),
+                100 * taken / interval,
             )  # fmt: skip
 
     def _reject(self, counter: CallCounter, start: int) -> Ticket:
