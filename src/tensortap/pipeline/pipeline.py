@@ -217,8 +217,8 @@ class Pipeline:
 
     def _check_cost(self, counter: CallCounter, start: int, nbytes: int) -> None:
         """Warn once about values that take much of the time between two of them."""
-        taken, interval = _now() - start, start - counter.began
-        counter.began = start
+        taken, interval = counter.taken, start - counter.began
+        counter.began, counter.taken = start, _now() - start
         counter.costly = counter.costly + 1 if taken > _MUCH * interval else 0
         if counter.costly == _COSTLY and not self._warned_cost:
             self._warned_cost = True
