@@ -117,6 +117,20 @@ def test_prepares_the_arena_in_the_background():
     assert int(resident) == 8 << 10
 
 
+def test_prepares_at_the_priority_of_training():
+    """Else training waits for a thread that holds the lock of the memory map and cannot run."""
+    segment, priorities = Segment(1, 1 << 20, shared=True), []
+
+    def prepare():
+        segment.prepare()
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    thread.join(20)
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)]
+
+
 def test_renewed_pool_never_leases_old_memory_again():
     pool = Pool()
     held, returned = pool.acquire(1 << 20), pool.acquire(1 << 20)

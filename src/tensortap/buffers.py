@@ -17,6 +17,7 @@ import itertools
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,7 +27,8 @@ from tensortap.settings import arena_size
 
 _PAGE = 4096
 _HUGE = 4 << 20  # bytes from which on huge pages help
-_PREPARED_AT_ONCE = 1 << 20  # bytes; mapping memory waits meanwhile
+_PREPARED_AT_ONCE = 1 << 16  # bytes; mapping memory waits meanwhile
+_LONGEST_PAUSE = 0.01  # seconds between two of these pieces
 # Linux numbers: not every build of Python has names for them
 _ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
 _MADV_POPULATE_WRITE = 23
@@ -76,14 +78,16 @@ class Segment:
 
     def prepare(self) -> None:
         """Touch all pages, so that the first copies into them are as fast as later ones."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        # small pieces at normal priority: training would wait for the kernel's lock on the
+        # memory map while a thread of low priority, which has the lock, waits for a processor
         madvise = ctypes.CDLL(None).madvise  # releases the GIL, unlike the method of mmap
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         for offset in range(0, self.nbytes, _PREPARED_AT_ONCE):
+            start = time.perf_counter()
             piece = min(_PREPARED_AT_ONCE, self.nbytes - offset)
             if madvise(self.address + offset, piece, _MADV_POPULATE_WRITE):
                 return  # Linux before 5.14
+            time.sleep(min(_LONGEST_PAUSE, time.perf_counter() - start))
 
     def __del__(self) -> None:
         if self.fd >= 0:
