@@ -17,7 +17,7 @@ from bench.harness import Row
 from bench.peers import measure as measure_in_child
 
 MODULES = (
-    "bench.live", "bench.runs", "bench.stats", "bench.track", "bench.track_jax",
+    "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.track_jax",
     "bench.compare", "bench.compare_runs", "bench.films", "bench.trace", "bench.trace_hdf5",
     "bench.watch",
 )  # fmt: skip

@@ -22,6 +22,7 @@ from tensortap.frameworks import rebuild
 from tensortap.readers.live import LiveReader
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData
 from tensortap.server import answers
+from tensortap.server import server as module
 from tensortap.wire import messages as wire
 from tests.server.clients import RawClient, assert_serves, record
 
@@ -290,6 +291,22 @@ def test_large_body_in_chunks(server, bystander, raw):
         raw.send_message(wire.CHUNK, wire.Chunk(1, wire.BODY, offset), body[offset : offset + MIB])
     assert raw.receive_a(wire.Ack).rejected == ()
     assert server.history.records("long")[0].value == "x" * (3 * MIB)
+
+
+def test_reads_all_that_a_client_sent_before_it_ended(server, bystander, monkeypatch):
+    """Also when the server is so busy that its socket is never drained."""
+    monkeypatch.setattr(module, "_DRAIN_TIMEOUT", 0.2)
+    monkeypatch.setattr(server, "_keep", lambda records: time.sleep(0.02))
+    with RawClient(server.address) as client:
+        client.connect()
+        for i in range(60):
+            client.send_batch(pack([record("x", i)]))
+        client.context.destroy(linger=5000)
+    deadline = time.monotonic() + 20
+    while len(server.history.records("x")) < 60 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [r.value for r in server.history.records("x")] == list(range(60))
+    assert not server.rejected
 
 
 # -- segments ----------------------------------------------------------------------------

@@ -38,7 +38,7 @@ log = logging.getLogger("tensortap")
 _MOST_CREDIT = 256 << 20
 _LEAST_CREDIT = 4 << 20
 _RECEIVE_TIME = 0.01  # seconds; then new clients, acknowledgements and answers get their turn
-_DRAIN_TIMEOUT = 5.0  # seconds to read what a client sent before it disconnected
+_DRAIN_TIMEOUT = 5.0  # seconds without a message after which a client that left sent no more
 
 Answer = Callable[["Server", str, dict[str, Any]], bytes]
 
@@ -68,7 +68,7 @@ class Server:
         self._keep = keep
         self._connections: dict[bytes, Connection] = {}  # by ZeroMQ's routing id
         self._by_fd: dict[int, Connection] = {}
-        self._disconnected: list[tuple[Connection, float]] = []
+        self._disconnected: list[Connection] = []
         self._closing = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._zap = bind_zap(self._context)
@@ -157,7 +157,9 @@ class Server:
         connection = self._connections.get(route)
         if connection is None:
             self._connect(route, header, source_fd(frames[1]))
-        elif isinstance(header, wire.Chunk):
+            return
+        connection.heard = time.monotonic()
+        if isinstance(header, wire.Chunk):
             connection.add_chunk(header, data)
             self._store_completed(connection)
         elif isinstance(header, wire.Batch):
@@ -249,16 +251,17 @@ class Server:
         for fd in self._pending.read(self._monitor):
             connection = self._by_fd.pop(fd, None)
             if connection is not None:
-                self._disconnected.append((connection, time.monotonic()))
+                connection.heard = time.monotonic()
+                self._disconnected.append(connection)
 
     def _remove_disconnected(self, drained: bool) -> None:
         """Remove disconnected clients after draining their messages."""
         # with many busy clients the socket is never drained: then after a timeout
         late = time.monotonic() - _DRAIN_TIMEOUT
         waiting = []
-        for connection, since in self._disconnected:
-            if not drained and since > late:
-                waiting.append((connection, since))
+        for connection in self._disconnected:
+            if not drained and connection.heard > late:
+                waiting.append(connection)
             else:
                 self._disconnect(connection)
         self._disconnected = waiting
