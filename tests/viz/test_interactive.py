@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 import types
 
 import numpy as np
+import pandas as pd
 import pytest
 from ipywidgets.widgets.widget import _remove_buffers
 
@@ -154,6 +156,19 @@ def test_state_for_the_browser_is_json(run_path, f):
         assert state["_widget_layout"]["height"] == widget.layout.height
 
 
+def test_several_formats_are_one_choice(run_path):
+    shown = viz.interactive(
+        viz.exp_hist, run_path, layer="embed", dtype_annotation=["float16", "float8_e5m2"],
+        train_stats={"steps": [0, 5], "loss": [1.0, 0.5]},
+    )  # fmt: skip
+    assert shown.dtype.value == "float16, float8_e5m2"
+    assert len(shown.figure.layout.shapes) == 6
+    click(shown.loss, -1, 1, x=5)  # the second point is step 5, not 1
+    assert shown.step.value == 5
+    shown.dtype.value = "logged dtype"
+    assert "float32" in str(shown.figure.layout.annotations)
+
+
 def test_displays_in_a_notebook(run_path):
     shown = viz.interactive(viz.exp_hist, run_path, layer=LAYERS[:2])
     bundle = shown._repr_mimebundle_()
@@ -173,6 +188,63 @@ def test_reads_training_statistics_from_any_source(run_path, table):
         assert steps.tolist() == list(range(12))
         assert values.tolist() == [1 / (1 + s) for s in range(12)]
     assert list(curves_of(tap.open(run_path), None)) == ["loss"]
+
+
+STEPS, LOSS = [0, 50, 100], [3.0, 2.0, 1.0]
+
+
+@dataclasses.dataclass
+class TrainingStats:  # as other tools define it
+    steps: list
+    train_loss: list
+    val_loss: list | None = None
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {"steps": STEPS, "train_loss": LOSS},
+        {"step": STEPS[::-1], "train_loss": LOSS[::-1]},
+        {"train_loss": (STEPS, LOSS)},
+        TrainingStats(STEPS, LOSS),
+        pd.DataFrame({"steps": STEPS, "train_loss": LOSS, "note": ["a", "b", "c"]}),
+        pd.DataFrame({"train_loss": LOSS}, index=STEPS),
+        pd.Series(LOSS, index=STEPS, name="train_loss"),
+        pd.Series(LOSS, index=STEPS),
+        (STEPS, LOSS),
+        np.array([STEPS, LOSS]),
+    ],
+    ids=str,
+)
+def test_training_statistics_have_their_steps(stats):
+    ((name, (steps, values)),) = curves_of(stats, None).items()
+    assert name in ("train_loss", "loss")
+    assert (steps.tolist(), values.tolist()) == (STEPS, LOSS)
+    assert steps.dtype == np.int64
+
+
+def test_values_alone_have_the_steps_from_zero():
+    for stats in (LOSS, {"loss": LOSS}, np.array(LOSS)):
+        assert curves_of(stats, None)["loss"][0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("stats", "message"),
+    [
+        ({"steps": STEPS, "loss": [1.0]}, r"'loss' has the shape \(1,\) for steps of shape \(3,\)"),
+        ({"steps": ["a", "b", "c"], "loss": LOSS}, "steps must be whole numbers"),
+        ({"steps": [0.5, 1, 2], "loss": LOSS}, "steps must be whole numbers, got 0.5"),
+        ({"loss": ["a"]}, "'loss' must be numbers"),
+        ({"steps": STEPS}, "no curve"),
+        (3.0, "train_stats must be a dict like"),
+        (["a", "b"], "'loss' must be numbers"),
+        (pd.Series(LOSS, index=pd.date_range("2024", periods=3)), "steps must be whole numbers"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rejects_training_statistics_it_does_not_understand(stats, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        curves_of(stats, None)
 
 
 def test_enables_widgets_in_colab(run_path, monkeypatch):

@@ -50,6 +50,68 @@ def test_draws_every_figure_from_every_source(source):
     assert by_keyword.data[0].customdata == bars.data[0].customdata
 
 
+def test_kinds_of_tensors_are_facets(run_path):
+    kinds = ["Activation", tap.Kind.GRADIENT]
+    lines = viz.scalar_line(
+        run_path, tt=kinds, layer="embed", scalar_metric=["rm2", "std"], kind="scatter"
+    )
+    assert [note.text for note in lines.layout.annotations] == ["Activation", "Gradient"]
+    assert {(trace.name, trace.yaxis) for trace in lines.data} == {
+        (f"embed · {metric}", axis) for metric in ("rm2", "std") for axis in ("y", "y2")
+    }
+    assert {trace.mode for trace in lines.data} == {"markers"}
+    assert sum(trace.showlegend for trace in lines.data) == 2
+    bars = viz.exp_hist(run_path, tt=kinds, layer="embed", step=3)
+    assert [n.text for n in bars.layout.annotations[::2]] == [
+        "embed · Activation", "embed · Gradient",
+    ]  # fmt: skip
+    for wrong in (viz.scalar_global_heatmap, viz.interactive):
+        arguments = (viz.exp_hist, run_path) if wrong is viz.interactive else (run_path,)
+        with pytest.raises(TypeError, match=r"tt must be one kind here, .* got \['Act"):
+            wrong(*arguments, tt=["Activation", "Gradient"])
+    with pytest.raises(ValueError, match="kind must be 'line' or 'scatter', got 'bar'"):
+        viz.scalar_line(run_path, kind="bar")
+
+
+def test_shapes_of_exponent_histograms(run_path):
+    bars, line, density = (
+        viz.exp_hist(run_path, tt="Activation", layer="embed", step=3, kind=kind).data[0]
+        for kind in ("bar", "line", "kde")
+    )
+    assert line.y == bars.y
+    assert [n + 0.5 for n in bars.x] == list(line.x)
+    width = density.x[1] - density.x[0]
+    assert np.sum(density.y) * width == pytest.approx(100)  # percent
+    middle = np.average(density.x, weights=density.y)
+    assert middle == pytest.approx(np.average(line.x, weights=line.y))
+    with pytest.raises(ValueError, match="kind must be 'bar', 'line' or 'kde', got 'pie'"):
+        viz.exp_hist(run_path, layer="embed", kind="pie")
+
+
+def test_number_formats_of_exponent_histograms(run_path):
+    def words(formats, **options):
+        figure = viz.exp_hist(
+            run_path, tt="Activation", layer="output", step=3, dtype_annotation=formats, **options
+        )
+        return figure, " ".join(note.text for note in figure.layout.annotations or ())
+
+    _, text = words(True)
+    assert "float32" in text
+    assert "no loss" in text or "0 % underflow" in text
+    one, _ = words("float8_e4m3fn")
+    assert words(["float8_e4m3fn"])[0].layout.shapes == one.layout.shapes
+    two, text = words(["float8_e4m3fn", "float8_e5m2"])
+    assert len(two.layout.shapes) == 6  # three ends of each
+    assert re.search("float8_e4m3fn: .*underflow.*<br>float8_e5m2: ", text)
+    for none in (None, False, []):
+        assert not words(none)[0].layout.shapes
+    assert len(words(True, over="steps")[0].layout.shapes) == 4
+    with pytest.raises(ValueError, match="over='ridge' can show one number format"):
+        words(["float16", "float32"], over="ridge")
+    with pytest.raises(NotFound, match="no float format is called 'int8'"):
+        words(["float16", "int8"])
+
+
 def test_accepts_kinds_and_layers_in_several_spellings(run_path):
     run = tap.open(run_path)
     for tt in ("Activation", "activations", "Act", tap.Kind.ACTIVATION, None):

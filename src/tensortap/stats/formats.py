@@ -63,6 +63,16 @@ def limits(dtype: str) -> Limits:
     )
 
 
+def has_limits(dtype: str) -> bool:
+    """Return whether a dtype is a float format.
+
+    >>> has_limits("float16"), has_limits("int8")
+    (True, False)
+    """
+    row = DTYPES.get(dtype)
+    return row is not None and row.format is not None
+
+
 class Loss(NamedTuple):
     """Counts of nonzero finite values and of lost ones; one element per tensor."""
 

@@ -22,6 +22,7 @@ from tensortap.viz.figures import (
     training_figure,
 )
 from tensortap.viz.figures.encoding import Figure, untyped
+from tensortap.viz.figures.exponents import LOGGED
 from tensortap.viz.figures.theme import message_figure
 
 FEW = 6  # layers that are selected by default
@@ -76,7 +77,7 @@ class Explorer:
         kind: str,
         names: Sequence[str],
         metrics: Sequence[str],
-        dtype: str | None,
+        dtype: tuple[str, ...],
         log: bool | None,
         **_: Any,
     ) -> None:
@@ -101,10 +102,9 @@ class Explorer:
             options=steps, value=self._step if self._step in steps else steps[-1],
             description="step", continuous_update=False, layout=ipywidgets.Layout(width="100%"),
         )  # fmt: skip
-        formats = dict.fromkeys([_NO_FORMAT, *_FORMATS, dtype or _NO_FORMAT])
-        self.dtype = ipywidgets.Dropdown(
-            options=list(formats), value=dtype or _NO_FORMAT, description="format"
-        )
+        chosen = ", ".join(dtype) or _NO_FORMAT
+        formats = dict.fromkeys([_NO_FORMAT, LOGGED, *_FORMATS, chosen])
+        self.dtype = ipywidgets.Dropdown(options=list(formats), value=chosen, description="format")
         self.axis = ipywidgets.Dropdown(
             options=[("automatic", None), ("logarithmic", True), ("linear", False)],
             value=log, description="axis",
@@ -217,9 +217,9 @@ class Explorer:
         return lines_figure(self._table, metrics=metrics, col_wrap=self._col_wrap, **common)
 
     def _exponents(self, names: list[str], step: int) -> Figure:
-        dtype = None if self.dtype.value == _NO_FORMAT else self.dtype.value
+        dtypes = None if self.dtype.value == _NO_FORMAT else self.dtype.value.split(", ")
         return exponents_figure(
-            self._table, name=names, kind=self.kinds.value, step=step, dtype_annotation=dtype,
+            self._table, name=names, kind=self.kinds.value, step=step, dtype_annotation=dtypes,
             col_wrap=self._col_wrap, log=bool(self.axis.value), **self._shared,
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ histogram of that layer at that step.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensortap.errors import MissingExtra
-from tensortap.record import Kind
+from tensortap.record import Kind, Record
 from tensortap.table.selection import (
     Layers,
     choose_kind,
@@ -28,6 +29,7 @@ from tensortap.table.selection import (
 )
 from tensortap.table.table import Table, table_of
 from tensortap.viz import plots
+from tensortap.viz.figures.exponents import Formats, format_names
 
 if TYPE_CHECKING:
     from tensortap.viz.explorer import Explorer
@@ -45,7 +47,7 @@ def interactive(
     scalar_metric: str | Iterable[str] = "rm2",
     step: int | None = None,
     rank: int | None = None,
-    dtype_annotation: str | None = None,
+    dtype_annotation: Formats = None,
     inc: int = 1,
     log: bool | None = None,
     train_stats: Any = None,
@@ -56,9 +58,10 @@ def interactive(
     """Show a figure with widgets for layers, kind, statistic, step and number format.
 
     `f` is ``viz.scalar_line``, ``viz.scalar_global_heatmap`` or ``viz.exp_hist``; the other
-    arguments are its own. `train_stats` is a frame or a dict of curves, by default the training
-    statistics of the source; a click on a curve chooses the step. `follow` refreshes every so many
-    seconds, as the button ``refresh`` does once.
+    arguments are its own. `train_stats` is a dict or a frame of curves with a column ``steps``, a
+    series, a pair of steps and losses, or a run, by default the training statistics of the source;
+    a click on a curve chooses the step. `follow` refreshes every so many seconds, as the button
+    ``refresh`` does once.
     """
     view = _VIEWS.get(getattr(f, "__name__", ""))
     if view is None:
@@ -81,7 +84,7 @@ def interactive(
     chosen = {
         "kind": kind, "names": names, "metrics": choose_metrics(table, scalar_metric),
         "step": choose_step(table, kind, names, step) if view == "exponents" else step,
-        "dtype": dtype_annotation, "log": log,
+        "dtype": format_names(dtype_annotation), "log": log,
     }  # fmt: skip
     explorer = Explorer(
         view, table, chosen, functools.partial(curves_of, train_stats, table), inc=inc,
@@ -99,24 +102,73 @@ def prepare_colab() -> None:
 
 
 def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:
-    """Return training statistics of a frame, a dict or a run; of the table, if `stats` is None.
+    """Return the curves of `train_stats`; without it, those of the table.
 
-    >>> curves_of({"loss": [2.0, 1.0]}, None)
-    {'loss': (array([0, 1]), array([2., 1.]))}
+    Accepts a dict or a frame with a column ``steps`` or ``step`` (else the index counts), an
+    object with such attributes, a series, a pair of steps and values, values alone, or a run.
+
+    >>> curves_of({"steps": [0, 50], "loss": [2.0, 1.0]}, None)
+    {'loss': (array([ 0, 50]), array([2., 1.]))}
     """
     if stats is None:
         return dict(table.metrics())
+    if dataclasses.is_dataclass(stats) and not isinstance(stats, type) and _is_steps(vars(stats)):
+        stats = {name: values for name, values in vars(stats).items() if values is not None}
     if hasattr(stats, "columns") and hasattr(stats, "to_numpy"):
-        steps = stats["step"] if "step" in stats.columns else stats.index
-        columns = [name for name in stats.columns if stats[name].dtype.kind in "iuf"]
-        stats = {"step": steps, **{str(name): stats[name].to_numpy() for name in columns}}
-        stats.pop("rank", None)
+        if stats.columns.nlevels > 1:
+            return dict(table_of(stats).metrics())  # a LogFrame
+        numbers = [name for name in stats.columns if stats[name].dtype.kind in "iuf"]
+        columns = {str(name): stats[name].to_numpy() for name in numbers if name != "rank"}
+        stats = columns if _is_steps(columns) else {"steps": stats.index.to_numpy(), **columns}
+    elif hasattr(stats, "index") and hasattr(stats, "to_numpy"):
+        stats = {"steps": stats.index.to_numpy(), str(stats.name or "loss"): stats.to_numpy()}
+    elif isinstance(stats, (list, tuple, np.ndarray)) and not _holds(stats, Record):
+        pair = len(stats) == 2 and all(np.ndim(each) == 1 for each in stats)
+        stats = {"steps": stats[0], "loss": stats[1]} if pair else {"loss": stats}
     if not isinstance(stats, Mapping):
-        return dict(table_of(stats).metrics())
-    curves = {}
-    for name, values in stats.items():
-        if name != "step":
-            x = np.asarray(stats.get("step", range(len(values))), np.int64)
-            order = np.argsort(x, kind="stable")
-            curves[str(name)] = x[order], np.asarray(values, np.float64)[order]
+        try:
+            return dict(table_of(stats).metrics())
+        except TypeError:
+            raise TypeError(f"train_stats must be {_FORMS}; got {stats!r:.100}") from None
+    steps = next((stats[name] for name in _STEPS if name in stats), None)
+    curves = {
+        str(name): _curve(str(name), steps, values)
+        for name, values in stats.items() if name not in _STEPS
+    }  # fmt: skip
+    if not curves:
+        raise ValueError(f"train_stats has no curve: pass {_FORMS}")
     return curves
+
+
+_STEPS = ("steps", "step")
+_FORMS = "a dict like {'steps': [0, 50], 'loss': [2.0, 1.0]}, a frame, a series, a pair, or a run"
+
+
+def _is_steps(names: Iterable[str]) -> bool:
+    return any(name in _STEPS for name in names)
+
+
+def _holds(values: Any, cls: type) -> bool:
+    return len(values) > 0 and isinstance(values[0], cls)
+
+
+def _curve(name: str, steps: Any, values: Any) -> tuple[Any, Any]:
+    """Return one curve by rising steps; raise if it is not numbers, or has other lengths."""
+    if isinstance(values, tuple) and len(values) == 2 and all(np.ndim(one) == 1 for one in values):
+        steps, values = values
+    try:
+        y = np.asarray(values, np.float64)
+        x = np.asarray(np.arange(y.size) if steps is None else steps)
+    except (TypeError, ValueError):
+        raise TypeError(f"train_stats: {name!r} must be numbers, got {values!r:.80}") from None
+    if x.dtype.kind not in "iuf":
+        raise TypeError(f"train_stats: steps must be whole numbers, got {steps!r:.80}")
+    if y.ndim != 1 or x.shape != y.shape:
+        raise ValueError(
+            f"train_stats: {name!r} has the shape {y.shape} for steps of shape {x.shape}; each "
+            "curve needs one number per step"
+        )
+    if (x % 1 != 0).any():
+        raise ValueError(f"train_stats: steps must be whole numbers, got {x[x % 1 != 0][0]}")
+    order = np.argsort(x, kind="stable")
+    return x[order].astype(np.int64), y[order]

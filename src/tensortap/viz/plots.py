@@ -39,12 +39,14 @@ from tensortap.viz.figures import (
     training_figure,
 )
 from tensortap.viz.figures.encoding import with_arrays
+from tensortap.viz.figures.exponents import Formats
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tensortap.viz.figures.encoding import Figure
 
+Tensors = Kind | str | Iterable[Kind | str] | None
 _IMAGES = ("png", "svg", "pdf", "jpg", "jpeg", "webp")
 _live_tables: weakref.WeakKeyDictionary[LiveReader, Table] = weakref.WeakKeyDictionary()
 
@@ -93,12 +95,27 @@ def _choose(
     return table, kind, names, metrics
 
 
+def _choose_facets(
+    source: Any, df: Any, tt: Tensors, layer: Layers, metric: str | Iterable[str] = ""
+) -> tuple[Table, dict[str, list[str]], list[str]]:
+    """Return table, names by kind, and statistics; several kinds become facets."""
+    given = [tt] if tt is None or isinstance(tt, (str, Kind)) else list(tt)
+    if not given:
+        raise ValueError("tt must name at least one kind, got none")
+    chosen = [_choose(source, df, each, layer, metric) for each in given]
+    by_kind: dict[str, list[str]] = {}
+    for _, kind, names, _ in chosen:  # two states of an optimizer are one kind
+        by_kind[kind] = list(dict.fromkeys([*by_kind.get(kind, []), *names]))
+    return chosen[0][0], by_kind, chosen[0][3]
+
+
 def scalar_line(
     source: Any = None,
     *,
-    tt: Kind | str | None = None,
+    tt: Tensors = None,
     layer: Layers = None,
     scalar_metric: str | Iterable[str] = "rm2",
+    kind: str = "line",
     rank: int | None = None,
     step: int | None = None,
     log: bool | None = None,
@@ -109,14 +126,18 @@ def scalar_line(
 ) -> go.Figure:
     """Draw statistics of layers over the steps of training, as small multiples.
 
-    `tt` is the kind of tensor (``"Activation"``, ``"Gradient"``, ``"Weight"`` …), `layer` a name,
-    several names, or a compiled pattern. `panels` chooses one panel per ``"metric"`` or per
-    ``"name"``. `step` is marked. `log` is by default on where values span decades.
+    `tt` is the kind of tensor (``"Activation"``, ``"Gradient"``, ``"Weight"`` …); several kinds
+    get one panel each. `layer` is a name, several names, or a compiled pattern. `kind` is
+    ``"line"`` or ``"scatter"``. `panels` chooses one panel per ``"metric"`` or per ``"name"``.
+    `step` is marked. `log` is by default on where values span decades.
     """
-    table, kind, names, metrics = _choose(source, df, tt, layer, scalar_metric)
+    if kind not in ("line", "scatter"):
+        raise ValueError(f"kind must be 'line' or 'scatter', got {kind!r}")
+    table, names, metrics = _choose_facets(source, df, tt, layer, scalar_metric)
     return plotly_figure(lines_figure(
-        table, names=names, kind=kind, metrics=metrics, rank=choose_rank(table, rank), log=log,
-        step=step, col_wrap=col_wrap, panels=panels, theme=theme,
+        table, names=names, kind=next(iter(names)), metrics=metrics, log=log, step=step,
+        rank=choose_rank(table, rank), scatter=kind == "scatter", col_wrap=col_wrap, panels=panels,
+        theme=theme,
     ))  # fmt: skip
 
 
@@ -148,10 +169,11 @@ def exp_hist(
     source: Any = None,
     *,
     layer: Layers = None,
-    tt: Kind | str | None = None,
+    tt: Tensors = None,
     step: int | None = None,
+    kind: str = "bar",
     rank: int | None = None,
-    dtype_annotation: str | None = None,
+    dtype_annotation: Formats = None,
     over: str | None = None,
     log: bool = False,
     col_wrap: int | None = None,
@@ -160,14 +182,17 @@ def exp_hist(
 ) -> go.Figure:
     """Draw how the values of layers are spread over powers of two, at a step (the last one).
 
-    `dtype_annotation` (``"float8_e4m3fn"``) draws the range of a number format, with the shares
-    that it would lose. ``over="steps"`` draws all steps as a heatmap, ``"ridge"`` as curves.
+    `dtype_annotation` draws the range of a number format (``"float8_e4m3fn"``), of several, or of
+    the dtype that a tensor had (True), with the shares that it would lose. `kind` is ``"bar"``,
+    ``"line"`` or ``"kde"``, a density smoothed over half a power of two. Several `tt` get panels
+    of their own. ``over="steps"`` draws all steps as a heatmap, ``"ridge"`` as curves.
     """
-    table, kind, names, _ = _choose(source, df, tt, layer)
+    table, names, _ = _choose_facets(source, df, tt, layer)
+    first = next(iter(names))
     return plotly_figure(exponents_figure(
-        table, name=names, kind=kind, step=choose_step(table, kind, names, step),
-        rank=choose_rank(table, rank), dtype_annotation=dtype_annotation, over=over, log=log,
-        col_wrap=col_wrap, theme=theme,
+        table, name=names, kind=first, step=choose_step(table, first, names[first], step),
+        rank=choose_rank(table, rank), dtype_annotation=dtype_annotation, shape=kind, over=over,
+        log=log, col_wrap=col_wrap, theme=theme,
     ))  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,6 +240,27 @@ def range_shapes(target: Limits, x: str, y: str, colors: FigureTheme) -> list[di
          "line": {"width": 1, "color": colors.dim, "dash": dash}}
         for at, dash in ends
     ]  # fmt: skip
+
+
+def range_lines(
+    targets: Sequence[Limits], x: str, y: str, colors: FigureTheme
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the ends of several formats as lines, a color for each, and their names."""
+    lines: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
+    for place, target in enumerate(targets):
+        color, over = colors.lines[(place + 1) % len(colors.lines)], math.log2(target.over)
+        lines += [
+            {"type": "line", "xref": x, "yref": f"{y} domain", "y0": 0, "y1": 1, "x0": at,
+             "x1": at, "line": {"width": 1.4, "color": color, "dash": dash}}
+            for at, dash in ((target.zero, "dot"), (target.normal, "dash"), (over, "solid"))
+        ]  # fmt: skip
+        labels.append({
+            "xref": x, "yref": f"{y} domain", "x": over, "xanchor": "right", "y": 1,
+            "yanchor": "top", "yshift": -13 * place, "showarrow": False,
+            "text": text(target.dtype), "font": {"size": 10, "color": color},
+        })  # fmt: skip
+    return lines, labels
 
 
 def range_labels(

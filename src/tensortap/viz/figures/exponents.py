@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensortap.stats.formats import Exponents, Limits, limits, losses
+from tensortap.stats.formats import Exponents, Limits, has_limits, limits, losses
 from tensortap.table.table import Table, locked
-from tensortap.viz.figures.encoding import Figure, share, some_names, text
+from tensortap.viz.figures.encoding import Figure, share, some_names, text, typed
 from tensortap.viz.figures.exponent_history import (
     POWERS,
     range_labels,
+    range_lines,
     range_shapes,
     ridge_figure,
     steps_figure,
@@ -28,6 +29,11 @@ from tensortap.viz.figures.panels import (
 from tensortap.viz.figures.theme import FigureTheme, layout, message_figure, theme_of
 
 _MAX_PANELS = 48
+_FINE = 8  # points of a density per power of two
+_BANDWIDTH = 0.5  # of a density, in powers of two
+
+Formats = bool | str | Sequence[str] | None
+LOGGED = "logged dtype"  # the dtype that each tensor had
 
 
 class StepExponents(NamedTuple):
@@ -46,11 +52,12 @@ class StepExponents(NamedTuple):
 def exponents_figure(
     table: Table,
     *,
-    name: str | Sequence[str],
+    name: str | Sequence[str] | Mapping[str, Sequence[str]],
     kind: str,
     step: int,
     rank: int | None = None,
-    dtype_annotation: str | None = None,
+    dtype_annotation: Formats = None,
+    shape: str = "bar",
     over: str | None = None,
     col_wrap: int | None = None,
     log: bool = False,
@@ -58,26 +65,35 @@ def exponents_figure(
 ) -> Figure:
     """Return how the values of tensors are spread over powers of two at a step.
 
-    `dtype_annotation` draws the range of a number format, with the shares that it would lose.
-    Several names become small multiples. ``over="steps"`` shows all steps as a heatmap,
-    ``over="ridge"`` as curves one behind the other.
+    `dtype_annotation` draws the range of a number format, with the shares that it would lose;
+    of several, or of the dtype that each tensor had (True). Several names, or names by kind,
+    become small multiples. `shape` is ``"bar"``, ``"line"`` or ``"kde"``, a smooth density.
+    ``over="steps"`` shows all steps as a heatmap, ``over="ridge"`` as curves one behind the other.
     """
-    names = [name] if isinstance(name, str) else list(name)
-    target = None if dtype_annotation is None else limits(dtype_annotation)
+    by_kind = dict(name) if isinstance(name, Mapping) else {kind: _listed(name)}
+    places = [(each, own) for own, names in by_kind.items() for each in names]
+    formats = format_names(dtype_annotation)
     if over not in (None, "steps", "ridge"):
         raise ValueError(f"over must be 'steps' or 'ridge', got {over!r}")
+    if shape not in _SHAPES:
+        raise ValueError(f"kind must be 'bar', 'line' or 'kde', got {shape!r}")
     if over is not None:
+        if len(formats) > 1:
+            raise ValueError(f"over={over!r} can show one number format, got {list(formats)}")
         draw = steps_figure if over == "steps" else ridge_figure
-        return draw(table, names[0], kind, step, rank, target, theme)
-    read = ((each, _read(table, each, kind, step, rank)) for each in names[:_MAX_PANELS])
-    shown = {each: values for each, values in read if values is not None}
+        target = [*_limits(formats, _read(table, *places[0], step, rank)), None][0]
+        return draw(table, *places[0], step, rank, target, theme)
+    read = ((place, _read(table, *place, step, rank)) for place in places[:_MAX_PANELS])
+    shown = {place: values for place, values in read if values is not None}
     if not shown:
-        words = f"no exponents of {some_names(names)} ({kind}) at step {step}"
-        return message_figure(words, theme=theme)
+        names = some_names([each for each, _ in places])
+        return message_figure(f"no exponents of {names} ({kind}) at step {step}", theme=theme)
+    targets = {place: _limits(formats, values) for place, values in shown.items()}
     colors = theme_of(theme)
     several = len(shown) > 1
     columns = col_wrap or (min(3, len(shown)) if several else 1)
-    grid = panel_grid(len(shown), columns, 200 if several else 320, top=56, gap=70)
+    extra = 15 * max(0, len(formats) - 1)  # one line of text per format
+    grid = panel_grid(len(shown), columns, 200 if several else 320, top=56 + extra, gap=70 + extra)
     made = layout(
         theme,
         height=grid.height,
@@ -87,28 +103,66 @@ def exponents_figure(
         hovermode="x",
         annotations=[],
         shapes=[],
-        meta={"names": list(shown), "kind": kind, "step": step},
+        meta={"names": [each for each, _ in shown], "kind": kind, "step": step},
     )
     data = []
-    low, high = _exponent_range(shown.values(), target)
-    for number, (each, values) in enumerate(shown.items()):
+    every = {each.dtype: each for own in targets.values() for each in own}
+    low, high = _exponent_range(shown.values(), every.values())
+    for number, ((each, own), values) in enumerate(shown.items()):
         x, y = axis_id("x", number), axis_id("y", number)
-        data.append(_bars(values, target, x, y, colors))
+        mine = targets[each, own]
+        target = mine[0] if len(mine) == 1 else None
+        trace, highest = _SHAPES[shape](values, target, colors)
+        data.append({**trace, "xaxis": x, "yaxis": y})
         made[axis_name("x", number)], made[axis_name("y", number)] = _axes(
-            grid, number, (low, high), max(data[-1]["y"], default=0.0), log
+            grid, number, (low, high), highest, log
         )
-        words = each if several else f"{each} · {kind} · step {step:,}"
-        title = {**panel_title(words, grid, number, colors), "yshift": 18}
-        below = " · ".join(_facts(values, target, several, colors))
+        words = each if several else f"{each} · {own} · step {step:,}"
+        words = f"{each} · {own}" if len(by_kind) > 1 else words
+        title = {**panel_title(words, grid, number, colors), "yshift": 18 + extra}
+        below = _facts(values, mine, several, colors)
         font = {"size": 11, "color": colors.dim}
-        made["annotations"] += [title, {**title, "text": below, "yshift": 2, "font": font}]
+        made["annotations"] += [
+            title,
+            {**title, "text": below, "yshift": 2, "font": font, "align": "left"},
+        ]
         if target is not None:
             made["shapes"] += range_shapes(target, x, y, colors)
-            if number == 0:
+            if number == 0 or formats == (LOGGED,):
                 width = (high - low) * (3 if several else 1)
                 made["annotations"] += range_labels(target, x, y, colors, width)
-    made["annotations"] += left_out_note(min(len(names), _MAX_PANELS), len(names), colors)
+        elif mine:
+            lines, labels = range_lines(mine, x, y, colors)
+            made["shapes"] += lines
+            made["annotations"] += labels if number == 0 else []
+    made["annotations"] += left_out_note(min(len(places), _MAX_PANELS), len(places), colors)
     return {"data": data, "layout": made}
+
+
+def _listed(name: str | Sequence[str]) -> list[str]:
+    return [name] if isinstance(name, str) else list(name)
+
+
+def format_names(given: Formats) -> tuple[str, ...]:
+    """Return the number formats that `dtype_annotation` names; raise for unknown ones.
+
+    >>> format_names(True), format_names("float16"), format_names(None)
+    (('logged dtype',), ('float16',), ())
+    """
+    if given is None or isinstance(given, bool):
+        return (LOGGED,) if given else ()
+    names = tuple(dict.fromkeys(_listed(given)))
+    for name in names:
+        if name != LOGGED:
+            limits(name)
+    return names
+
+
+def _limits(formats: Iterable[str], values: StepExponents | None) -> list[Limits]:
+    """Return the limits of formats; an integer dtype that was logged has none."""
+    logged = [] if values is None else [values.dtype]
+    names = [each for name in formats for each in (logged if name == LOGGED else [name])]
+    return [limits(name) for name in dict.fromkeys(names) if has_limits(name)]
 
 
 def _axes(
@@ -153,33 +207,73 @@ def _read(table: Table, name: str, kind: str, step: int, rank: int | None) -> St
     return StepExponents(whole, total("zeros"), total("nans"), infs, dtype, below, above)
 
 
-def _exponent_range(shown: Iterable[StepExponents], target: Limits | None) -> tuple[int, int]:
-    """Return a range that covers all exponents, and the format."""
-    ends = [] if target is None else [target.zero - 2, target.top + 3]
+def _exponent_range(shown: Iterable[StepExponents], targets: Iterable[Limits]) -> tuple[int, int]:
+    """Return a range that covers all exponents, and the formats."""
+    ends = [end for target in targets for end in (target.zero - 2, target.top + 3)]
     for values in shown:
         filled = np.flatnonzero(values.exponents.counts.any(axis=1)) + values.exponents.low
         ends += [int(filled[0]) - 1, int(filled[-1]) + 2] if len(filled) else []
     return (min(ends), max(ends)) if ends else (-8, 8)
 
 
-def _bars(
-    values: StepExponents, target: Limits | None, x: str, y: str, colors: FigureTheme
-) -> dict[str, Any]:
+_Shape = tuple[dict[str, Any], float]  # a trace and its highest value
+
+
+def _filled(values: StepExponents) -> tuple[list[int], list[int], list[float]]:
+    """Return the exponents that occur, with their counts and shares in percent."""
     counts = values.exponents.counts[:, 0]
     filled = np.flatnonzero(counts)
     bins = np.arange(filled[0], filled[-1] + 1) if len(filled) else filled
     exponents = (values.exponents.low + bins).tolist()
+    shares = (counts[bins] / max(1, int(counts.sum())) * 100).tolist()
+    return exponents, counts[bins].tolist(), shares
+
+
+def _bars(values: StepExponents, target: Limits | None, colors: FigureTheme) -> _Shape:
+    exponents, counts, shares = _filled(values)
     return {
-        "type": "bar", "x": exponents, "offset": 0, "width": 1, "xaxis": x, "yaxis": y,
-        "y": (counts[bins] / max(1, int(counts.sum())) * 100).tolist(),
-        "customdata": counts[bins].tolist(),
+        "type": "bar", "x": exponents, "offset": 0, "width": 1, "y": shares, "customdata": counts,
         "marker": {
             "color": [_fate(n, target, colors) for n in exponents],
             "line": {"width": 0.6, "color": colors.page},
         },
-        "hovertemplate": "2<sup>%{x}</sup> ≤ |x| &lt; twice that<br>%{customdata:,} values, "
-        "%{y:.4~g} %<extra></extra>",
-    }  # fmt: skip
+        "hovertemplate": _HOVER.replace("#", "x"),
+    }, max(shares, default=0.0)  # fmt: skip
+
+
+_HOVER = (
+    "2<sup>%{#}</sup> ≤ |x| &lt; twice that<br>%{customdata:,} values, %{y:.4~g} %<extra></extra>"
+)
+
+
+def _line(values: StepExponents, target: Limits | None, colors: FigureTheme) -> _Shape:
+    """Return one point per power of two, in the middle of its bin."""
+    exponents, counts, shares = _filled(values)
+    marks = [_fate(n, target, colors) for n in exponents]
+    return {
+        "type": "scatter", "mode": "lines+markers", "x": [n + 0.5 for n in exponents],
+        "y": shares, "customdata": counts, "text": [str(n) for n in exponents],
+        "line": {"color": colors.good, "width": 1.6}, "marker": {"size": 5, "color": marks},
+        "hovertemplate": _HOVER.replace("#", "text"),
+    }, max(shares, default=0.0)  # fmt: skip
+
+
+def _density(values: StepExponents, target: Limits | None, colors: FigureTheme) -> _Shape:
+    """Return the shares smoothed by a Gaussian, in percent per power of two."""
+    exponents, _, shares = _filled(values)
+    reach = 4 * _FINE // 2  # four bandwidths
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / (_FINE * _BANDWIDTH)) ** 2)
+    fine = np.pad(np.repeat(shares, _FINE), reach)
+    y = np.convolve(fine, kernel / kernel.sum(), "same") if shares else fine
+    x = (exponents[0] if exponents else 0) + (np.arange(len(y)) + 0.5 - reach) / _FINE
+    return {
+        "type": "scatter", "mode": "lines", "x": typed(x), "y": typed(y), "fill": "tozeroy",
+        "line": {"color": colors.good, "width": 1.6},
+        "hovertemplate": "2<sup>%{x:.1f}</sup>: %{y:.3~g} % per power of two<extra></extra>",
+    }, float(y.max(initial=0.0))  # fmt: skip
+
+
+_SHAPES = {"bar": _bars, "line": _line, "kde": _density}
 
 
 def _fate(exponent: int, target: Limits | None, colors: FigureTheme) -> str:
@@ -191,19 +285,31 @@ def _fate(exponent: int, target: Limits | None, colors: FigureTheme) -> str:
 
 
 def _facts(
-    values: StepExponents, target: Limits | None, short: bool, colors: FigureTheme
-) -> list[str]:
-    """Return what stands below a title: shares that are lost, values without an exponent."""
-    words = [] if target is None else _lost_shares(values.exponents, target, short, colors)
+    values: StepExponents, targets: Sequence[Limits], short: bool, colors: FigureTheme
+) -> str:
+    """Return what stands below a title: shares that are lost, values without an exponent.
+
+    Several formats have one line each.
+    """
+    lost = [_lost_shares(values.exponents, target, short, colors) for target in targets]
+    words = lost[0] if len(targets) == 1 else []
     counts = (
         (values.below, "below the counted range", colors.bad),
         (values.above, "above the counted range", colors.bad),
-        (0 if short and target else values.zeros, "zero", colors.dim),
+        (0 if short and targets else values.zeros, "zero", colors.dim),
         (values.nans, "NaN", colors.nan),
         (values.infs, "Inf", colors.nan),
     )
     words += [_colored(f"{count:,} {word}", color) for count, word, color in counts if count]
-    return words if target or short else [*words, text(values.dtype)]
+    words = words if targets or short else [*words, text(values.dtype)]
+    if len(targets) < 2:
+        return " · ".join(words)
+    if short:  # there is no room for more than what is lost
+        lost = [[one for one in each if "subnormal" not in one] or each for each in lost]
+    pairs = zip(targets, lost, strict=True)
+    lines = [f"{text(target.dtype)}: {' · '.join(shares)}" for target, shares in pairs]
+    lines[-1] = " · ".join([lines[-1], *words])
+    return "<br>".join(lines)
 
 
 def _lost_shares(

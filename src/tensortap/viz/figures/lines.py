@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,12 +35,14 @@ from tensortap.viz.figures.traces import line_trace, marks_trace
 _MAX_LINES = 64  # per panel
 _MAX_PANELS = 48
 _MAX_MARKS = 400  # per line
+_SYMBOLS = ("circle", "diamond-open", "square-open", "triangle-up-open")
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 class Line(NamedTuple):
     """One statistic of one name and rank over the steps."""
 
+    kind: str
     name: str
     metric: str
     rank: int
@@ -64,10 +66,11 @@ class Panel(NamedTuple):
 def lines_figure(
     table: Table,
     *,
-    names: Sequence[str],
+    names: Sequence[str] | Mapping[str, Sequence[str]],
     kind: str,
     metrics: Sequence[str],
     rank: int | None = None,
+    scatter: bool = False,
     log: bool | None = None,
     step: int | None = None,
     width_px: int = 900,
@@ -78,26 +81,43 @@ def lines_figure(
     """Return the chosen statistics of the chosen names over all steps.
 
     `panels` is ``"metric"`` (one panel per statistic, one line per name) or ``"name"``; by default
-    it depends on the number of names. `log` is by default on where values span decades. `step` is
-    marked. Steps at which a tensor is not finite are marked, and no extreme value is left out,
-    however many points share a pixel.
+    it depends on the number of names. Names by kind get one panel per kind. `scatter` draws points
+    instead of lines. `log` is by default on where values span decades. `step` is marked. Steps at
+    which a tensor is not finite are marked, and no extreme value is left out, however many points
+    share a pixel.
     """
-    by_name = panels == "name" or (panels is None and len(names) > 8)
-    shown = list(names[: _MAX_PANELS if by_name else _MAX_LINES])
-    lines = list(_lines(table, shown, kind, metrics, rank))
+    by_kind = dict(names) if isinstance(names, Mapping) else {kind: names}
+    names = list(dict.fromkeys(name for own in by_kind.values() for name in own))
+    by_name = panels == "name" or (panels is None and len(by_kind) == 1 and len(names) > 8)
+    if len(by_kind) > 1:
+        panels, by_name = "kind", False
+    shown = names[: _MAX_PANELS if by_name else _MAX_LINES]
+    lines = [
+        line for each, own in by_kind.items()
+        for line in _lines(table, [name for name in own if name in shown], each, metrics, rank)
+    ]  # fmt: skip
     if not any(line.known.any() for line in lines):
         return message_figure(f"no {kind} statistics of {some_names(names)}", theme=theme)
     colors = theme_of(theme)
     keys, inner = (shown, metrics) if by_name else (metrics, shown)
+    if panels == "kind":
+        keys, inner = list(by_kind), [_label(line, panels, metrics) for line in lines]
     grid = panel_grid(len(keys), col_wrap, 190 if len(keys) > 1 else 320)
     made = _layout(keys, grid, theme, step)
     styles = {
         label: {"color": colors.lines[i % 8], "width": 1.5, "dash": _DASHES[i // 8 % 4]}
         for i, label in enumerate(dict.fromkeys(inner))
     }
+    # open symbols, so that points on top of each other can be told apart
+    markers = {
+        label: {"color": style["color"], "symbol": _SYMBOLS[i % 4], "size": 8 if i % 4 else 5}
+        for i, (label, style) in enumerate(styles.items())
+    }
     data: list[dict[str, Any]] = []
+    listed: set[str] = set()  # labels that are in the legend
     for number, key in enumerate(keys):
-        mine = [line for line in lines if key == (line.name if by_name else line.metric)]
+        place = "kind" if panels == "kind" else "name" if by_name else "metric"
+        mine = [line for line in lines if key == getattr(line, place)]
         values = np.concatenate([np.empty(0), *(line.value for line in mine)])
         values = values[np.isfinite(values)]
         wants_log = spans_decades(values) if log is None else log
@@ -109,14 +129,31 @@ def lines_figure(
         panel = Panel(axes, wants_log, floor, width_px // grid.columns, colors)
         ranks = {line.rank for line in mine}
         for line in mine:
-            label = line.metric if by_name else line.name
-            legend = number == 0 and line.rank == mine[0].rank
+            label = _label(line, place, metrics)
+            legend = label not in listed
+            listed.add(label)
             hover = f"{label} · rank {line.rank}" if len(ranks) > 1 else label
-            data += _traces(line, panel, styles[label], text(label), template_text(hover), legend)
+            data += _traces(
+                line,
+                panel,
+                styles[label],
+                text(label),
+                template_text(hover),
+                legend,
+                markers[label] if scatter else None,
+            )
     made["hovermode"] = "x" if len(lines) > 10 * len(keys) else "x unified"
     made["annotations"] += left_out_note(len(shown), len(names), colors)
     made["meta"] = {"kind": kind, "names": shown, "metrics": list(metrics)}
     return {"data": data, "layout": made}
+
+
+def _label(line: Line, panels: str, metrics: Sequence[str]) -> str:
+    """Return what tells a line from the others in its panel."""
+    if panels == "name":
+        return line.metric
+    several = panels == "kind" and len(metrics) > 1
+    return f"{line.name} · {line.metric}" if several else line.name
 
 
 def _lines(
@@ -130,11 +167,17 @@ def _lines(
             bad = table.nonfinite(mine)
             for metric in metrics:
                 value, known = table.column(metric)[mine], table.is_known(metric, mine)
-                yield Line(name, metric, each, table.step[mine], value, known, bad)
+                yield Line(kind, name, metric, each, table.step[mine], value, known, bad)
 
 
 def _traces(
-    line: Line, panel: Panel, style: dict[str, Any], label: str, hover: str, legend: bool
+    line: Line,
+    panel: Panel,
+    style: dict[str, Any],
+    label: str,
+    hover: str,
+    legend: bool,
+    marker: dict[str, Any] | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a line, zeros that a logarithmic axis cannot show, and steps that are not finite."""
     value = np.where(np.isfinite(line.value), line.value, np.nan)
@@ -144,9 +187,10 @@ def _traces(
     # beside a gap, plotly shows the next value: then the text says at which step that is
     at_step = " at %{x}" if np.isnan(drawn).any() else ""
     metric = template_text(line.metric)
+    points = {} if marker is None else {"mode": "markers", "marker": marker}
     yield line_trace(
         line.step, drawn, max(100, panel.pixels), style, name=label, showlegend=legend,
-        hovertemplate=f"%{{y:.5~g}}  {metric}{at_step}<extra>{hover}</extra>", **shared,
+        hovertemplate=f"%{{y:.5~g}}  {metric}{at_step}<extra>{hover}</extra>", **shared, **points,
     )  # fmt: skip
     if off.any():
         at = _some(off)
