@@ -263,6 +263,9 @@ def test_existing_file(tmp_path):
     replaced.close()
     assert set(tap.read_hdf5(path)) == {"z"}
     assert os.listdir(path.parent) == ["x.h5"]
+    save(overwriting := tap.HDF5(path, overwrite=True), "w", [4.0])
+    overwriting.close()
+    assert set(tap.read_hdf5(path)) == {"w"}
     with pytest.raises(TensortapError, match="got 'append'"):
         tap.HDF5(path, exists="append")
 
@@ -317,6 +320,7 @@ def test_value_after_close_opens_the_file_again(tmp_path):
         ({"compression_opts": 4}, "needs compression="),
         ({"chunks": 0}, "chunks must be at least 1, got 0"),
         ({"flush_every": 0}, "flush_every must be at least 1, got 0"),
+        ({"overwrite": True, "exists": "keep"}, "overwrite=True contradicts exists='keep'"),
     ],
 )
 def test_rejects_invalid_options(tmp_path, options, message):

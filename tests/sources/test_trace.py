@@ -222,6 +222,10 @@ def test_changed_compares_objects_by_content_not_repr():
         keeps(box)
     assert [one.value for one in values(tracer, "y")] == [[1], [1, 2]]
     assert tracer.results["y.value"].iterations == [0, 2]
+    with tap.trace(keeps, ["y"], rebind="last") as tracer:  # which copies before it compares
+        for value in (box, box, Box([1, 2])):
+            keeps(value)
+    assert tracer.results["y"].iterations == [0]
 
 
 def test_values_that_cannot_be_compared_count_as_changed():
@@ -359,6 +363,78 @@ def test_pre_save_callbacks_change_and_discard_values():
     assert values(tracer, "y") == [10, 30]
     assert tracer.results["y"].iterations == [1, 3]
     assert seen == ["y"] * 4
+
+
+def test_callbacks_of_single_paths_replace_the_general_ones():
+    tenfold = {"pre_save_callbacks": lambda name, value: value * 10}
+    paths = {"x.*": tenfold, "y": {"post_gather_callbacks": [stack]}, "return": None}
+    with tap.trace(pairs, paths, pre_save_callbacks=[lambda name, value: -value]) as tracer:
+        for i in range(1, 3):
+            pairs([i, 2 * i])
+    assert values(tracer, "x.0") == [10, 20]
+    assert values(tracer, "x.1") == [20, 40]
+    assert [one.tolist() for one in values(tracer, "y")] == [[-3, -6]]
+    assert values(tracer, "return") == [-3, -6]
+    with pytest.raises(ValueError, match=r"of 'y' must be 'pre_save_callbacks', .*'post'"):
+        tap.trace(pairs, {"y": {"post": [stack]}})
+    with pytest.raises(TypeError, match="'y' needs a dict like"):
+        tap.trace(pairs, {"y": [stack]})
+
+
+def pairs(x):
+    y = sum(x)
+    return y  # noqa: RET504
+
+
+# -- attributes of the object -----------------------------------------------------------
+
+
+class Counter:
+    def __init__(self):
+        self.seen = np.zeros(1)
+        self.name = "counter"
+
+    def step(self):
+        np.add(self.seen, 2, out=self.seen)
+
+
+@pytest.mark.parametrize("changed", [True, False])
+@pytest.mark.parametrize("monitored", [False, True])
+def test_attributes_are_also_taken_at_the_return(changed, monitored):
+    if monitored and sys.version_info < (3, 12):
+        pytest.skip("Python 3.11 has no sys.monitoring")
+    cls = Counter
+    if monitored:  # no source
+        exec(COUNTER, names := {"np": np})
+        cls = names["Counter"]
+    with tap.trace(
+        counter := cls(), ["step.self.seen", "step.self.name"], changed=changed
+    ) as tracer:
+        counter.step()
+        counter.step()
+    seen, name = tracer.results["step.self.seen"], tracer.results["step.self.name"]
+    expected = [(0, 0), (2, 0), (4, 1)] if changed else [(0, 0), (2, 0), (2, 1), (4, 1)]
+    assert [(one[0], i) for one, i in zip(seen.values, seen.iterations, strict=True)] == expected
+    assert name.iterations == ([0] if changed else [0, 1])
+    assert name.orders == [0] * len(name.values)
+
+
+COUNTER = """
+class Counter:
+    def __init__(self):
+        self.seen = np.zeros(1)
+        self.name = "counter"
+
+    def step(self):
+        np.add(self.seen, 2, out=self.seen)
+"""
+
+
+def test_rebind_last_takes_attributes_at_the_return():
+    with tap.trace(counter := Counter(), "step.self.seen", rebind="last") as tracer:
+        counter.step()
+        counter.step()
+    assert [one[0] for one in values(tracer, "step.self.seen")] == [2, 4]
 
 
 # -- gathering, in one process -------------------------------------------------------------

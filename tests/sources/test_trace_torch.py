@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import types
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import tensortap as tap
+from tensortap.sources.tracing.copies import fingerprint
 from tensortap.sources.tracing.instrument import instrumented
 
 pytestmark = pytest.mark.usefixtures("no_errors")
@@ -325,6 +328,53 @@ def test_method_outside_of_forward_counts_its_own_calls():
     assert tracer.results["forward.x"].iterations == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert tracer.results["forward.prepared.y"].iterations == [0, 1, 2, 3, 4, 5]
     assert tracer.results["prepared.y"].iterations[:6] == [0, 1, 2, 3, 4, 5]
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn1 = torch.nn.BatchNorm1d(3)
+        self.bn2 = torch.nn.BatchNorm1d(3)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.root = [self]  # objects may contain themselves
+
+    def forward(self, x):
+        return self.bn2(self.bn1(x)) * self.scale
+
+
+def test_wildcards_in_modules_and_buffers_at_the_return():
+    model = Normed()
+    model.names = {"a": 1}
+    with tap.trace(model, ["forward.self.*.running_var", "forward.self.*"]) as tracer:
+        after = [
+            model.bn2.running_var.clone() for _ in range(3) if model(torch.randn(4, 3)) is not None
+        ]
+    found = tracer.results["forward.self.bn2.running_var"]
+    assert found.iterations == [0, 0, 1, 2]  # the value before, and after each call
+    assert all(map(torch.equal, found.values, [torch.ones(3), *after]))
+    assert set(tracer.results) == {
+        "forward.self.bn1.running_var",
+        "forward.self.bn2.running_var",
+        "forward.self.scale",
+        "forward.self.training",
+        "forward.self.root",
+        "forward.self.names",
+    }  # fmt: skip  not the modules themselves
+    with tap.trace(model, ["forward.self.**"]) as tracer:
+        model(torch.randn(4, 3))
+    assert {"forward.self.bn1.weight", "forward.self.names.a"} <= set(tracer.results)
+
+
+def test_changes_are_found_whatever_mode_is_active():
+    x, loose = torch.ones(3), types.SimpleNamespace(x=torch.ones(3))
+    with tap.trace(helper, ["z"], rebind="last") as tracer:
+        with FlopCounterMode(display=False):
+            helper(x)
+        helper(x)
+    assert tracer.results["z"].iterations == [0]
+    assert fingerprint(loose) == fingerprint(types.SimpleNamespace(x=torch.ones(3)))
+    sparse = torch.eye(2).to_sparse()
+    assert fingerprint([sparse]) == fingerprint([sparse.clone()]) is not None
 
 
 def test_direct_calls_of_forward_are_counted(model):

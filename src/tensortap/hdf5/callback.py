@@ -24,7 +24,8 @@ class HDF5:
     """A callback that moves traced values to an HDF5 file as they come.
 
     It removes the values from the lists that it is given; `datasets` has them from then on.
-    `exists` says what to do with an existing file: ``refuse``, ``keep`` (append) or ``replace``.
+    `exists` says what to do with an existing file: ``refuse``, ``keep`` (append) or ``replace``;
+    `overwrite=True` is short for ``replace``.
     Values that were flushed survive the end of the process, however it ends. A flush follows every
     `flush_every` calls or, by default, a call when the last flush is a fifth of a second old.
 
@@ -49,11 +50,16 @@ class HDF5:
         iteration_dtype: Any = "int64",
         ragged: bool = False,
         exists: str = "refuse",
+        overwrite: bool = False,
         chunks: int | None = None,
         flush_every: int | None = None,
     ) -> None:
         if exists not in _EXISTS:
             raise TensortapError(f"exists must be 'refuse', 'keep' or 'replace', got {exists!r}")
+        if overwrite:
+            if exists == "keep":
+                raise TensortapError("overwrite=True contradicts exists='keep': pass one of them")
+            exists = "replace"
         if flush_every is not None and flush_every < 1:
             raise TensortapError(f"flush_every must be at least 1, got {flush_every}")
         self._given = Path(path)

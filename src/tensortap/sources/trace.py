@@ -236,7 +236,7 @@ def _resolver(target: Any) -> tuple[Any, Resolver]:
 
 def trace(
     target: Any,
-    paths: str | Sequence[str],
+    paths: str | Sequence[str] | Mapping[str, Mapping[str, Any] | None],
     *,
     every: int = 1,
     gathering_interval: int | None = None,
@@ -262,7 +262,9 @@ def trace(
     are gathered to rank 0 of `group`. `results=False` keeps no values in memory, only in the
     open run or the live session. Callbacks before a value is kept are called as
     ``f(name, value)`` and return what to keep, or None; callbacks before and after gathering and
-    at the end are called as ``f(name, values, iterations, ranks)`` and change the lists.
+    at the end are called as ``f(name, values, iterations, ranks)`` and change the lists. `paths`
+    may be a dict with callbacks of single paths, which are called instead of the general ones:
+    ``{"forward.x": {"post_gather_callbacks": [mean]}, "forward": None}``.
 
     >>> def mean(xs):
     ...     total = sum(xs)
@@ -275,6 +277,7 @@ def trace(
     options = TraceOptions(
         every, gathering_interval, rebind, changed, mode, pre_save_callbacks, pre_gather_callbacks,
         post_gather_callbacks, post_trace_callbacks, group, results,
+        dict(paths) if isinstance(paths, Mapping) else {},
     ).checked()  # fmt: skip
     paths = [paths] if isinstance(paths, str) else list(paths)
     if not paths:

@@ -109,9 +109,10 @@ def test_different_dtypes():
             stacked([a, b])
 
 
-def test_different_numbers_of_dimensions():
-    with pytest.raises(TensortapError, match="x: its tensors have 1 to 2 dimensions"):
-        stacked([torch.ones(1), torch.ones(1, 1)])
+@pytest.mark.parametrize("ones", [torch.ones, np.ones])
+def test_missing_dimensions_come_first(ones):
+    (found,) = stacked([ones(()), ones(2), ones((2, 1))])
+    assert found.tolist() == [[[1, 0], [0, 0]], [[1, 1], [0, 0]], [[1, 0], [1, 0]]]
 
 
 def test_has_no_side_effects_in_torch():

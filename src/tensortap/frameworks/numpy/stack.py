@@ -32,19 +32,24 @@ def array_of_numbers(values: list[Any]) -> np.ndarray[Any, Any] | None:
     return None
 
 
-def padded_shape(name: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the smallest shape that holds all of these; raise if their dimensions differ.
+def padded_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the smallest shape that holds all of these; missing dimensions come first.
 
-    >>> padded_shape("x", [(2, 5), (3, 1)])
-    (3, 5)
+    >>> padded_shape([(2, 5), (3, 1), (7,)])
+    (3, 7)
     """
-    counts = sorted({len(shape) for shape in shapes})
-    if len(counts) > 1:
-        raise TensortapError(
-            f"cannot stack {name}: its tensors have {counts[0]} to {counts[-1]} dimensions; make "
-            "them equal in an earlier callback"
-        )
-    return tuple([max(sizes) for sizes in zip(*shapes, strict=True)])
+    most = max(map(len, shapes))
+    whole = [(1,) * (most - len(shape)) + shape for shape in shapes]
+    return tuple([max(sizes) for sizes in zip(*whole, strict=True)])
+
+
+def corner(row: Any, shape: tuple[int, ...]) -> Any:
+    """Return the part of a padded tensor that holds a value of this shape.
+
+    >>> corner(np.zeros((3, 7)), (5,)).shape
+    (5,)
+    """
+    return row[(0,) * (row.ndim - len(shape)) + (*map(slice, shape), ...)]
 
 
 def cannot_fill(name: str, fill: float, dtype: object) -> TensortapError:
@@ -69,12 +74,12 @@ def stack(name: str, values: list[Any], fill: float) -> np.ndarray[Any, Any] | N
     if len(dtypes) > 1:
         raise no_common_dtype(name, dtypes)
     (dtype,) = dtypes
-    shape = padded_shape(name, [array.shape for array in arrays])
+    shape = padded_shape([array.shape for array in arrays])
     if all(array.shape == shape for array in arrays):
         return np.stack(arrays)
     if dtype.kind in "iub" and not float(fill).is_integer():
         raise cannot_fill(name, fill, dtype)
     stacked = np.full((len(arrays), *shape), fill, dtype)
     for row, array in zip(stacked, arrays, strict=True):
-        row[tuple([slice(size) for size in array.shape])] = array
+        corner(row, array.shape)[...] = array
     return stacked

@@ -10,6 +10,7 @@ import torch
 from tensortap.frameworks.numpy.stack import (
     array_of_numbers,
     cannot_fill,
+    corner,
     no_common_dtype,
     padded_shape,
 )
@@ -24,13 +25,13 @@ def stack(name: str, values: list[Any], fill: float) -> torch.Tensor | None:
     with quiet(), torch.inference_mode(False):
         values = [value.detach() for value in values]
         dtype = _common_dtype(name, {value.dtype for value in values})
-        shape = padded_shape(name, [tuple(value.shape) for value in values])
+        shape = padded_shape([tuple(value.shape) for value in values])
         device = values[0].device
         stacked = torch.empty((len(values), *shape), dtype=dtype, device=device)
         if math.prod(shape) * len(values) != sum(value.numel() for value in values):
             stacked.copy_(_padding(name, fill, dtype).to(device).expand_as(stacked))
         for row, value in zip(stacked, values, strict=True):
-            row[tuple([slice(size) for size in value.shape])].copy_(value)
+            corner(row, tuple(value.shape)).copy_(value)
         return stacked
 
 

@@ -272,17 +272,18 @@ def build(tensor: TensorData) -> Any:
 
 
 class CompactTensor(NamedTuple):
-    """A small tensor as its bytes, which are equal if the tensors are."""
+    """A small tensor as its bytes; equal to the key that other ways of comparing tensors make."""
 
-    dtype: torch.dtype
-    shape: torch.Size
+    kind: type
+    dtype: str
+    shape: tuple[int, ...]
     data: bytes
 
     def tensor(self) -> torch.Tensor:
         """Return the tensor."""
         with quiet(), torch.inference_mode(False):
             flat = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
-            return flat.view(self.dtype).view(self.shape)
+            return flat.view(_DTYPES[self.dtype]).view(self.shape)
 
 
 def keyed_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
@@ -304,7 +305,8 @@ def keyed_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
         if nbytes <= SMALL:
             if not value.is_contiguous():
                 value = value.detach().contiguous()
-            compact = CompactTensor(dtype, value.shape, read(value.data_ptr(), nbytes))
+            data = read(value.data_ptr(), nbytes)
+            compact = CompactTensor(torch.Tensor, KNOWN[dtype][0], tuple(value.shape), data)
             return compact, compact
         if not value.is_contiguous() or torch.is_inference_mode_enabled():
             return None

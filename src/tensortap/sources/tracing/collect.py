@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -20,6 +21,7 @@ from tensortap.sources.dump import write_file
 from tensortap.sources.options import check_callable, check_choice, check_count
 from tensortap.sources.tracing.copies import copied, expanded, fingerprint, has_opaque, keyed_copy
 from tensortap.sources.tracing.gather import Gatherer
+from tensortap.sources.tracing.paths import matches, parse
 from tensortap.sources.tracing.results import Iteration, PendingValues, TracedValues, TraceResults
 
 Callback = Callable[..., Any]
@@ -40,6 +42,14 @@ class TraceOptions(NamedTuple):
     post_trace_callbacks: Iterable[Callback] = ()
     group: Any = None
     results: bool = True
+    of_paths: Mapping[str, Mapping[str, Any]] = {}  # callbacks of a path instead of these
+
+    def callbacks(self, stage: str, path: str) -> tuple[Callback, ...]:
+        """Return the callbacks of a stage for a path: its own, or those of all paths."""
+        given: tuple[Callback, ...] = getattr(self, stage)
+        segments = parse(path) if self.of_paths else ()
+        own = (one for one in self.of_paths if matches(parse(one), segments))
+        return self.of_paths[pattern].get(stage, given) if (pattern := next(own, "")) else given
 
     def checked(self) -> TraceOptions:
         """Return the options with callbacks as tuples; raise if one makes no sense."""
@@ -48,14 +58,27 @@ class TraceOptions(NamedTuple):
             check_count("gathering_interval", self.gathering_interval)
         check_choice("rebind", self.rebind, ("all", "last"))
         check_choice("mode", self.mode, ("train", "eval", "both"))
-        callbacks: dict[str, Any] = {}
-        for argument in self._fields:
-            if argument.endswith("_callbacks"):
-                given = getattr(self, argument)
-                callbacks[argument] = (given,) if callable(given) else tuple(given)
-                for one in callbacks[argument]:
-                    check_callable(argument, one)
-        return self._replace(**callbacks)
+        of_paths = {
+            path: _checked_callbacks(own or {}, path) for path, own in self.of_paths.items()
+        }
+        general = _checked_callbacks({stage: getattr(self, stage) for stage in STAGES})
+        return self._replace(**general, of_paths=of_paths)
+
+
+STAGES = tuple(one for one in TraceOptions._fields if one.endswith("_callbacks"))
+
+
+def _checked_callbacks(given: Mapping[str, Any], path: str = "") -> dict[str, tuple[Callback, ...]]:
+    """Return callbacks by stage as tuples; raise if a stage is unknown or one is not callable."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{path!r} needs a dict like {{{STAGES[2]!r}: […]}}, got {given!r:.80}")
+    checked: dict[str, tuple[Callback, ...]] = {}
+    for stage, callbacks in given.items():
+        check_choice(f"the callbacks of {path!r}", stage, STAGES)
+        checked[stage] = (callbacks,) if callable(callbacks) else tuple(callbacks)
+        for one in checked[stage]:
+            check_callable(stage, one)
+    return checked
 
 
 class ValueCollector:
@@ -74,6 +97,7 @@ class ValueCollector:
         self._errors: list[Exception] = []
         self._lock = threading.RLock()
         self._forked = False
+        self._callbacks = functools.cache(options.callbacks)
 
     def after_fork(self) -> None:
         """Renew the lock; a forked child keeps nothing in memory, where it would be lost."""
@@ -93,7 +117,8 @@ class ValueCollector:
         """Keep a copy of a value unless it equals the last one; return False if discarded."""
         options = self._options
         with self._lock:
-            both = None if options.pre_save_callbacks else keyed_copy(value)
+            pre_save = self._callbacks("pre_save_callbacks", path)
+            both = None if pre_save else keyed_copy(value)
             mark: Hashable = None
             if both is not None:
                 mark, value = both
@@ -103,8 +128,8 @@ class ValueCollector:
                 return True
             if both is None:
                 value = copied(value)
-            if options.pre_save_callbacks:
-                value = self._before_saving(path, value)
+            if pre_save:
+                value = self._before_saving(pre_save, path, value)
                 if value is None:
                     return False
             if options.changed:
@@ -127,8 +152,8 @@ class ValueCollector:
                 pending.calls.append(iteration.call)
             return True
 
-    def _before_saving(self, path: str, value: Any) -> Any:
-        for callback in self._options.pre_save_callbacks:
+    def _before_saving(self, callbacks: Iterable[Callback], path: str, value: Any) -> Any:
+        for callback in callbacks:
             try:
                 value = callback(path, value)
             except Exception as error:
@@ -149,7 +174,7 @@ class ValueCollector:
         with self._lock:
             parts = {path: pending.take_before(boundary) for path, pending in self._pending.items()}
             self._rank = None
-            self._call_all(self._options.pre_gather_callbacks, parts)
+            self._call_all("pre_gather_callbacks", parts)
             gathered: _Parts | None = parts
             if together and self._gatherer is not None:
                 try:
@@ -158,7 +183,7 @@ class ValueCollector:
                     self._report("gathering", error)
             if gathered is not None:
                 self.gathered_paths |= {path for path, part in gathered.items() if part.values}
-                self._call_all(self._options.post_gather_callbacks, gathered)
+                self._call_all("post_gather_callbacks", gathered)
                 _extend(self._gathered, gathered)
 
     def finish(self, raised: bool) -> None:
@@ -166,11 +191,10 @@ class ValueCollector:
         options = self._options
         self._gather(None, together=not raised)
         self.disconnect()
-        self._call_all(options.post_trace_callbacks, self._gathered)
-        callbacks = (
-            *options.pre_save_callbacks, *options.pre_gather_callbacks,
-            *options.post_gather_callbacks, *options.post_trace_callbacks,
-        )  # fmt: skip
+        self._call_all("post_trace_callbacks", self._gathered)
+        by_stage = [{stage: getattr(options, stage) for stage in STAGES}]
+        by_stage += options.of_paths.values()
+        callbacks = [one for stages in by_stage for given in stages.values() for one in given]
         for callback in {id(one): one for one in callbacks}.values():
             close = getattr(callback, "close", None)
             if callable(close):
@@ -200,11 +224,11 @@ class ValueCollector:
                 _extend(merged, {path: one.expanded() for path, one in self._pending.items()})
         return merged
 
-    def _call_all(self, callbacks: Iterable[Callback], parts: _Parts) -> None:
-        for callback in callbacks:
-            for path, part in parts.items():
+    def _call_all(self, stage: str, parts: _Parts) -> None:
+        for path, part in parts.items():
+            for callback in self._callbacks(stage, path):
                 if not part.values:
-                    continue
+                    break
                 before = list(part.values), list(part.iterations)
                 try:
                     callback(path, part.values, part.iterations, part.ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
 from collections.abc import Hashable, Iterable
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
@@ -14,7 +15,7 @@ from xxhash import xxh3_128_digest
 from tensortap.buffers import view_of
 from tensortap.errors import CaptureError
 from tensortap.frameworks.adapters import adapter_of, safe_repr
-from tensortap.frameworks.protocol import type_name
+from tensortap.frameworks.protocol import SMALL, type_name
 from tensortap.frameworks.snapshot import borrow
 from tensortap.record import Blob, Opaque, TensorData, Value
 from tensortap.stats.digest import digest
@@ -103,13 +104,31 @@ def fingerprint(value: Any) -> Hashable:
     except CaptureError:
         node = Opaque("", "")
     if type(node) is TensorData:  # the common case: one call for all bytes
-        return kind, node.dtype, node.shape, xxh3_128_digest(view_of(node.data))
+        data = view_of(node.data)
+        # the same key as `keyed_copy` makes: one tensor may be compared in both ways
+        key = bytes(data) if data.nbytes <= SMALL else xxh3_128_digest(data)
+        return kind, node.dtype, node.shape, key
     if not has_opaque(node):
         return kind, digest(node)
+    file = io.BytesIO()
     try:  # the repr of an object may hide its content
-        return kind, digest(Blob("bytes", pickle.dumps(value)))
+        _ContentPickler(file, value).dump(value)
     except Exception:  # values that cannot be compared count as changed
         return None
+    return kind, digest(Blob("bytes", file.getvalue()))
+
+
+class _ContentPickler(pickle.Pickler):
+    """Pickles tensors in an object as their fingerprints: their own pickles contain addresses."""
+
+    def __init__(self, file: io.BytesIO, whole: object) -> None:
+        super().__init__(file)
+        self._whole = whole
+
+    def reducer_override(self, one: Any) -> Any:
+        if one is self._whole or adapter_of(type(one)).copy is None:
+            return NotImplemented
+        return tuple, (fingerprint(one),)
 
 
 def has_opaque(value: Value) -> bool:

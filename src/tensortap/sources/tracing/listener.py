@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any, TypeAlias
 
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.tracing.collect import ValueCollector
-from tensortap.sources.tracing.copies import copied
+from tensortap.sources.tracing.copies import copied, fingerprint
+from tensortap.sources.tracing.functions import this_name
 from tensortap.sources.tracing.paths import ANY, MANY, follow, join, nearest, parts
 from tensortap.sources.tracing.probes import unseen
 from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction, how_to_trace
@@ -101,10 +102,14 @@ class FunctionListener:
         self._running = threading.local()
         # records of a plain function have its name in front
         self.prefix = "" if traced.path else f"{traced.function.__name__}."
+        # attributes of the object may change in place, so they are also taken at the return
+        self.this = this_name(traced.function.__code__)
         self.by_nesting: dict[tuple[str, ...], dict[str | None, list[LocalProbe]]] = {}
         for probe in probes:
             names = self.by_nesting.setdefault(probe.nesting, {})
             names.setdefault(probe.name, []).append(probe)
+        own = self.by_nesting.get((), {}).get(self.this, ())
+        self.at_return = [probe for probe in own if self.this and probe.inside]
 
     def spec(self, nesting: tuple[str, ...] = ()) -> ProbeSpec:
         """Return what the function, or one nested in it, has to report."""
@@ -115,7 +120,7 @@ class FunctionListener:
         }
         return ProbeSpec(
             frozenset([name for name in names if name is not None]),
-            None in names,
+            None in names or bool(self.at_return and not nesting),
             self.exits,
             {name: self.spec((*nesting, name)) for name in nested},
         )
@@ -199,7 +204,9 @@ class FunctionListener:
 class TracedCall:
     """One call of a traced function, or of a function nested in it."""
 
-    __slots__ = ("_last", "_listener", "_nesting", "_orders", "_probes", "iteration")
+    __slots__ = (
+        "_last", "_listener", "_marks", "_nesting", "_orders", "_probes", "_this", "iteration",
+    )  # fmt: skip
 
     def __init__(
         self, listener: FunctionListener, iteration: Iteration, nesting: tuple[str, ...]
@@ -210,10 +217,14 @@ class TracedCall:
         self._probes = listener.by_nesting.get(nesting, {})
         self._orders: dict[str, int] = {}
         self._last: dict[str, tuple[LocalProbe, str, Any, int]] = {}
+        self._this: Any = None  # the object that the function was called on
+        self._marks: dict[str, Hashable] = {}  # fingerprints of its attributes
 
     def bind(self, name: str | None, value: Any, part: str | None) -> None:
         """Take a binding of a name, or of a `part` of its value."""
         probes = self._probes.get(name, ())
+        if name is not None and name == self._listener.this and self._listener.at_return:
+            self._this = value
         # where several probes match, each path is kept once per binding
         kept: set[str] | None = set() if len(probes) > 1 else None
         for probe in probes:
@@ -222,10 +233,16 @@ class TracedCall:
                 self._take(probe, value, kept)
 
     def result(self, value: Any) -> None:
-        """Take a value that is returned or yielded."""
+        """Take a value that is returned or yielded, and what has changed in the object."""
         self.bind(None, value, None)
+        if self._this is not None and not self._nesting:
+            kept: set[str] = set()
+            for probe in self._listener.at_return:
+                self._take(probe, self._this, kept, again=True)
 
-    def _take(self, probe: LocalProbe, value: Any, kept: set[str] | None) -> None:
+    def _take(
+        self, probe: LocalProbe, value: Any, kept: set[str] | None, again: bool = False
+    ) -> None:
         probe.bound += 1
         if not probe.inside:
             self._keep(probe, "", value, kept)
@@ -233,19 +250,31 @@ class TracedCall:
         exists = False
         for path, part in follow(value, probe.inside):
             exists = True
-            self._keep(probe, "." + join(path) if path else "", part, kept)
+            self._keep(probe, "." + join(path) if path else "", part, kept, again)
         if not exists and not probe.kept:
             probe.parts = tuple([name for name, _ in parts(value)]) or probe.parts
             if isinstance(value, FunctionType):
                 probe.callee = value
 
-    def _keep(self, probe: LocalProbe, suffix: str, value: Any, kept: set[str] | None) -> None:
+    def _keep(
+        self,
+        probe: LocalProbe,
+        suffix: str,
+        value: Any,
+        kept: set[str] | None,
+        again: bool = False,
+    ) -> None:
         path = probe.label + suffix
         if kept is not None:
             if path in kept:
                 probe.kept += 1
                 return
             kept.add(path)
+        if self._this is not None and probe in self._listener.at_return:
+            mark = fingerprint(value)
+            if again and (mark is None or mark == self._marks.get(path)):
+                return
+            self._marks[path] = mark
         order = self._orders.get(path, 0)
         self._orders[path] = order + 1
         name = self._listener.prefix + path

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 ANY = "*"
@@ -17,7 +18,8 @@ MANY = "**"
 
 _SEGMENT = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^."']+))\s*(?:\.|$)""")
 _DEPTH = 20
-_WITHOUT_PARTS = (str, bytes, bytearray, int, float, complex, type(None))
+_FUNCTIONS = (type, FunctionType, MethodType, BuiltinFunctionType)
+_WITHOUT_PARTS = (str, bytes, bytearray, int, float, complex, type(None), *_FUNCTIONS)
 
 
 def parse(path: str) -> tuple[str, ...]:
@@ -68,10 +70,29 @@ def nearest(name: str, available: Iterable[str], most: int = 6) -> str:
     return "it has " + ", ".join(repr(one) for one in ordered[:most]) + more
 
 
+def matches(segments: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    """Return whether segments with wildcards stand for a path.
+
+    >>> matches(("blocks", "*", "x"), ("blocks", "0", "x")), matches(("**", "x"), ("y",))
+    (True, False)
+    """
+    if not segments:
+        return not path
+    if segments[0] == MANY:
+        return any(matches(segments[1:], path[start:]) for start in range(len(path) + 1))
+    return bool(path) and segments[0] in (ANY, path[0]) and matches(segments[1:], path[1:])
+
+
 def follow(
-    value: Any, segments: tuple[str, ...], path: tuple[str, ...] = ()
+    value: Any,
+    segments: tuple[str, ...],
+    path: tuple[str, ...] = (),
+    around: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every part of the value that the segments lead to, with its path.
+
+    A last ``*`` leaves out modules: copying them would copy the model. ``**`` ignores objects
+    that contain themselves (`around`).
 
     >>> list(follow({"layers": [1.5, 2.5]}, ("layers", "1")))
     [(('layers', '1'), 2.5)]
@@ -83,7 +104,7 @@ def follow(
         return
     first, rest = segments[0], segments[1:]
     if first == MANY:
-        if len(path) > _DEPTH:
+        if len(path) > _DEPTH or id(value) in around:
             return
         children = list(parts(value))
         if rest:
@@ -91,10 +112,11 @@ def follow(
         elif not children:
             yield path, value  # only leaves: otherwise each level would be kept again
         for name, part in children:
-            yield from follow(part, segments, (*path, name))
+            yield from follow(part, segments, (*path, name), around | {id(value)})
     elif first == ANY:
         for name, part in parts(value):
-            yield from follow(part, rest, (*path, name))
+            if rest or not is_module(part):
+                yield from follow(part, rest, (*path, name))
     else:
         exists, part = part_named(value, first)
         if exists:
@@ -142,6 +164,15 @@ def parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Sequence):
         names = getattr(value, "_fields", None) or range(len(value))
         yield from [(str(name), part) for name, part in zip(names, value, strict=False)]
-    elif not hasattr(type(value), "__array__") and not callable(value):
+    elif not hasattr(type(value), "__array__"):
         attributes = list(getattr(value, "__dict__", {}).items())
         yield from [pair for pair in attributes if not pair[0].startswith("_")]
+        if is_module(value):
+            yield from value.named_parameters(recurse=False)
+            yield from value.named_buffers(recurse=False)
+            yield from value.named_children()
+
+
+def is_module(value: Any) -> bool:
+    """Return whether a value is a module of torch, which has parts that are no attributes."""
+    return hasattr(type(value), "named_children")
