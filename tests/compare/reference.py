@@ -55,9 +55,6 @@ def to_float(x: Fraction) -> float:
 
 
 def compare(a, b, *, atol, rtol, equal_nan=True):
-    exact = is_int(a.dtype) and is_int(b.dtype)
-    if exact:
-        atol = rtol = 0.0
     found = SimpleNamespace(pairs=a.size, finite=0, nonfinite=0, first_nonfinite=-1, mismatches=0)
     ds, rels, excess, factors, aa, bb, ab, dd = [], [], [], [0.0], 0, 0, 0, 0
     for i, (x, y) in enumerate(zip(numbers(a), numbers(b), strict=True)):

@@ -122,8 +122,8 @@ def test_no_passing_tolerance():
         None,
         math.inf,
     )
-    whole = compare_values(np.array([1]), np.array([2]))
-    assert (whole.passing_atol, whole.passing_rtol) == (None, None)
+    bools = compare_values(np.array([True]), np.array([False]))
+    assert (bools.passing_atol, bools.passing_rtol) == (None, None)
 
 
 def test_nan_and_infinity():
@@ -151,6 +151,22 @@ def test_integers_of_any_size_are_exact():
     assert compare_values(True, 1)
     assert not compare_values(True, False, atol=5)
     assert compare_values(torch.tensor([True]), np.array([1]))
+
+
+def test_integers_have_the_tolerance_that_is_given():
+    a, b = torch.tensor([1_000_000, 7]), torch.tensor([1_000_001, 7])
+    found = compare_values(a, b)
+    assert (bool(found), found.passing_atol) == (False, 1.0)
+    assert compare_values(a, b, rtol=1e-5)
+    assert compare_values(a, b, atol=1)
+    assert not compare_values(a, b, atol=0.5)
+    assert not compare_values(a, b, rtol=0)
+    assert compare_values(1_000_000, 1_000_001, rtol=found.passing_rtol)
+    assert compare_values(2**70, 2**70 + 1, atol=1)
+    assert compare_values(np.array([2**62]), np.array([2**62 + 1]), atol=1)
+    assert not compare_values(np.array([2**62]), np.array([2**62 + 3]), atol=1)
+    assert not compare_values(a > 7, a > 0, atol=5)  # bools are no numbers
+    assert compare_values(a.byte(), b.byte(), atol=1)
 
 
 def test_integers_against_floats_by_their_exact_difference():

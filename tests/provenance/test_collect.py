@@ -165,27 +165,29 @@ def test_keeper_writes_changes(repo, run):
 
 
 @pytest.mark.slow
-def test_keeper_finds_patches_that_are_made_later(python, repo, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
+def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path):
     python(
         f"""
         import sys, textwrap
-        from tensortap.provenance import Keeper
+        import tensortap as tap
+        from tensortap.sources.init import current
         {NOT_EDITABLE}
-        keeper = Keeper(sys.argv[1], interval=0)
-        assert keeper.wait(60)
+        tap.init(sys.argv[1])
+        assert current().keeper.wait(60)
         def mine(text, width=70): return text
-        textwrap.fill = mine
-        keeper.update(force=True)
-        assert keeper.close(60)
+        original, textwrap.fill = textwrap.fill, mine
+        tap.update_metadata()
+        textwrap.fill = original
+        tap.update_metadata()
+        tap.finish()
         """,
-        str(run),
+        str(tmp_path / "runs"),
         cwd=repo.path,
     )
+    (run,) = (tmp_path / "runs").iterdir()
     own = "tensortap.provenance.packages._origin"  # patched by this test
-    assert set(read(run, "git_info.1.json")["runtime_modifications"]) == {own}
-    assert set(read(run, "git_info.json")["runtime_modifications"]) == {own, "textwrap.fill"}
+    found = [read(run, f"git_info{n}.json")["runtime_modifications"] for n in (".1", ".2", "")]
+    assert [set(each) for each in found] == [{own}, {own, "textwrap.fill"}, {own}]
 
 
 @pytest.mark.slow

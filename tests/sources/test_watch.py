@@ -296,6 +296,31 @@ def test_rate_limits_each_name_before_anything_is_copied(watch, notes, monkeypat
     assert len({(r["name"], r["kind"]) for r in found.records}) == 9
 
 
+def test_every_selects_calls_of_a_name(watch, notes):
+    model = small()
+    watcher = watch({"m": model}, every=4, what="both", rate="auto")
+    for _ in range(10):  # as fast as it gets
+        model(torch.randn(2, 3)).sum().backward()
+        watcher.catch(1.0, "x")
+    found = seen(watcher, notes)
+    assert {tuple(r["step"] for r in found.of(name, kind)) for name, kind in {
+        (r["name"], r["kind"]) for r in found.records
+    }} == {(0, 4, 8)}  # fmt: skip
+    assert len(found.records) == 3 * 9  # 4 modules with 2 kinds each, and the caught value
+    with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+        tap.watch(model, print, every=0)
+
+
+def test_close_waits_for_a_daemon(watch, notes):
+    watcher = watch(recorder=Notes(notes.path, slow=0.01), daemon=True, rate=None)
+    for i in range(40):
+        watcher.catch(float(i), "x")
+    watcher.close(timeout=30)
+    assert len(notes.records) == 40
+    assert watcher.receipt.processed == 40
+    assert len(notes.closed) == 1
+
+
 def test_rate_limit_is_accurate(monkeypatch):
     rate = watch_observer.RateLimit(20.0)
     now = [0]

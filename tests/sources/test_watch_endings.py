@@ -282,6 +282,30 @@ def test_script_is_not_read_if_the_worker_needs_nothing_from_it(programs, notes)
     assert len(notes.closed) == 1
 
 
+@pytest.mark.parametrize("how", [(), ("-m", "train")])
+def test_function_of_a_script_in_a_spawned_process(programs, notes, how):
+    process = programs("""
+        import multiprocessing, os
+        import tensortap as tap
+        from tests.sources.notes import Notes
+
+        def mine(record):
+            Notes(os.environ["NOTES"])(record)
+
+        def train():
+            with tap.watch(None, on_record=mine, rate=None) as watcher:
+                watcher.catch(1.0, "x")
+
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("spawn").Process(target=train)
+            process.start()
+            process.join()
+    """, *how)  # fmt: skip
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert [r["value"] for r in notes.records] == [1.0], err
+
+
 def test_reports_a_function_that_is_defined_too_late_in_a_script(programs, notes):
     late = SCRIPT.replace("def mine", "tap.init('runs')\n\ndef mine")
     process = programs(late)

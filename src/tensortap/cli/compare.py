@@ -26,8 +26,10 @@ _RUNS = "Runs"  # heading of the options for runs
 def compare(
     a: str = typer.Argument(..., help="Folder of a run, or a file."),
     b: str = typer.Argument(..., help="The reference: another run, or another file."),
-    atol: float = typer.Option(1e-8, help="Close is |a - b| <= atol + rtol*|b|."),
-    rtol: float = typer.Option(1e-5, help="Relative tolerance."),
+    atol: float | None = typer.Option(
+        None, help="Close is |a - b| <= atol + rtol*|b|; default 1e-8, and 0 for integers."
+    ),
+    rtol: float | None = typer.Option(None, help="Default 1e-5, and 0 for integers."),
     trust: bool = typer.Option(
         False, "--trust", help="Load pickles of any class, which may run code."
     ),

@@ -17,15 +17,16 @@ def compare(
     a: Any,
     b: Any,
     *,
-    atol: float = 1e-8,
-    rtol: float = 1e-5,
+    atol: float | None = None,
+    rtol: float | None = None,
     equal_nan: bool = True,
     trust: bool = False,
     **options: Any,
 ) -> Any:
     """Compare two values, files or runs; the result is true or false and says where they differ.
 
-    Two numbers are close if ``|a - b| <= atol + rtol*|b|``. A path, or text that names a file
+    Two numbers are close if ``|a - b| <= atol + rtol*|b|``, by default 1e-8 and 1e-5. Integers must
+    be equal, unless you give a tolerance. A path, or text that names a file
     (`.pt`, `.npy`, `.pkl`, `.safetensors`, or a registered format), stands for its content; `trust`
     allows pickles of your own classes. Runs, their folders and live sessions are compared record by
     record; the remaining `options` are those of `compare_runs`.

@@ -320,10 +320,7 @@ class Plan:
             return
         tolerance = self._tolerance
         if rule is not None:
-            tolerance = tolerance._replace(
-                atol=tolerance.atol if rule.atol is None else rule.atol,
-                rtol=tolerance.rtol if rule.rtol is None else rule.rtol,
-            )
+            tolerance = tolerance.given(rule.atol, rule.rtol)
         self.items.append(RecordPair(key, seq, a, b, tolerance))
 
     def _lose(self, key: Key, side: str) -> None:

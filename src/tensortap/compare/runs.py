@@ -49,8 +49,8 @@ def compare_runs(
     a: Any,
     b: Any,
     *,
-    atol: float = 1e-8,
-    rtol: float = 1e-5,
+    atol: float | None = None,
+    rtol: float | None = None,
     equal_nan: bool = True,
     trust: bool = False,
     names: str | TypedPattern | None = None,
@@ -73,7 +73,7 @@ def compare_runs(
         rules = load_rules(rules)
     renames = [parse_mapping(each) if isinstance(each, str) else each for each in mapping]
     choice = Choice(names, tuple(kinds), steps, tuple(ranks), tuple(renames))
-    tolerance = Tolerance(atol, rtol, equal_nan, threads=1)
+    tolerance = Tolerance(equal_nan=equal_nan, threads=1).given(atol, rtol)
     floor = None
     if noise is not None:
         same_code = _open(noise, trust)

@@ -1,7 +1,7 @@
 """Compare two arrays and describe the result: with the C kernel if it was built, else with NumPy.
 
 Two numbers are close if ``|a - b| <= atol + rtol*|b|`` in float64, on their exact difference.
-Integers and bools must be equal.
+Integers must be equal, unless the user gives a tolerance; bools must be equal.
 """
 
 from __future__ import annotations
@@ -117,12 +117,23 @@ class Tolerance(NamedTuple):
     rtol: float = 1e-5
     equal_nan: bool = True
     threads: int = 0  # as many as help
+    whole_atol: float = 0.0  # of integers
+    whole_rtol: float = 0.0
+
+    def given(self, atol: float | None, rtol: float | None) -> Tolerance:
+        """Return the tolerance with what the user gives, which holds for integers as well."""
+        found = self
+        if atol is not None:
+            found = found._replace(atol=float(atol), whole_atol=float(atol))
+        if rtol is not None:
+            found = found._replace(rtol=float(rtol), whole_rtol=float(rtol))
+        return found
 
 
-def check_tolerance(atol: float, rtol: float) -> None:
-    """Raise ValueError for an invalid tolerance."""
+def check_tolerance(atol: float | None, rtol: float | None) -> None:
+    """Raise ValueError for an invalid tolerance; None stands for the default."""
     for name, tolerance in (("atol", atol), ("rtol", rtol)):
-        if not 0 <= tolerance < math.inf:
+        if tolerance is not None and not 0 <= tolerance < math.inf:
             raise ValueError(f"{name} must be a number of at least 0, got {tolerance!r}")
 
 
@@ -139,17 +150,20 @@ def compare_tensors(
         return Comparison(False, reason, differing=1, **known)
     if not is_number(a.dtype) or not is_number(b.dtype):
         return _other_elements(a, b, rules, known)
-    exact = is_whole(a.dtype) and is_whole(b.dtype)
+    if a.dtype.kind == b.dtype.kind == "b":
+        rules = rules._replace(atol=0.0, rtol=0.0)
+    elif is_whole(a.dtype) and is_whole(b.dtype):
+        rules = rules._replace(atol=rules.whole_atol, rtol=rules.whole_rtol)
     axes = _memory_order(a, b)
     found = compare_arrays(
         a.transpose(axes),
         b.transpose(axes),
-        atol=0.0 if exact else rules.atol,
-        rtol=0.0 if exact else rules.rtol,
+        atol=rules.atol,
+        rtol=rules.rtol,
         equal_nan=rules.equal_nan,
         threads=rules.threads,
     )
-    return _comparison(a, b, found, axes, exact, rules, known)
+    return _comparison(a, b, found, axes, rules, known)
 
 
 def _memory_order(a: NDArray[Any], b: NDArray[Any]) -> list[int]:
@@ -165,7 +179,6 @@ def _comparison(
     b: NDArray[Any],
     found: Figures,
     axes: list[int],
-    exact: bool,
     rules: Tolerance,
     known: dict[str, Any],
 ) -> Comparison:
@@ -176,10 +189,10 @@ def _comparison(
         values = _item(a, worst), _item(b, worst)
     atol: float | None = max(found.excess, 0.0)
     rtol: float | None = found.factor
-    if atol and rules.rtol and not exact:
+    if atol and rules.rtol:
         atol = nudged(atol)
     rtol = nudged(rtol) if rtol else 0.0
-    if found.nonfinite or (exact and found.mismatches):
+    if found.nonfinite or (a.dtype.kind == b.dtype.kind == "b" and found.mismatches):
         atol = rtol = None
     reason = ""
     if found.mismatches:

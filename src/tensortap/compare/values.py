@@ -3,8 +3,8 @@
 - Tensors of any framework, and numbers: ``|a - b| <= atol + rtol*|b|``. NaN equals NaN (unless
   ``equal_nan=False``), and an infinity equals itself. Different dtypes are noted; different
   shapes are a difference.
-- Integers and bools with each other: exactly, whatever the tolerance. An integer with a float:
-  by the tolerance, on their exact difference.
+- Integers with each other: exactly, unless a tolerance is given. Bools: exactly. An integer with
+  a float: by the tolerance, on their exact difference.
 - Text, bytes, None: exactly. A number and text differ.
 - Dicts by key, lists and tuples by position (list or tuple is only noted), sets by member,
   namedtuples and dataclasses by field.
@@ -45,8 +45,8 @@ def compare_values(
     a: Any,
     b: Any,
     *,
-    atol: float = 1e-8,
-    rtol: float = 1e-5,
+    atol: float | None = None,
+    rtol: float | None = None,
     equal_nan: bool = True,
     threads: int = 0,
 ) -> Comparison:
@@ -61,7 +61,8 @@ def compare_values(
       worst at [2]: 1 and 2, atol=1 or rtol=0.5 would pass
     """
     check_tolerance(atol, rtol)
-    return compare_with(a, b, Tolerance(float(atol), float(rtol), bool(equal_nan), threads))
+    tolerance = Tolerance(equal_nan=bool(equal_nan), threads=threads)
+    return compare_with(a, b, tolerance.given(atol, rtol))
 
 
 def compare_with(a: Any, b: Any, tolerance: Tolerance) -> Comparison:
@@ -325,15 +326,14 @@ def _beyond(a: Any, b: Any, rules: Tolerance, path: str) -> Comparison:
         )  # fmt: skip
     x, y = Fraction(a), Fraction(b)
     d = abs(x - y)
-    exact = isinstance(a, int) and isinstance(b, int)
-    allowed = Fraction(0) if exact else Fraction(rules.atol) + Fraction(rules.rtol) * abs(y)
-    close = d <= allowed
-    atol = rtol = None
-    if close or not exact:
-        atol = _tolerance(d - Fraction(rules.rtol) * abs(y))
-        over = d - Fraction(rules.atol)
-        if over <= 0 or y:
-            rtol = _tolerance(over / abs(y) if y else over)
+    if isinstance(a, int) and isinstance(b, int):
+        rules = rules._replace(atol=rules.whole_atol, rtol=rules.whole_rtol)
+    close = d <= Fraction(rules.atol) + Fraction(rules.rtol) * abs(y)
+    rtol = None
+    atol = _tolerance(d - Fraction(rules.rtol) * abs(y))
+    over = d - Fraction(rules.atol)
+    if over <= 0 or y:
+        rtol = _tolerance(over / abs(y) if y else over)
     relative = _float(d / abs(y)) if y else math.inf
     return Comparison(
         close, "" if close else "numbers", path, count=1, finite=1, mismatches=int(not close),

@@ -205,6 +205,16 @@ class Keeper:
             self._urgent = self._urgent or force
             self._changed.notify_all()
 
+    def update_now(self, timeout: float = 60.0) -> bool:
+        """Check at full speed and wait for it; return False if that takes longer."""
+        rest, self._pace.rest = self._pace.rest, 0.0
+        try:
+            self.update(force=True)
+            return self.wait(timeout)
+        finally:
+            if not self._closed:
+                self._pace.rest = rest
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the requested checks; return False if they take longer than `timeout`."""
         if os.getpid() != self._pid:

@@ -116,7 +116,8 @@ def pickled(task: Task) -> bytes:
 
 def _main_of(functions: bytes) -> tuple[str, bool]:
     """Return the path or name of the main module if a pickled function is defined there."""
-    if b"__main__" not in functions:
+    # in a process that multiprocessing has spawned, the main module has another name
+    if b"__main__" not in functions and b"__mp_main__" not in functions:
         return "", False
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)

@@ -307,8 +307,11 @@ class Worker:
             self._flushed = handed
         return True
 
-    def close(self, timeout: float | None = None) -> None:
-        """Let the worker process everything, close its files and end, within `timeout` seconds."""
+    def close(self, timeout: float | None = None, *, wait: bool = True) -> None:
+        """Let the worker process everything, close its files and end, within `timeout` seconds.
+
+        Without `wait`, it does so after the program has ended.
+        """
         sink = self.sink
         if sink.closing:
             return
@@ -316,7 +319,7 @@ class Worker:
         deadline = time.monotonic() + (self.task.timeout if timeout is None else timeout)
         try:
             if sink.alive:
-                self._finish(deadline)
+                self._finish(deadline, wait)
         finally:
             self.queue.close(0.0)
         if sink.lost and not sink.broken:
@@ -325,7 +328,7 @@ class Worker:
                 "increase timeout=", self.task.name, sink.lost,
             )  # fmt: skip
 
-    def _finish(self, deadline: float) -> None:
+    def _finish(self, deadline: float, wait: bool) -> None:
         sink = self.sink
         warn_at = time.monotonic() + PATIENCE
         try:
@@ -337,7 +340,7 @@ class Worker:
                 warn_at = self._warn(warn_at, deadline)
         finally:  # also when the user interrupts: the worker closes its files all the same
             sink.end(deadline - time.monotonic())
-        if self.task.daemon:
+        if not wait:
             sink.let_go()
             return
         while not sink.wait_for_exit(0.5) and time.monotonic() < deadline + 2.0:

@@ -148,9 +148,14 @@ def could_not_open() -> bool:
 
 
 def update_metadata() -> None:
-    """Collect packages, git state and environment again, and write what has changed."""
-    if not could_not_open() and (keeper := current().keeper) is not None:
-        keeper.update(force=True)
+    """Write what has changed of packages, git state, environment and monkey patches by now.
+
+    Returns when it is written, which takes a second or more.
+    """
+    if could_not_open() or (keeper := current().keeper) is None:
+        return
+    if not keeper.update_now():
+        log.warning("tensortap: the provenance of %s is still being collected", current().path)
 
 
 def _after_fork() -> None:

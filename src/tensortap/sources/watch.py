@@ -36,6 +36,7 @@ log = logging.getLogger("tensortap")
 _ENTRY_POINTS = EntryPoints(
     worker_start.spawned, worker_start.served, worker_start.forked, worker_start.functions_for
 )
+_RATE = 20.0  # records per second of one name
 _MIN_WAITING = 32  # records of one name that may wait in a worker; or two seconds' worth, if more
 _MAX_WAITING = 1024
 _OF_TARGETS = ("targets", "name", "what", "transform", "include", "exclude")
@@ -47,7 +48,8 @@ def watch(
     *,
     on_record: Callable[[Record], object] | None = None,
     on_close: Callable[[], object] | None = None,
-    rate: float | None = 20.0,
+    every: int = 1,
+    rate: float | str | None = "auto",
     timeout: float = 30.0,
     start_method: str = "spawn",
     daemon: bool = False,
@@ -67,8 +69,9 @@ def watch(
     `targets` are a torch model or module (with all modules in it), a parameter, a tensor (its
     gradients), or a list or dict of them. `recorder` is a `tap.Recorder`, or a function of a
     record like `on_record`; it runs in the worker, and `on_close` at its end. `what` is "outputs"
-    (the default), "gradients" or "both". At most `rate` records per second are captured of each
-    name, and newer ones replace those that wait. `transform` runs in this process, before
+    (the default), "gradients" or "both". `every` captures each n-th call of a name. At most `rate`
+    records per second are captured of each name (by default 20, or with `every` any number), and
+    newer ones replace those that wait. `transform` runs in this process, before
     anything is copied. `processes` share the names. `timeout` limits the time that `close`, or a
     worker whose program has died, may take. `start_method` is "spawn", "fork" or "forkserver".
     With `daemon`, the program ends without waiting for the worker, which finishes on its own.
@@ -90,13 +93,17 @@ def watch(
     if function is None or (recorder is not None and on_record is not None):
         known = f"; no watcher is called {name!r}" if name is not None else ""
         raise TypeError(f"pass either recorder or on_record{known}")
-    _check_options(function, on_close, rate, processes, timeout, name)
+    check_count("every", every)
+    per_second = _rate(rate, every)
+    _check_options(function, on_close, per_second, processes, timeout, name)
     check_start_method(start_method)
     selection = WatchSelection().updated(
         what=what, include=include, exclude=exclude, transform=transform
     )
     watching_ranks = _selected_ranks(ranks)
-    waiting = _MAX_WAITING if rate is None else int(min(max(_MIN_WAITING, 2 * rate), _MAX_WAITING))
+    waiting = _MAX_WAITING
+    if per_second is not None:
+        waiting = int(min(max(_MIN_WAITING, 2 * per_second), _MAX_WAITING))
     with _lock:
         name = _unused_name(name)
         tasks = [
@@ -107,7 +114,9 @@ def watch(
             for number in range(processes)
         ]  # fmt: skip
         pickled(tasks[0])  # raises now if it cannot be sent, even if the worker starts later
-        observer = RateLimitedObserver(name, selection, rate=rate, ranks=watching_ranks, keep=keep)
+        observer = RateLimitedObserver(
+            name, selection, every=every, rate=per_second, ranks=watching_ranks, keep=keep
+        )
         watcher = Watcher(name, observer, tasks, functools.partial(_remove, name))
         watcher.enabled = enabled
         _running[name] = watcher
@@ -120,6 +129,14 @@ def watch(
         watcher.close(1.0)
         raise
     return watcher
+
+
+def _rate(rate: Any, every: int) -> float | None:
+    """Return the limit of records per second; by default, a choice of calls needs none."""
+    if isinstance(rate, str) and rate == "auto":
+        return _RATE if every == 1 else None
+    found: float | None = rate
+    return found
 
 
 def _check_options(
@@ -220,7 +237,7 @@ def _register_exit() -> None:
 def _close_all() -> None:
     for one in list(_running.values()):
         try:
-            one.close()
+            one.close_at_exit()
         except Exception:
             log.exception("tensortap: the watcher %r could not be closed", one.name)
 

@@ -97,6 +97,7 @@ class RateLimitedObserver:
         name: str,
         selection: WatchSelection,
         *,
+        every: int,
         rate: float | None,
         ranks: Collection[int] | None,
         keep: bool,
@@ -107,6 +108,7 @@ class RateLimitedObserver:
         self._select(selection)
         self.switches = Switches()
         self.unseen: dict[str, str] = {}
+        self._every = every
         self._limit = RateLimit(rate)
         self._ranks = ranks
         self._keep = keep
@@ -143,7 +145,9 @@ class RateLimitedObserver:
         return pipeline.clock.step or 0
 
     def due(self, name: str, kind: Kind) -> bool:
-        """Return whether the rate and the rank allow a record of this name now."""
+        """Return whether `every`, the rate and the rank allow a record of the call now."""
+        if self._every > 1 and (self._counters.of(name).calls - 1) % self._every:
+            return False
         return self._limit.due((name, kind)) and self.here
 
     def place(self, name: str, again: bool = False) -> tuple[int, int]:

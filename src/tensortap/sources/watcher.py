@@ -230,6 +230,13 @@ class Watcher:
 
         Waits at most `timeout` seconds, by default the timeout of `watch`.
         """
+        self._close(timeout, wait=True)
+
+    def close_at_exit(self) -> None:
+        """Close at the end of the program, which waits unless the workers are daemons."""
+        self._close(None, wait=not self._tasks[0].daemon)
+
+    def _close(self, timeout: float | None, wait: bool) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -240,14 +247,16 @@ class Watcher:
                 self.detach(title)
         # at the same time: each may use the whole timeout
         threads = [
-            threading.Thread(target=worker.close, args=(timeout,), daemon=True)
+            threading.Thread(
+                target=worker.close, args=(timeout,), kwargs={"wait": wait}, daemon=True
+            )
             for worker in self._workers[1:]
         ]
         try:
             for thread in threads:
                 thread.start()
             for worker in self._workers[:1]:
-                worker.close(timeout)
+                worker.close(timeout, wait=wait)
             for thread in threads:
                 thread.join()
         finally:

@@ -30,8 +30,8 @@ def start(request: PageRequest) -> dict[str, Any]:
         raise TensortapError("name the run to compare with: other=")
     readers = [entry.reader() for entry in entries]
     options: dict[str, Any] = {
-        "atol": _tolerance(request.text("atol"), 1e-8),
-        "rtol": _tolerance(request.text("rtol"), 1e-5),
+        "atol": _tolerance(request.text("atol")),
+        "rtol": _tolerance(request.text("rtol")),
         "names": request.pattern("names"),
         "steps": parse_steps(request.text("steps")),
     }
@@ -52,9 +52,9 @@ def start(request: PageRequest) -> dict[str, Any]:
     return {"job": job.id, **job.state}
 
 
-def _tolerance(text: str, default: float) -> float:
+def _tolerance(text: str) -> float | None:
     try:
-        return float(text) if text else default
+        return float(text) if text else None
     except ValueError:
         raise TensortapError(f"a tolerance must be a number like 1e-5, got {text!r}") from None
 
