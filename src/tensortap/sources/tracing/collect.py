@@ -42,7 +42,7 @@ class TraceOptions(NamedTuple):
     post_trace_callbacks: Iterable[Callback] = ()
     group: Any = None
     results: bool = True
-    of_paths: Mapping[str, Mapping[str, Any]] = {}  # callbacks of a path instead of these
+    of_paths: Mapping[str, Any] = {}  # callbacks of a path by stage, instead of these
 
     def callbacks(self, stage: str, path: str) -> tuple[Callback, ...]:
         """Return the callbacks of a stage for a path: its own, or those of all paths."""
@@ -68,7 +68,7 @@ class TraceOptions(NamedTuple):
 STAGES = tuple(one for one in TraceOptions._fields if one.endswith("_callbacks"))
 
 
-def _checked_callbacks(given: Mapping[str, Any], path: str = "") -> dict[str, tuple[Callback, ...]]:
+def _checked_callbacks(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return callbacks by stage as tuples; raise if a stage is unknown or one is not callable."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{path!r} needs a dict like {{{STAGES[2]!r}: […]}}, got {given!r:.80}")
@@ -192,8 +192,8 @@ class ValueCollector:
         self._gather(None, together=not raised)
         self.disconnect()
         self._call_all("post_trace_callbacks", self._gathered)
-        by_stage = [{stage: getattr(options, stage) for stage in STAGES}]
-        by_stage += options.of_paths.values()
+        general = {stage: getattr(options, stage) for stage in STAGES}
+        by_stage = [general, *options.of_paths.values()]
         callbacks = [one for stages in by_stage for given in stages.values() for one in given]
         for callback in {id(one): one for one in callbacks}.values():
             close = getattr(callback, "close", None)
