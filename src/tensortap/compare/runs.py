@@ -108,7 +108,7 @@ def compare_runs(
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
         culprit(differences, plan, bitwise), functools.partial(_in_order, sizes, equal),
         functools.partial(_values, sides, {d.key: plan.by_key[d.key] for d in differences}),
-        bitwise, atol, rtol,
+        bitwise, tolerance.atol, tolerance.rtol,
         passing_atol(judged, tolerance, rules),
         tuple(plan.unplaced),
     )  # fmt: skip
