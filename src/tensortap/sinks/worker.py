@@ -73,6 +73,7 @@ class WorkerSink(Sink):
         self._numbers = itertools.count()
         self._killed = False  # by us, because it hung
         self._exit: _Exit | None = None
+        self._detached = False  # the queue has closed: the supervisor handles the exit itself
         self._wake: Wake | None = None
         self._start()
 
@@ -100,7 +101,7 @@ class WorkerSink(Sink):
     def wait(self, wake: Wake, timeout: float) -> None:
         self._wake = wake
         if self._exit is not None:
-            self._after_exit(self._exit)
+            self._handle_exit()
         if self.alive:
             self._live.wait(wake, timeout)
         else:
@@ -114,6 +115,8 @@ class WorkerSink(Sink):
     def close(self) -> None:
         if self.alive:
             self._live.close()
+        self._detached = True
+        self._handle_exit()
 
     # -- counts ---------------------------------------------------------------------------
 
@@ -168,7 +171,7 @@ class WorkerSink(Sink):
         ).start()
 
     def _supervise(self, process: Process, line: socket.socket, live: LiveSink) -> None:
-        """Read the worker's messages until it ends, then leave the rest to the queue's thread."""
+        """Read the worker's messages until it ends; the queue's thread handles the exit."""
         reader = MessageReader(line)
         done = None
         while not reader.ended:
@@ -197,16 +200,25 @@ class WorkerSink(Sink):
             code = process.wait(5.0)
         _hang_up(line)
         self._exit = _Exit(code, done, reader.crash_text)
-        self._wake_queue()
+        if self._detached:
+            self._handle_exit()
+        else:
+            self._wake_queue()
 
     def _wake_queue(self) -> None:
         if self._wake is not None:
             self._wake.set()
 
+    def _handle_exit(self) -> None:
+        with self._changed:  # the queue's thread and the supervisor may both find it
+            ended, self._exit = self._exit, None
+        if ended is not None:
+            self._after_exit(ended)
+
     def _after_exit(self, ended: _Exit) -> None:
         """Count what was lost; log it and restart the worker unless it left in order."""
-        self._exit = None
-        self._live.close()
+        if not self._detached:
+            self._live.close()
         self.ledger.drop(self.give_up(), DISCONNECTED)
         if ended.done is not None:
             self.counts = ended.done.counts
@@ -216,7 +228,8 @@ class WorkerSink(Sink):
         lost = self.outstanding
         code = ended.code
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        restart = died and self.task.restart and self.restarts < RESTARTS and not self.closing
+        ending = self.closing or self._detached
+        restart = died and self.task.restart and self.restarts < RESTARTS and not ending
         if died:
             self.broken = words or how
             then = "training continues without it"
