@@ -6,6 +6,7 @@ installed with ``setup.py develop``, which has no ``direct_url.json``, count as 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -23,6 +24,7 @@ from tensortap.provenance.project import PYTHON, owner_of_file
 from tensortap.provenance.redact import Redactor
 
 _HEAD = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_TOP = re.compile(r"^[^/,\n]+", re.MULTILINE)  # of the paths in RECORD
 
 
 def packages_info(*, pace: Pace | None = None, redactor: Redactor | None = None) -> dict[str, Any]:
@@ -34,18 +36,22 @@ def packages_info(*, pace: Pace | None = None, redactor: Redactor | None = None)
     pace = pace or Pace(rest=0)
     redactor = redactor or Redactor()
     imported = _imported(pace)
-    installed = list(_distributions(pace))
+    installed = _installed(pace)
     names = {normalized(name) for name, _, _ in installed}
+    by_name: dict[str, list[str]] = {}
+    for module in imported:
+        by_name.setdefault(normalized(module), []).append(module)
     # loaded modules whose distribution has another name: PIL, yaml, sklearn
     others = {
         module
-        for module, location in imported.items()
-        if normalized(module) not in names and owner_of_file(location) is not None
+        for name in by_name.keys() - names
+        for module in by_name[name]
+        if owner_of_file(imported[module]) is not None
     }
     used: dict[str, dict[str, Any]] = {}
     for name, version, dist in installed:
         pace()
-        modules = [m for m in imported if normalized(m) == normalized(name)]
+        modules = by_name.get(normalized(name), [])
         if not modules and others:
             modules = _modules_of(dist, others)
         origin = _origin(dist, redactor)
@@ -70,6 +76,25 @@ def normalized(name: str) -> str:
     'ruamel-yaml-clib'
     """
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+_known: tuple[object, list[tuple[str, str, Distribution]]] | None = None
+
+
+def _installed(pace: Pace) -> list[tuple[str, str, Distribution]]:
+    """Return all distributions, from memory unless a folder on the path has changed."""
+    global _known
+    stamp = [(folder, _changed_at(folder)) for folder in sys.path]
+    if _known is None or _known[0] != stamp:
+        _known = stamp, list(_distributions(pace))
+    return _known[1]
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _distributions(pace: Pace) -> Iterator[tuple[str, str, Distribution]]:
@@ -108,11 +133,15 @@ def _imported(pace: Pace) -> dict[str, str]:
 
 def _modules_of(dist: Distribution, modules: set[str]) -> list[str]:
     """Return which of the loaded top-level modules a distribution has installed."""
-    tops = _read(dist, "top_level.txt").split()
-    if tops:
-        return sorted(modules.intersection(tops))
-    record = "\n" + _read(dist, "RECORD")
-    return sorted(m for m in modules if f"\n{m}/" in record or f"\n{m}.py," in record)
+    tops = _tops(dist)
+    return sorted(m for m in modules if m in tops or f"{m}.py" in tops)
+
+
+@functools.cache
+def _tops(dist: Distribution) -> frozenset[str]:
+    """Return what a distribution has installed at the top level: folders and files."""
+    stated = _read(dist, "top_level.txt").split()
+    return frozenset(stated or _TOP.findall(_read(dist, "RECORD")))
 
 
 def _origin(dist: Distribution, redactor: Redactor) -> dict[str, Any]:
