@@ -22,15 +22,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SETTINGS = {
+    # runs search all that the tests have imported for monkey patches; tests/provenance does that
+    "TENSORTAP_MODIFICATIONS": "0",
+    "TENSORTAP_ARENA": "32MB",  # every program of the tests prepares its own
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def session_settings():
+    """Set the same for fixtures that several tests share, which are set up first."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def isolated_settings(tmp_path_factory, monkeypatch):
     """Hide the key, the settings and the rank of whoever runs the tests."""
     for name in list(os.environ):
         if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
-    # runs search all that the tests have imported for monkey patches; tests/provenance does that
-    monkeypatch.setenv("TENSORTAP_MODIFICATIONS", "0")
-    monkeypatch.setenv("TENSORTAP_ARENA", "32MB")  # every program of the tests prepares its own
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
 
 
@@ -51,13 +66,3 @@ def first_step():
     pipeline = sys.modules.get("tensortap.pipeline.pipeline")
     if pipeline is not None:
         pipeline.pipeline.restart()
-
-
-@pytest.fixture(scope="session")
-def torch_forks():
-    """Runs programs that need torch and not much else."""
-    from tests.forks import Forks
-
-    started = Forks()
-    yield started
-    started.close()

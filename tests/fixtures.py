@@ -73,12 +73,8 @@ def found():
 
 @pytest.fixture(scope="session")
 def forks():
-    """Start the process that ranks are forked from."""
-    # DDP imports the last of torch
-    found = Forks(
-        "torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel, torch._dynamo, h5py, "
-        "tensortap.hdf5.callback"
-    )
+    """Start the process that programs and ranks are forked from."""
+    found = Forks()
     yield found
     found.close()
 
@@ -136,13 +132,13 @@ def gloo(tmp_path_factory, forks):
 
 
 @pytest.fixture(scope="session")
-def run_program(torch_forks):
+def run_program(forks):
     """Run a program in a folder and return its output."""
 
     def run(folder: Path, code: str, *arguments: str, env: dict[str, str] | None = None) -> str:
         program = folder / "program.py"
         program.write_text(textwrap.dedent(code))
-        codes = torch_forks(program, {**os.environ, **(env or {})}, *arguments)
+        codes = forks(program, {**os.environ, **(env or {})}, *arguments)
         assert codes == [0], Path(f"{program}.e0").read_text()
         return Path(f"{program}.o0").read_text()
 

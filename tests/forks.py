@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,8 +25,14 @@ class Forks:
     """
 
     CODE = """
-    import json, os, runpy, sys
-    import torch, tensortap, {imports}
+    import gc, json, os, runpy, sys
+    # an optimizer and DDP import the last of torch
+    import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel
+    import h5py, pandas, plotly.graph_objects, pyarrow.parquet
+    import tensortap, tensortap.hdf5.callback, tensortap.provenance.packages, tensortap.sinks.live
+
+    tensortap.provenance.packages.packages_info()  # the next call knows most of it
+    gc.freeze()
 
     def run(task, rank):
         os.environ.clear()
@@ -32,7 +41,7 @@ class Forks:
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(task["world"]))
         os.chdir(os.path.dirname(task["program"]))
         sys.argv = [task["program"], *task["arguments"]]
-        outputs = [f"{{task['program']}}.{{kind}}{{rank}}" for kind in "oe"]
+        outputs = [f"{task['program']}.{kind}{rank}" for kind in "oe"]
         for fd, name in enumerate(["/dev/null", *outputs]):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), fd)
         runpy.run_path(task["program"], run_name="__main__")
@@ -48,9 +57,9 @@ class Forks:
         print(json.dumps(codes), flush=True)
     """
 
-    def __init__(self, imports="torch.distributed"):
+    def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(self.CODE).format(imports=imports)], text=True,
+            [sys.executable, "-c", textwrap.dedent(self.CODE)], text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
@@ -65,3 +74,126 @@ class Forks:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # its ranks too
         self.process.communicate()
+
+
+class Starter:
+    """A process like that of `Forks` for programs that tests talk to while they run."""
+
+    CODE = """
+    import gc, json, os, select, socket, sys, types
+    import {imports}
+
+    def run(task, ends, report):
+        os.setsid()
+        for number, end in enumerate(ends):
+            os.dup2(end, number)
+        orders.close()
+        for others in ([*ends, report], running, [end for _, end in running.values()]):
+            for end in others:
+                os.close(end)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)
+        os.chdir(task["folder"])
+        sys.argv = ["-c"]
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(task["code"], "<string>", "exec"), main.__dict__)
+        sys.exit()
+
+    orders, running = socket.socket(fileno=int(sys.argv[1])), {{}}
+    gc.freeze()
+    while True:
+        ready = select.select([orders, *running], [], [])[0]
+        for ended in running.keys() & set(ready):
+            pid, report = running.pop(ended)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            os.write(report, f"{{code}}\\n".encode())
+            os.close(report)
+            os.close(ended)
+        if orders in ready:
+            message, (*ends, report), *_ = socket.recv_fds(orders, 1 << 20, 4)
+            task = json.loads(message)
+            os.environ.clear()
+            os.environ.update(task["env"])
+            pid = os.fork()
+            if not pid:
+                run(task, ends, report)
+            running[os.pidfd_open(pid)] = pid, report
+            os.write(report, f"{{pid}}\\n".encode())
+            for end in ends:
+                os.close(end)
+    """
+
+    def __init__(self, imports):
+        self.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = textwrap.dedent(self.CODE).format(imports=imports)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        theirs.close()
+
+    def start(self, code, env):
+        """Run code as `python -c` does."""
+        task = {"code": code, "env": env, "folder": os.getcwd()}
+        return ForkedProcess(self.orders, json.dumps(task).encode())
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.orders.close()
+
+
+class ForkedProcess:
+    """As much of `subprocess.Popen` as tests use, for a program that another process has forked."""
+
+    def __init__(self, orders, task):
+        inward, outward, errors, report = (os.pipe() for _ in range(4))
+        theirs = [inward[0], outward[1], errors[1], report[1]]
+        socket.send_fds(orders, [task], theirs)
+        for end in theirs:
+            os.close(end)
+        self.stdin = os.fdopen(inward[1], "w")
+        self.stdout, self.stderr, self._report = (
+            os.fdopen(pipe[0]) for pipe in (outward, errors, report)
+        )
+        self.pid = int(self._report.readline())
+        self.returncode = None
+
+    def poll(self):
+        """Return the exit code, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+
+    def wait(self, timeout=None):
+        """Wait for its end; return the exit code."""
+        if self.returncode is None:
+            if not select.select([self._report], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            self.returncode = int(self._report.readline())
+            self._report.close()
+        return self.returncode
+
+    def communicate(self, timeout=None):
+        """Wait for its end; return the rest of what it printed."""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        texts = ["", ""]
+
+        def read(number, stream):
+            texts[number] = stream.read()
+
+        streams = enumerate((self.stdout, self.stderr))
+        readers = [threading.Thread(target=read, args=each, daemon=True) for each in streams]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        self.wait(timeout)
+        return tuple(texts)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)

@@ -18,7 +18,7 @@ PAGES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_of_a_page_run(tmp_path, page, torch_forks):
+def test_examples_of_a_page_run(tmp_path, page, forks):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     program = tmp_path / "program.py"
     program.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)))
@@ -28,7 +28,7 @@ def test_examples_of_a_page_run(tmp_path, page, torch_forks):
         XDG_CONFIG_HOME=str(tmp_path),
         TENSORTAP_SERVER="127.0.0.1:1",
     )
-    assert torch_forks(program, env) == [0], Path(f"{program}.e0").read_text()
+    assert forks(program, env) == [0], Path(f"{program}.e0").read_text()
 
 
 def test_numerics_page_names_every_rule():

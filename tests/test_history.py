@@ -28,6 +28,7 @@ orders = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(orders, st.integers(8 * KIB, 40 * KIB), st.integers(1, 5))
 @settings(max_examples=100)
 def test_evicts_the_oldest_of_the_longest_series(order, bound, together):
@@ -157,6 +158,7 @@ def test_wait():
     assert history.wait(1, 5)
 
 
+@pytest.mark.slow
 def test_concurrent_reads_and_writes():
     history = History(200 * KIB)
     wrong, done = [], threading.Event()

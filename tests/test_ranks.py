@@ -27,6 +27,7 @@ def ask(code=ASK, **env):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -44,6 +45,7 @@ def test_reads_the_variables_of_the_launcher(env, expected):
     assert ask(**env) == expected.split()
 
 
+@pytest.mark.slow
 def test_prefers_initialized_torch_distributed(tmp_path):
     code = f"""
 import torch.distributed as dist
@@ -57,6 +59,7 @@ print(*ask())
     assert ask(code, RANK="3", WORLD_SIZE="8") == "3 8 0 1 3 8".split()
 
 
+@pytest.mark.slow
 def test_ignores_uninitialized_jax():
     assert ask("import jax; " + ASK, RANK="3", WORLD_SIZE="8") == ["3", "8"]
 

@@ -79,6 +79,7 @@ def test_track_snippet_works(tmp_path, monkeypatch):
     assert "Optimiser_State.exp_avg" in set(frame.metadata.tensor_type)
 
 
+@pytest.mark.slow
 def test_compare_snippet_works(tmp_path, monkeypatch):
     import numpy as np
 

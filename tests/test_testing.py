@@ -11,6 +11,8 @@ import pytest
 
 import tensortap as tap
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 TRAIN = """
     import sys, numpy as np, tensortap as tap
@@ -63,7 +65,6 @@ def test_rejects_values_that_are_not_runs(runs, tmp_path):
         tap.testing.assert_runs_match("nothing", "nothing")
 
 
-@pytest.mark.slow
 def test_report_is_the_message_in_pytest(runs, tmp_path):
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nnames = "hidden"\nrtol = 0.1\n')

@@ -45,6 +45,7 @@ def test_identifier(name, variable):
     assert identifier(name) == variable
 
 
+@pytest.mark.slow
 @given(st.text(max_size=30))
 def test_every_name_gives_a_valid_identifier(name):
     variable = identifier(name)
@@ -141,6 +142,7 @@ def test_summary_and_describe_and_help(server, capsys):
     assert "tap.ingest_all()" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_status_returns(server, capsys):
     server.history.write(RECORDS)
     tap.status(0.3)

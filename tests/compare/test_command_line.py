@@ -83,6 +83,7 @@ def test_json(runs):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tolerance_and_selection_options(runs, write, tmp_path):
     compare(*runs, "--atol", "1e-2")
     compare(*runs, "--steps", ":2")
@@ -146,6 +147,7 @@ def test_files(tmp_path):
     assert "for runs only" in one_line(tmp_path / "x.pt", tmp_path / "x.npy", "--html", "r.html")
 
 
+@pytest.mark.slow
 def test_bad_files(runs, tmp_path):
     np.save(tmp_path / "x.npy", np.ones(100))
     whole = (tmp_path / "x.npy").read_bytes()

@@ -23,7 +23,8 @@ def example(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "compare_transformer.py")],
         cwd=folder, env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin",
-        "TENSORTAP_SERVER": "127.0.0.1:1", "XDG_CONFIG_HOME": str(folder)},
+        "TENSORTAP_SERVER": "127.0.0.1:1", "XDG_CONFIG_HOME": str(folder),
+        "TENSORTAP_MODIFICATIONS": "0"},
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -108,6 +108,7 @@ def test_figures_match_their_definitions(way, pair, atol, rtol, equal_nan):
     check(found, wanted, exact=not any(x.dtype.name in ("int64", "uint64") for x in pair))
 
 
+@pytest.mark.slow
 @needs_kernel
 @pytest.mark.parametrize("first", FLOATS + INTS)
 def test_kernel_and_numpy_agree(first):

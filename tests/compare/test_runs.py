@@ -150,6 +150,7 @@ def test_small_values_texts_and_containers(write):
     assert [d.key.name for d in report.differences] == ["v4"]
 
 
+@pytest.mark.slow
 def test_dumps(tmp_path):
     import torch
 
@@ -183,6 +184,7 @@ def test_noise_floor(write):
     assert len(report.differences) == 9
 
 
+@pytest.mark.slow
 def test_provenance(tmp_path):
     paths = []
     for value in ("1", "2"):

@@ -63,19 +63,19 @@ def run_in(folder, forks, code, *args, world=None):
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory, torch_forks):
+def one(tmp_path_factory, forks):
     """The run of a single process."""
     folder = tmp_path_factory.mktemp("one")
-    run_in(folder, torch_forks, ONE)
+    run_in(folder, forks, ONE)
     (run,) = (folder / "one").iterdir()
     return run
 
 
 @pytest.fixture(scope="module")
-def parallel(tmp_path_factory, torch_forks):
+def parallel(tmp_path_factory, forks):
     """The runs of four processes, each with a part of every tensor: a right one and a wrong one."""
     folder = tmp_path_factory.mktemp("parallel")
-    run_in(folder, torch_forks, PARALLEL, str(folder / "store"), world=4)
+    run_in(folder, forks, PARALLEL, str(folder / "store"), world=4)
     runs = [list((folder / name).iterdir()) for name in ("parallel", "bug")]
     (right,), (wrong,) = runs
     return right, wrong

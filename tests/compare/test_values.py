@@ -60,6 +60,7 @@ def test_tensors_of_every_framework_and_dtype_against_each_other(first, second):
             assert found.values == (float(x[1, 2]), float(y[1, 2]))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
@@ -88,6 +89,7 @@ def test_result_matches_the_definition(data, shape, atol, rtol):
 FINITE = hnp.arrays(np.float64, 5, elements=st.floats(allow_nan=False, allow_infinity=False))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     a=FINITE,
@@ -334,6 +336,7 @@ def test_path_of_a_difference():
     assert '["layers"][3]["w"]: 3 of 3 elements' in repr(found)
 
 
+@pytest.mark.slow
 def test_keeps_some_of_many_differences():
     found = compare_values(list(range(5000)), list(range(1, 5001)))
     assert (found.differing, len(found.parts)) == (5000, 1000)

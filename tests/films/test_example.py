@@ -29,6 +29,7 @@ def test_example_makes_two_films(tmp_path, monkeypatch, capsys):
     assert [len(frames_of(film)[0]) for film in films] == [6, 6]
 
 
+@pytest.mark.slow
 def test_film_of_the_readme_is_small_and_moves():
     path = ROOT / "docs" / "images" / "film.gif"
     assert path.stat().st_size < 1.5e6

@@ -36,6 +36,7 @@ def run(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_film_has_one_frame_per_record(run, tmp_path):
     seen = []
     count = tap.open(run).film(

@@ -26,6 +26,7 @@ ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "floa
 
 
 # the other projections convert numbers as PCA does
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["image", "surface", "histogram", "pca", "grid"])
 def test_draws_every_dtype(mode):
     for dtype in (*DTYPES, *ML_DTYPES):

@@ -17,6 +17,7 @@ from tests.films.filming import draw, near, record
 ACCENT = THEMES["dark"].accent
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-8, 8, width=16), max_size=60), st.integers(1, 16))
 def test_counts_agree_with_numpy(values, bins):
     # quarters: rounding moves no value into another bin
@@ -83,6 +84,7 @@ def test_first_frame_stays_as_a_line():
     assert painter._pictures["histogram"].aside == "line: step 0"
 
 
+@pytest.mark.slow
 def test_line_of_the_first_frame_leaves_room_for_the_bars():
     rng = np.random.default_rng(0)
     for narrow, within in ((0.8, True), (0.05, False)):

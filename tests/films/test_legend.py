@@ -51,6 +51,7 @@ def written(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", TENSORS)
 @pytest.mark.parametrize(
     "size", [(160, 120), (240, 180), (320, 240), (640, 480), (1920, 1080), (300, 900), (1000, 200)]

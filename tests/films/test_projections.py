@@ -28,6 +28,7 @@ def points(mode, *tensors, seed=0):
     return found, " · ".join(filter(None, (picture.note, picture.aside)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "exact"), [("pca", 1e-6), ("pca_lowrank", 0.01)])
 def test_keeps_the_axes_of_the_first_frame(mode, exact):
     from sklearn.decomposition import PCA
@@ -77,6 +78,7 @@ def test_notes_rows_that_are_not_finite():
     assert "2 rows not finite" in note
 
 
+@pytest.mark.slow
 def test_tsne_points_do_not_jump():
     """For nearly the same tensor, a point ends much nearer to itself than to others."""
     first, second = clouds(), clouds() + 0.01 * np.random.default_rng(0).standard_normal((60, 12))

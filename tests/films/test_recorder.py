@@ -30,6 +30,7 @@ def diagonal(k, side=16):
     return np.eye(side, k=k, dtype=np.float32)
 
 
+@pytest.mark.slow
 def test_films_a_moving_diagonal(tmp_path):
     """Frame k has ones k cells right of the diagonal."""
     recorder = tap.Recorder(tmp_path, range=(0, 1), colormap="aurora", size=(480, 360), fps=25)
@@ -53,6 +54,7 @@ def test_films_a_moving_diagonal(tmp_path):
         assert (near(middles, dark, 50) == (diagonal(k) == 0)).all()
 
 
+@pytest.mark.slow
 def test_nan_keeps_its_color_in_a_film(tmp_path):
     x = np.random.default_rng(0).standard_normal((2048, 2048), np.float32)
     x[500, 1000] = np.nan
@@ -75,6 +77,7 @@ def test_films_two_names_and_steps_with_gaps(tmp_path):
     assert len(frames_of(tmp_path / "loss-metric-rank0.mp4")[0]) == 2
 
 
+@pytest.mark.slow
 def test_file_names_contain_kind_rank_and_device(tmp_path):
     with tap.Recorder(tmp_path, format="gif", **SMALL) as recorder:
         for rank, device in ((0, "cuda:0"), (1, "cuda:1"), (1, "")):
@@ -99,6 +102,7 @@ def test_starts_a_new_file_after_max_frames(tmp_path):
     assert [len(frames_of(tmp_path / part)[0]) for part in parts] == [3, 3, 1, 3, 3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

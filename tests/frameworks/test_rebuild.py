@@ -219,6 +219,7 @@ NODES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(NODES)
 def test_rejects_any_invalid_node(node):
     with contextlib.suppress(WireError):

@@ -42,6 +42,7 @@ TREES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_round_trip_of_any_tree(value):
     node, nbytes = snapshot(value, POOL)
@@ -51,6 +52,7 @@ def test_round_trip_of_any_tree(value):
     assert nbytes == nbytes_of(value)
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_messages_of_any_tree(value):
     node, _ = snapshot(value, POOL)

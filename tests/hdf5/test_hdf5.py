@@ -76,6 +76,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -367,6 +368,7 @@ def test_unusual_paths(tmp_path):
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=6), st.booleans(), st.sampled_from([None, 2]))
 def test_any_shapes_round_trip(tmp_path_factory, sizes, ragged, chunks):

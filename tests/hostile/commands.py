@@ -119,6 +119,7 @@ def _complaint(arguments: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    order = json.loads(sys.stdin.read())
-    paths = {name: Path(path) for name, path in order["runs"].items()}
-    print(json.dumps(run_all(paths, Path(order["good"]), order["share"])))
+    for line in sys.stdin:
+        order = json.loads(line)
+        paths = {name: Path(path) for name, path in order["runs"].items()}
+        print(json.dumps(run_all(paths, Path(order["good"]), order["share"])), flush=True)

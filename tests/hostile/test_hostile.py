@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 COMMANDS = 14
-PARTS = 4  # of the corpus, so that several workers share it
+PARTS = 2  # of the corpus, so that several workers share it
 
 
 def write_all(folder: Path, hostile: dict[str, corpus.Hostile], *, sealed: bool):
@@ -36,40 +36,49 @@ def write_all(folder: Path, hostile: dict[str, corpus.Hostile], *, sealed: bool)
     return runs, str(good)
 
 
-def check(folder: Path, hostile: dict[str, corpus.Hostile], share: int, *, sealed: bool) -> None:
-    runs, good = write_all(folder, hostile, sealed=sealed)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.commands"],
-        input=json.dumps({"runs": runs, "good": good, "share": share}),
-        capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    wrong = json.loads(done.stdout.splitlines()[-1])
-    assert not wrong, "\n".join(f"{run} · {command}: {why}" for run, command, why in wrong)
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
+    """A process that runs commands: its imports take longer than many of them."""
+    errors = tmp_path_factory.mktemp("commands") / "errors"
+    with errors.open("w") as file, subprocess.Popen(
+        [sys.executable, "-m", "tests.hostile.commands"], cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
+    ) as started:  # fmt: skip
+        started.errors = errors
+        yield started
+        started.kill()
 
 
 @pytest.fixture
-def share(request):
-    """All commands for each run in `make attack`, else one in four."""
-    return 4 if kind_of(request.config) is None else 1
+def check(process, tmp_path, request, record_property):
+    """Run all commands on each run in `make attack`, else one in four."""
+    share = 4 if kind_of(request.config) is None else 1
+
+    def check(hostile: dict[str, corpus.Hostile], *, sealed: bool) -> None:
+        record_property("tried", COMMANDS * len(hostile) // share)
+        runs, good = write_all(tmp_path, hostile, sealed=sealed)
+        print(json.dumps({"runs": runs, "good": good, "share": share}), file=process.stdin)
+        process.stdin.flush()
+        line = process.stdout.readline()
+        wrong = json.loads(line) if line else [["all", "all", process.errors.read_text()[-3000:]]]
+        assert not wrong, "\n".join(f"{run} · {command}: {why}" for run, command, why in wrong)
+
+    return check
 
 
 @pytest.mark.attack("hostile runs")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_command_ends_with_one_sentence(tmp_path, part, share, record_property):
-    hostile = dict(list(corpus.OPEN.items())[part::PARTS])
-    record_property("tried", COMMANDS * len(hostile) // share)
-    check(tmp_path, hostile, share, sealed=False)
+def test_every_command_ends_with_one_sentence(check, part):
+    check(dict(list(corpus.OPEN.items())[part::PARTS]), sealed=False)
 
 
 @pytest.mark.attack("hostile runs")
 @pytest.mark.timeout(600)
-def test_every_command_ends_with_one_sentence_for_sealed_tables(tmp_path, share, record_property):
-    record_property("tried", COMMANDS * len(corpus.SEALED) // share)
+def test_every_command_ends_with_one_sentence_for_sealed_tables(tmp_path, check):
     assert len(corpus.OPEN) + len(corpus.SEALED) >= 71
     assert len(commands.commands(tmp_path, tmp_path, tmp_path)) == COMMANDS
-    check(tmp_path, corpus.SEALED, share, sealed=True)
+    check(corpus.SEALED, sealed=True)
 
 
 def million_names(folder: Path) -> Path:

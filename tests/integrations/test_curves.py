@@ -9,6 +9,7 @@ from tensortap.integrations import curves
 from tensortap.record import Kind, Record
 
 
+@pytest.mark.slow
 def test_every_record_gives_one_point(tracked):
     found = list(curves.curve_points(tracked))
     assert len(found) == len(tracked.stats())

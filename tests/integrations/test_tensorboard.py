@@ -22,6 +22,7 @@ def read(folder):
     return found
 
 
+@pytest.mark.slow
 def test_scalars(tracked, tmp_path):
     count = tracked.to_tensorboard(tmp_path)
     frame = tracked.stats()

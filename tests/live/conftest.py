@@ -21,9 +21,15 @@ from tensortap.api.open import RemoteSession
 from tensortap.server import answers
 from tensortap.server.questions import ClientRow
 from tensortap.server.server import Server
+from tests.forks import Starter
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
+
+
+def pytest_ignore_collect(config):
+    """Import none of these tests for `make check`."""
+    return True if config.option.markexpr == "not slow" else None
 
 
 def pytest_collection_modifyitems(items):
@@ -41,23 +47,54 @@ def server():
     server.close()
 
 
+class Starters:
+    """Starts programs: forked from a process that has their imports, where that is possible."""
+
+    IMPORTS = "msgspec, numpy, zmq, tensortap, tensortap.api.open, tensortap.sinks.live"
+
+    def __init__(self) -> None:
+        self._running: dict[str, Starter] = {}
+
+    def start(self, code: str, env: dict[str, str], before: Sequence[str], fresh: bool) -> Any:
+        path = f"{ROOT / 'src'}:{ROOT}"  # the second for tests.live.catalogue
+        full = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1", **env)
+        code = textwrap.dedent(code)
+        if fresh or before or not hasattr(os, "pidfd_open"):
+            return subprocess.Popen(
+                [*before, sys.executable, "-c", code],
+                env=full,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # so that it ends with all its children
+            )
+        imports = self.IMPORTS
+        if "torch" in code or "jax" in code:  # the first optimizer imports the compiler
+            imports += ", torch, torch._dynamo"
+        if "jax" in code:
+            imports += ", jax"
+        if imports not in self._running:
+            self._running[imports] = Starter(imports)
+        return self._running[imports].start(code, full)
+
+    def close(self) -> None:
+        for starter in self._running.values():
+            starter.close()
+
+
+@pytest.fixture(scope="session")
+def starters():
+    made = Starters()
+    yield made
+    made.close()
+
+
 class Program:
     """A program in a process of its own; `line` reads what it prints."""
 
-    def __init__(
-        self, code: str, env: dict[str, str] | None = None, before: Sequence[str] = ()
-    ) -> None:
-        path = f"{ROOT / 'src'}:{ROOT}"  # the second for tests.live.catalogue
-        full = dict(os.environ, PYTHONPATH=path, PYTHONUNBUFFERED="1", **(env or {}))
-        self.process = subprocess.Popen(
-            [*before, sys.executable, "-c", textwrap.dedent(code)],
-            env=full,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # so that it ends with all its children
-        )
+    def __init__(self, process: Any) -> None:
+        self.process = process
 
     @property
     def pid(self) -> int:
@@ -113,12 +150,17 @@ class Program:
 
 
 @pytest.fixture
-def programs():
+def programs(starters):
     """Start programs that end with the test."""
     started: list[Program] = []
 
-    def start(code: str, env: dict[str, str] | None = None, before: Sequence[str] = ()) -> Program:
-        started.append(Program(code, env, before))
+    def start(
+        code: str,
+        env: dict[str, str] | None = None,
+        before: Sequence[str] = (),
+        fresh: bool = False,
+    ) -> Program:
+        started.append(Program(starters.start(code, env or {}, before, fresh)))
         return started[-1]
 
     yield start
@@ -130,10 +172,12 @@ def programs():
 def run(programs, request):
     """Start a training program that knows where the session of the test listens."""
 
-    def start(code: str, to: object = None, before: Sequence[str] = (), **env: str) -> Program:
+    def start(
+        code: str, to: object = None, before: Sequence[str] = (), fresh: bool = False, **env: str
+    ) -> Program:
         target = to if to is not None else request.getfixturevalue("server")
         where = target if isinstance(target, str) else str(target.address)
-        return programs(code, {"TENSORTAP_SERVER": where, **env}, before)
+        return programs(code, {"TENSORTAP_SERVER": where, **env}, before, fresh)
 
     return start
 
@@ -208,7 +252,7 @@ def serving(programs):
         memory: str = "256MB", port: int = 0, prelude: str = "", before: Sequence[str] = ()
     ) -> Serving:
         code = _SERVE.format(prelude=textwrap.dedent(prelude), port=port, memory=memory)
-        return Serving(programs(code, before=before))
+        return Serving(programs(code, before=before, fresh=bool(prelude)))
 
     return start
 

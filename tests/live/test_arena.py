@@ -79,7 +79,7 @@ def test_a_wrong_nonce_rules_out_shared_memory(server, run):
 
 BIG = """
     import json, numpy as np, tensortap as tap
-    x = np.ones(25_000_000)
+    x = np.ones(3_000_000)  # 24 MB
     for i in range(3):
         x[0] = i
         assert tap.catch(x, "x").wait(60), str(tap.receipt())
@@ -91,22 +91,22 @@ BIG = """
 @pytest.mark.fault("no shared memory left")
 def test_a_tiny_dev_shm_is_enough(serving, run):
     tiny = ("unshare", "-m", "sh", "-c",
-            'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"')  # fmt: skip
+            'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"')  # fmt: skip
     if not can(*tiny):
-        # without the right to mount: files, and what is like them, of 64 MB at most
-        tiny = ("sh", "-c", 'ulimit -f 65536; exec "$0" "$@"')
+        # without the right to mount: files, and what is like them, of 16 MB at most
+        tiny = ("sh", "-c", 'ulimit -f 16384; exec "$0" "$@"')
     where = serving(memory="1GB", before=tiny)
-    assert run(BIG, to=where.address, before=tiny).result() == [3, 0]
+    assert run(BIG, to=where.address, before=tiny, TENSORTAP_ARENA="4MB").result() == [3, 0]
     assert where.ask("[[int(x[0]), int(x.sum())] for x in tap.get_all('x')]") == [
-        [i, 24_999_999 + i] for i in range(3)
+        [i, 2_999_999 + i] for i in range(3)
     ]
 
 
 @pytest.mark.fault("no shared memory left")
 def test_no_room_for_shared_memory_at_all(serving, run):
     where = serving(memory="1GB")
-    small = ("sh", "-c", 'ulimit -f 65536; exec "$0" "$@"')  # no segment beyond 64 MB
-    assert run(BIG, to=where.address, before=small).result() == [3, 0]
+    small = ("sh", "-c", 'ulimit -f 16384; exec "$0" "$@"')  # no segment beyond 16 MB
+    assert run(BIG, to=where.address, before=small, TENSORTAP_ARENA="4MB").result() == [3, 0]
     assert where.ask("[int(x[0]) for x in tap.get_all('x')]") == [0, 1, 2]
 
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.commands import type_in
 from tests.live.conftest import ROOT
 
 
@@ -83,33 +84,33 @@ def test_reports_a_port_in_use(served, command):
     assert "Traceback" not in again.stderr
 
 
-def test_top_without_a_session(command):
-    found = command("top", "--once", "127.0.0.1:1")
-    assert found.returncode == 2
-    assert "no live session at 127.0.0.1:1" in found.stderr
-    assert "Traceback" not in found.stderr
+def test_top_without_a_session():
+    code, _, said = type_in("top", "--once", "127.0.0.1:1")
+    assert code == 2
+    assert "no live session at 127.0.0.1:1" in said
+    assert "Traceback" not in said
 
 
 def test_misuse(command):
     lots = command("serve", "--memory", "lots")
     assert lots.returncode == 2
     assert "size must look like '8GB', '512MB' or '50%', got 'lots'" in lots.stderr
-    beyond = command("serve", "--port", "68411")  # not 2875, which is what is left of it in 16 bits
-    assert beyond.returncode == 2
-    assert "got 68411" in beyond.stderr
-    assert command("top", "--once", "host:port").returncode == 2
-    assert command("nonsense").returncode == 2
-    version = command("--version")
-    assert version.returncode == 0
-    assert version.stdout.strip()
+    code, _, said = type_in("serve", "--port", "68411")  # not 2875, which is what 16 bits leave
+    assert code == 2
+    assert "got 68411" in said
+    assert type_in("top", "--once", "host:port")[0] == 2
+    assert type_in("nonsense")[0] == 2
+    code, out, _ = type_in("--version")
+    assert code == 0
+    assert out.strip()
 
 
 def test_doctor(served, command):
     _, address = served
-    shown = command("doctor", address)
-    assert shown.returncode == 0, shown.stderr
-    assert f"session at {address}" in shown.stdout
-    assert "yes: process" in shown.stdout
+    code, shown, said = type_in("doctor", address)
+    assert code == 0, said
+    assert f"session at {address}" in shown
+    assert "yes: process" in shown
     key = "tap1-" + "A" * 43
     found = json.loads(command("doctor", "--json", "127.0.0.1:1", TENSORTAP_KEY=key).stdout)
     assert found["answers"].startswith("no: ")

@@ -45,7 +45,7 @@ TEN = """
 @pytest.mark.fault("SIGSTOP of a training program")
 @pytest.mark.slow
 def test_two_hundred_connections_in_twenty_processes(server, run, wait_for):
-    programs = [run(TEN, NUMBER=str(n)) for n in range(20)]
+    programs = [run(TEN, NUMBER=str(n), TENSORTAP_ARENA="1MB") for n in range(20)]
     for program in programs:
         assert program.line() == "sent"
     assert sum(client.connected for client in server.clients.values()) == 200

@@ -198,7 +198,7 @@ def test_values_from_get_belong_to_the_caller(server, run):
 
 
 def test_takes_a_fixed_part_of_the_memory_of_the_training_process(serving, run):
-    """The attack that killed a trainer in a container of 1.5 GB: 32 MiB at each of 60 steps."""
+    """The attack that killed a trainer in a container of 1.5 GB: 32 MiB at every step."""
     where = serving(memory="2GB")
     limited = ("sh", "-c", 'ulimit -v 1500000; exec "$0" "$@"')
     program = run(
@@ -207,7 +207,7 @@ def test_takes_a_fixed_part_of_the_memory_of_the_training_process(serving, run):
         from tensortap.pipeline.pipeline import pipeline
         from tensortap.settings import memory_limit
         x, most = np.ones(4 << 20), 0
-        for i in range(60):
+        for i in range(20):  # more than the limit in all
             x[0] = i
             tap.catch(x, "x")
             most = max(most, pipeline.pool.taken)
@@ -226,7 +226,7 @@ def test_takes_a_fixed_part_of_the_memory_of_the_training_process(serving, run):
     assert limit == pytest.approx(0.3 * 1500000 * 1024, rel=0.01)
     assert 0 < most <= limit + (40 << 20)  # the last block may exceed it
     assert done
-    assert captured >= 30
-    assert captured + reasons["over budget"] == 60
+    assert captured >= 10
+    assert captured + reasons["over budget"] == 20
     assert where.written() == captured
     assert reasons["error"] == 0

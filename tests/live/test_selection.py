@@ -139,6 +139,7 @@ def test_disabled_from_the_environment(server, run):
         tap.enable()
         assert tap.catch("on", "x").wait(10)
         """,
+        fresh=True,
         TENSORTAP_DISABLE="1",
     )
     program.end()

@@ -113,6 +113,7 @@ def test_a_handler_captures_at_any_line_while_the_queue_is_full():
     assert pipeline.receipt().reasons["over budget"] > 50
 
 
+@pytest.mark.slow
 def test_real_signals_and_finalizers_while_threads_capture():
     pipeline = Pipeline()
     queue = Queue(MemorySink(1 << 20, pipeline.ledger), budget=1 << 20, name="test")
@@ -167,6 +168,7 @@ def test_safe_lock_is_refused_to_the_thread_that_has_it():
     lock.release()
 
 
+@pytest.mark.slow
 def test_safe_lock_gives_up_waiting_for_another_thread():
     first, second = SafeLock(), SafeLock()
     results = []

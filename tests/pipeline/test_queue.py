@@ -82,7 +82,8 @@ def make():
 
     yield make
     for queue in made:
-        queue.sink.is_open = True
+        queue.sink.is_open = queue.sink.settles = True  # else it would wait for what is pending
+        queue.sink.land()
         queue.close(2)
         assert not queue._thread.is_alive()
 
@@ -199,6 +200,7 @@ def test_admits_a_value_larger_than_the_budget_while_nothing_else_is_queued(make
     assert large.wait(10)
 
 
+@pytest.mark.slow
 def test_unsettled_records_count_towards_the_budget(make):
     queue = make(budget=4 * OVERHEAD, overflow="newest")
     queue.sink.settles = False
@@ -236,6 +238,7 @@ def test_flush_does_not_pause(make):
     assert sorted(times)[10] < 0.1
 
 
+@pytest.mark.slow
 def test_drop_all_settles_and_counts_what_waits_or_flies(make):
     queue = make()
     queue.sink.settles = False

@@ -13,6 +13,8 @@ import pytest
 from tensortap.provenance import Keeper, collect, modifications, packages, versions
 from tensortap.provenance.pace import Pace
 
+pytestmark = pytest.mark.slow
+
 FILES = {"runtime_info.json", "packages.json", "git_info.json"}
 NOT_EDITABLE = "from tensortap.provenance import packages; packages._origin = lambda *_: {}"
 
@@ -122,7 +124,6 @@ def test_package_imported_later_creates_no_version(python, tmp_path):
     assert "scipy" in read(run, "packages.json")["packages"]
 
 
-@pytest.mark.slow
 def test_logs_unwritable_folder_once(tmp_path, caplog, monkeypatch):
     monkeypatch.delenv("TENSORTAP_STRICT", raising=False)
     keeper = Keeper(tmp_path / "gone", start=tmp_path, interval=0.0)
@@ -140,7 +141,6 @@ def test_strict_mode_raises(tmp_path, monkeypatch):
         collect(tmp_path / "gone", start=tmp_path)
 
 
-@pytest.mark.slow
 def test_keeper_writes_changes(repo, run):
     keeper = Keeper(run, start=repo.path, interval=0.0)
     assert (run / "runtime_info.json").exists()  # before it returns
@@ -164,7 +164,6 @@ def test_keeper_writes_changes(repo, run):
     assert keeper.close()
 
 
-@pytest.mark.slow
 def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path):
     python(
         f"""
@@ -190,7 +189,6 @@ def test_update_metadata_describes_the_moment_of_the_call(python, repo, tmp_path
     assert [set(each) for each in found] == [{own}, {own, "textwrap.fill"}, {own}]
 
 
-@pytest.mark.slow
 def test_checks_wait_for_the_interval(repo, run):
     keeper = Keeper(run, start=repo.path, interval=3600.0)
     deadline = time.monotonic() + 60

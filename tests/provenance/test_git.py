@@ -12,6 +12,8 @@ from tensortap.provenance.git import collect_git, repository_info
 from tensortap.provenance.redact import Redactor
 from tests.provenance.conftest import Repo, tree
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "commit_id", "branch", "status", "git_log", "log_entries_count", "git_diff", "remote",
     "repository", "git_dir",

@@ -13,6 +13,8 @@ from tensortap.errors import NotFound, TensortapError
 from tensortap.provenance import reproduce
 from tests.provenance.conftest import Repo, tree
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def ran(tmp_path):
@@ -74,9 +76,12 @@ def trap(folder, evil):
         "remote.origin.url": "ext::" + str(evil), "remote.origin.uploadpack": evil,
         "remote.origin.promisor": "true", "extensions.partialClone": "origin",
     }  # fmt: skip
-    for name, value in settings.items():
-        subprocess.run(["git", "config", "--file", ".git/config", name, str(value)], cwd=folder,
-                       check=True)  # fmt: skip
+    with (repo.path / ".git/config").open("a") as config:
+        for name, value in settings.items():
+            section, _, key = name.rpartition(".")
+            head, _, rest = section.partition(".")
+            config.write(f'[{head} "{rest}"]\n' if rest else f"[{head}]\n")
+            config.write(f'{key} = "{value}"\n')
     return commit
 
 
@@ -314,7 +319,6 @@ def test_addresses_of_other_programs_are_rejected(tmp_path, repo, ran):
 
 
 @pytest.mark.attack("command of a hostile run")
-@pytest.mark.slow
 def test_asks_before_it_runs_anything(tmp_path, ran):
     import typer
 

@@ -93,6 +93,7 @@ def test_hides_known_formats_under_any_name(value, around):
     assert value.removeprefix("Bearer ")[10:] not in stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "stored"),
     [
@@ -156,6 +157,7 @@ def test_invalid_rule_still_hides_its_text(caplog):
     assert "not a regular expression" in caplog.text
 
 
+@pytest.mark.slow
 @given(st.text(), st.text())
 def test_any_text_is_accepted(name, value):
     redactor = Redactor(environ={})

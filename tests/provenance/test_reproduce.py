@@ -18,6 +18,8 @@ from tensortap.provenance.stored import StoredPackages, StoredRepository, Stored
 from tensortap.runs.object_files import load_file
 from tests.provenance.conftest import SRC, Repo, tree
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """\
 import json, os, pathlib, sys
 import helper, untracked.extra
@@ -82,7 +84,6 @@ def start(project, *arguments, **environ):
     return project.path / "src/experiments/run", done.stdout
 
 
-@pytest.mark.slow
 def test_end_to_end(project, tmp_path):
     config = str(project.path / "conf/base.txt")
     run, printed = start(project, "--lr=0.1 *", config)
@@ -125,7 +126,6 @@ tap.dump(float(sys.argv[1]), "argument")
 """
 
 
-@pytest.mark.slow
 def test_reproduced_run_writes_equal_dumps(repo, tmp_path):
     repo.write("train.py", TRAINS)
     repo.write("helper.py", "scale = 1.0\n")
@@ -155,7 +155,6 @@ def test_reproduced_run_writes_equal_dumps(repo, tmp_path):
     assert (first.get("out", step=0) != first.get("out", step=1)).any()
 
 
-@pytest.mark.slow
 def test_lists_what_it_could_not_restore(project, tmp_path):
     run, _ = start(project, "--token=abc", str(project.path / "conf/base.txt"), HF_TOKEN="x y z")
     info = json.loads((run / "packages.json").read_text())
@@ -378,7 +377,6 @@ def test_reports_patch_that_was_changed(recorded, tmp_path):
     assert any("project.patch is not in the run" in text for text in made.missing)
 
 
-@pytest.mark.slow
 def test_restores_first_state_of_the_code(project, tmp_path):
     run, _ = start(project, "x", "../conf/base.txt")
     project.write("src/helper.py", "value = 'edited while it ran'\n")

@@ -11,6 +11,8 @@ import pytest
 
 from tensortap.provenance.runtime import comparable, runtime_info
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "command", "environment_variables", "working_directory", "timestamp", "host", "pid", "python",
     "seeds", "device_names",
@@ -69,7 +71,6 @@ def test_bytes_that_are_not_text(python):
     json.loads(python(SHOW, os.fsdecode(b"\xff"), environ=environ)).keys()
 
 
-@pytest.mark.slow
 def test_draws_no_number_and_initializes_nothing(python):
     out = python("""
         import json, random, sys
@@ -117,7 +118,6 @@ def test_half_imported_frameworks(python):
     assert out.split()[-1] == "1"
 
 
-@pytest.mark.slow
 def test_records_launcher(python, tmp_path):
     (tmp_path / "prog.py").write_text(SHOW)
     done = subprocess.run(

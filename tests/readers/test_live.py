@@ -15,6 +15,8 @@ from tensortap.wire import keys
 from tensortap.wire.address import Address
 from tests.readers.contract import RECORDS, ReaderContract, record
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server():

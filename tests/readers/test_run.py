@@ -71,6 +71,7 @@ class TestIndexedRun(TestSealedRun):
         return found
 
 
+@pytest.mark.slow
 def test_many_row_groups_and_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROW_GROUP", 7)
     monkeypatch.setattr("tensortap.sinks.store._TAIL_ROWS", 40)
@@ -98,6 +99,7 @@ def test_many_row_groups_and_parts(tmp_path, monkeypatch):
     assert [r.seq for r in reader.new_records()] == [333]
 
 
+@pytest.mark.slow
 def test_reads_tables_once_for_many_names(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROW_GROUP", 50)
     monkeypatch.setattr("tensortap.sinks.store._TAIL_ROWS", 200)

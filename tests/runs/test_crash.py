@@ -25,6 +25,8 @@ from tensortap.runs.folders import make_run
 from tests.readers.test_run import write
 from tests.sinks.test_store import large
 
+pytestmark = pytest.mark.slow
+
 WRITER = """
 import sys, numpy as np
 from pathlib import Path

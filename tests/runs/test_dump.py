@@ -14,6 +14,8 @@ import tensortap as tap
 from tensortap.errors import NotFound
 from tensortap.runs import object_files as files
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path):

@@ -15,6 +15,8 @@ from tensortap.errors import TensortapError
 from tensortap.runs.folders import make_run
 from tensortap.runs.layout import NotARun, write_json
 
+pytestmark = pytest.mark.slow
+
 TRAINING = """
     import torch, tensortap as tap
     path = tap.init("experiments")
@@ -166,7 +168,6 @@ def test_next_run_starts_at_step_0(program):
     assert counts == "6 2"
 
 
-@pytest.mark.slow
 def test_training_is_bit_identical_with_a_run_open(program):
     out = program("""
         import sys, torch, tensortap as tap

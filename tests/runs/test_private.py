@@ -24,11 +24,13 @@ def modes(tmp_path) -> set[str]:
     return {oct(stat.S_IMODE(path.stat().st_mode)) for path in (run, *run.rglob("*"))}
 
 
+@pytest.mark.slow
 @pytest.mark.attack("reading the run of somebody else")
 def test_only_the_user_reads_a_run(tmp_path, open_umask):
     assert modes(tmp_path) == {"0o700", "0o600"}
 
 
+@pytest.mark.slow
 def test_option_leaves_access_to_the_umask(tmp_path, open_umask, monkeypatch):
     monkeypatch.setenv("TENSORTAP_SHARED", "1")
     assert modes(tmp_path) == {"0o755", "0o644"}

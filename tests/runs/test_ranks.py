@@ -41,14 +41,14 @@ def free_port() -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("early", ["0", "1"], ids=["after the group", "before the group"])
-def test_four_gloo_processes_share_one_folder(tmp_path, early, torch_forks):
+def test_four_gloo_processes_share_one_folder(tmp_path, early, forks):
     program = tmp_path / "train.py"
     program.write_text(GLOO)
     env = dict(
         os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), EARLY=early,
         PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1",
     )  # fmt: skip
-    codes = torch_forks(program, env, world=4)
+    codes = forks(program, env, world=4)
     outputs = [[Path(f"{program}.{kind}{rank}").read_text() for kind in "oe"] for rank in range(4)]
     assert codes == [0] * 4, outputs
     paths = {out.strip() for out, _ in outputs}
@@ -97,6 +97,7 @@ def test_ranks_agree_through_a_shared_folder(tmp_path):
     assert found["one", 0] != found["another", 0]
 
 
+@pytest.mark.slow
 def test_ignores_answer_to_an_older_job(tmp_path):
     first = [None, None]
 

@@ -8,6 +8,11 @@ from tensortap.api import session as live
 from tests.server.clients import RealClient
 
 
+@pytest.fixture(autouse=True)
+def small_arenas(monkeypatch, isolated_settings):
+    monkeypatch.setenv("TENSORTAP_ARENA", "1MB")  # each of many clients prepares its own
+
+
 @pytest.fixture
 def server():
     server = live.start("127.0.0.1", 0, "64MB")

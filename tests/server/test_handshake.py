@@ -48,6 +48,7 @@ def test_accepts_a_client_with_the_key(server, bystander):
     assert not server.rejected
 
 
+@pytest.mark.slow
 @pytest.mark.attack("no key")
 def test_client_without_a_key_says_how_to_get_one(server, bystander, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -69,6 +70,7 @@ def test_client_reports_another_key(server, bystander, monkeypatch):
     assert "set TENSORTAP_KEY to its key" in said
 
 
+@pytest.mark.slow
 def test_client_does_not_blame_the_key_while_the_server_is_silent(monkeypatch):
     keys.make_key()
     monkeypatch.setattr("tensortap.wire.channel._TIMEOUT", 0.3)
@@ -81,6 +83,7 @@ def test_client_does_not_blame_the_key_while_the_server_is_silent(monkeypatch):
     assert "key" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.attack("wrong key")
 def test_rejects_and_counts_a_wrong_key(server, bystander):
     with RawClient(server.address, key=b"\1" * 32) as client:
@@ -333,6 +336,7 @@ def own_address() -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_server_on_all_interfaces_is_found_under_any_address(public):
     hosts = ["127.0.0.1", socket.gethostname(), own_address() or "127.0.0.1"]
     for number, host in enumerate(hosts):
@@ -343,6 +347,7 @@ def test_server_on_all_interfaces_is_found_under_any_address(public):
     assert public.history.names() == ["from 0", "from 1", "from 2"]
 
 
+@pytest.mark.slow
 def test_greeting_has_what_the_training_side_needs(public, monkeypatch):
     said = live.greeting(public).splitlines()
     exports = dict(

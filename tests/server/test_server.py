@@ -26,6 +26,8 @@ from tensortap.server import server as module
 from tensortap.wire import messages as wire
 from tests.server.clients import RawClient, assert_serves, record
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 pack = msgspec.msgpack.encode
 
@@ -677,7 +679,6 @@ def test_serves_a_client_after_rejected_ones(server):
 
 
 @pytest.mark.attack("control characters for the terminal")
-@pytest.mark.slow
 def test_top_sanitizes_names(server, raw):
     raw.send_batch(pack([record(EVIL["control characters"], STRANGE["escape sequences"])]))
     raw.receive_a(wire.Ack)

@@ -80,6 +80,7 @@ def test_sends_what_does_not_fit_into_the_arena(server, connect):
     assert all(np.array_equal(a, b) for a, b in zip(arrived, sent, strict=True))
 
 
+@pytest.mark.slow
 def test_uses_its_arena_again_once_the_server_has_copied_it(server, connect):
     pool = Pool(20 << 20)
     queue = connect(pool)

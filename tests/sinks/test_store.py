@@ -136,6 +136,7 @@ def small_disk():
     signal.signal(signal.SIGXFSZ, old)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("disk full")
 def test_retries_until_a_full_disk_has_room(tmp_path, small_disk, monkeypatch, caplog):
     monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)

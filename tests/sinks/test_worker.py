@@ -21,6 +21,8 @@ from tests.processes import gone, wait_for
 from tests.sinks.contract import SinkContract, record
 from tests.sources.notes import Notes, Trouble, note, note_the_end
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch):
@@ -66,7 +68,9 @@ class TestContract(SinkContract):
         if queue.accepting:  # a ticket says that the worker has it, not that it was processed
             assert self.worker.flush(60)
         else:
-            self.worker.close(5)  # waits for all of it: the thread that would notice has ended
+            began = time.monotonic()
+            self.worker.close(5)  # waits for all of it, although the queue's thread has ended
+            assert time.monotonic() - began < 5
         return [_Seen(line) for line in queue.sink.task.recorder.records]
 
 
@@ -129,7 +133,6 @@ def test_forks_with_a_lambda(start, notes):
     assert [r["value"] for r in notes.records] == [2.0]
 
 
-@pytest.mark.slow
 def test_rejects_fork_after_cuda(monkeypatch):
     import torch
 
@@ -298,7 +301,6 @@ def test_reports_a_function_that_the_worker_cannot_import(start, caplog, tmp_pat
 # -- slow workers ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_slow_worker_does_not_block_training_and_every_record_is_counted(start, notes):
     notes.slow = 0.002
     watcher = start(notes, rate=1e6, timeout=60)
@@ -343,7 +345,6 @@ def test_a_stopped_worker_costs_at_most_the_budget(start, notes, monkeypatch):
     assert notes.of("big")[-1]["value"] == 100_000 - 1 + 199
 
 
-@pytest.mark.slow
 def test_a_worker_that_hangs_while_closing_still_closes_its_files(start, trouble, caplog):
     watcher = start(trouble, timeout=3.0)
     watcher.catch(1.0, "before")

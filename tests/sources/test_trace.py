@@ -617,6 +617,7 @@ def test_function_without_source_needs_python_3_12(caplog):
 # -- records -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_records_in_a_run(open_run):
     with tap.trace(mean, ["total", "xs"]) as tracer:
         mean([1.0, 2.0])
@@ -631,6 +632,7 @@ def test_records_in_a_run(open_run):
     assert records[0].tags["mode"] == "train"
 
 
+@pytest.mark.slow
 def test_records_have_the_step_of_the_clock(open_run):
     with tap.trace(keeps, ["y"], changed=False):
         for step in range(2):
@@ -642,6 +644,7 @@ def test_records_have_the_step_of_the_clock(open_run):
     assert found == [(10, 0), (10, 1), (11, 0), (11, 1)]
 
 
+@pytest.mark.slow
 def test_objects_are_pickled_in_a_run(open_run):
     with tap.trace(keeps, ["y"]):
         keeps(Box([1]))
@@ -652,6 +655,7 @@ def test_objects_are_pickled_in_a_run(open_run):
     assert record.tags["file"].endswith(".pkl")
 
 
+@pytest.mark.slow
 def test_values_that_no_record_can_hold_are_pickled_in_a_run(open_run):
     ring = [1]
     ring.append(ring)
@@ -667,6 +671,7 @@ def test_values_that_no_record_can_hold_are_pickled_in_a_run(open_run):
     assert [r.type for r in run.records()] == ["builtins.list", "_thread.lock"]
 
 
+@pytest.mark.slow
 def test_receipt_counts_traced_values(open_run):
     before = pipeline.receipt()
     with tap.trace(keeps, ["y"]):
@@ -678,6 +683,7 @@ def test_receipt_counts_traced_values(open_run):
     assert spent.bytes >= 3 * 32
 
 
+@pytest.mark.slow
 def test_traced_runs_compare(tmp_path):
     folders = []
     for last in (1, 1, 2):
@@ -694,6 +700,7 @@ def test_traced_runs_compare(tmp_path):
     assert tap.compare(folders[0], folders[2], trust=True).differences
 
 
+@pytest.mark.slow
 def test_results_false_keeps_nothing_in_memory(open_run):
     with tap.trace(keeps, ["y"], results=False) as tracer:
         keeps(1)

@@ -284,6 +284,7 @@ class TestModes:
         )  # fmt: skip
         assert sizes == [2, 2]
 
+    @pytest.mark.slow
     def test_records_have_the_mode(self, model, open_run):
         self.run(model)
         tap.flush()
@@ -395,6 +396,7 @@ def test_helpers_are_traced_only_below_their_caller(model):
     assert tracer.results["forward.helper"].values[0].shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_modules_of_torch(model):
     transformer = torch.nn.TransformerEncoderLayer(4, 2, batch_first=True, dropout=0.0)
     paths = ["self_attn", "self_attn.forward.attn_output", "linear1", "**.x", "forward.src"]

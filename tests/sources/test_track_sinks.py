@@ -9,7 +9,7 @@ import tensortap as tap
 from tensortap.record import Kind
 from tensortap.sinks.memory import MemorySink
 
-pytestmark = pytest.mark.usefixtures("no_errors")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_errors")]
 
 
 def model_and_optimizer():

@@ -170,6 +170,7 @@ def test_many_16_bit_elements(name: str, assert_close: AssertClose) -> None:
     assert_close(summarize_array(finite), numpy_summary.summarize_array(finite), 1e-11)
 
 
+@pytest.mark.slow
 @given(
     st.data(),
     hnp.array_shapes(min_dims=1, max_dims=5, max_side=9),

@@ -15,6 +15,8 @@ from tensortap.frameworks.jax import device_stats
 from tensortap.stats import summarize_array
 from tensortap.stats.packed import HEAD, layout, unpack
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5
 REAL = [
     "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16",
@@ -103,7 +105,6 @@ def test_a_large_mean_and_a_small_deviation(assert_close, scale, mean):
         assert_close(summary(pack, array), summarize_array(array), TOLERANCE)
 
 
-@pytest.mark.slow
 def test_counts_beyond_float32(assert_close):
     array = np.ones((1 << 24) + 3, np.int8)
     assert summary(in_jax, array).exponents == {0: (1 << 24) + 3}

@@ -53,6 +53,7 @@ def shapes() -> st.SearchStrategy[tuple[int, ...]]:
     return hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 
+@pytest.mark.slow
 @given(st.data(), shapes())
 def test_float32(
     summarize_array: Summarize,
@@ -65,6 +66,7 @@ def test_float32(
     assert_close(summarize_array(x), reference(x.ravel().tolist()), 1e-12)
 
 
+@pytest.mark.slow
 @given(st.data(), shapes())
 @settings(max_examples=200)
 def test_float64(
@@ -78,6 +80,7 @@ def test_float64(
     assert_close(summarize_array(x), reference(x.ravel().tolist()), 1e-12)
 
 
+@pytest.mark.slow
 @given(
     mean=st.floats(-1e4, 1e4, width=32),
     deviation=st.floats(2.0**-10, 1.0, width=32),
@@ -153,6 +156,7 @@ def test_the_most_negative_integer(
     assert (s.min, s.max, s.max_abs, s.zeros) == (-(2.0**63), 2.0**63, 2.0**63, 1)
 
 
+@pytest.mark.slow
 @given(hnp.arrays(np.int64, st.integers(0, 30)) | hnp.arrays(np.uint64, st.integers(0, 30)))
 @example(np.array([2**63 - 1, 2**53 + 1, -1, 7], np.int64))
 def test_64_bit_integers(
@@ -212,6 +216,7 @@ def test_longdouble_keeps_its_range(
     assert (s.min, s.max, s.min_abs) == (0.0, math.inf, 0.0)
 
 
+@pytest.mark.slow
 @given(hnp.arrays(np.float64, st.integers(0, 20), elements=tiny_to_huge(64)))
 def test_longdouble_agrees_with_float64(
     summarize_array: Summarize, assert_close: AssertClose, x: Any

@@ -146,6 +146,7 @@ def test_sorts_rows_by_order_of_capture():
         ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.floats(width=32), max_size=8), max_size=6),

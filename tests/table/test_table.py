@@ -288,6 +288,7 @@ def test_exponents_of_rows_in_any_order(table):
         assert one.max_abs[place] == alone.max_abs[0]
 
 
+@pytest.mark.slow
 def test_reads_a_run_without_pandas(run_path, tmp_path):
     import subprocess
     import sys
@@ -304,6 +305,7 @@ print("pandas" in sys.modules, "plotly" in sys.modules)
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.slow
 def test_starts_over_when_a_bounded_source_has_evicted_many_rows(monkeypatch):
     monkeypatch.setattr(table_module, "_BOUNDED_ROWS", 200)
     history = History(40 * 700)

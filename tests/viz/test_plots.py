@@ -173,6 +173,7 @@ def test_rejects_sources_without_statistics(writer):
         viz.scalar_line(3)
 
 
+@pytest.mark.slow
 def test_explains_how_to_get_statistics_of_caught_tensors(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
     path = tap.init(tmp_path)

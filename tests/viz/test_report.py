@@ -118,6 +118,7 @@ def test_reports_records_and_logframes(run_path):
         assert "Provenance" not in text
 
 
+@pytest.mark.slow
 def test_reports_provenance(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORTAP_SERVER", "127.0.0.1:1")
     run = tap.init(tmp_path)

@@ -23,6 +23,8 @@ from tensortap.web import view as view_module
 from tensortap.web.access_control import AccessControl
 from tests.web.conftest import enter, serving
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
@@ -134,7 +136,6 @@ def test_the_cookie_has_another_name_on_every_server():
     assert one.cookie != other.cookie
 
 
-@pytest.mark.slow
 @pytest.mark.attack("page with a stolen cookie")
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs")
 def test_a_server_on_another_port_gets_no_data(runs):

@@ -27,6 +27,7 @@ def page(monkeypatch):
     page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.attack("half-open requests to the page")
 def test_half_open_requests_are_closed(page):
     """A hundred connections for each way to send half a request."""

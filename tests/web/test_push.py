@@ -15,6 +15,8 @@ from tensortap.web.catalog_entries import RunEntry
 from tensortap.web.push import Subscriber, refresh_entry, run_news
 from tests.web.conftest import Writer, enter, logged_in, serving
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.asynccontextmanager
 async def connected(page):
@@ -109,7 +111,6 @@ def test_sends_a_slow_browser_only_the_latest(tmp_path):
     run.close()
 
 
-@pytest.mark.slow
 def test_reports_new_and_deleted_runs(tmp_path):
     first = Writer(tmp_path, "first")
     first.step(0)

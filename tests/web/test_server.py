@@ -106,6 +106,7 @@ def test_draws_the_requested_slice(client):
     assert "x[:, 2, :]" in found["python"]
 
 
+@pytest.mark.slow
 def test_python_code_of_a_slice_runs(client):
     found = good(tensor(client, name="cube", step=1, axes="2,1", at="1,0,0", minus="step"))
     *lines, last = found["python"].splitlines()
@@ -141,6 +142,7 @@ def test_explains_what_cannot_be_drawn(client, name, message):
     assert message in body.get("empty", body.get("error", ""))
 
 
+@pytest.mark.slow
 def test_seven_axes_a_scalar_and_parts_of_a_value(client):
     found = good(tensor(client, name="seven", at="1,1,1,1,1,1,1"))
     assert found["shape"] == [2] * 7
@@ -155,6 +157,7 @@ def test_explains_how_to_keep_a_tensor(client):
     assert "tap.track(model, tensors=" in answer.json()["error"]
 
 
+@pytest.mark.slow
 def test_download(client, tmp_path):
     answer = client.get("/api/tensor.npy?run=raw&name=cube&kind=Value&step=2")
     assert "cube_step2_rank0.npy" in answer.headers["content-disposition"]
@@ -168,6 +171,7 @@ def test_download(client, tmp_path):
     assert (load_file(tmp_path / "x.npy") == values).all()
 
 
+@pytest.mark.slow
 def test_shows_caught_and_dumped_values(tmp_path):
     run = tap.init(tmp_path)
     tap.dump(np.arange(6.0).reshape(2, 3), "dumped")
@@ -183,6 +187,7 @@ def test_shows_caught_and_dumped_values(tmp_path):
         assert (curve["name"], curve["y"]) == ("my_loss", [1.0, 0.5, 1 / 3])
 
 
+@pytest.mark.slow
 def test_shows_traced_values(tmp_path):
     def step(x):
         h = np.full((2, 3), x)
@@ -336,6 +341,7 @@ def test_empty_run(client):
     assert figure["layout"]["meta"]["empty"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.attack("path outside a folder")
 def test_serves_nothing_outside_the_folder(tmp_path, runs):
     folder = tmp_path / "shown"
@@ -358,6 +364,7 @@ def test_serves_nothing_outside_the_folder(tmp_path, runs):
         resolve_inside(folder / "theirs", folder)
 
 
+@pytest.mark.slow
 def test_run_that_is_deleted_while_it_is_shown(tmp_path, runs):
     shutil.copytree(runs / "raw", tmp_path / "raw")
     with serving(tmp_path / "raw") as page, logged_in(page) as client:
@@ -396,6 +403,7 @@ def test_run_that_grows_and_is_replaced(tmp_path):
         assert (found["steps"], found["state"]) == ([7], "ended")
 
 
+@pytest.mark.slow
 def test_two_ranks_and_their_difference(tmp_path):
     for rank in (0, 1):
         run = Writer(tmp_path, "ranks", rank=rank, world_size=2)
@@ -422,6 +430,7 @@ def test_two_ranks_and_their_difference(tmp_path):
 # -- live sessions -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_live_sessions_of_this_and_another_process(tmp_path):
     server = live.start("127.0.0.1", 0, "64MB")
     try:
@@ -518,6 +527,7 @@ def test_rejects_an_invalid_port(port):
         listen("127.0.0.1", port)
 
 
+@pytest.mark.slow
 def test_view_shows_the_session_and_run_of_this_process(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(view_module, "_page", None)

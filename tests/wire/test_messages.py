@@ -301,6 +301,7 @@ def or_wire_error(function, *arguments):
     return None
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=300), st.binary(max_size=3))
 @settings(max_examples=500)
 @pytest.mark.attack("garbage on the wire", tried=500)

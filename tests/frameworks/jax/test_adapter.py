@@ -96,6 +96,7 @@ def unfinished():
     raise AssertionError("JAX computed everything at once")
 
 
+@pytest.mark.slow
 def test_does_not_wait_for_unfinished_arrays(unfinished):
     array, expected = unfinished
     node, nbytes = snapshot(array, POOL)
@@ -105,6 +106,7 @@ def test_does_not_wait_for_unfinished_arrays(unfinished):
     np.testing.assert_array_equal(np.asarray(rebuild(node)), expected)
 
 
+@pytest.mark.slow
 def test_unfinished_arrays_may_be_donated(unfinished):
     array, expected = unfinished
     node, _ = snapshot(array, POOL)
@@ -113,6 +115,7 @@ def test_unfinished_arrays_may_be_donated(unfinished):
     np.testing.assert_array_equal(np.asarray(rebuild(node)), expected)
 
 
+@pytest.mark.slow
 def test_unfinished_arrays_may_be_deleted(unfinished):
     array, expected = unfinished
     node, _ = snapshot(array, POOL)
@@ -120,6 +123,7 @@ def test_unfinished_arrays_may_be_deleted(unfinished):
     np.testing.assert_array_equal(np.asarray(rebuild(node)), expected)
 
 
+@pytest.mark.slow
 def test_several_threads_may_wait_at_once(unfinished):
     array, expected = unfinished
     node, _ = snapshot(array, POOL)
@@ -145,6 +149,7 @@ def test_ready_arrays_may_be_donated_right_after():
     np.testing.assert_array_equal(np.asarray(rebuild(node)), np.arange(100_000.0))
 
 
+@pytest.mark.slow
 def test_ignores_transfer_guards(unfinished):
     array, expected = unfinished
     ones = jnp.ones(3)
@@ -155,6 +160,7 @@ def test_ignores_transfer_guards(unfinished):
         rebuild(small)
 
 
+@pytest.mark.slow
 def test_constants_inside_jit(unfinished):
     array, expected = unfinished
     small = jnp.ones(3)

@@ -105,6 +105,7 @@ def test_selection_applies_to_calls_not_traces(caught):
     assert caught("never") == []
 
 
+@pytest.mark.slow
 def test_scan_and_vmap_and_grad(caught):
     def loss(w, x):
         def body(carry, item):
@@ -124,6 +125,7 @@ def test_scan_and_vmap_and_grad(caught):
     assert values(caught("square")) == [9.0]
 
 
+@pytest.mark.slow
 def test_values_belong_to_the_step_that_computed_them(pipeline, caught):
     @jax.jit
     def slow(x):
@@ -185,6 +187,7 @@ def test_training_steps_are_bit_identical(caught):
     assert len(caught("output")) == len(caught("grads")) == len(caught("loss")) == 10
 
 
+@pytest.mark.slow
 def test_equinox(caught):
     class Net(eqx.Module):
         inner: eqx.nn.Linear
@@ -200,6 +203,7 @@ def test_equinox(caught):
     assert sorted(values(caught("inner"))) == sorted(np.asarray(y).tolist())
 
 
+@pytest.mark.slow
 def test_inside_an_intercepted_function(caught):
     @jax.jit
     def function(x):

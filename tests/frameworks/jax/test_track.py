@@ -58,6 +58,7 @@ def test_weights_gradients_and_optimizer_state():
     assert_agrees(summaries[Kind.OPTIMISER_STATE, "Dense_0.kernel.mu", 0], mu)
 
 
+@pytest.mark.slow
 def test_optimizer_for_part_of_the_parameters():
     params = {"params": {"a": {"w": jnp.ones(3)}}, "batch_stats": {"n": {"mean": jnp.ones(2)}}}
     state = optax.adafactor(1e-3).init(params["params"])
@@ -78,6 +79,7 @@ def test_leaves_out_donated_arrays():
     assert names_of(seen) == ["kept", "number"]
 
 
+@pytest.mark.slow
 def test_plain_numbers_and_empty_trees():
     assert observe_trees(everything) == []
     seen = observe_trees(everything, {"w": 2.0, "name": "x", "f": len, "n": np.arange(3)})

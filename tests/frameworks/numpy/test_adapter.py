@@ -57,6 +57,7 @@ def test_round_trip_of_every_dtype(layout, shape, pool):
         assert describe(array) == ("numpy.ndarray", name, array.shape)
 
 
+@pytest.mark.slow
 @given(
     hnp.arrays(
         hnp.scalar_dtypes() | hnp.unicode_string_dtypes(min_len=1), hnp.array_shapes(min_side=0)
@@ -153,6 +154,7 @@ def test_rejects_invalid_tensors(node):
         rebuild(node)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=40), st.sampled_from(sorted(REGISTRY)), st.lists(st.integers(0, 5)))
 def test_rejects_any_invalid_tensor(data, name, shape):
     for framework in ("numpy", "numpy.generic", "torch"):

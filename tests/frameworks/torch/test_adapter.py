@@ -232,6 +232,7 @@ def test_rejects_tensors_with_a_remedy(make, remedy):
     assert nbytes_of(value) >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("shape", [(2, 3), (2,)])
 @pytest.mark.parametrize(

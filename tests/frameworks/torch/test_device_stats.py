@@ -61,6 +61,7 @@ def test_all_float_dtypes(dtype, bits):
     check(from_bits(bits, dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
 @given(bits=st.binary(min_size=8, max_size=400))
 @example(bits=bytes(7) + b"\x80")
@@ -70,6 +71,7 @@ def test_all_integer_dtypes(dtype, bits):
     check(tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 @given(
     values=st.lists(

@@ -28,6 +28,7 @@ WRAPPERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_names_do_not_contain_outer_wrappers(wrap):
     model = HasModule()

@@ -122,6 +122,7 @@ def train(catch):
     return losses, model.state_dict(), torch.get_rng_state(), caught
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The use of `x.T`")
 def test_training_is_bit_identical():
     train(lambda value: None)  # warm up: the first training of a process may round differently

@@ -12,6 +12,7 @@ from tensortap.alerts import nan
 from tensortap.record import Kind
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("no_errors"),
     # a warning of the compiler itself
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
@@ -153,7 +154,7 @@ def compiler_for_other_files():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("way", ["wrapper", "in place", "function"])
 @pytest.mark.parametrize("called", [True, False])
 def test_observes_compiled_models(backend, way, called, found):
@@ -255,7 +256,6 @@ def test_compiled_training_is_bit_identical():
         assert torch.equal(one, other)
 
 
-@pytest.mark.slow
 def test_compiling_while_tracking(run_program, tmp_path):
     """The compiler compiles no code of tensortap, and no hook once per module."""
     code = """

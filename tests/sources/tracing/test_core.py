@@ -43,6 +43,7 @@ def pythons() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", pythons().values(), ids=pythons().keys())
 def test_in_another_python(python):
     done = subprocess.run(
