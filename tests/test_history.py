@@ -143,6 +143,20 @@ def test_one_series_per_name_kind_and_rank():
     assert history.records("nothing") == []
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_last_limits_the_records_of_each_rank(late):
+    history = History(1 << 20)
+    records = [record("x", rank=n % 3, number=n) for n in range(30)]
+    history.write(records[1:] + records[:1] if late else records)
+    for rank in (None, 1):
+        everything = history.records("x", rank=rank)
+        found = history.records("x", rank=rank, last=2)
+        assert found[-2:] == everything[-2:]
+        assert {r.rank for r in found} == {r.rank for r in everything}
+        assert late or len(found) == 2 * len({r.rank for r in everything})
+    assert [r.step for r in history.records("x", step=4, last=1)] == [4]
+
+
 def test_recent_records_are_in_order_of_time():
     history = History(1 << 20)
     history.write([record("ab"[i % 2], number=i) for i in range(20)])

@@ -21,7 +21,6 @@ from tensortap.record import (
     TensorData,
     Value,
 )
-from tensortap.select import fits
 from tensortap.values import children
 
 OVERHEAD = 512
@@ -89,6 +88,10 @@ def _tree_overhead(value: Value) -> int:
     if type(value) is TensorData:
         return _TENSOR_OVERHEAD
     return sum([_NODE_OVERHEAD // 4 + _tree_overhead(child) for child in children(value)])
+
+
+def _tail(held: collections.deque[Record], length: int | None) -> list[Record]:
+    return list(held) if length is None else list(itertools.islice(reversed(held), length))[::-1]
 
 
 class History:
@@ -186,12 +189,21 @@ class History:
         kind: Kind | None = None,
         last: int | None = None,
     ) -> list[Record]:
-        """Return the matching records of a name, oldest to newest; `last` makes no difference."""
+        """Return the matching records of a name, oldest to newest.
+
+        With `last`, only so many of the newest of each rank, if their step makes no difference.
+        """
         with self._changed:
-            keys = list(self._by_name.get(name, ()))
-            series = [list(self._series[key]) for key in keys]
+            keys = [
+                key
+                for key in self._by_name.get(name, ())
+                if kind in (None, key[1]) and rank in (None, key[2])
+            ]
             ordered = self._unordered.isdisjoint(keys)
-        records = [r for held in series for r in held if fits(r, step, rank, kind)]
+            # `get` asks for the newest: the lock is held as briefly as possible
+            length = last if ordered and step is None else None
+            series = [_tail(self._series[key], length) for key in keys]
+        records = [r for held in series for r in held if step in (None, r.step)]
         if not ordered or len(series) > 1:
             records.sort(key=lambda r: (r.time_ns, r.seq))
         return records
@@ -230,10 +242,7 @@ class History:
     def tails(self, length: int) -> list[tuple[int, list[Record]]]:
         """Return the number of records and the newest `length` records of each series."""
         with self._changed:
-            return [
-                (len(held), [held[i] for i in range(max(0, len(held) - length), len(held))])
-                for held in self._series.values()
-            ]
+            return [(len(held), _tail(held, length)) for held in self._series.values()]
 
     def recent(self, count: int) -> list[Record]:
         """Return the last `count` captured records of all names, oldest to newest."""

@@ -62,6 +62,29 @@ def test_no_server_is_listening():
     assert time.monotonic() - began < 4
 
 
+def test_asks_only_for_the_records_it_needs(server):
+    """A long history of numbers would take seconds to transfer for every `get`."""
+    server.history.write([record(n, "long", 1.0) for n in range(1000)])
+    with LiveReader(server.address) as reader:
+        replies = []
+        query = reader._query
+        reader._query = lambda *a, **k: replies.append(query(*a, **k)) or replies[-1]
+        assert [r.step for r in reader.records("long", last=2)] == [998, 999]
+        assert [r.step for r in reader.records("long", step=7)] == [7]
+        assert all(len(reply) < 2000 for reply in replies)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"name": 3}, {"name": "x", "last": 0}, {"name": "x", "kind": 1}]
+)
+def test_rejects_a_question_with_wrong_arguments(server, wrong, caplog):
+    with LiveReader(server.address) as reader:
+        with pytest.raises(TensortapError, match="not a valid question"):
+            reader._query("heads", **wrong)
+        assert reader.names()
+    assert not caplog.records
+
+
 def test_evicted_record_cannot_be_loaded(server):
     with LiveReader(server.address) as reader:
         (head,) = reader.records("nothing")

@@ -15,7 +15,6 @@ import zmq
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind, Record
-from tensortap.select import fits
 from tensortap.server import questions
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address, parse_address
@@ -86,8 +85,8 @@ class LiveReader:
         kind: Kind | None = None,
         last: int | None = None,
     ) -> list[Record]:
-        heads = self._ask(questions.RecordList, questions.HEADS, name=name).records
-        return [record for record in heads if fits(record, step, rank, kind)]
+        wanted = msgspec.structs.asdict(questions.Heads(name, step, rank, kind, last))
+        return list(self._ask(questions.RecordList, questions.HEADS, **wanted).records)
 
     def since(self, cursor: int, limit: int = 1 << 14) -> tuple[int, list[Record]]:
         """Return the next cursor and the records after this one (0 at first), without values."""

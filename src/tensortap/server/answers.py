@@ -213,7 +213,13 @@ def answer(server: Server, what: str, arguments: dict[str, Any]) -> bytes:
 
 
 def _heads(server: Server, arguments: dict[str, Any]) -> bytes:
-    records = server.history.records(str(arguments.get("name", "")))
+    try:
+        wanted = msgspec.convert(arguments, questions.Heads)
+    except msgspec.ValidationError as error:
+        raise NotFound(f"not a valid question for records: {error}") from None
+    records = server.history.records(
+        wanted.name, step=wanted.step, rank=wanted.rank, kind=wanted.kind, last=wanted.last
+    )
     return _encode(questions.RecordList(records=tuple(map(_head, records))))
 
 

@@ -5,12 +5,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from tensortap.record import Record
+from tensortap.record import Kind, Record
 
 OVERVIEW, NAMES, HEADS, LOAD = "overview", "names", "heads", "load"
 SINCE, TENSOR_STEPS = "since", "tensor_steps"
+
+
+class Heads(msgspec.Struct, frozen=True):
+    """The arguments of `HEADS`: the records of a name, and with `last` the newest ones."""
+
+    name: str
+    step: int | None = None
+    rank: int | None = None
+    kind: Kind | None = None
+    last: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class ClientRow(msgspec.Struct, frozen=True):
