@@ -16,12 +16,13 @@ CHROMIUM := { command -v chromium || command -v chromium-browser || command -v c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # pip must not run twice in one environment
 .DELETE_ON_ERROR:
-.PHONY: help demo check test attack faults lint docs bench clean chromium
+.PHONY: help demo check test sweep attack faults lint docs bench clean chromium
 
 help:
 	@echo "make demo    show tensortap at work"
 	@echo "make check   lint and the fast tests, for the inner loop"
 	@echo "make test    run all tests           (ARGS='-k names' for some of them)"
+	@echo "make sweep   track every model of other libraries (ARGS=pattern for some of them)"
 	@echo "make attack  try to break in, and show what held"
 	@echo "make faults  kill, cut, stop and fill disks, and show what held"
 	@echo "make lint    ruff, mypy, import-linter"
@@ -37,6 +38,10 @@ check: lint $(VENV)/.ready-test
 
 test: $(VENV)/.ready-test chromium
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Takes about half an hour. timm is swept if it is installed.
+sweep: $(VENV)/.ready-test
+	$(BIN)/python -m tests.sweep $(ARGS)
 
 # On loopback only, at most ten minutes each; docs/security.md says what the tables show.
 attack: $(VENV)/.ready-test

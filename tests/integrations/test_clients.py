@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -246,8 +245,19 @@ def test_trl_grpo(tmp_path, tokenizer, data, no_errors):
 KERAS = """
 import json, keras, torch
 import tensortap as tap
+
+class Block(keras.layers.Layer):
+    def __init__(self):
+        super().__init__(name="block")
+        self.inner = keras.layers.Dense(8, name="registered")
+        self.others = [keras.layers.Dense(8, name="listed")]
+
+    def call(self, x):
+        return self.others[0](self.inner(x))
+
 keras.utils.set_random_seed(0)
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+layers = [keras.Input((4,)), Block(), keras.layers.Dense(2, name="head")]
+model = keras.Sequential(layers)
 opt = torch.optim.AdamW(model.parameters())
 rows = []
 for first in (0, 2):
@@ -259,13 +269,22 @@ for first in (0, 2):
             opt.zero_grad()
             tracker.step()
     rows += [(r.name, r.kind, r.step, r.call) for r in tracker.records]
-    print(json.dumps([rows, tracker.unseen]))
+print(json.dumps([rows, tracker.unseen]))
 """
 
 
 def test_keras_on_torch(tmp_path, run_program):
     """In a process of its own: the backend of Keras is chosen when it is imported."""
-    printed = run_program(tmp_path, KERAS, env={"KERAS_BACKEND": "torch", **os.environ})
+    printed = run_program(tmp_path, KERAS, env={"KERAS_BACKEND": "torch"})
     rows, unseen = json.loads(printed.splitlines()[-1])
-    print(rows, unseen)
     assert unseen == {}
+    layers = ["block.inner", "block.listed", "block", "head", "Sequential"]
+    weights = [f"{name}.{part}" for name in (*layers[:2], "head") for part in ("kernel", "bias")]
+    for kind, names, calls in [
+        (ACT, layers, ACCUMULATED), (GRAD, layers, ACCUMULATED), (WEIGHT, weights, 1),
+        (WGRAD, weights, 1), (STATE, [f"{name}.exp_avg" for name in weights], 1),
+    ]:  # fmt: skip
+        for name in names:
+            found = [tuple(row[2:]) for row in rows if row[:2] == [name, kind.value]]
+            assert found == [(step, call) for step in range(4) for call in range(calls)], name
+    assert {row[0] for row in rows if row[1] == WEIGHT.value} == set(weights)

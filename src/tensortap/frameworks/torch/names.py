@@ -6,6 +6,7 @@ and its parent; their segments are left out of paths.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -35,6 +36,7 @@ class Names:
                 for name, child in module.named_modules(remove_duplicate=False):
                     if child is wrapped[1]:
                         self._prefixes.append((f"{path}.{name}" if path else name, path))
+        self._keras = dict(_keras_layers(root)) if "keras" in sys.modules else {}
         # the innermost first, so that the others still match what is left of a path
         self._prefixes.sort(key=lambda pair: -len(pair[0]))
         self._title = _class_of(unwrapped(root)).__name__
@@ -56,18 +58,26 @@ class Names:
         A wrapper that is `as_one` is yielded instead of the module that it wraps.
         """
         wrapped_ids: set[int] = set()
+        registered: set[int] = set()
         for path, module in self.root.named_modules():
+            registered.add(id(module))
             wrapped = _wrapped(module)
             if wrapped is not None and as_one(module):
                 wrapped_ids.add(id(wrapped[1]))
             elif wrapped is not None or id(module) in wrapped_ids:
                 continue
             yield self.plain(path) or self._title, module
+        yield from (pair for pair in self._keras.items() if id(pair[1]) not in registered)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield every parameter, shared ones under each of their names."""
+        keras = {
+            id(variable.value): f"{path}.{variable.name}"
+            for path, layer in self._keras.items()
+            for variable in getattr(layer, "variables", ())
+        }
         for path, parameter in self.root.named_parameters(remove_duplicate=False):
-            yield self.plain(path), parameter
+            yield keras.get(id(parameter)) or self.plain(path), parameter
 
 
 def _wrapped(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
@@ -76,6 +86,26 @@ def _wrapped(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
     if child is not None and (child[0] in _WRAPPED or isinstance(module, _PARALLEL)):
         return child
     return None
+
+
+def _keras_layers(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the layers of a Keras model with their paths, a layer before those in it.
+
+    Keras keeps most of them in lists, where torch does not find them.
+    """
+    paths = {id(module): path for path, module in root.named_modules()}
+    pending = [module for module in root.modules() if hasattr(type(module), "_flatten_layers")]
+    found: set[int] = set()
+    for owner in pending:  # which grows
+        for layer in owner._flatten_layers(include_self=False, recursive=False):
+            path = paths.get(id(layer)) or ".".join(filter(None, (paths[id(owner)], layer.name)))
+            for below, module in layer.named_modules():
+                if id(module) not in found:
+                    found.add(id(module))
+                    paths.setdefault(id(module), f"{path}.{below}" if below else path)
+                    yield paths[id(module)], module
+                    if hasattr(type(module), "_flatten_layers"):
+                        pending.append(module)
 
 
 _PARALLEL: tuple[type, ...] = (torch.nn.DataParallel,)
