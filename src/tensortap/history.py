@@ -114,30 +114,39 @@ class History:
 
     def write(self, records: Collection[Record]) -> None:
         """Add records, and evict others if they take too much memory."""
-        series = self._series
+        last = None
         with self._changed:
             for position, record in enumerate(records, self.written):
                 key = (record.name, record.kind, record.rank)
-                held = series.get(key)
-                if held is None:
-                    held = series[key] = collections.deque()
-                    self._positions[key] = collections.deque()
-                    self._by_name.setdefault(record.name, []).append(key)
-                elif held and record.time_ns < held[-1].time_ns:
+                if key != last:  # records of one name come together
+                    last, held, positions = key, *self._series_of(key)
+                    plain = OVERHEAD + len(record.name) + _DTYPE_OVERHEAD + _TENSOR_OVERHEAD
+                if held and record.time_ns < held[-1].time_ns:
                     self._unordered.add(key)  # sent again after newer ones
                 held.append(record)
-                self._positions[key].append(position)
+                positions.append(position)
                 value = record.value
                 if type(value) is TensorData and type(value.data) is bytes:
                     nbytes = len(value.data)  # the most frequent case, without a call
+                    more = record.stats or record.shard or record.tags or not record.dtype
+                    self.nbytes += record_nbytes(record, nbytes) if more else nbytes + plain
                 else:
                     nbytes = payload_nbytes(value)
+                    self.nbytes += record_nbytes(record, nbytes)
                 self.written_nbytes += nbytes
-                self.nbytes += record_nbytes(record, nbytes)
                 if self.nbytes > self.bound:
                     self._evict(record)
+                    last = None  # it may have removed the series
             self.written += len(records)
             self._changed.notify_all()
+
+    def _series_of(self, key: Key) -> tuple[collections.deque[Record], collections.deque[int]]:
+        held = self._series.get(key)
+        if held is None:
+            held = self._series[key] = collections.deque()
+            self._positions[key] = collections.deque()
+            self._by_name.setdefault(key[0], []).append(key)
+        return held, self._positions[key]
 
     def _evict(self, newest: Record) -> None:
         # a little more than needed, so that not every record evicts
