@@ -81,6 +81,14 @@ class Adapter:
     compact: type | None = None
 
 
+class CompiledRun(NamedTuple):
+    """One run of compiled code: on which of several devices, and tags for what it captures."""
+
+    device: int = 0
+    devices: int = 1
+    tags: dict[str, str] = {}  # noqa: RUF012  never changed
+
+
 class Framework(Protocol):
     """One framework: its values, and the hooks that it offers.
 
@@ -140,7 +148,8 @@ class Framework(Protocol):
     ) -> Callable[[], object]:
         """Make the function that is being compiled call ``capture(value, when=when)`` when it runs.
 
-        Return a function that waits until running functions have done so.
+        A `CompiledRun` as argument `run` says on which device, if there are several. Return a
+        function that waits until running functions have done so.
         """
         raise CaptureError(f"{self.name} has no values of functions that are being compiled")
 

@@ -14,7 +14,7 @@ from typing import Any
 from tensortap import frameworks, ranks
 from tensortap.buffers import OutOfMemory, Pool
 from tensortap.frameworks.adapters import adapter_of
-from tensortap.frameworks.protocol import SMALL
+from tensortap.frameworks.protocol import SMALL, CompiledRun
 from tensortap.limits import format_size
 from tensortap.pipeline import ticket as tickets
 from tensortap.pipeline.exit import at_exit
@@ -156,6 +156,7 @@ class Pipeline:
         changed: bool = False,
         shard: Shard | None = None,
         to: Sequence[Queue] | None = None,
+        run: CompiledRun | None = None,
     ) -> Ticket:
         """Make a record of call `number` of this counter and queue it, `to` these queues only."""
         start = _now()
@@ -179,6 +180,8 @@ class Pipeline:
         name, step, call = counter.name, counter.step, number - counter.base
         if step is None:  # without a training step, calls count as steps
             step, call = number, 0
+        if run is not None:
+            call = call * run.devices + run.device
         rank, world_size = ranks.rank_and_world_size()
         nbytes = adapter.nbytes(value, ())
         large = nbytes > SMALL  # the time of small values is not split
@@ -201,7 +204,8 @@ class Pipeline:
         tensor = snapshot if type(snapshot) is TensorData else _NO_TENSOR
         record = Record(
             name, _VALUE, step, call, self.next_seq(), rank, world_size, time.time_ns(),
-            type_name(cls), tensor.dtype, tensor.shape, shard, digest, snapshot,
+            type_name(cls), tensor.dtype, tensor.shape, shard, digest, snapshot, None,
+            {} if run is None else run.tags,
         )  # fmt: skip
         ticket = write_to(queues, record, nbytes)
         if large:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tensortap.frameworks.protocol import Framework
+from tensortap.frameworks.protocol import CompiledRun, Framework
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.pipeline.pipeline import pipeline
@@ -97,11 +97,35 @@ def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
 
 def _catch_when_run(value: Any, name: str, when: Any, **options: Any) -> Ticket:
     """Make the function that is being compiled capture the value whenever it runs."""
-    capture = functools.partial(catch, name=name, **options)
+    capture = functools.partial(_catch_run, name, options)
     wait = _traced[type(value)].catch_when_run(value, capture, when)
     if wait not in pipeline.settlers:
         pipeline.settlers.append(wait)
     return SKIPPED
+
+
+def _catch_run(
+    name: str, options: dict[str, Any], value: Any, when: Any, run: CompiledRun | None = None
+) -> Ticket:
+    """Capture a value that compiled code calls back with; each device counts its own calls."""
+    if run is None:
+        return catch(value, name, when=when, **options)
+    try:
+        key = name if run.devices == 1 else f"{name} on device {run.device}"
+        counter = pipeline.counters.get(key) or pipeline.counters.setdefault(key, CallCounter(name))
+        number, step = counter.tick(), pipeline.clock.step
+        if counter.step != step:
+            counter.begin(number, step)
+        every, first = options["every"], options["first"]
+        if number % every or (first is not None and number >= first * every):
+            return SKIPPED
+        queues = None if options["server"] is None else connections.queues(options["server"])
+        if queues is None and pipeline.expecting:
+            connections.connect()
+        changed = options["changed"]
+        return pipeline.capture(value, counter, number, when, changed, None, queues, run)
+    except Exception as error:
+        return _fault(name, error, options["every"])
 
 
 # torch.compile must not trace into it: capturing is not part of the graph

@@ -102,13 +102,14 @@ def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
             log.warning("tensortap: cannot write a run in %s; training continues without", _full)
         if not _registered:
             _registered = True
-            at_exit(_finish_at_exit, priority=15)
+            at_exit(finish, priority=15)
         pipeline.clock.let_go()
         return path
 
 
 def finish() -> None:
     """Finish the run: it is complete when this returns. Steps start at 0 again."""
+    pipeline.settle()  # compiled functions may still be running, with values to capture
     with _lock:
         _finish()
 
@@ -123,11 +124,6 @@ def _finish() -> None:
         _open = None  # an error must not prevent the next run
         raise
     _open = None
-
-
-def _finish_at_exit() -> None:
-    pipeline.settle()
-    finish()
 
 
 def opened() -> OpenRun | None:

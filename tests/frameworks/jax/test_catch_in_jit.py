@@ -243,3 +243,19 @@ def test_constants_are_captured_once_per_trace(caught):
     function = jax.jit(lambda x: (tap.catch(constant, "constant"), x)[1])
     function(1.0), function(1.0)
     assert values(caught("constant")) == [[0, 1, 2]]
+
+
+def test_recomputed_values_are_tagged(caught):
+    @jax.checkpoint
+    def block(x):
+        y = jnp.sin(x)
+        tap.catch(y, "y")
+        return jnp.sin(y)
+
+    def loss(x):
+        return jax.lax.scan(lambda c, _: (block(c), None), x, None, length=2)[0]
+
+    jax.jit(jax.grad(loss))(1.0)
+    assert [r.tags for r in caught("y")] == [{}, {}, {"recompute": "1"}, {"recompute": "1"}]
+    jax.jit(jax.vmap(jax.grad(block)))(jnp.ones(2))
+    assert sum("recompute" in r.tags for r in caught("y")[4:]) == 2

@@ -49,6 +49,44 @@ CODE = """
                 assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
             assert len(seen) == 2 and seen[0].pending.resolve().count == 64, seen
             assert not intercept.unseen, intercept.unseen
+
+    # tap.catch in shard_map: each value has its device, and the program agrees with itself
+    import tempfile, tensortap as tap
+    grid = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def double(x):
+        tap.catch(x * 2, "doubled")
+        tap.catch(x.sum(), "sum", every=2)
+        return x * 2
+
+    mapped = jax.jit(jax.shard_map(double, mesh=grid, in_specs=P("x", "y"), out_specs=P("x", "y")))
+    x, runs = jnp.arange(16.0).reshape(4, 4), []
+    for _ in range(2):
+        runs.append(tap.init(tempfile.mkdtemp()))
+        for step in range(4):
+            tap.step(step)
+            for _ in range(2):
+                mapped(x + step)
+        tap.finish()
+    run = tap.open(runs[0])
+    records = zip(run.records("doubled"), run.get_all("doubled"), strict=True)
+    found = {(r.step, r.call): (r.tags, value) for r, value in records}
+    assert sorted(found) == [(step, call) for step in range(4) for call in range(8)]
+    for (step, call), (tags, value) in found.items():
+        i, j = divmod(call % 4, 2)
+        assert tags == {"device": f"x={i} y={j}"}, tags
+        want = 2 * np.asarray(x + step)[2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
+        np.testing.assert_array_equal(value, want)
+    assert len(list(run.records("sum"))) == 16  # every second call of each device
+    report = tap.compare(*runs)
+    assert report and report.compared == 48, report
+
+    apply = lambda params, x: model.apply(params, x)
+    mapped = jax.jit(jax.shard_map(apply, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x")))
+    intercept = Intercept()
+    results, seen = intercept(mapped, params, np.ones((8, 4), np.float32))
+    assert len(seen) == 4, seen
+    assert "once per device, in no fixed order" in intercept.unseen["Dense"]
 """
 
 

@@ -82,14 +82,15 @@ class JaxFramework(Framework):
     ) -> Callable[[], object]:
         """Make the compiled function call back with the whole value, under all transformations.
 
-        It does so for each iteration of a `scan`, for each element under `vmap`, and again where
-        `jax.checkpoint` recomputes the value.
+        It does so for each iteration of a `scan`, for each element under `vmap`, on each device
+        in `shard_map`, and again, with a tag, where `jax.checkpoint` recomputes the value.
         """
+        from tensortap.frameworks.jax.runs import call_back
+
         reject_random_keys(value.dtype)
         # NumPy, because JAX must not compute in a callback: the thread for it waits for us
         condition = (lambda value: when(np.asarray(value))) if callable(when) else when
-        callback = functools.partial(capture, when=condition)
-        jax.debug.callback(callback, jax.lax.stop_gradient(value))
+        call_back(functools.partial(capture, when=condition), jax.lax.stop_gradient(value))
         wait: Callable[[], object] = jax.effects_barrier
         return wait
 

@@ -20,7 +20,6 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from tensortap.frameworks.jax.adapter import Deferred
 from tensortap.frameworks.jax.device_stats import Observation, summary_at
-from tensortap.frameworks.jax.flax_modules import OnError, Wants, marked_modules
 from tensortap.frameworks.jax.instrumented_jit import (
     InstrumentedJit,
     PackedOutputs,
@@ -28,6 +27,7 @@ from tensortap.frameworks.jax.instrumented_jit import (
     jit_options,
 )
 from tensortap.frameworks.jax.marks import Collector, MarkedValue
+from tensortap.frameworks.jax.modules import OnError, Wants, marked_modules
 from tensortap.frameworks.observing import Observed
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
@@ -61,6 +61,11 @@ class Intercept:
         self._waits = False  # for callbacks of the function that is being called
         self.unseen = self._collector.unseen
         self.remarks: dict[str, str] = {}
+
+    @property
+    def has_modules(self) -> bool:
+        """Whether any function that was called so far has called a module."""
+        return self._collector.modules > 0
 
     @contextlib.contextmanager
     def _marking(self) -> Iterator[None]:

@@ -23,8 +23,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tensortap.frameworks.jax.device_stats import can_reduce, pack
+from tensortap.frameworks.jax.runs import manual_axes
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
+
+IN_SHARD_MAP = (
+    "inside shard_map it is recorded once per device, in no fixed order; tap.catch tells the device"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Collector:
         self.eager: list[tuple[MarkedValue, Any]] = []
         self.called_back: list[tuple[MarkedValue, Any]] = []
         self.callbacks = 0  # marks that were compiled to callbacks
+        self.modules = 0  # calls of modules that were traced or run
         self._lock = threading.Lock()
 
     def note(self, name: str, reason: str) -> None:
@@ -110,6 +116,8 @@ def mark(
     x: Any, name: str, cls: str, activation: bool, gradient: bool, collector: Collector
 ) -> Any:
     """Return `x`, marked; differentiation marks its gradient as well."""
+    if manual_axes():
+        collector.note(name, IN_SHARD_MAP)
     label = ValueMark(Kind.ACTIVATION, name, cls, next(_uids), activation, gradient, collector)
     return value_p.bind(x, mark=label)
 

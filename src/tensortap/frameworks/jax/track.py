@@ -11,12 +11,16 @@ import numpy as np
 
 from tensortap.frameworks.jax.adapter import Deferred
 from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack, summary_at
-from tensortap.frameworks.jax.flax_modules import Wants, key_name
 from tensortap.frameworks.jax.intercept import Intercept
+from tensortap.frameworks.jax.modules import Wants, key_name
 from tensortap.frameworks.observing import Observed, TrackObserver
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
+NO_MODULES = (
+    "no activations or gradients: it called no module of Flax, Equinox or Keras; tap.catch "
+    "captures values in it"
+)
 Path = tuple[str, ...]
 
 
@@ -59,6 +63,11 @@ class JaxTracking:
                 self.observer.add(seen._replace(call=call), None, pending)
             self._calls = calls
             self.observer.unseen.update(self._intercept.unseen)
+            outputs = {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds)
+            if outputs and not self._intercept.has_modules:
+                self.observer.unseen.setdefault(
+                    getattr(function, "__name__", "function"), NO_MODULES
+                )
             self.observer.remarks.update(self._intercept.remarks)
         except Exception as error:
             self.observer.fault(getattr(function, "__name__", "intercept"), error)

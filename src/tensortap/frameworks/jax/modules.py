@@ -1,8 +1,8 @@
-"""Marking the outputs of Flax modules while their program is traced or run.
+"""Marking the outputs of Flax, Equinox and Keras modules while their program is traced or run.
 
-Linen has a public hook for every method of every module. nnx has none: inside `marked_modules`,
-the `__call__` methods of its module classes are wrapped. Names are paths below the outermost
-module that is called, so nothing is written into the user's model.
+Linen has a public hook for every method of every module. The others have none: inside
+`marked_modules`, the `__call__` methods of their module classes are wrapped. Names are paths below
+the outermost module that is called, so nothing is written into the user's model; Keras has its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,13 +39,12 @@ def marked_modules(wants: Wants, on_error: OnError, collector: Collector) -> Ite
     """Mark the outputs of modules that are called in this thread."""
     outer: _Marking | None = getattr(_thread, "marking", None)
     _thread.marking = _Marking(wants, on_error, collector)
-    linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
+    linen = sys.modules.get("flax.linen")
     try:
         with contextlib.ExitStack() as stack:
             if linen is not None:
                 stack.enter_context(linen.intercept_methods(_intercept_linen))
-            if nnx is not None:
-                stack.enter_context(_wrapped_calls(nnx))
+            stack.enter_context(_wrapped_calls(_base_classes()))
             yield
     finally:
         _thread.marking = outer
@@ -59,7 +59,7 @@ def key_name(key: Any) -> str:
 
 
 class _Marking:
-    """Which outputs are marked, and the nnx modules whose calls are under way."""
+    """Which outputs are marked, and the modules whose calls are under way."""
 
     def __init__(self, wants: Wants, on_error: OnError, collector: Collector) -> None:
         self._wants = wants
@@ -70,6 +70,7 @@ class _Marking:
 
     def mark(self, output: Any, name: str, cls: type) -> Any:
         """Return the output with every array in it marked."""
+        self._collector.modules += 1
 
         def marked(path: Any, leaf: Any) -> Any:
             if not (isinstance(leaf, jax.Array) and isinstance(leaf.dtype, np.dtype)):
@@ -82,19 +83,19 @@ class _Marking:
             gradient = self._wants(Kind.GRADIENT, name)
             if not (activation or gradient):
                 return output
-            return jax.tree_util.tree_map_with_path(marked, output, is_leaf=_is_nnx_object)
+            return jax.tree_util.tree_map_with_path(marked, output, is_leaf=_is_object)
         except Exception as error:  # an output that JAX cannot take apart
             self._on_error(name, error)
             return output
 
     def is_calling(self, module: Any) -> bool:
-        """Return whether `module` is the nnx module whose call is under way."""
+        """Return whether `module` is the module whose call is under way."""
         return bool(self._modules) and self._modules[-1] is module
 
     @contextlib.contextmanager
     def calling(self, module: Any) -> Iterator[str]:
-        """Enter a call of an nnx module and give its name."""
-        name = self._name_of(module)
+        """Enter a call of a module and give its name."""
+        name = _keras_name(module) or self._name_of(module)
         names = {}
         if name is None:
             # the outermost module, or one that a transformation has created below another
@@ -105,11 +106,8 @@ class _Marking:
                 prefix = f"{above_name}.{type(module).__name__}"
             name = prefix or type(module).__name__
             names = {id(module): name}
-            nnx = sys.modules["flax.nnx"]
-            for path, node in nnx.iter_graph(module):
-                if isinstance(node, nnx.Module) and node is not module:
-                    below = ".".join(map(str, path))
-                    names.setdefault(id(node), f"{prefix}.{below}" if prefix else below)
+            for below, node in _modules_in(module):
+                names.setdefault(id(node), f"{prefix}.{below}" if prefix else below)
         self._modules.append(module)
         self._names.append(names)
         try:
@@ -125,9 +123,43 @@ class _Marking:
         return None
 
 
-def _is_nnx_object(node: Any) -> bool:
+def _base_classes() -> tuple[type, ...]:
+    """Return the base classes of modules of the libraries that the program has imported."""
+    places = (("flax.nnx", "Module"), ("equinox", "Module"), ("keras.layers", "Layer"))
+    found = (getattr(sys.modules.get(library), name, None) for library, name in places)
+    return tuple([cls for cls in found if cls is not None])
+
+
+def _modules_in(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the modules in a module, each with its path."""
+    nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    if nnx is not None and isinstance(module, nnx.Module):
+        for path, node in nnx.iter_graph(module):
+            if isinstance(node, nnx.Module) and node is not module:
+                yield ".".join(map(str, path)), node
+    elif eqx is not None and isinstance(module, eqx.Module):
+
+        def inner(node: Any) -> bool:
+            return node is not module and isinstance(node, eqx.Module)
+
+        for keys, node in jax.tree_util.tree_flatten_with_path(module, is_leaf=inner)[0]:
+            if inner(node):
+                path = ".".join(map(key_name, keys))
+                yield path, node
+                yield from ((f"{path}.{below}", one) for below, one in _modules_in(node))
+
+
+def _keras_name(module: Any) -> str:
+    """Return the path of a Keras layer; empty for any other module."""
+    layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
+    return str(module.path or module.name).replace("/", ".") if isinstance(module, layer) else ""
+
+
+def _is_object(node: Any) -> bool:
     """Return whether a node has an identity and must not be rebuilt."""
-    nnx = sys.modules.get("flax.nnx")
+    nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    if eqx is not None and isinstance(node, eqx.nn.State):
+        return True
     return nnx is not None and isinstance(node, (nnx.Module, nnx.Variable))
 
 
@@ -145,7 +177,7 @@ def _intercept_linen(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     return marking.mark(output, name, type(module))
 
 
-def _wrap_nnx(call: Any) -> Any:
+def _wrap_call(call: Any) -> Any:
     @functools.wraps(call)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         marking: _Marking | None = getattr(_thread, "marking", None)
@@ -166,16 +198,25 @@ def _subclasses(cls: type) -> Iterator[type]:
         yield from _subclasses(subclass)
 
 
+def _is_internal(cls: type) -> bool:
+    """Return whether Equinox uses a module class for a transformed function, not for a layer."""
+    return cls.__module__.startswith("equinox.") and not cls.__module__.startswith("equinox.nn.")
+
+
 @contextlib.contextmanager
-def _wrapped_calls(nnx: Any) -> Iterator[None]:
+def _wrapped_calls(bases: tuple[type, ...]) -> Iterator[None]:
     global _users
     with _patching:
         _users += 1
-        for cls in set(_subclasses(nnx.Module)):
+        for cls in {cls for base in bases for cls in (base, *_subclasses(base))}:
             call = cls.__dict__.get("__call__")
-            if call is not None and cls not in _patched:
+            if (
+                isinstance(call, types.FunctionType)
+                and cls not in _patched
+                and not _is_internal(cls)
+            ):
                 _patched[cls] = call
-                type.__setattr__(cls, "__call__", _wrap_nnx(call))
+                type.__setattr__(cls, "__call__", _wrap_call(call))
     try:
         yield
     finally:

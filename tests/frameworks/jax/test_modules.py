@@ -1,4 +1,4 @@
-"""Names and outputs of nnx modules, and Equinox, which has no modules to observe."""
+"""Names and outputs of the modules of nnx and Equinox."""
 
 import inspect
 
@@ -112,17 +112,40 @@ def test_nnx_jit_and_its_optimizer(parts):
     assert {f"{name}.mu" for name in weights} <= names[Kind.OPTIMISER_STATE]
 
 
-def test_equinox_runs_unobserved():
-    model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
-    x = batch()
+class EquinoxBlock(eqx.Module):
+    first: eqx.nn.Linear
+    layers: list
+
+    def __init__(self, key):
+        self.first = eqx.nn.Linear(4, 4, key=key)
+        self.layers = [eqx.nn.Linear(4, 4, key=key), eqx.nn.MLP(4, 4, 8, 1, key=key)]
+
+    def __call__(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_equinox_modules_are_named_by_their_paths():
+    model, x = EquinoxBlock(jax.random.key(0)), batch()
+    call = eqx.nn.Linear.__call__
 
     @eqx.filter_jit
-    def update(model, x):
-        return eqx.filter_grad(lambda m: jnp.mean(jax.vmap(m)(x) ** 2))(model)
+    @eqx.filter_value_and_grad
+    def loss(model, x):
+        return jnp.sum(jax.vmap(model)(x) ** 2)
 
+    want = loss(model, x)
     intercept = Intercept()
-    results, seen = intercept(update, model, x)
-    assert_same(eqx.filter(results, eqx.is_array), eqx.filter(update(model, x), eqx.is_array))
-    assert seen == []
-    names = names_of(observe_trees(everything, model, None, results))
-    assert set(names) == {"weight", "bias"}
+    results, seen = intercept(loss, model, x)
+    assert_same(eqx.filter(results, eqx.is_array), eqx.filter(want, eqx.is_array))
+    outputs = ["first", "layers.0", "layers.1.layers.0", "layers.1.layers.1", "layers.1",
+               "EquinoxBlock"]  # fmt: skip
+    assert names_of(seen)[:6] == outputs
+    assert sorted(names_of(seen)[6:]) == sorted(outputs)  # their gradients
+    assert seen[0].observed.type == "equinox.nn._linear.Linear"
+    assert intercept.unseen == {}
+    assert eqx.nn.Linear.__call__ is call
+    names = names_of(observe_trees(everything, model, None, results[1]))
+    assert {"first.weight", "layers.1.layers.0.bias"} <= set(names)
