@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import tensortap as tap
+from tensortap.errors import NotFound
 from tensortap.record import Kind
 from tensortap.sinks.memory import MemorySink
 
@@ -124,6 +125,25 @@ def test_summary_line_of_a_record_with_only_statistics(open_run, capsys):
     shown = capsys.readouterr().out
     assert "x∈[" in shown
     assert "None" not in shown
+
+
+def test_tracker_writes_its_own_run(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    with tap.track(model, out_path=tmp_path / "out") as tracker:
+        model(torch.ones(1, 2)).sum().backward()
+        tracker.step(loss=0.5)
+        path = tracker.path
+    assert path.parent == tmp_path / "out"
+    run = tap.open(path)
+    assert len(list(run.records())) == len(list(tracker.records)) > 3
+    assert run.metrics()["loss"].tolist() == [0.5]
+    with pytest.raises(NotFound, match="no run is open"):
+        tap.update_metadata()  # it ended with the tracker
+    tap.init(tmp_path / "runs")
+    with pytest.raises(tap.TensortapError, match=r"out_path='x': the run .* is open"):
+        tap.track(model, out_path="x").__enter__()
+    tap.finish()
+    assert tap.track(model).path is None
 
 
 def test_tensor_with_stashed_statistics(open_run):

@@ -10,7 +10,10 @@ import pytest
 
 import tensortap as tap
 from tensortap.errors import SchemaError, TensortapError
+from tensortap.record import Kind, Record
 from tensortap.runs.object_files import UntrustedFile
+from tensortap.stats import summarize_array
+from tensortap.table.frames import logframe_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The DataFrame has column names of mixed type")
 
@@ -39,6 +42,33 @@ def foreign(**changes) -> pd.DataFrame:
 def without(*labels) -> pd.DataFrame:
     frame = foreign()
     return frame[[c for c in frame.columns if c not in labels and c[0] not in labels]]
+
+
+METADATA = {"name": str, "type": str, "tensor_type": str, "step": int, "dtype": str}
+
+
+def test_strict_frame_has_only_the_columns_of_the_schema(tmp_path):
+    stats = summarize_array(np.array([1.0, 3.0], "float32"))
+    records = [
+        Record("fc", Kind.ACTIVATION, 7, call, call, rank, 2, 0, dtype="float32", stats=stats)
+        for rank in (0, 1) for call in (0, 1)
+    ]  # fmt: skip
+    frame = logframe_of(records, strict=True)
+    # as the other tool checks it: these columns of these types, and nothing else
+    assert list(frame["metadata"].columns) == list(METADATA)
+    for name, kind in METADATA.items():
+        assert all(isinstance(value, kind) for value in frame["metadata"][name].tolist())
+    assert set(frame.columns.get_level_values(0)) == {
+        "metadata", "scalar_stats", "exponent_counts",
+    }  # fmt: skip
+    assert all(dtype.kind in "iuf" for dtype in frame["scalar_stats"].dtypes)
+    assert all(dtype.kind in "iu" for dtype in frame["exponent_counts"].dtypes)
+    assert {-math.inf, math.inf} < set(frame["exponent_counts"].columns)
+    frame.to_csv(tmp_path / "strict.csv")
+    plain = tap.validate_logframe(logframe_of(records))
+    assert plain["metadata"]["rank"].tolist() == [0, 1, 0, 1]
+    for found in (tap.validate_logframe(frame), tap.read_logframe(tmp_path / "strict.csv")):
+        pd.testing.assert_frame_equal(found, plain)
 
 
 def test_accepts_and_orders_a_valid_frame():

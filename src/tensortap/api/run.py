@@ -153,17 +153,22 @@ class Run(Values):
         return frames.stats_of(self.table(compute=compute))
 
     def logframe(
-        self, exponents: tuple[int, int] | None = None, *, compute: bool = True
+        self,
+        exponents: tuple[int, int] | None = None,
+        *,
+        compute: bool = True,
+        strict: bool = False,
     ) -> pd.DataFrame:
         """Return the frame for figures of numerics; see `tap.validate_logframe`.
 
         `exponents` are the first and the last bin with a column; by default all that occur.
-        `compute` computes the statistics of tensors that were recorded without any.
+        `compute` computes the statistics of tensors that were recorded without any. `strict` is for
+        readers that allow no further metadata: rank and call are then below ``scalar_stats``.
         """
         need_pandas("run.logframe()")
         from tensortap.table import frames
 
-        return frames.logframe_of(self.table(compute=compute), exponents=exponents)
+        return frames.logframe_of(self.table(compute=compute), exponents=exponents, strict=strict)
 
     def formats(
         self,

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,6 +61,7 @@ class TrackOptions(NamedTuple):
     alerts: Any = False
     on_alert: Any = None
     name: str | None = None
+    out_path: str | Path | None = None
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -132,6 +134,13 @@ class Observer:
 
     def begin(self) -> None:
         self._choose_prefix()
+        if self.options.out_path is not None:
+            if (opened := run.opened()) is not None:
+                raise TensortapError(
+                    f"out_path={str(self.options.out_path)!r}: the run {opened.path} is open and "
+                    "gets all records; leave out_path out, or call tap.finish() first"
+                )
+            run.init(self.options.out_path)
         self._run = run.opened()
         first = self.options.init_step
         if first is None:
@@ -166,6 +175,8 @@ class Observer:
         if self._run is not None:
             self._run.next_step = self._own_step
         pipeline.clock.release(_OWNER)
+        if self.options.out_path is not None and run.opened() is self._run:
+            run.finish()
 
     # -- observing -----------------------------------------------------------------------
 
@@ -246,10 +257,10 @@ class Observer:
         extra: list[tuple[Any, Any]] = []
         if self.options.stash is not None:
             try:
-                numbers = self.options.stash(value)
-                extra = [(str(key), float(number)) for key, number in numbers.items()]
+                extra = _numbers(self.options.stash(value))
             except Exception as error:
-                pipeline.fault(record.name, error)
+                kept = f"raised for {record.name!r}, whose record has no extra statistics"
+                pipeline.fault("stash", error, kept)
         if not self._keeps_whole(record):
             return (_replace(record, value=Pairs(tuple(extra))), 0) if extra else (record, 0)
         snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
@@ -405,3 +416,29 @@ class Observer:
     @property
     def alerts(self) -> list[Alert]:
         return list(self._alerts)
+
+    @property
+    def run_path(self) -> Path | None:
+        """The folder of the run that takes the records, or None."""
+        return None if self._run is None else self._run.path
+
+
+def _numbers(given: Any) -> list[tuple[Any, Any]]:
+    """Return what a stash gave by name; dicts in it are flattened, and the rest is reported.
+
+    >>> _numbers({"l1": 2, "scalar_stats": {"std": 0.5}})
+    [('l1', 2.0), ('scalar_stats.std', 0.5)]
+    """
+    if not isinstance(given, Mapping):
+        raise TypeError(f"stash must return a dict of numbers, got {given!r:.80}")
+    numbers: list[tuple[Any, Any]] = []
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            numbers += [(f"{key}.{name}", number) for name, number in _numbers(value)]
+            continue
+        try:
+            numbers.append((str(key), float(value)))
+        except Exception:  # of a tensor, a list
+            words = f"{key!r} is a {type(value).__name__}, and a record holds only numbers"
+            pipeline.fault("stash", TypeError(words), "returned more than numbers")
+    return numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensortap.frameworks.registry import framework_named, loaded_frameworks
@@ -144,11 +145,21 @@ class Tracker:
         """The alerts so far."""
         return self._observer.alerts
 
-    def logframe(self, exponents: tuple[int, int] | None = None) -> pd.DataFrame:
-        """Return the statistics as a frame: metadata, scalar_stats, exponent_counts."""
+    @property
+    def path(self) -> Path | None:
+        """The folder of the run that takes the records; None if there is none."""
+        return self._observer.run_path
+
+    def logframe(
+        self, exponents: tuple[int, int] | None = None, *, strict: bool = False
+    ) -> pd.DataFrame:
+        """Return the statistics as a frame: metadata, scalar_stats, exponent_counts.
+
+        `strict` is for readers that allow no further metadata: see `run.logframe`.
+        """
         from tensortap.table.frames import logframe_of
 
-        return logframe_of(self.records, exponents=exponents)
+        return logframe_of(self.records, exponents=exponents, strict=strict)
 
     def metrics(self) -> pd.DataFrame:
         """Return the numbers that were passed to `step` and `log`, one row per step."""
@@ -177,6 +188,7 @@ def track(
     alerts: Any = False,
     on_alert: Any = None,
     name: str | None = None,
+    out_path: str | Path | None = None,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -187,10 +199,12 @@ def track(
     (``{"gradients": r"attn"}``). `activations`, `gradients`, `weights` and `optimizer_state`
     switch kinds off. `every` selects each n-th step. `tensors` is a pattern, or True, for tensors
     to keep whole; `stats=False` computes no statistics. `stash` is a function of a tensor that
-    returns extra statistics. `only_training=False` also records ``model.eval()``. `init_step` is
-    the first step, by default 0 or where the open run is. `alerts` is True or a list of rules,
-    `on_alert` a function, "stop" or "keep". `name` is put before all names, to tell models that
-    are tracked at the same time apart; patterns do not see it.
+    returns extra statistics, a dict of numbers. `only_training=False` also records
+    ``model.eval()``. `init_step` is the first step, by default 0 or where the open run is. `alerts`
+    is True or a list of rules, `on_alert` a function, "stop" or "keep". `name` is put before all
+    names, to tell models that are tracked at the same time apart; patterns do not see it.
+    `out_path` writes a run below that folder while the tracker is entered, for programs without
+    `tap.init`; `tracker.path` is the run.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
@@ -198,7 +212,7 @@ def track(
     has_state = optimizer_state is not False and optimizer_state is not None
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
-        only_training, init_step, alerts, on_alert, name,
+        only_training, init_step, alerts, on_alert, name, out_path,
     ))  # fmt: skip
     if model_state is not None or not isinstance(optimizer_state, bool):
         if module is not None:

@@ -21,7 +21,13 @@ from tensortap.record import Kind, Record, TensorData
 from tensortap.runs.rows import DICT_PREFIX, STATISTICS, number_of
 from tensortap.stats import summarize_array
 from tensortap.stats.formats import Exponents, limits, shares
-from tensortap.table.logframe_schema import KINDS, has_finfo, need_pandas, tensor_type
+from tensortap.table.logframe_schema import (
+    KINDS,
+    PLACES,
+    has_finfo,
+    need_pandas,
+    tensor_type,
+)
 from tensortap.table.table import Table, has_tag, table_of
 
 if TYPE_CHECKING:
@@ -38,13 +44,16 @@ _PARAMETERS = (Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE)
 _AT_ONCE = 1 << 16  # tensors whose exponent counts are in memory together
 
 
-def logframe_of(origin: Any, *, exponents: tuple[int, int] | None = None) -> pd.DataFrame:
+def logframe_of(
+    origin: Any, *, exponents: tuple[int, int] | None = None, strict: bool = False
+) -> pd.DataFrame:
     """Return the LogFrame of a table, or of anything that `table_of` accepts.
 
     `exponents` are the first and the last exponent that get a column of their own; None means
     all that occur. Smaller values are counted under ``-inf``, larger ones and infinities under
     ``+inf``. Integer tensors are left out, because the schema requires a dtype with a `finfo`;
-    ``frame.attrs["left_out"]`` counts them by dtype.
+    ``frame.attrs["left_out"]`` counts them by dtype. With `strict`, ``metadata`` has only the
+    columns of the schema; rank and call are below ``scalar_stats``, which allows any number.
 
     >>> from tensortap.record import Record
     >>> from tensortap.stats import summarize_array
@@ -66,6 +75,8 @@ def logframe_of(origin: Any, *, exponents: tuple[int, int] | None = None) -> pd.
     statistics = {name: table.column(name)[rows] for name in STATISTICS}
     statistics |= {name: statistics[name].astype(np.int64) for name in COUNTS}
     statistics |= stash_statistics(cells)
+    if strict:
+        statistics |= {name: metadata.pop(name).to_numpy() for name in PLACES}
     low, counts = table.exponent_counts(rows, low, high)
     counts[-1] += statistics["posinfs"] + statistics["neginfs"]
     # copy=False: nobody else holds the counts, and they may be a gigabyte

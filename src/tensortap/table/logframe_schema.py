@@ -28,7 +28,8 @@ KINDS = (
     Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE,
     Kind.VALUE, Kind.LOCAL,
 )  # fmt: skip
-_NUMBERS = ("step", "rank", "call")
+PLACES = ("rank", "call")  # metadata beyond the schema; a strict frame has them as statistics
+_NUMBERS = ("step", *PLACES)
 _STATE = Kind.OPTIMISER_STATE.value
 
 
@@ -88,7 +89,8 @@ def validate_logframe(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a normalized copy of a LogFrame; raise `SchemaError` if it violates the schema.
 
     Spellings of other tools are accepted (``Weights``, ``torch.float32``, ``"+inf"`` as text).
-    Missing columns get defaults: ``rank`` is 0, and no value was outside the counted range.
+    Missing columns get defaults: ``rank`` is 0, and no value was outside the counted range. In a
+    strict frame (``logframe(strict=True)``), rank and call become metadata again.
     """
     need_pandas("tap.validate_logframe()")
     return _normal(frame)
@@ -145,10 +147,13 @@ def _normal(frame: Any) -> pd.DataFrame:
     lacking = [top for top in TOP if top not in present]
     if lacking:
         raise SchemaError(f"no columns below {_few(lacking)}; found {_few(present)} on top")
+    metadata, statistics = frame["metadata"], frame["scalar_stats"]
+    moved = [name for name in PLACES if name in statistics.columns and name not in metadata.columns]
+    metadata = metadata.assign(**{name: statistics[name] for name in moved})
     parts: dict[tuple[str, Any], Any] = {
-        ("metadata", name): column for name, column in _metadata(frame["metadata"]).items()
+        ("metadata", name): column for name, column in _metadata(metadata).items()
     }
-    for label, column in frame["scalar_stats"].items():
+    for label, column in statistics.drop(columns=moved).items():
         parts["scalar_stats", label] = _numeric(column, f"('scalar_stats', {label!r})")
     for label, column in _counts(frame["exponent_counts"]).items():
         parts["exponent_counts", label] = column

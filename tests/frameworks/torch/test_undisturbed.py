@@ -197,6 +197,36 @@ def test_counts_errors_of_a_stash(errors):
     assert all(r.stats is not None for r in records)
 
 
+def test_stash_of_nested_dicts(caplog, errors, monkeypatch):
+    monkeypatch.setattr(pipeline, "_errors", set())  # what was logged
+
+    def stash(tensor):
+        return {"scalar_stats": {"std": 2.0}, "exp_hist": (torch.ones(3), torch.ones(3)), "l1": 1}
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    with tap.track(model, stash=stash) as tracker:
+        model(torch.randn(5, 4))
+        tracker.step()
+    scalars = tracker.logframe()["scalar_stats"]
+    assert set(scalars["scalar_stats.std"]) == {2.0}
+    assert set(scalars["l1"]) == {1.0}
+    (message,) = [r.getMessage() for r in caplog.records if "stash" in r.getMessage()]  # once
+    assert "'stash' returned more than numbers: TypeError: 'exp_hist' is a tuple" in message
+    assert errors() == len(scalars)
+
+
+def test_message_of_a_stash_that_raises(caplog, errors, monkeypatch):
+    monkeypatch.setattr(pipeline, "_errors", set())
+    model = nn.Sequential(nn.Linear(4, 4))
+    with tap.track(model, stash=lambda t: {"l1": 1 / 0}) as tracker:
+        model(torch.randn(5, 4))
+        tracker.step()
+    (message,) = [r.getMessage() for r in caplog.records if "stash" in r.getMessage()]
+    assert "whose record has no extra statistics: ZeroDivisionError" in message
+    assert all(r.stats is not None for r in tracker.records)
+    assert errors()
+
+
 def test_counts_metrics_that_are_no_numbers(errors):
     model = nn.Sequential(nn.Linear(4, 4))
     with tap.track(model) as tracker:
