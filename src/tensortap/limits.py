@@ -100,7 +100,7 @@ def has_room(nbytes: int) -> bool:
     return available_memory() - nbytes >= total_memory() // 20
 
 
-def parse_size(text: str | int) -> int:
+def parse_size(text: str | int, argument: str = "size") -> int:
     """Return the bytes of ``"50%"`` (of the memory), ``"8GB"``, ``"512 MiB"`` or a number.
 
     >>> parse_size("512 MiB")
@@ -109,16 +109,16 @@ def parse_size(text: str | int) -> int:
     if isinstance(text, int):
         size = text
     else:
-        match = _SIZE.fullmatch(text)
+        match = _SIZE.fullmatch(str(text))
         if match is None:
-            raise ValueError(f"size must look like '8GB', '512MB' or '50%', got {text!r}")
+            raise ValueError(f"{argument} must look like '8GB', '512MB' or '50%', got {text!r}")
         number, percent, unit = match.groups()
         if percent:
             size = int(total_memory() * float(number) / 100)
         else:
             size = int(float(number) * _UNITS[unit.upper()])
     if size <= 0:
-        raise ValueError(f"size must be more than 0, got {text!r}")
+        raise ValueError(f"{argument} must be more than 0, got {text!r}")
     return size
 
 

@@ -276,6 +276,18 @@ def test_exploding():
     assert run_of(alerts.exploding(), [1.0] * 20 + [1000.0] * 200 + [1e6]) == [20, 220]
 
 
+def test_vanishing_is_not_reported_where_something_is_not_finite():
+    monitor = AlertMonitor()
+    zero = np.zeros(8, "float32")
+    for step in range(12):
+        bad = step < 6
+        shown(monitor, tensor("a", BAD if bad else FINE, step))
+        shown(monitor, tensor("b", zero, step, Kind.GRADIENT))
+    assert [(alert.rule, alert.name, alert.step) for alert in monitor.alerts] == [
+        ("nan", "a", 0), ("vanishing", "b", 8),
+    ]  # fmt: skip
+
+
 def test_vanishing():
     noise = list(2.0 ** np.random.default_rng(0).normal(0, 1, 40))
     assert run_of(alerts.vanishing(), noise) == []

@@ -146,7 +146,9 @@ def test_summary_and_describe_and_help(server, capsys):
 def test_status_returns(server, capsys):
     server.history.write(RECORDS)
     tap.status(0.3)
-    assert "12 records" in capsys.readouterr().out
+    seen = capsys.readouterr().out
+    assert "12 records" in seen
+    assert [one.name for one in RECORDS if one.name not in seen] == []
     assert server.alive
 
 

@@ -43,9 +43,14 @@ def test_the_demo(demo):
     assert process.poll() is None, said
     for words in ("step   30  loss", "tap.summary()", 'tap.get("caught")', "tap.receipt()"):
         assert words in said
-    assert "middle: everything before it agrees, its output does not" in said
+    assert "blocks.1.mlp.0: everything before it agrees, its output does not" in said
     assert "b is a rounded to bfloat16" in said
-    assert re.search(r"first +middle +Activation +step 20 ", said)
+    assert re.search(r"first +blocks\.1\.mlp\.0 +Activation +step 20 ", said)
+    assert re.search(
+        r"step 35, blocks\.0\.attn\.softmax .* values are NaN, the first in this", said
+    )
+    assert "it began in blocks.0.attn.softmax" in said
+    assert f"10 frames in {folder / 'film.mp4'}" in said
     runs = sorted((folder / "runs").iterdir())
     assert [len(tap.open(run).names()) > 5 for run in runs] == [True, True]
     for page in ("compare.html", "report.html"):

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import linecache
 import logging
+import re
 import sys
 import threading
 
@@ -560,6 +561,32 @@ def test_reports_functions_that_are_never_called(caplog):
         pass
     assert "never called" in messages(caplog)[0]
     assert values(tracer, "total") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, r"mean was called 2 times, but only while capturing was off \(tap.enable\(\)"),
+        ({"mode": "eval"}, "mean was called 2 times, but only while every= and mode= selected no"),
+    ],
+)
+def test_reports_calls_that_were_not_traced_and_why(options, why, caplog):
+    if not options:
+        tap.disable()
+    try:
+        with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(mean, ["total"], **options):
+            mean([1.0])
+            mean([2.0])
+    finally:
+        tap.enable()
+    assert re.search(why, messages(caplog)[0])
+
+
+def test_self_stands_for_the_first_argument_of_a_method():
+    trainer = Trainer()
+    with tap.trace(trainer, ["step.self.losses", "step.me.losses"]) as tracer:
+        trainer.step([1.0, 2.0])
+    assert values(tracer, "step.self.losses") == values(tracer, "step.me.losses") == [[]]
 
 
 def test_reports_names_that_are_never_bound(caplog):

@@ -36,7 +36,9 @@ def train(steps=3, poison=None, **options):
 
 def test_run_and_tracker_have_the_same_records(open_run):
     tracker = train(tensors="^0$", alerts=True, poison=2)
-    records = list(tracker.records)
+    records = tracker.records
+    assert len(records) == len(tracker.records)
+    assert records[0].seq < records[-1].seq
     assert tracker._observer._memory.records == []  # only in the run
     tap.flush()
     run = tap.open(open_run)

@@ -148,10 +148,12 @@ class AlertMonitor:
         *,
         on_alert: Action | Iterable[Action] | None = None,
     ) -> None:
-        self.rules = DEFAULT if rules is True else tuple(rules or ())
+        self.rules = DEFAULT if rules is True else _each("alerts", rules or ())
         for rule in self.rules:
             if not callable(rule):
-                raise TypeError(f"a rule must be a function of a record and a state, got {rule!r}")
+                raise TypeError(
+                    f"alerts: a rule must be a function of a record and a state, got {rule!r}"
+                )
         self._actions = _actions(on_alert)
         self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._tensors: dict[tuple[str, Kind, int, str | None], _TensorState] = {}
@@ -286,10 +288,19 @@ def _name(rule: Rule) -> str:
     return str(getattr(rule, "__name__", type(rule).__name__))
 
 
+def _each(argument: str, given: Any) -> tuple[Any, ...]:
+    """Return what was given as one function, one word or a list of them."""
+    if isinstance(given, str) or callable(given):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{argument} must be a function or a list of them, got {given!r:.80}")
+    return tuple(given)
+
+
 def _actions(on_alert: Action | Iterable[Action] | None) -> tuple[Action, ...]:
     if on_alert is None:
         return ()
-    actions = (on_alert,) if isinstance(on_alert, str) or callable(on_alert) else tuple(on_alert)
+    actions = _each("on_alert", on_alert)
     for action in actions:
         if not callable(action) and action not in ("stop", "keep"):
             raise ValueError(f"on_alert must be 'stop', 'keep' or a function, got {action!r}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from tensortap.alerts.alert import Finding, may_be_mask, module_of
+from tensortap.arguments import check_positive, checked
 from tensortap.errors import NotFound
 from tensortap.patterns import compile_pattern
 from tensortap.record import Kind, Record, Summary
@@ -151,8 +152,10 @@ def _common_parent(one: str, other: str) -> str:
 # -- gradients -----------------------------------------------------------------------------
 
 
+@checked
 def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
     """Report a gradient whose root mean square is `factor` times its typical value."""
+    check_positive("factor", factor)
     distance = math.log2(factor)
 
     def rule(record: Record, state: RuleState) -> str | None:
@@ -170,10 +173,16 @@ def exploding(factor: float = 100.0, warmup: int = 10) -> Rule:
     return _named(rule, "exploding", _GRADIENTS)
 
 
+@checked
 def vanishing(
     factor: float = 1000.0, floor: float = 1e-12, warmup: int = 10, patience: int = 3
 ) -> Rule:
-    """Report a gradient that is 0, below `floor`, or `factor` times smaller than is typical."""
+    """Report a gradient that is 0, below `floor`, or `factor` times smaller than is typical.
+
+    Steps in which something was not finite do not count.
+    """
+    check_positive("factor", factor)
+    check_positive("floor", floor)
     distance, lowest = math.log2(factor), math.log2(floor)
 
     def rule(record: Record, state: RuleState) -> str | None:
@@ -185,7 +194,9 @@ def vanishing(
         vanishes = (
             level is None or level < lowest or (seen >= warmup and level < typical - distance)
         )
-        if level is not None:
+        if state.step_state.first:  # a consequence of what is not finite, and reported as that
+            vanishes = False
+        elif level is not None:
             state.follow(max(level, typical - distance) if seen else level, _RATE)
         if state.in_a_row(vanishes) < patience:
             return None
@@ -204,6 +215,7 @@ def _log2_rms(stats: Summary | None) -> float | None:
 # -- activations and values ----------------------------------------------------------------
 
 
+@checked
 def dead(share: float = 0.95, patience: int = 3) -> Rule:
     """Report an output of which at least `share` is zero, `patience` steps in a row."""
 
@@ -220,6 +232,7 @@ def dead(share: float = 0.95, patience: int = 3) -> Rule:
     return _named(rule, "dead", (Kind.ACTIVATION,))
 
 
+@checked
 def saturated(share: float = 0.05) -> Rule:
     """Report a tensor of which at least `share` has the largest exponent of its dtype."""
 
@@ -253,6 +266,7 @@ def _largest_exponent(dtype: str) -> int | None:
         return None
 
 
+@checked
 def constant(kinds: Collection[Kind] = (Kind.ACTIVATION,)) -> Rule:
     """Report a tensor whose values are all the same, but not zero."""
 
@@ -265,6 +279,7 @@ def constant(kinds: Collection[Kind] = (Kind.ACTIVATION,)) -> Rule:
     return _named(rule, "constant", kinds)
 
 
+@checked
 def loss_spike(
     deviations: float = 6.0, rise: float = 0.1, warmup: int = 10, names: str = "loss"
 ) -> Rule:

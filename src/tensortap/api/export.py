@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensortap.arguments import check_path
 from tensortap.buffers import view_of
 from tensortap.errors import TensortapError
 from tensortap.frameworks.snapshot import borrow
@@ -41,6 +42,7 @@ def export(
     (statistics, dumped objects) are only in ``.parquet`` and in a folder, which gets copies of the
     dumped files.
     """
+    check_path("target", target)
     path = Path(target)
     writers = {".npz": _npz, ".h5": _hdf5, ".hdf5": _hdf5, ".parquet": _parquet}
     write = writers.get(path.suffix)

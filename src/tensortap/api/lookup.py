@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensortap import frameworks
+from tensortap.arguments import checked
 from tensortap.errors import NotFound
 from tensortap.files import plain
 from tensortap.frameworks.snapshot import summary_of
@@ -27,6 +28,7 @@ class Values:
         """Return all names, in the order of their first record."""
         return self.reader.names()
 
+    @checked
     def get(
         self,
         name: str,
@@ -50,6 +52,7 @@ class Values:
             raise NotFound(f"rank must be a number or 'all', got {rank!r}")
         return self._value(find(self.reader, name, index, step=step, rank=rank, kind=kind), trust)
 
+    @checked
     def get_all(
         self,
         name: str,
@@ -62,6 +65,7 @@ class Values:
         found = find_all(self.reader, name, rank=rank, kind=kind)
         return [self._value(record, trust) for record in found]
 
+    @checked
     def describe(
         self,
         name: str,

@@ -8,6 +8,7 @@ from typing import Any
 
 from tensortap.api.lookup import Values
 from tensortap.api.run import Run
+from tensortap.arguments import checked
 from tensortap.readers.live import LiveReader, open_live
 from tensortap.readers.mirror import is_url
 from tensortap.server.questions import Overview
@@ -45,6 +46,7 @@ class RemoteSession(Values):
         self.reader.close()
 
 
+@checked
 def open(where: str | Path | None = None, timeout: float = 5.0) -> Any:  # noqa: A001  the verb
     """Return a run by its folder or URL, or the live session at ``host:port``.
 

@@ -11,6 +11,7 @@ import msgspec
 
 from tensortap import frameworks
 from tensortap.api.lookup import Values
+from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks.snapshot import borrow
 from tensortap.pipeline.receipt import Receipt
@@ -45,6 +46,7 @@ class Run(Values):
         self.reader.refresh()
         return self
 
+    @checked
     def records(self, name: str | None = None) -> Iterator[Record]:
         """Yield the records of a name, or all records, with their values."""
         for _, records in self.reader.by_name([name] if name is not None else self.names()):
@@ -74,6 +76,7 @@ class Run(Values):
         """Return (name, step, rank) of the values that were dropped over budget."""
         return self.reader.missing()
 
+    @checked
     def receipt(self, rank: int = 0) -> Receipt:
         """Return what capturing has cost the training thread of a rank; written at the end."""
         receipts = self.reader.receipts()
@@ -91,6 +94,7 @@ class Run(Values):
 
         Console().print(tables.run_summary(self))
 
+    @checked
     def rows(self, limit: int | None = None) -> list[NameRow]:
         """Return every name, or the first ones, with its latest record as one line."""
         rows = []
@@ -99,12 +103,14 @@ class Run(Values):
             rows.append(NameRow(head, count, 0, record.tags.get("file") or record_line(record)))
         return rows
 
+    @checked
     def export(self, target: str | Path, *, names: str | None = None) -> int:
         """Write the run to ``.npz``, ``.h5``, ``.parquet`` or a folder; return how many records."""
         from tensortap.api.export import export
 
         return export(self, target, names=names)
 
+    @checked
     def film(self, name: str, target: str | Path, **options: Any) -> int:
         """Make a film of a name: ``.mp4``, ``.gif`` or a folder; return the number of frames.
 
@@ -127,6 +133,7 @@ class Run(Values):
 
         return export(self, folder, **options)
 
+    @checked
     def follow(self, timeout: float | None = None, interval: float = 0.1) -> Iterator[Record]:
         """Yield records as they are written; end with the run, or after `timeout` idle seconds."""
         idle_since = time.monotonic()
@@ -152,6 +159,7 @@ class Run(Values):
 
         return frames.stats_of(self.table(compute=compute))
 
+    @checked
     def logframe(
         self,
         exponents: tuple[int, int] | None = None,
@@ -170,6 +178,7 @@ class Run(Values):
 
         return frames.logframe_of(self.table(compute=compute), exponents=exponents, strict=strict)
 
+    @checked
     def formats(
         self,
         dtype: str,
@@ -190,6 +199,7 @@ class Run(Values):
         table = self.table(compute=compute)
         return frames.formats_of(table, dtype, name=name, kind=kind, step=step)
 
+    @checked
     def metrics(self, *names: str) -> pd.DataFrame:
         """Return training metrics: one row per step and rank, one column per metric.
 

@@ -18,8 +18,11 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from tensortap import frameworks
 from tensortap.api.lookup import Values
+from tensortap.arguments import check_seconds, check_text, checked
 from tensortap.errors import NotFound, TensortapError, WireError
 from tensortap.history import History
 from tensortap.limits import format_size, parse_size
@@ -41,6 +44,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+@checked
 def start(
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -48,6 +52,7 @@ def start(
     keep: Callable[[list[Record]], None] | None = None,
 ) -> Server:
     """Start a server, and create the user's key if there is none; `keep` gets every record too."""
+    check_text("host", host)
     if host.startswith("[") or host.count(":") == 1:  # with a port
         address = parse_address(host)
     else:
@@ -55,7 +60,7 @@ def start(
     if port is not None:
         address = Address(address.host, parse_port(port))
     try:
-        history, key = History(parse_size(memory)), keys.make_key()
+        history, key = History(parse_size(memory, "memory")), keys.make_key()
         return Server(address, history, key, answer=answers.answer, keep=keep)
     except TensortapError as error:
         if os.strerror(errno.EADDRINUSE) in str(error):
@@ -66,6 +71,7 @@ def start(
         raise
 
 
+@checked
 def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
     """Listen for training programs in the background: ``tap.serve()``.
 
@@ -121,14 +127,16 @@ def close() -> None:
         _server.close()
 
 
+@checked
 def status(seconds: float | None = None) -> None:
-    """Show what arrives until Ctrl-C, or for `seconds`; the session goes on."""
+    """Show names and rates as they arrive, until Ctrl-C or for `seconds`; the session goes on."""
     from rich.console import Group
     from rich.live import Live
     from rich.spinner import Spinner
 
     from tensortap.api import tables
 
+    check_seconds("seconds", seconds)
     server = current()
     rates = tables.Rates()
     spinner = Spinner("dots", "Ctrl-C returns to the prompt; the session goes on", style="green")
@@ -137,7 +145,7 @@ def status(seconds: float | None = None) -> None:
     def screen() -> Group:
         overview = answers.overview(server)
         rates.update(overview)
-        return Group(tables.header(overview, rates), spinner)
+        return Group(spinner, tables.summary(structs.replace(overview, recent=()), rates))
 
     with contextlib.suppress(KeyboardInterrupt), Live(screen(), refresh_per_second=8) as live:
         while end is None or time.monotonic() < end:
@@ -154,6 +162,7 @@ def summary() -> None:
     Console().print(tables.summary(answers.overview(current())))
 
 
+@checked
 def get(
     name: str,
     index: int = 0,
@@ -169,11 +178,13 @@ def get(
     return Values(current().history).get(name, index, step=step, rank=rank, kind=kind)
 
 
+@checked
 def get_all(name: str, *, rank: int | None = None, kind: Kind | str | None = None) -> list[Any]:
     """Return all values of a name in the history, oldest to newest."""
     return Values(current().history).get_all(name, rank=rank, kind=kind)
 
 
+@checked
 def describe(
     name: str,
     index: int = 0,

@@ -1,4 +1,4 @@
-"""`tensortap demo`: train, track, store, watch live, report and compare, in half a minute."""
+"""`tensortap demo`: train, track, watch live, compare, alert, film and report, in a minute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from tensortap.errors import TensortapError
-from tensortap.record import Kind
+from tensortap.record import Kind, Record
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,27 +31,38 @@ _LIMIT = 120.0
 def demo(
     steps: int = typer.Option(STEPS, min=20, max=5000, help="Training steps."),
     folder: Path | None = typer.Option(None, help="Folder for the runs. Default: a new one."),
-    view: bool = typer.Option(False, "--view", help="Keep running with a page of the two runs."),
+    view: bool | None = typer.Option(
+        None,
+        "--view/--no-view",
+        help="Keep running with a page of the two runs. Default: in a terminal.",
+    ),
 ) -> None:
-    """Train a small network twice, once with a bug, and find the bug with tensortap."""
+    """Train a small model twice, once with bugs, and find the bugs with tensortap.
+
+    The model is a transformer if torch is installed, else a NumPy network.
+    """
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     target = folder or Path(tempfile.mkdtemp(prefix="tensortap-demo-"))
     target.mkdir(parents=True, exist_ok=True)
     bug = steps // 2 // 5 * 5  # every fifth step is tracked
     with _own_key():
         good, cost = _watched(console, steps, target / "runs")
-        console.rule(f"the same training again, with a bug from step {bug}")
+        console.rule(f"the same training again; one layer loses digits from step {bug}")
         bad, _ = _result(_train(steps, target / "runs", bug, "127.0.0.1:9"))  # nobody listens there
     _compare(console, good, bad, target / "compare.html")
-    pages = [target / "compare.html", *_report(console, good, target / "report.html")]
+    _alerts(console, bad)
+    films = _film(console, good, target / "film.mp4")
+    reports = _report(console, good, target / "report.html")
+    pages = [target / "compare.html", *reports, *films]
     console.rule("tap.receipt(): what it cost the first training")
     console.print(cost, soft_wrap=True)
     _print_next_steps(console, good, bad, pages)
-    if view:
+    if view or (view is None and console.is_terminal and reports):
         from tensortap.cli.view import show_page
 
+        console.rule("tap.view(): the two runs in the browser")
         show_page(str(target / "runs"))
 
 
@@ -109,12 +120,14 @@ def _watched(console: Console, steps: int, runs: Path) -> tuple[Path, str]:
     return run, receipt
 
 
-_SHOWN = (Kind.VALUE, Kind.ACTIVATION, Kind.GRADIENT, Kind.METRIC)
-
-
 def _part(whole: Overview) -> Overview:
     """Return the overview with few enough names for a first look."""
-    names = tuple(row for row in whole.names if row.head.kind in _SHOWN)
+
+    def is_shown(head: Record) -> bool:
+        whole_blocks = head.kind in (Kind.ACTIVATION, Kind.GRADIENT) and head.name.count(".") < 2
+        return whole_blocks or head.kind in (Kind.VALUE, Kind.METRIC)
+
+    names = tuple(row for row in whole.names if is_shown(row.head))
     return msgspec.structs.replace(whole, names=names, recent=())
 
 
@@ -161,6 +174,35 @@ def _compare(console: Console, good: Path, bad: Path, page: Path) -> None:
     found = compare_runs(good, bad)
     console.print(report_text(found, 3))
     write_html(found, page)
+
+
+def _alerts(console: Console, run: Path) -> None:
+    """Print the alerts of the training with bugs, and where the trouble began."""
+    from tensortap.api.run import Run
+
+    found = [alert for alert in Run(run).alerts() if alert.origin]
+    if found:
+        console.rule("tap.track(alerts=True): what else went wrong in the second training")
+    for alert in found[:3]:
+        console.print(str(alert), style="red", soft_wrap=True)
+        console.print(f"  it began in {alert.origin}", soft_wrap=True)
+
+
+def _film(console: Console, run: Path, target: Path) -> list[Path]:
+    """Film what the transformer attends to; return the files written."""
+    from tensortap.api.run import Run
+
+    opened = Run(run)
+    if "attention1" not in opened.names():  # a NumPy network has none
+        return []
+    console.rule('run.film("attention1", …): what the transformer attends to, while it learns')
+    try:
+        frames = opened.film("attention1", target, fps=10)
+    except TensortapError as error:
+        console.print(f"no film: {error}", style="yellow")
+        return []
+    console.print(f"{frames} frames in {target}", soft_wrap=True)
+    return [target]
 
 
 def _report(console: Console, run: Path, page: Path) -> list[Path]:

@@ -1,7 +1,8 @@
 """The training program of the demo, which `tensortap demo` runs in a process of its own.
 
 ``python demo_train.py steps runs bug``: the number of steps, the folder of runs, and the step from
-which one layer computes in bfloat16, as if somebody had forgotten a cast (-1: never).
+which one layer computes in bfloat16, as if somebody had forgotten a cast (-1: never). With a bug,
+the last batch of a torch program also has an empty sequence, which gives NaN.
 """
 
 from __future__ import annotations
@@ -14,6 +15,82 @@ import numpy as np
 
 import tensortap as tap
 
+_EVERY = 5  # steps between two that are tracked
+_WORDS, _HALF = 16, 10  # different tokens; a sequence is a random half, and the same again
+
+
+def train_torch(steps: int, bug: int) -> None:
+    """Train a small transformer to repeat a sequence, with everything tracked."""
+    import torch
+    from torch import nn
+
+    class Attention(nn.Module):  # type: ignore[misc]
+        def __init__(self, width: int, title: str) -> None:
+            super().__init__()
+            self.title = title
+            self.qkv = nn.Linear(width, 3 * width)
+            self.softmax = nn.Softmax(-1)
+            self.out = nn.Linear(width, width)
+
+        def forward(self, x: Any, hidden: Any) -> Any:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
+            weights = self.softmax(scores)
+            tap.catch(weights[0], self.title, every=4)
+            return self.out(weights @ v)
+
+    class TransformerBlock(nn.Module):  # type: ignore[misc]
+        def __init__(self, width: int, number: int) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(width)
+            self.attn = Attention(width, f"attention{number}")
+            self.mlp = nn.Sequential(
+                nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+            )
+
+        def forward(self, x: Any, hidden: Any) -> Any:
+            x = x + self.attn(self.norm(x), hidden)
+            return x + self.mlp(x)
+
+    class Transformer(nn.Module):  # type: ignore[misc]
+        def __init__(self, width: int = 32) -> None:
+            super().__init__()
+            self.token = nn.Embedding(_WORDS, width)
+            self.place = nn.Embedding(2 * _HALF, width)
+            self.blocks = nn.ModuleList([TransformerBlock(width, 0), TransformerBlock(width, 1)])
+            self.head = nn.Linear(width, _WORDS)
+
+        def forward(self, tokens: Any, lengths: Any) -> Any:
+            at = torch.arange(tokens.shape[1])
+            hidden = (at > at[:, None]) | (at >= lengths[:, None, None])
+            x = self.token(tokens) + self.place(at)
+            for block in self.blocks:
+                x = block(x, hidden)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model = Transformer()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    right = model.blocks[1].mlp[0].forward
+    last = (steps - 1) // _EVERY * _EVERY
+    # store these whole, not only their statistics
+    whole = r"^(blocks\.1\.(norm|attn|mlp\.0)|head)$"
+    with tap.track(model, optimizer, every=_EVERY, tensors=whole, alerts=True) as tracker:
+        for step in range(steps):
+            half = torch.randint(_WORDS, (16, _HALF))
+            tokens, lengths = torch.cat([half, half], 1), torch.full((16,), 2 * _HALF)
+            if step == bug:
+                model.blocks[1].mlp[0].forward = lambda x: right(x).bfloat16().float()
+            if bug >= 0 and step == last:
+                lengths[3] = 0
+            scores = model(tokens[:, :-1], lengths)[:, _HALF - 1 :]
+            loss = nn.functional.cross_entropy(scores.mT, tokens[:, _HALF:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            tap.catch(model.head.weight, "caught", every=20)
+            tracker.step(loss=loss)
+
 
 def data() -> tuple[Any, Any]:
     """Return points on two spirals, and which spiral each point is on."""
@@ -24,42 +101,8 @@ def data() -> tuple[Any, Any]:
     return points.astype(np.float32), np.repeat([0, 1], 128)
 
 
-def train_torch(steps: int, bug: int) -> None:
-    """Train a small torch network, with everything tracked."""
-    import torch
-
-    class Spirals(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = torch.nn.Linear(2, 64)
-            self.middle = torch.nn.Linear(64, 64)
-            self.outer = torch.nn.Linear(64, 2)
-
-        def forward(self, points: Any) -> Any:
-            hidden = torch.tanh(self.inner(points))
-            return self.outer(torch.tanh(self.middle(hidden)))
-
-    torch.manual_seed(0)
-    points, labels = (torch.from_numpy(part) for part in data())
-    model = Spirals()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    right = model.middle.forward
-    # store the small tensors between the layers whole, not only their statistics
-    whole = r"^(inner|middle|outer)$"
-    with tap.track(model, optimizer, every=5, tensors=whole, alerts=True) as tracker:
-        for step in range(steps):
-            if step == bug:
-                model.middle.forward = lambda hidden: right(hidden).bfloat16().float()
-            loss = torch.nn.functional.cross_entropy(model(points), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            tap.catch(model.middle.weight, "caught", every=20)
-            tracker.step(loss=loss)
-
-
 def train_numpy(steps: int, bug: int) -> None:
-    """Train the same network in NumPy, for environments without torch."""
+    """Train a small network in NumPy, for environments without torch."""
     random = np.random.default_rng(0)
     points, labels = data()
     inner = random.normal(0, 0.7, (2, 64)).astype(np.float32)
@@ -70,6 +113,7 @@ def train_numpy(steps: int, bug: int) -> None:
         hidden = np.tanh(points @ inner)
         if 0 <= bug <= step:
             hidden = (hidden.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        tap.catch(hidden, "hidden", every=5)
         scores = hidden @ outer
         scores -= scores.max(1, keepdims=True)
         share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
@@ -81,7 +125,6 @@ def train_numpy(steps: int, bug: int) -> None:
             moment += gradient
             weight -= 0.5 * moment
         tap.catch(float(loss), "loss")
-        tap.catch(hidden, "hidden", every=5)
         tap.catch(inner, "caught", every=20)
         tap.catch(gradients[0], "inner.weight.grad", every=5)
         tap.step()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tensortap.arguments import checked
 from tensortap.compare.values import compare_values
 from tensortap.errors import NotFound, TensortapError
 from tensortap.readers.mirror import is_url
@@ -13,6 +14,7 @@ from tensortap.runs.layout import RUN_FILE
 from tensortap.runs.object_files import load_file, suffixes
 
 
+@checked
 def compare(
     a: Any,
     b: Any,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tensortap.arguments import checked
 from tensortap.compare.compared_run import ComparedRun, Disagreement, RecordPart, whole
 from tensortap.compare.explain import explain
 from tensortap.compare.first import Outcome, culprit, first_bitwise, passing_atol
@@ -45,6 +46,7 @@ _FIGURES = ("min", "max", "mean", "std", "mean_abs", "max_abs", "min_abs", "rm2"
 Progress = Callable[[int, int], object]
 
 
+@checked
 def compare_runs(
     a: Any,
     b: Any,

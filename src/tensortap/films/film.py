@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
 from tensortap.films.frames import Painter
 from tensortap.films.style import Style
@@ -22,6 +23,7 @@ from tensortap.runs.object_files import load_file
 Progress = Callable[[int, int], object]
 
 
+@checked
 def film(
     reader: Reader,
     name: str,

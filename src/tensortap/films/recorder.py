@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tensortap.arguments import check_path
 from tensortap.films.style import Style, check_count
 from tensortap.films.video import FilmError, VideoWriter, check_format, check_fps, create, film_size
 from tensortap.record import Kind, Record
@@ -62,6 +63,7 @@ class Recorder:
         seed: int = 0,
         open_films: int = 64,
     ) -> None:
+        check_path("folder", folder)
         self.format = check_format(format)
         self.fps = check_fps(fps)
         if max_frames is not None:

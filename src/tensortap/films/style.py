@@ -67,7 +67,7 @@ class Style:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise TensortapError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
-        if self.theme not in THEMES:
+        if str(self.theme) not in THEMES:
             raise TensortapError(f"theme must be {' or '.join(THEMES)}, got {self.theme!r}")
         size: Any = self.size
         if not _is_pair(size, numbers.Integral) or not (
@@ -84,7 +84,10 @@ class Style:
         if self.colormap != "auto":
             color_table(self.colormap)
         if self.legend_color is not None:
-            parse_color(self.legend_color)
+            try:
+                parse_color(self.legend_color)
+            except TensortapError as error:
+                raise TensortapError(f"legend_color: {error}") from None
 
     @property
     def colors(self) -> FilmTheme:

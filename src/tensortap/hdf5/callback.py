@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tensortap.arguments import checked
 from tensortap.errors import TensortapError
 from tensortap.hdf5.rows import HDF5Options, import_h5py
 from tensortap.hdf5.writer import HDF5Writer, file_exists, path_of
@@ -38,6 +39,7 @@ class HDF5:
     ((2, 3), [])
     """
 
+    @checked
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
 from tensortap.files import CorruptFile, open_regular, plain
 from tensortap.hdf5.journal import JournaledFile, read_user_block
@@ -30,6 +31,7 @@ class StoredValues:
     beside: dict[str, list[Any]]  # further columns, such as the calls of an exported run
 
 
+@checked
 def read_hdf5(path: str | os.PathLike[str], *names: str) -> dict[str, StoredValues]:
     """Return the values of an HDF5 file, bit for bit; of some paths, or of all.
 

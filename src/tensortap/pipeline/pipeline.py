@@ -167,6 +167,8 @@ class Pipeline:
         if not queues:
             self.count_unheard()
             return SKIPPED
+        if shard is not None and not isinstance(shard, Shard):
+            raise TypeError(f"shard must be a tap.Shard, got {shard!r:.80}")
         cls = type(value)
         adapter = adapter_of(cls)
         if adapter.local_shard is not None:

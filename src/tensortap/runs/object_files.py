@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tensortap.arguments import check_text
 from tensortap.dtypes import DTYPES, numpy_dtype
 from tensortap.errors import NotFound, TensortapError
 from tensortap.files import check_regular, open_regular, plain
@@ -56,6 +57,7 @@ def register_format(
     ... )
     >>> _ = _formats.pop(0)
     """
+    check_text("suffix", suffix)
     if not suffix.startswith(".") or "/" in suffix:
         raise ValueError(f"suffix must be like '.json', got {suffix!r}")
     _formats.insert(0, FileFormat(type, suffix, save, lambda path, *_: load(path), compare))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.arguments import check_count, check_seconds, check_text, check_whole
 from tensortap.frameworks.protocol import CompiledRun, Framework
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.torch.hidden import hide_from_compiler
@@ -17,7 +18,6 @@ from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Shard
 from tensortap.sinks.connections import connections
 from tensortap.sources.names import CallSites
-from tensortap.sources.options import check_count
 
 _getframe = sys._getframe
 _traced: dict[type, Framework] = {}  # classes of values that have only been traced so far
@@ -52,7 +52,7 @@ def catch(
         try:
             counter = pipeline.counters[name]
         except KeyError:
-            counter = _first_call(name)
+            counter = _first_call(name, every, first)
         if _traced and type(value) in _traced:
             return _catch_when_run(
                 value, name, when, every=every, first=first, changed=changed, server=server
@@ -80,8 +80,12 @@ def catch(
         return _fault(name, error, every)
 
 
-def _first_call(name: str) -> CallCounter:
+def _first_call(name: str, every: Any, first: Any) -> CallCounter:
     """Create the counter of a new name, and learn the classes of traced values."""
+    check_text("name", name)
+    check_count("every", every)
+    if first is not None:
+        check_count("first", first, 0)
     for framework in loaded_frameworks():
         _traced.update(dict.fromkeys(framework.traced_classes(), framework))
     return pipeline.counters.of(name)
@@ -89,6 +93,8 @@ def _first_call(name: str) -> CallCounter:
 
 def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
     try:
+        if name is not None:
+            check_text("name", name)
         check_count("every", every)  # only here: a call that goes well does not pay for it
     except (TypeError, ValueError) as invalid:
         error = invalid
@@ -137,6 +143,11 @@ def step(number: int | None = None) -> int | None:
 
     Without it, the step of a record is the number of earlier calls under its name.
     """
+    try:
+        number = None if number is None else check_whole("number", number)
+    except TypeError as error:  # training goes on
+        pipeline.fault("tap.step()", error)
+        return pipeline.clock.step
     return pipeline.advance("tap.step()", number)
 
 
@@ -152,6 +163,7 @@ def disable() -> None:
 
 def flush(timeout: float | None = None) -> bool:
     """Wait until everything captured has arrived or was dropped; return False on timeout."""
+    check_seconds("timeout", timeout)
     return pipeline.flush(timeout)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap import ranks
+from tensortap.arguments import checked
 from tensortap.errors import NotFound, TensortapError
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.pipeline import pipeline
@@ -77,6 +78,7 @@ _registered = False
 _lock = threading.Lock()
 
 
+@checked
 def init(folder: str | Path = "runs", *, durable: bool = False) -> Path:
     """Start a run in a new folder below `folder`; it keeps everything captured from now on.
 

@@ -19,6 +19,7 @@ import msgspec
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
+from tensortap.arguments import check_callable, check_count
 from tensortap.errors import TensortapError
 from tensortap.frameworks.observing import Explain, Observed, never_skipped
 from tensortap.frameworks.protocol import PendingSummary
@@ -31,7 +32,7 @@ from tensortap.record import Mapping as Pairs
 from tensortap.sinks.connections import connections
 from tensortap.sinks.memory import MemorySink
 from tensortap.sources import init as run
-from tensortap.sources.options import NamePattern, Patterns, check_count
+from tensortap.sources.options import NamePattern, Patterns
 from tensortap.wire.address import Address
 
 log = logging.getLogger("tensortap")
@@ -95,6 +96,10 @@ class Observer:
         name: Any = options.name
         if name is not None and not (isinstance(name, str) and name):
             raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")
+        if options.init_step is not None:
+            check_count("init_step", options.init_step, 0)
+        if options.stash is not None:
+            check_callable("stash", options.stash)
         self.options = options
         self.prefix = ""  # of all names; patterns do not see it
         patterns = Patterns(options.include, options.exclude, options.kinds)

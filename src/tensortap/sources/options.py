@@ -1,11 +1,10 @@
-"""Checks of options that several verbs share, and names selected by regular expressions."""
+"""Names selected by regular expressions, by kind."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from numbers import Integral, Real
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
 
 from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
@@ -20,40 +19,6 @@ _KINDS = {
     "optimizer_state": Kind.OPTIMISER_STATE,
     "optimiser_state": Kind.OPTIMISER_STATE,
 }
-
-
-def check_count(argument: str, value: Any) -> None:
-    """Raise unless the argument is a whole number of at least 1.
-
-    >>> check_count("every", 0)
-    Traceback (most recent call last):
-    ValueError: every must be at least 1, got 0
-    """
-    if not isinstance(value, Integral):
-        raise TypeError(f"{argument} must be a whole number, got {value!r:.80}")
-    if value < 1:
-        raise ValueError(f"{argument} must be at least 1, got {value}")
-
-
-def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise unless the argument is one of the choices."""
-    if value not in choices:
-        *first, last = map(repr, choices)
-        raise ValueError(f"{argument} must be {', '.join(first)} or {last}, got {value!r:.80}")
-
-
-def check_callable(argument: str, value: Any) -> None:
-    """Raise unless the argument can be called."""
-    if not callable(value):
-        raise TypeError(f"{argument} must be callable, got {value!r:.80}")
-
-
-def check_positive(argument: str, value: Any) -> None:
-    """Raise unless the argument is a number greater than 0."""
-    if not isinstance(value, Real):
-        raise TypeError(f"{argument} must be a number, got {value!r:.80}")
-    if not float(value) > 0:
-        raise ValueError(f"{argument} must be greater than 0, got {value}")
 
 
 class Patterns:

@@ -279,6 +279,8 @@ def trace(
         post_gather_callbacks, post_trace_callbacks, group, results,
         dict(paths) if isinstance(paths, Mapping) else {},
     ).checked()  # fmt: skip
+    if not isinstance(paths, Iterable):
+        raise TypeError(f"paths must be a path like 'forward.x' or several, got {paths!r:.80}")
     paths = [paths] if isinstance(paths, str) else list(paths)
     if not paths:
         raise ValueError("paths must not be empty: name what to trace, like 'blocks.*.forward.x'")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensortap.arguments import checked
 from tensortap.frameworks.registry import framework_named, loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.observer import Observer, Stash, TrackOptions
@@ -89,6 +90,7 @@ class Tracker:
                 reason,
             )
 
+    @checked
     def log(self, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """Record numbers about the current step, or about an earlier one.
 
@@ -128,12 +130,12 @@ class Tracker:
         return self._observer.prefixed(self._observer.remarks)
 
     @property
-    def records(self) -> Iterator[Record]:
+    def records(self) -> list[Record]:
         """The records so far: from the run or the live session that took them, else from memory.
 
         Memory holds the latest 128 MiB; `evicted` counts what left it.
         """
-        return self._observer.records
+        return list(self._observer.records)
 
     @property
     def evicted(self) -> int:
@@ -159,15 +161,16 @@ class Tracker:
         """
         from tensortap.table.frames import logframe_of
 
-        return logframe_of(self.records, exponents=exponents, strict=strict)
+        return logframe_of(self._observer.records, exponents=exponents, strict=strict)
 
     def metrics(self) -> pd.DataFrame:
         """Return the numbers that were passed to `step` and `log`, one row per step."""
         from tensortap.table.frames import metrics_of
 
-        return metrics_of(self.records)
+        return metrics_of(self._observer.records)
 
 
+@checked
 def track(
     module: Any = None,
     optimizer: Any = None,
@@ -214,10 +217,12 @@ def track(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
         only_training, init_step, alerts, on_alert, name, out_path,
     ))  # fmt: skip
-    if model_state is not None or not isinstance(optimizer_state, bool):
+    state = None if isinstance(optimizer_state, bool) else optimizer_state
+    if model_state is not None or state is not None:
         if module is not None:
-            raise TypeError("pass either a torch module or the model_state of JAX, not both")
-        state = None if isinstance(optimizer_state, bool) else optimizer_state
+            raise TypeError(
+                "pass either a torch module, or the model_state and optimizer_state of JAX"
+            )
         if stash is not None or tensors:
             observer.unseen["inside compiled functions"] = (
                 "stash and tensors see states only; use tap.catch inside the function"

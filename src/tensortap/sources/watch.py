@@ -12,6 +12,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tensortap.arguments import (
+    check_callable,
+    check_count,
+    check_positive,
+    check_text,
+)
 from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks.observing import Probe
 from tensortap.frameworks.registry import loaded_frameworks
@@ -21,12 +27,7 @@ from tensortap.record import Record
 from tensortap.server import worker_start
 from tensortap.settings import buffer_size
 from tensortap.sinks.launch import EntryPoints, Task, check_start_method, pickled
-from tensortap.sources.options import (
-    NamePattern,
-    check_callable,
-    check_count,
-    check_positive,
-)
+from tensortap.sources.options import NamePattern
 from tensortap.sources.watch_observer import RateLimitedObserver, Transform, WatchSelection
 from tensortap.sources.watcher import Watcher
 from tensortap.wire.worker import end_main_import
@@ -152,8 +153,8 @@ def _check_options(
         check_positive("rate", rate)
     check_count("processes", processes)
     check_positive("timeout", timeout)
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name must be a string, got {name!r:.80}")
+    if name is not None:
+        check_text("name", name)
 
 
 def _check_unchanged(name: str, given: dict[str, Any]) -> None:
@@ -172,6 +173,8 @@ def _selected_ranks(ranks: Any) -> frozenset[int] | None:
         return None
     single = isinstance(ranks, (int, str)) or not isinstance(ranks, Iterable)
     selected = frozenset([ranks] if single else ranks)
+    if not selected:
+        raise ValueError("ranks must not be empty: name a rank, or 'all'")
     if not all(isinstance(rank, int) for rank in selected):
         raise TypeError(f"ranks must be a rank, several ranks, or 'all', got {ranks!r:.80}")
     return selected

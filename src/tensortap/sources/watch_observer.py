@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tensortap import frameworks as arrays
 from tensortap import ranks
+from tensortap.arguments import check_callable, check_choice
 from tensortap.errors import CaptureError
 from tensortap.frameworks.observing import Explain, Observed
 from tensortap.frameworks.registry import loaded_frameworks
@@ -22,7 +23,7 @@ from tensortap.pipeline.queue import Queue, write_to
 from tensortap.pipeline.selection import CallCounters
 from tensortap.record import Kind, Record, Summary
 from tensortap.sources import init as run
-from tensortap.sources.options import NamePattern, Patterns, check_callable, check_choice
+from tensortap.sources.options import NamePattern, Patterns
 
 Transform = Callable[[Any], Any]
 _now = time.perf_counter_ns

@@ -92,6 +92,8 @@ class Watcher:
         observer = self._observer.with_options(
             what=what, transform=transform, include=include, exclude=exclude
         )
+        if isinstance(targets, (Mapping, list, tuple)) and not targets:
+            raise ValueError("targets must not be empty: name what to watch")
         attached: list[str] = []
         try:
             for title, target in _named_targets(targets):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensortap.arguments import checked
 from tensortap.errors import MissingExtra, SchemaError, TensortapError
 from tensortap.record import Kind
 from tensortap.runs.pickles import UntrustedFile
@@ -57,6 +58,7 @@ def has_finfo(dtype: str) -> bool:
     return True
 
 
+@checked
 def read_logframe(path: str | Path, *, trust: bool = False) -> pd.DataFrame:
     """Read a LogFrame from a ``.parquet``, ``.csv``, ``.csv.gz`` or, if trusted, ``.pkl`` file.
 

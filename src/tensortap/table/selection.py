@@ -67,7 +67,9 @@ def choose_layers(table: Table, kind: str, layer: Layers, key: str = "") -> list
         if not matching:
             raise NotFound(f"no {kind} has a name that matches {layer.pattern!r}")
         return matching
-    wanted = [layer] if isinstance(layer, str) else layer
+    wanted = [layer] if isinstance(layer, str) else list(layer)
+    if not wanted:
+        raise ValueError("layer must not be empty: leave it out for all")
     known = set(available)
     names = (name for each in wanted for name in _resolve(each, kind, available, known, key))
     return list(dict.fromkeys(names))
@@ -96,7 +98,7 @@ def choose_metrics(table: Table, metric: str | Iterable[str]) -> list[str]:
         if each not in available:
             raise NotFound(no_such("statistic", each, available))
     if not wanted:
-        raise ValueError(f"name at least one statistic: {', '.join(available)}")
+        raise ValueError(f"scalar_metric must not be empty; there is {', '.join(available)}")
     return wanted
 
 

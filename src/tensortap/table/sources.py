@@ -7,7 +7,7 @@ columns of its rows as Arrow tables with the columns of the run format. Dropped 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -203,6 +203,8 @@ class RecordSource:
 
     def refresh(self) -> None:
         for record in self._new_records(len(self._records)):
+            if not isinstance(record, Record):
+                raise TypeError(f"expected records, got {record!r:.80}")
             self._numbers.append(number_of(record.value))
             if not self._values and record.value is not None and record.kind is not Kind.ALERT:
                 record = msgspec.structs.replace(record, value=None)
@@ -337,8 +339,8 @@ def source_of(origin: Any) -> Callable[[], RowSource]:
     def unseen(count: int) -> Iterable[Record]:
         return itertools.islice(getattr(origin, "records", origin), count, None)
 
-    records = getattr(origin, "records", origin)
-    if not isinstance(records, Iterable) or isinstance(records, (str, bytes)):
+    several = isinstance(origin, Iterable) and not isinstance(origin, (str, bytes, Mapping))
+    if not several and not hasattr(type(origin), "records"):
         raise TypeError(
             "expected a run (tap.open), a live session (tap.serve), a tracker or a LogFrame, "
             f"got {type(origin).__name__}"

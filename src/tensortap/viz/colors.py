@@ -88,9 +88,12 @@ def parse_color(color: str | Sequence[int]) -> Rgb:
                 f"unknown color {color!r}: use '#rrggbb', a name like 'orange', or three numbers"
             ) from None
         return red, green, blue
-    numbers = tuple(int(part) for part in color)
+    try:
+        numbers = tuple(int(part) for part in color)
+    except (TypeError, ValueError):
+        numbers = ()
     if len(numbers) != 3 or not all(0 <= part <= 255 for part in numbers):
-        raise TensortapError(f"a color is three numbers from 0 to 255, got {tuple(color)}")
+        raise TensortapError(f"a color is three numbers from 0 to 255, got {color!r:.80}")
     return numbers[0], numbers[1], numbers[2]
 
 
@@ -116,8 +119,10 @@ def color_table(colormap: str | Sequence[Any]) -> NDArray[np.uint8]:
                 f"unknown colormap {colormap!r}: use {', '.join(MAPS)}, or a list of colors"
             )
         return _named(colormap)
-    if len(colormap) < 2:
-        raise TensortapError("a colormap needs at least two colors")
+    if not hasattr(colormap, "__len__") or len(colormap) < 2:
+        raise TensortapError(
+            f"colormap must be a name or at least two colors, got {colormap!r:.80}"
+        )
     rgb = np.array([parse_color(color) for color in colormap], np.float64) / 255
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return _interpolated(np.cbrt(linear @ _CONES.T) @ _LAB.T)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensortap.arguments import checked
 from tensortap.errors import MissingExtra
 from tensortap.record import Kind, Record
 from tensortap.table.selection import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _VIEWS = {"scalar_line": "lines", "scalar_global_heatmap": "heatmap", "exp_hist": "exponents"}
 
 
+@checked
 def interactive(
     f: Callable[..., Any] = plots.exp_hist,
     source: Any = None,
@@ -66,6 +68,7 @@ def interactive(
     view = _VIEWS.get(getattr(f, "__name__", ""))
     if view is None:
         raise TypeError(f"f must be viz.{', viz.'.join(_VIEWS)}; got {f!r}")
+    plots.check_options(theme, col_wrap, inc)
     plots.need_plotly()
     try:
         import anywidget  # noqa: F401  plotly's widgets need it

@@ -17,6 +17,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensortap.arguments import (
+    check_choice,
+    check_count,
+    check_path,
+    check_positive,
+    checked,
+)
 from tensortap.errors import MissingExtra, TensortapError
 from tensortap.readers.live import LiveReader
 from tensortap.record import Kind
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
     from tensortap.viz.figures.encoding import Figure
 
 Tensors = Kind | str | Iterable[Kind | str] | None
+_UNSET: Any = object()
 _IMAGES = ("png", "svg", "pdf", "jpg", "jpeg", "webp")
 _live_tables: weakref.WeakKeyDictionary[LiveReader, Table] = weakref.WeakKeyDictionary()
 
@@ -82,26 +90,34 @@ def source_table(source: Any, df: Any) -> Table:
     return table
 
 
+def check_options(theme: str, col_wrap: int | None = None, inc: int = 1) -> None:
+    """Raise for options of figures that make no sense, naming the option."""
+    check_choice("theme", theme, ("light", "dark"))
+    check_count("inc", inc)
+    if col_wrap is not None:
+        check_count("col_wrap", col_wrap)
+
+
 def _choose(
-    source: Any, df: Any, tt: Kind | str | None, layer: Layers, metric: str | Iterable[str] = ""
+    source: Any, df: Any, tt: Kind | str | None, layer: Layers, metric: Any = _UNSET
 ) -> tuple[Table, str, list[str], list[str]]:
     """Return table, kind, names and statistics; raise NotFound for those that do not exist."""
     table = source_table(source, df)
     kind, key = choose_kind(table, tt)
     names = choose_layers(table, kind, layer, key)
-    metrics = choose_metrics(table, metric) if metric else []
+    metrics = [] if metric is _UNSET else choose_metrics(table, metric)
     if metrics != [VALUE]:
         check_statistics(table, kind, names)
     return table, kind, names, metrics
 
 
 def _choose_facets(
-    source: Any, df: Any, tt: Tensors, layer: Layers, metric: str | Iterable[str] = ""
+    source: Any, df: Any, tt: Tensors, layer: Layers, metric: Any = _UNSET
 ) -> tuple[Table, dict[str, list[str]], list[str]]:
     """Return table, names by kind, and statistics; several kinds become facets."""
     given = [tt] if tt is None or isinstance(tt, (str, Kind)) else list(tt)
     if not given:
-        raise ValueError("tt must name at least one kind, got none")
+        raise ValueError("tt must not be empty: leave it out for the first kind")
     chosen = [_choose(source, df, each, layer, metric) for each in given]
     by_kind: dict[str, list[str]] = {}
     for _, kind, names, _ in chosen:  # two states of an optimizer are one kind
@@ -109,6 +125,7 @@ def _choose_facets(
     return chosen[0][0], by_kind, chosen[0][3]
 
 
+@checked
 def scalar_line(
     source: Any = None,
     *,
@@ -131,8 +148,10 @@ def scalar_line(
     ``"line"`` or ``"scatter"``. `panels` chooses one panel per ``"metric"`` or per ``"name"``.
     `step` is marked. `log` is by default on where values span decades.
     """
-    if kind not in ("line", "scatter"):
-        raise ValueError(f"kind must be 'line' or 'scatter', got {kind!r}")
+    check_options(theme, col_wrap)
+    check_choice("kind", kind, ("line", "scatter"))
+    if panels is not None:
+        check_choice("panels", panels, ("metric", "name"))
     table, names, metrics = _choose_facets(source, df, tt, layer, scalar_metric)
     return plotly_figure(lines_figure(
         table, names=names, kind=next(iter(names)), metrics=metrics, log=log, step=step,
@@ -141,6 +160,7 @@ def scalar_line(
     ))  # fmt: skip
 
 
+@checked
 def scalar_global_heatmap(
     source: Any = None,
     *,
@@ -158,6 +178,7 @@ def scalar_global_heatmap(
 
     NaN and Inf have their own colors, and alerts are marked.
     """
+    check_options(theme, inc=inc)
     table, kind, names, metrics = _choose(source, df, tt, layer, scalar_metric)
     return plotly_figure(heatmap_figure(
         table, kind=kind, metric=metrics[0], inc=inc, names=names, rank=choose_rank(table, rank),
@@ -165,6 +186,7 @@ def scalar_global_heatmap(
     ))  # fmt: skip
 
 
+@checked
 def exp_hist(
     source: Any = None,
     *,
@@ -187,6 +209,9 @@ def exp_hist(
     ``"line"`` or ``"kde"``, a density smoothed over half a power of two. Several `tt` get panels
     of their own. ``over="steps"`` draws all steps as a heatmap, ``"ridge"`` as curves.
     """
+    check_options(theme, col_wrap)
+    if over is not None:
+        check_choice("over", over, ("steps", "ridge"))
     table, names, _ = _choose_facets(source, df, tt, layer)
     first = next(iter(names))
     return plotly_figure(exponents_figure(
@@ -196,6 +221,7 @@ def exp_hist(
     ))  # fmt: skip
 
 
+@checked
 def training(
     source: Any = None,
     *,
@@ -206,6 +232,7 @@ def training(
     df: Any = None,
 ) -> go.Figure:
     """Draw the training statistics, those of ``tracker.step(loss=…)``, over the steps."""
+    check_options(theme)
     table = source_table(source, df)
     return plotly_figure(training_figure(
         table, names=scalar_metric, rank=choose_rank(table, rank), step=step, height=260,
@@ -213,6 +240,7 @@ def training(
     ))  # fmt: skip
 
 
+@checked
 def tensor(
     x: Any, *, index: Sequence[int] | None = None, title: str = "", theme: str = "light"
 ) -> go.Figure:
@@ -236,11 +264,17 @@ def tensor(
     return plotly_figure(tensor_figure(matrix, title=title or label, theme=theme))
 
 
+@checked
 def save(figure: go.Figure, path: str | Path, *, width: int = 1000, scale: float = 2.0) -> Path:
     """Write a figure as ``.html`` (one file, no network needed), ``.png``, ``.svg`` or ``.pdf``.
 
     Images need kaleido, and an installed Chromium or Chrome.
     """
+    if not hasattr(figure, "write_html"):
+        raise TypeError(f"figure must be a plotly figure, got {figure!r:.80}")
+    check_path("path", path)
+    check_count("width", width)
+    check_positive("scale", scale)
     path = Path(path)
     form = path.suffix.lower().lstrip(".")
     if form in ("html", "htm"):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensortap.arguments import check_path, checked
 from tensortap.errors import MissingExtra
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
@@ -31,12 +32,14 @@ _ROWS, _COLUMNS = 200, 320  # cells of an overview
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+@checked
 def report(source: Any, path: str | Path) -> Path:
     """Write a report of a run, a live session, a tracker or a LogFrame into one HTML file.
 
     It shows training statistics, all layers over all steps, lines and exponents of the most
     notable layers, losses in low precision, alerts, dropped records, and provenance.
     """
+    check_path("path", path)
     return write_html_file(path, report_html(source))
 
 

@@ -37,6 +37,10 @@ class Catalog:
         address = getattr(reader, "address", None) or getattr(what, "address", None)
         if address is not None:
             return self._add_entry(SessionEntry(str(address)))
+        if not isinstance(what, (str, Path)):
+            raise TypeError(
+                f"run must be a run, a folder of runs or a live session, got {what!r:.80}"
+            )
         if isinstance(what, Path) or Path(what).exists() or "/" in what:
             return self._add_path(Path(what))
         from tensortap.wire.address import parse_address

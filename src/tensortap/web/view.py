@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tensortap.arguments import checked
 from tensortap.errors import MissingExtra, NotFound
 
 _page: Any = None
 _printed = ""  # the token of the address that was printed last
 
 
+@checked
 def view(
     run: Any = None,
     *more: Any,

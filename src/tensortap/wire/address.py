@@ -44,6 +44,8 @@ def parse_address(text: str | None = None) -> Address:
     >>> str(parse_address("gpu7:4000"))
     'gpu7:4000'
     """
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"server must be 'host' or 'host:port', got {text!r:.80}")
     text = (text or os.environ.get("TENSORTAP_SERVER") or "127.0.0.1").strip()
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
@@ -63,7 +65,7 @@ def parse_port(text: str | int) -> int:
     """Return the number of a port; raise ValueError if it is not one."""
     try:
         port = int(text)
-    except ValueError:
+    except (TypeError, ValueError):
         port = -1
     if not 0 <= port < 65536:
         raise ValueError(f"port must be a number from 0 to 65535, got {text!r}")

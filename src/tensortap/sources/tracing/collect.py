@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tensortap import frameworks as arrays
 from tensortap import ranks
+from tensortap.arguments import check_callable, check_choice, check_count
 from tensortap.errors import CaptureError
 from tensortap.frameworks.adapters import adapter_of, safe_repr
 from tensortap.frameworks.protocol import type_name
@@ -18,7 +19,6 @@ from tensortap.record import Kind, Opaque, Record, TensorData, Value
 from tensortap.sinks.connections import connections
 from tensortap.sources import init as run
 from tensortap.sources.dump import write_file
-from tensortap.sources.options import check_callable, check_choice, check_count
 from tensortap.sources.tracing.copies import copied, expanded, fingerprint, has_opaque, keyed_copy
 from tensortap.sources.tracing.gather import Gatherer
 from tensortap.sources.tracing.paths import matches, parse
@@ -75,6 +75,8 @@ def _checked_callbacks(given: Mapping[str, Any], path: str = "") -> dict[str, An
     checked: dict[str, tuple[Callback, ...]] = {}
     for stage, callbacks in given.items():
         check_choice(f"the callbacks of {path!r}", stage, STAGES)
+        if not isinstance(callbacks, Iterable):
+            check_callable(stage, callbacks)
         checked[stage] = (callbacks,) if callable(callbacks) else tuple(callbacks)
         for one in checked[stage]:
             check_callable(stage, one)

@@ -18,6 +18,9 @@ from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction, how_to
 from tensortap.sources.tracing.results import Iteration
 from tensortap.sources.tracing.rewrite import ProbeSpec
 
+_DISABLED = "capturing was off (tap.enable() turns it on)"
+_NOT_SELECTED = "every= and mode= selected no values"
+
 Calls: TypeAlias = "collections.Counter[str]"  # of the model, or of one function, by mode
 
 
@@ -98,6 +101,7 @@ class FunctionListener:
         self._counter = counter
         self._calls: Calls = collections.Counter()
         self._called = 0
+        self._skipped: collections.Counter[str] = collections.Counter()  # calls by reason
         self._last_forward = -1  # the last call of the model in whose forward pass it ran
         self._running = threading.local()
         # records of a plain function have its name in front
@@ -127,7 +131,10 @@ class FunctionListener:
 
     def call(self) -> TracedCall | None:
         """Begin a call; return None if it is not traced."""
-        if not self.collector.active or not pipeline.enabled:
+        if not self.collector.active:
+            return None
+        if not pipeline.enabled:
+            self._skipped[_DISABLED] += 1
             return None
         counter = self._counter
         if self.counts_model:
@@ -135,9 +142,13 @@ class FunctionListener:
         iteration = counter.current
         if iteration is None or self.outside_forward or self.caller is not None:
             iteration = self._iteration()
-            if iteration is None or not counter.selects(iteration):
+            if iteration is None:
+                return None
+            if not counter.selects(iteration):
+                self._skipped[_NOT_SELECTED] += 1
                 return None
         elif not counter.selected:
+            self._skipped[_NOT_SELECTED] += 1
             return None
         if counter.in_backward is not None:
             if not counter.in_backward():
@@ -185,6 +196,9 @@ class FunctionListener:
                 return f"{label} cannot be traced: {unseen[self.number]}"
             if self.caller is not None:
                 return f"{label} was never called by {self.caller.traced.label}"
+            if self._skipped:
+                times, reasons = self._skipped.total(), " and ".join(self._skipped)
+                return f"{label} was called {times} times, but only while {reasons}"
             return f"{label} was never called while it was traced (in this process)"
         if not probe.bound:
             name = probe.name

@@ -276,6 +276,9 @@ class Resolver:
             yield from self._in_code(traced, inner, (*nesting, first), rest, (*path, first), quiet)
         elif first in names:
             yield LocalProbe(traced, nesting, first, (*path, first), rest)
+        elif first == "self" and not nesting and traced.this is not None and code.co_argcount:
+            # whatever the method calls the object
+            yield LocalProbe(traced, nesting, names[0], (*path, first), rest)
         elif not quiet and (helper := _called_function(traced, first, rest)) is not None:
             bound, used = helper
             called = self._trace(bound, (*path, first, *rest[:used]), traced)
