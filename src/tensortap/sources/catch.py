@@ -98,7 +98,8 @@ def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
         check_count("every", every)  # only here: a call that goes well does not pay for it
     except (TypeError, ValueError) as invalid:
         error = invalid
-    return pipeline.fault(name, error, calls=1)
+    counted = isinstance(name, str) and name in pipeline.counters
+    return pipeline.fault(name, error, calls=int(counted))
 
 
 def _catch_when_run(value: Any, name: str, when: Any, **options: Any) -> Ticket:

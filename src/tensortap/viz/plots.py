@@ -164,7 +164,7 @@ def scalar_line(
 def scalar_global_heatmap(
     source: Any = None,
     *,
-    tt: Kind | str | None = None,
+    tt: Any = None,
     scalar_metric: str = "rm2",
     inc: int = 1,
     layer: Layers = None,
