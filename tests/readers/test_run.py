@@ -58,17 +58,22 @@ class TestSealedRun(ReaderContract):
         return found
 
 
+@pytest.fixture(scope="module")
+def indexed(sealed):
+    found = RunReader(sealed)
+    for name in found.names():
+        for _ in range(4):
+            found.records(name, last=1)
+        assert name in found._index._records
+    return found
+
+
 class TestIndexedRun(TestSealedRun):
     """Names that are searched often get an index; the results are the same."""
 
     @pytest.fixture
-    def reader(self, sealed):
-        found = RunReader(sealed)
-        for name in found.names():
-            for _ in range(4):
-                found.records(name, last=1)
-            assert name in found._index._records
-        return found
+    def reader(self, indexed):
+        return indexed
 
 
 @pytest.mark.slow

@@ -14,14 +14,13 @@ import sys
 import threading
 from pathlib import Path
 
-import httpx
 import pytest
 import websockets
 from playwright import sync_api as playwright
 
 from tensortap.web import view as view_module
 from tensortap.web.access_control import AccessControl
-from tests.web.conftest import enter, serving
+from tests.web.conftest import enter, get, serving
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +33,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 )
 @pytest.mark.attack("page without its token")
 def test_rejects_requests_without_secrets(page, path):
-    answer = httpx.get(f"{page.address}{path[1:]}")
+    answer = get(f"{page.address}{path[1:]}")
     assert answer.status_code == 401
     assert "the address that tensortap printed" in answer.text
 
@@ -44,31 +43,31 @@ def test_rejects_requests_without_secrets(page, path):
 
 @pytest.mark.attack("page without its token")
 def test_rejects_a_wrong_token(page):
-    answer = httpx.get(f"{page.address}?token=wrong")
+    answer = get(f"{page.address}?token=wrong")
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
 
 
 def test_exchanges_a_token_for_a_cookie_and_a_key(page):
     url = page.url
-    answer = httpx.get(url)
+    answer = get(url)
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert url.rpartition("=")[2] not in cookie + answer.text
     assert answer.headers["cache-control"] == "no-store"
-    assert httpx.get(f"{page.address}enter.js").status_code == 200
+    assert get(f"{page.address}enter.js").status_code == 200
 
 
 @pytest.mark.attack("page with a used token")
 def test_a_token_opens_the_page_once(page):
     url = page.url
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: httpx.get(url), range(8)))
+        answers = list(pool.map(lambda _: get(url), range(8)))
     assert sorted(answer.status_code for answer in answers) == [200] + [401] * 7
     (cookie,) = (a.headers["set-cookie"] for a in answers if a.status_code == 200)
     # the browser that has used it may load the address again
-    again = httpx.get(url, headers={"cookie": cookie.split(";")[0]}, follow_redirects=False)
+    again = get(url, headers={"cookie": cookie.split(";")[0]}, follow_redirects=False)
     assert (again.status_code, again.headers["location"]) == (303, "/")
     assert "set-cookie" not in again.headers
 
@@ -100,8 +99,8 @@ def test_the_token_is_not_on_the_command_line_of_the_browser(page, tmp_path, mon
     assert file.stat().st_uid == os.getuid()
     url = re.search(r'url=([^"]+)"', file.read_text())[1]
     assert url.endswith("#run=a")
-    assert httpx.get(url).status_code == 200
-    assert httpx.get(url).status_code == 401
+    assert get(url).status_code == 200
+    assert get(url).status_code == 401
     page._delete_files()
     assert not file.exists()
 
@@ -114,19 +113,19 @@ def test_the_cookie_alone_opens_only_the_files_of_the_page(page):
     """Browsers send cookies to all ports of a host: servers of other users get to know it."""
     headers = enter(page)
     stolen = {"cookie": headers["cookie"]}
-    assert httpx.get(page.address, headers=stolen).status_code == 200
+    assert get(page.address, headers=stolen).status_code == 200
     for path in ("api/catalog", "api/run?run=a", "api/tensor.npy?run=a&name=head", "api/nothing"):
-        assert httpx.get(f"{page.address}{path}", headers=stolen).status_code == 401
-        assert httpx.get(f"{page.address}{path}&signature=", headers=stolen).status_code == 401
+        assert get(f"{page.address}{path}", headers=stolen).status_code == 401
+        assert get(f"{page.address}{path}&signature=", headers=stolen).status_code == 401
     for key in ("", "none", headers["x-tensortap-key"][:-1]):
         wrong = {**stolen, "x-tensortap-key": key}
-        assert httpx.get(f"{page.address}api/catalog", headers=wrong).status_code == 401
+        assert get(f"{page.address}api/catalog", headers=wrong).status_code == 401
     for path in ("", "static/main.js", "static/api.js", "enter.js", "?token=wrong"):
-        served = httpx.get(f"{page.address}{path}", headers=stolen).text
+        served = get(f"{page.address}{path}", headers=stolen).text
         assert headers["x-tensortap-key"] not in served
     key_only = {"x-tensortap-key": headers["x-tensortap-key"]}
-    assert httpx.get(f"{page.address}api/catalog", headers=key_only).status_code == 401
-    assert httpx.get(f"{page.address}api/catalog", headers=headers).status_code == 200
+    assert get(f"{page.address}api/catalog", headers=key_only).status_code == 401
+    assert get(f"{page.address}api/catalog", headers=headers).status_code == 200
 
 
 def test_the_cookie_has_another_name_on_every_server():
@@ -179,7 +178,7 @@ def test_a_server_on_another_port_gets_no_data(runs):
         assert stolen[0].startswith(page.access.cookie)  # if not, the attack was not tried
         assert storage == []
         assert refused == "refused"
-        answer = httpx.get(f"{page.address}api/catalog", headers={"cookie": stolen[0]})
+        answer = get(f"{page.address}api/catalog", headers={"cookie": stolen[0]})
         assert answer.status_code == 401
 
 
@@ -187,14 +186,14 @@ def test_signed_addresses_need_no_key(page, client):
     asked = "/api/tensor?run=raw&name=cube&kind=Value&step=2"
     address = client.get(asked).json()["download"]
     cookie = {"cookie": client.headers["cookie"]}
-    download = httpx.get(f"{page.address}{address[1:]}", headers=cookie)
+    download = get(f"{page.address}{address[1:]}", headers=cookie)
     assert download.content.startswith(b"\x93NUMPY")
-    assert httpx.get(f"{page.address}{address[1:]}").status_code == 401
+    assert get(f"{page.address}{address[1:]}").status_code == 401
     other = address.replace("step=2", "step=1"), address.replace("tensor.npy", "tensor"), (
         f"{address}&name=big"
     ), address[:-1]  # fmt: skip
     for changed in other:
-        answer = httpx.get(f"{page.address}{changed[1:]}", headers=cookie)
+        answer = get(f"{page.address}{changed[1:]}", headers=cookie)
         assert answer.status_code == 401, changed
 
 
@@ -207,14 +206,14 @@ def test_signed_addresses_need_no_key(page, client):
 @pytest.mark.attack("page under another host name")
 def test_rejects_other_host_names(page, host):
     headers = {**enter(page), "host": host.format(port=page.port)}
-    answer = httpx.get(f"{page.address}api/catalog", headers=headers)
+    answer = get(f"{page.address}api/catalog", headers=headers)
     assert answer.status_code in (400, 421)
     assert "entries" not in answer.text
 
 
 def test_accepts_the_port_of_a_tunnel(page):
     headers = {**enter(page), "host": "localhost:9999"}
-    assert httpx.get(f"{page.address}api/catalog", headers=headers).status_code == 200
+    assert get(f"{page.address}api/catalog", headers=headers).status_code == 200
 
 
 @pytest.mark.attack("page from another origin")

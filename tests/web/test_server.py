@@ -13,7 +13,6 @@ import threading
 import time
 from pathlib import Path
 
-import httpx
 import ml_dtypes
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from tensortap.runs.object_files import load_file
 from tensortap.web import view as view_module
 from tensortap.web.catalog import Catalog, resolve_inside
 from tensortap.web.server import PORT, Page, listen
-from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, logged_in, serving
+from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, get, logged_in, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -516,7 +515,7 @@ def test_warns_beyond_this_machine(runs, capsys):
         printed = capsys.readouterr().out
         assert "other machines can reach the page" in printed
         assert "token=" in printed
-        assert httpx.get(f"http://127.0.0.1:{page.port}/").status_code == 401
+        assert get(f"http://127.0.0.1:{page.port}/").status_code == 401
     finally:
         page.close()
 
@@ -569,11 +568,11 @@ def test_command(runs, tmp_path):
     )  # fmt: skip
     try:
         url = served.stdout.readline().split()[-1]
-        assert httpx.get(url).status_code == 200
+        assert get(url).status_code == 200
         said, another = served.stdout.readline().rsplit(maxsplit=1)
         assert said == "tensortap: for another browser:"
-        assert httpx.get(another).status_code == 200
-        assert httpx.get(url).status_code == 401
+        assert get(another).status_code == 200
+        assert get(url).status_code == 401
         served.send_signal(signal.SIGINT)
         assert served.wait(60) == 0
         assert "Traceback" not in served.stderr.read()
