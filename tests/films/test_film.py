@@ -50,6 +50,7 @@ def test_film_has_one_frame_per_record(run, tmp_path):
     assert (pictures[0] != pictures[5]).any()
 
 
+@pytest.mark.slow
 def test_films_numbers_and_dumps_in_every_format(run, tmp_path):
     opened = tap.open(run)
     options = {"size": (320, 240)}

@@ -139,6 +139,7 @@ class FrameworkContract:
         with pytest.raises(WireError):
             rebuild(TensorData(self.framework, "float32", shape, data))
 
+    @pytest.mark.slow
     def test_catch_dump_and_compare(self, tmp_path):
         values = {dtype: self.one(dtype) for dtype in self.dtypes}
         large = self.one(shape=(100, 200))

@@ -17,6 +17,7 @@ def test_every_record_gives_one_point(tracked):
     assert len(tags) == len(set(tags))
 
 
+@pytest.mark.slow
 def test_small_chunks_give_the_same_points(tracked, monkeypatch):
     whole = list(curves.curve_points(tracked))
     monkeypatch.setattr(curves, "_CHUNK", 7)

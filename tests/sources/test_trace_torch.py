@@ -118,6 +118,7 @@ def test_training_is_bit_identical(model):
 class TestWrappers:
     """A model and its wrapper can be traced alike."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("traced", ["inner", "outer"])
     def test_data_parallel(self, model, traced):
         outer = torch.nn.DataParallel(model)

@@ -50,6 +50,7 @@ def test_name_is_put_before_all_names(found):
     assert list(tracker.unseen) == ["generator.1.out_proj"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [(None, None), ("generator", "critic"), (None, "critic")])
 def test_two_models_in_one_run(names, open_run, caplog):
     models = mlp(), mlp()

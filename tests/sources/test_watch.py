@@ -18,6 +18,8 @@ from tensortap.record import Kind
 from tensortap.sources import watch_observer
 from tests.sources.notes import Notes
 
+pytestmark = pytest.mark.slow  # each watcher starts a process
+
 
 @pytest.fixture
 def notes(tmp_path):
@@ -501,7 +503,6 @@ def test_one_replica_of_data_parallel_is_watched(watch, notes):
 # -- with a run, and with a live session -----------------------------------------------------
 
 
-@pytest.mark.slow
 def test_keep_writes_records_to_the_run(watch, notes, open_run):
     model = small()
     loose, kept = watch({"loose": model[0]}), watch({"kept": model[2]}, keep=True, what="both")
@@ -588,7 +589,6 @@ def train(autocast, watch=None, **options):
     return losses + state + [t.clone() for s in opt.state.values() for t in s.values()]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_errors")
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", [{}, {"transform": lambda t: t.float().abs()}, {"rate": 20.0}])
@@ -782,7 +782,6 @@ def test_disabled_capturing_starts_no_worker(watch):
         tap.enable()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # raised by torch
 def test_compiled_model(watch, notes):
     torch._dynamo.reset()

@@ -39,6 +39,7 @@ def heading(figure):
     return figure.layout.annotations[0].text
 
 
+@pytest.mark.slow
 def test_click_on_the_loss_chooses_the_step(run_path):
     run = tap.open(run_path)
     shown = viz.interactive(

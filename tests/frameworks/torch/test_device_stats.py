@@ -53,6 +53,7 @@ def from_bits(bits, dtype):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @given(bits=st.binary(min_size=8, max_size=400))
 @example(bits=bytes(8))

@@ -241,6 +241,7 @@ class Unusual(nn.Module):
         return nn.functional.linear(nn.functional.linear(x, self.direct.weight), self.head.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [True, False])
 def test_reports_modules_whose_weight_is_used_without_calling_them(given, open_run):
     model = Unusual()

@@ -21,6 +21,7 @@ core = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(core)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", core.CHECKS, ids=lambda check: check.__name__[6:])
 def test_in_this_python(check):
     check()
