@@ -58,6 +58,7 @@ _SIZES: dict[str, Any] = {
 }
 _LISTS: dict[str, list[int]] = {
     "depths": [1, 1, 1, 1],
+    "conv_dim": [16] * 7,
     "num_heads num_attention_heads": [2, 2, 4, 4],
     "hidden_sizes neck_hidden_sizes embed_dims encoder_hidden_sizes": [16, 16, 32, 32],
 }

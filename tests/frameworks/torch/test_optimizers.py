@@ -1,5 +1,8 @@
 """Optimizers inside wrappers, and optimizers that raise wherever they are touched."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -108,6 +111,17 @@ def test_optimizers_inside_wrappers(way, zeroed, found, no_errors):
     for each in find_optimizers(opt):
         assert "zero_grad" not in vars(each.optimizer)
         assert not getattr(each.optimizer, "_optimizer_step_pre_hooks", None)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
+def test_copies_of_optimizers_have_no_hooks(copied, no_errors):
+    model = nn.Linear(4, 2)
+    opt = torch.optim.AdamW(model.parameters())
+    with tap.track(model, optimizer=opt):
+        other = copied(opt)
+        assert "zero_grad" not in vars(other)
+        assert not other._optimizer_step_pre_hooks
+        assert not other._optimizer_step_post_hooks
 
 
 class Hostile(Wrapper):
