@@ -193,11 +193,11 @@ def _film(console: Console, run: Path, target: Path) -> list[Path]:
     from tensortap.api.run import Run
 
     opened = Run(run)
-    if "attention1" not in opened.names():  # a NumPy network has none
+    if "attention0" not in opened.names():  # a NumPy network has none
         return []
-    console.rule('run.film("attention1", …): what the transformer attends to, while it learns')
+    console.rule('run.film("attention0", …): what the transformer attends to, while it learns')
     try:
-        frames = opened.film("attention1", target, fps=10)
+        frames = opened.film("attention0", target, fps=10)
     except TensortapError as error:
         console.print(f"no film: {error}", style="yellow")
         return []
