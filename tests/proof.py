@@ -12,7 +12,8 @@ import dataclasses
 
 import pytest
 
-KINDS = {"attack": "attack", "fault": "fault"}  # marker → heading
+KINDS = ("attack", "fault")  # the markers
+CRASHED = "(a worker died)"  # its test cannot say what it tried
 
 
 @dataclasses.dataclass
@@ -62,7 +63,8 @@ def rows_of(kind: str, stats) -> dict[str, Row]:
                 continue
             seen.add(report.nodeid)
             tried = sum([n for key, n in report.user_properties if key == "tried"]) or 1
-            for name in [name for key, name in report.user_properties if key == kind]:
+            names = [name for key, name in report.user_properties if key == kind]
+            for name in names or ([CRASHED] if outcome == "failed" else []):
                 row = rows[name]
                 if outcome == "skipped":
                     row.skipped += 1
@@ -73,7 +75,7 @@ def rows_of(kind: str, stats) -> dict[str, Row]:
     return dict(sorted(rows.items()))
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, exitstatus):
     kind = kind_of(terminalreporter.config)
     if kind is None:
         return
@@ -89,3 +91,5 @@ def pytest_terminal_summary(terminalreporter):
     total = sum(row.tried for row in rows.values())
     lost = total - sum(row.held for row in rows.values())
     terminalreporter.write_line(f"{len(rows)} {kind}s, tried {total:,} times, not held {lost:,}")
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        terminalreporter.write_line("The run ended before all tests had run.", red=True)

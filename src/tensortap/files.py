@@ -40,13 +40,25 @@ def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
         raise CorruptFile(f"{os.fspath(path)} is not a regular file")
 
 
-def read_text(path: Path, limit: int) -> str:
-    """Return the text of a file; raise CorruptFile if it has more than `limit` bytes."""
-    with open_regular(path) as stream:
+def contained(folder: Path, path: str | os.PathLike[str]) -> Path:
+    """Return a path in a folder; raise CorruptFile if it leads out of it, also through a link."""
+    top, name = os.path.realpath(folder), os.fspath(path)
+    if "\0" in name or os.path.commonpath([top, os.path.realpath(folder / name)]) != top:
+        raise CorruptFile(f"{plain(name)!r} leads out of {folder}")
+    return folder / name
+
+
+def read_small(folder: Path, path: str | os.PathLike[str], limit: int) -> bytes:
+    """Return the content of a small file of a run, or of another folder of a stranger.
+
+    Raise CorruptFile for a pipe, a device, a link out of the folder, and more than `limit` bytes.
+    """
+    file = contained(folder, path)
+    with open_regular(file) as stream:
         data = stream.read(limit + 1)
     if len(data) > limit:
-        raise CorruptFile(f"{path} has more than {format_size(limit)}, so it is not read")
-    return data.decode("utf-8", "replace")
+        raise CorruptFile(f"{file} has more than {format_size(limit)}, so it is not read")
+    return data
 
 
 def plain(text: str, longest: int = 500) -> str:

@@ -94,7 +94,7 @@ def _complaint(arguments: list[str]) -> str:
     sys.argv = ["tensortap", *arguments]
     out, errors, code = io.StringIO(), io.StringIO(), 0
     signal.alarm(4 * SECONDS)  # a command that never ends is killed
-    start = time.thread_time()
+    start = time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         try:
             main()
@@ -103,7 +103,7 @@ def _complaint(arguments: list[str]) -> str:
         except BaseException:
             return traceback.format_exc()[-600:]
     signal.alarm(0)
-    seconds = time.thread_time() - start
+    seconds = time.process_time() - start
     if seconds > SECONDS:
         return f"took {seconds:.1f} s"
     lines = errors.getvalue().splitlines(keepends=True)

@@ -417,6 +417,13 @@ def _object_dtype() -> bytes:
     return pickle.dumps(_Stated(reconstruct, (np.ndarray, (0,), b"b"), array_state))
 
 
+def _empty_array(dtype: str, count: int) -> bytes:
+    """Return a pickle of an array that has no data."""
+    reconstruct = np.zeros(1).__reduce__()[0]
+    state = (1, (count,), np.dtype(dtype), False, b"")
+    return pickle.dumps(_Stated(reconstruct, (np.ndarray, (0,), b"b"), state))
+
+
 class _Stated:
     """Pickles as a call whose result gets a state."""
 
@@ -458,6 +465,8 @@ def pickles() -> dict[str, tuple[str, bytes]]:
         "pickle with an endless set": ("x.pkl", pickle.dumps(_Call(set, range(10**12)))),
         "pickle with a bytearray of a terabyte": ("x.pkl", pickle.dumps(_Call(bytearray, 1 << 40))),
         "pickle with void of a terabyte": ("x.pkl", pickle.dumps(_Call(np.void, 1 << 31))),
+        "pickle with an array of four gigabytes": ("x.pkl", _empty_array("u1", 1 << 32)),
+        "pickle with elements of no size": ("x.pkl", _empty_array("U0", 1 << 47)),
         "pickle with deep tuples": ("x.pkl", deep_tuple),
         "pickle with a deep key": ("x.pkl", deep_key),
         "pickle with deep lists": ("x.pkl", deep_list),
@@ -484,6 +493,34 @@ _HOSTILE_GIT = {
     "python": CONTROL,
     "host": [CONTROL],
 }
+
+
+def _link(path: Path, target: str | Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def _sparse_file(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+_MANY_LISTS = b"[" + b"[]," * 2_700_000 + b"[]]"
+
+OPEN["packages.json of many lists"] = lambda run: (
+    (run / "packages.json").write_bytes(_MANY_LISTS) and None
+)
+OPEN["packages.json of a terabyte"] = lambda run: _sparse_file(run / "packages.json")
+OPEN["packages.json is a device"] = lambda run: _link(run / "packages.json", "/dev/zero")
+OPEN["project.patch is a pipe"] = lambda run: fifo(run / "project.patch")
+OPEN["project.patch is a device"] = lambda run: _link(run / "project.patch", "/dev/zero")
+OPEN["project.patch of a terabyte"] = lambda run: _sparse_file(run / "project.patch")
+OPEN["run.json is a device"] = lambda run: _link(run / "run.json", "/dev/zero")
+OPEN["tail is a device"] = lambda run: _link(tail_of(run), "/dev/zero")
+OPEN["payloads with a header of many lists"] = lambda run: header(run, _MANY_LISTS)
+OPEN["file is a device"] = lambda run: _link(run / "f.npy", "/dev/zero")
+
 for _file in ("git_info.json", "packages.json", "runtime_info.json"):
     OPEN |= {
         f"{_file} is deep": lambda run, f=_file: (run / f).write_text("[" * DEEP) and None,  # type: ignore[misc]

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tensortap.runs import tables
+from tests.commands import type_in
 from tests.hostile import commands, corpus
 from tests.proof import kind_of
 
@@ -79,6 +80,51 @@ def test_every_command_ends_with_one_sentence_for_sealed_tables(tmp_path, check)
     assert len(corpus.OPEN) + len(corpus.SEALED) >= 71
     assert len(commands.commands(tmp_path, tmp_path, tmp_path)) == COMMANDS
     check(corpus.SEALED, sealed=True)
+
+
+SECRET = 20261.75  # in a file that no run may show
+WORD = "nobody-may-read-this"
+
+
+def secret_files(folder: Path) -> dict[str, Path]:
+    """Write files of the victim, by the names of the files of a run that link to them."""
+    folder.mkdir()
+    array = np.full((64, 64), SECRET, "f4")
+    names = "project.patch", "packages.json", "runtime_info.json", "f.npy", "payload", "records"
+    paths = {name: folder / name for name in names}
+    paths["project.patch"].write_text(f"diff --git a/{WORD} b/{WORD}\n")
+    paths["packages.json"].write_text(json.dumps({"all_packages": {"torch": WORD}}))
+    paths["runtime_info.json"].write_text(json.dumps({"command": {"full_command": WORD}}))
+    np.save(paths["f.npy"], array[0, :4])
+    theirs = corpus.good_run(folder / "other", sealed=False)
+    corpus.change(theirs, "x", name=WORD)
+    payload = corpus.payload_of(theirs)
+    paths["payload"].write_bytes(payload.read_bytes()[: -array.nbytes * 3] + array.tobytes() * 3)
+    shutil.move(theirs / "records", paths["records"])
+    return paths
+
+
+@pytest.mark.attack("path outside a folder")
+def test_shows_nothing_that_a_link_leads_to(tmp_path, record_property):
+    secrets = secret_files(tmp_path / "victim")
+    good = corpus.good_run(tmp_path / "good", sealed=False)
+    record_property("tried", len(secrets))
+    for name, secret in secrets.items():
+        run, out = tmp_path / name / "run", tmp_path / name / "out"
+        shutil.copytree(good, run)
+        out.mkdir()
+        place = {"payload": corpus.payload_of(run)}.get(name, run / name)
+        shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+        place.symlink_to(secret)
+        arguments = commands.commands(run, good, out)
+        chosen = ("show", "show a tensor", "show a file", "compare --json", "report", "export npz")
+        printed = "".join("".join(type_in(*arguments[each])[1:]) for each in chosen)
+        printed += "".join(path.read_text() for path in out.glob("*.html"))
+        assert WORD not in printed, name
+        assert str(SECRET)[:5] not in printed, name
+        for path in out.glob("*.npz"):
+            with np.load(path) as arrays:
+                assert not any((array == SECRET).any() for array in arrays.values()), name
 
 
 def million_names(folder: Path) -> Path:

@@ -5,10 +5,13 @@ import hashlib
 import json
 import random
 import string
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tensortap.provenance import reproduce
+from tensortap.provenance import redact, reproduce
 from tensortap.provenance.pace import Pace
 from tensortap.provenance.patch import redact_patch
 from tensortap.provenance.redact import HIDDEN, Redactor, looks_random
@@ -266,3 +269,45 @@ def test_lines_of_a_patch_keep_their_numbers(tmp_path):
     file.write_bytes(patch)
     assert redact_patch(file, Redactor(environ={}), (), Pace(rest=0)) == [5, 6, 8]
     assert file.read_bytes() == patch.replace(secret.encode(), HIDDEN.encode())
+
+
+def test_hides_the_line_of_code_that_git_repeats_in_front_of_a_hunk(tmp_path):
+    file = tmp_path / "p"
+    secret = CODE_SECRETS["assigned"]
+    file.write_text(
+        "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n"
+        f"@@ -9,2 +9,2 @@ db_password = '{secret}'\n-a\n+b\n c\n"
+    )
+    assert redact_patch(file, Redactor(environ={}), (), Pace(rest=0)) == [4]
+    assert f"@@ -9,2 +9,2 @@ db_password = '{HIDDEN}'\n-a\n+b\n c\n" in file.read_text()
+
+
+@given(st.from_regex(redact._SHAPES))
+def test_search_of_many_lines_finds_every_shape(text):
+    """Lines that are not suspects are never looked at, so that large patches take seconds."""
+    text = "".join(text.splitlines())
+    redactor = Redactor(environ={})
+    if redactor.text(text) != text:
+        assert list(redactor.suspects([b"x", text.encode("utf-8", "surrogatepass")])) == [1]
+
+
+def test_search_of_many_lines_finds_every_planted_secret():
+    redactor = Redactor(environ=NAMED)
+    texts = [
+        *EVERYTHING.values(), *PRIVATE_KEY.splitlines(),
+        *(text.format(INSIDE_SECRETS[name]) for name, text in INSIDE.items()),
+        *(text.format(CODE_SECRETS[name]) for name, text in CODE.items()),
+        *(text.format(CONFIG_SECRETS[name]) for name, text in CONFIG.items()),
+    ]  # fmt: skip
+    lines = [text.encode() for text in texts]
+    for entropy in (False, True):
+        changed = [
+            i for i, text in enumerate(texts) if redactor.text(text, entropy=entropy) != text
+        ]
+        assert changed
+        assert set(changed) <= set(redactor.suspects(lines, entropy=entropy))
+
+
+def test_few_lines_of_ordinary_code_are_looked_at_closely():
+    lines = Path(redact.__file__).with_name("git.py").read_bytes().splitlines(keepends=True)
+    assert len(list(Redactor(environ={}).suspects(lines, entropy=True))) < len(lines) / 3

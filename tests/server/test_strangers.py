@@ -57,9 +57,12 @@ def test_strangers_hold_no_memory(server, bystander, bomb):
             with contextlib.suppress(OSError):  # disconnected, or the buffer is full
                 sent += connection.send(payload)
         highest = max(highest, rss() - before)
-    for connection in connections:
-        connection.close()
     assert server.rejected["failed handshake"] >= 300, "some were not disconnected"
+    for connection in connections:
+        connection.settimeout(10)
+        with connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while True:  # a connection that still takes bytes, or waits for room, is open
+                connection.sendall(payload)
     assert highest < 100 * MIB, f"{highest / MIB:.0f} MiB for {sent / MIB:.0f} MiB"
     assert_serves(server)
 
@@ -76,6 +79,19 @@ def test_disconnects_silent_connections_after_a_timeout(server, bystander, monke
             while connection.recv(4096):
                 pass  # until the server closes
     assert server.rejected["handshake timeout"] == 40
+
+
+@pytest.mark.attack("endless and silent connections")
+def test_many_silent_connections_take_few_descriptors(server, bystander, monkeypatch):
+    """They would be descriptors of a training program that serves its own session."""
+    monkeypatch.setattr("tensortap.server.handshake._MOST_PENDING", 50)
+    before = len(os.listdir("/proc/self/fd"))
+    silent = [socket.create_connection(tuple(server.address), 5) for _ in range(200)]
+    wait_for(lambda: server.rejected["handshake timeout"] == 150)
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) - before - len(silent) <= 50)
+    assert_serves(server)
+    for connection in silent:
+        connection.close()
 
 
 FEW_DESCRIPTORS = """

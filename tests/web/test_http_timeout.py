@@ -22,12 +22,29 @@ HALVES = {
 @pytest.fixture
 def page(monkeypatch):
     monkeypatch.setattr("tensortap.web.http_timeout.REQUEST_TIMEOUT", 0.3)
+    monkeypatch.setattr("tensortap.web.http_timeout.MOST_WAITING", 1000)
     page = Page(Catalog(), port=0)
     yield page
     page.close()
 
 
 @pytest.mark.slow
+@pytest.mark.attack("half-open requests to the page")
+def test_many_connections_take_few_descriptors(page, monkeypatch):
+    """The oldest without a request is closed for each new one; an answered stranger is not kept."""
+    monkeypatch.setattr("tensortap.web.http_timeout.REQUEST_TIMEOUT", 60)
+    monkeypatch.setattr("tensortap.web.http_timeout.MOST_WAITING", 10)
+    silent = [socket.create_connection(("127.0.0.1", page.port), 10) for _ in range(50)]
+    for connection in silent[:40]:
+        assert connection.recv(1) == b""
+    client = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
+    client.request("GET", "/")
+    answer = client.getresponse()
+    assert (answer.status, answer.getheader("connection")) == (401, "close")
+    for connection in (*silent, client):
+        connection.close()
+
+
 @pytest.mark.attack("half-open requests to the page")
 def test_half_open_requests_are_closed(page):
     """A hundred connections for each way to send half a request."""

@@ -89,7 +89,7 @@ def _leaves(run: Run, record: Record, types: tuple[type, ...] = _NUMBERS) -> Lea
     file = record.tags.get("file")
     if file is not None:
         try:
-            loaded = load_file(run.path / Path(file).name)
+            loaded = load_file(run.reader.file(file))
         except TensortapError:  # reading it could run code
             return []
         value = borrow(loaded)

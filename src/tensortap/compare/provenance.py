@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tensortap.files import CorruptFile, read_text
+from tensortap.files import CorruptFile, read_small
 from tensortap.runs.layout import read_json
 
 # differ in every shell, login or job, and are never the reason
@@ -36,7 +36,7 @@ def provenance_diff(a: Path | None, b: Path | None) -> dict[str, Any]:
     for name, keys in (("commit", ("commit_id",)), ("branch", ("branch",))):
         pair = [_at(_read(path, "git_info.json"), "project_git_info", *keys) for path in (a, b)]
         _put(found, name, *pair)
-    patches = [_text(path / "project.patch") for path in (a, b)]
+    patches = [_patch(path) for path in (a, b)]
     if patches[0] != patches[1]:
         found["patch"] = tuple(_files_of(patch) for patch in patches)
     return found
@@ -72,13 +72,13 @@ def _put(found: dict[str, Any], name: str, a: Any, b: Any) -> None:
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
-    content = read_json(path / name)
+    content = read_json(path, name)
     return content if isinstance(content, dict) else {}
 
 
-def _text(path: Path) -> str:
+def _patch(run: Path) -> str:
     try:
-        return read_text(path, 64 << 20)
+        return read_small(run, "project.patch", 64 << 20).decode("utf-8", "replace")
     except (OSError, CorruptFile):
         return ""
 

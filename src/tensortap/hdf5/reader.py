@@ -18,6 +18,7 @@ from tensortap.limits import available_memory, format_size
 
 _TRIES = 20
 _COMPRESSION = 1100  # more than gzip can achieve
+_TEXT_BLOCK = 64 << 20  # bytes of texts that are read at once
 _UNREADABLE = (OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError)
 
 
@@ -116,11 +117,28 @@ def _stored(group: Any) -> StoredValues:
     return StoredValues(_values(group), iterations, ranks, columns)
 
 
+def _texts(data: Any) -> list[str]:
+    """Return the texts of a dataset; raise CorruptFile if they are longer than their file.
+
+    Any number of rows may refer to one large text, so only so many are read at once.
+    """
+    size = data.file.id.get_filesize()
+    count = max(1, _TEXT_BLOCK // size)
+    texts: list[str] = []
+    for start in range(0, len(data), count):
+        block = data.asstr()[start : start + count]
+        size -= sum(map(len, block))
+        if size < 0:
+            raise CorruptFile(f"{plain(data.name)} has longer texts than the file")
+        texts += block
+    return texts
+
+
 def _values(group: Any) -> list[Any]:
     data = group["values"]
     kind = str(group.attrs["tensortap_kind"])
     if kind == "texts":
-        return list(data.asstr()[...])
+        return _texts(data)
     shapes = group["shapes"][...] if "shapes" in group else None
     if shapes is None:
         rows = list(data[...])

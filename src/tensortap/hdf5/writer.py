@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.errors import TensortapError
+from tensortap.files import file_mode
 from tensortap.hdf5.journal import USER_BLOCK_SIZE, JournaledFile, lock, read_user_block
 from tensortap.hdf5.rows import HDF5Options, Mismatch, PathGroup, import_h5py
 from tensortap.hdf5.values import StoredValue, integers, leaves_of, stored_value
@@ -71,7 +72,7 @@ class HDF5Writer:
         is_new = exists != "keep" or not path.exists()
         # a new file gets its name with the first flush: before, there is nothing to read
         self._draft = path.with_name(path.name + ".part") if is_new else None
-        fd = os.open(self._draft or path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(self._draft or path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
         lock(fd, path)
         if is_new:
             os.ftruncate(fd, 0)

@@ -9,6 +9,7 @@ hidden: the patch applies, and `reproduce` tells which lines have to be filled i
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import shutil
@@ -19,14 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tensortap.errors import TensortapError
-from tensortap.files import restrict
+from tensortap.files import CorruptFile, read_small, restrict
 from tensortap.limits import format_size, parse_size
 from tensortap.provenance.gitcmd import Git, GitFailed
 from tensortap.provenance.pace import Pace
 from tensortap.provenance.redact import HIDDEN, Redactor, is_credential_file
-from tensortap.provenance.stored import contained
-from tensortap.provenance.versions import read_regular
 
 UNTRACKED_LIMIT = parse_size("16 MiB")  # all untracked files of a patch together
 LISTED = 100  # how many of the files that are left out are named
@@ -41,6 +39,7 @@ _DIFF = (
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 # files in which a secret is a string in quotes
 _CODE = tuple(".py .pyi .pyx .ipynb .c .h .cc .cpp .cu .cuh .js .ts .java .go .rs .jl".split())
+_BLOCK = 4 << 10  # bytes of a patch that are searched at once: training waits for that long
 _RUN_FILES = ("run.json", "runtime_info.json")  # a folder with one of these is a run
 
 
@@ -209,31 +208,79 @@ def redact_patch(
     Numbers of lines stay the same. Files in `untracked` are also searched for random words.
     """
     redacted: list[int] = []
-    key_of = ""  # the file in which a private key goes on
     partial = file.with_name(f"{file.name}.partial")
+    section = PatchSection(redactor, untracked)
+    number = 0  # of the lines before
     pace.resume()  # git was waited for
-    with file.open("rb") as lines, partial.open("wb") as out:
+    with file.open("rb") as source, partial.open("wb") as out:
         restrict(partial)
-        for number, line in enumerate(patch_lines(lines), 1):
+        while block := source.readlines(_BLOCK):
             pace()
-            body, text = line.text, line.text[1:].decode("utf-8", "surrogateescape").rstrip("\r\n")
-            if line.kind:
-                if key_of == line.path:
-                    stored = HIDDEN
-                else:
-                    code = line.path.endswith(_CODE)
-                    stored = redactor.text(text, literals_only=code, entropy=line.path in untracked)
-                if "PRIVATE KEY" in text:
-                    key_of = line.path if "BEGIN" in text and "END" not in text else ""
-                if stored != text:
-                    redacted.append(number)
-                    end = body[len(body.rstrip(b"\r\n")) :]
-                    body = body[:1] + stored.encode("utf-8", "surrogateescape") + end
-            elif not line.text.startswith(b"\\"):
-                key_of = ""
-            out.write(body)
+            starts = [i for i, line in enumerate(block) if line.startswith(b"diff --git ")]
+            for start, end in itertools.pairwise([0, *starts, len(block)]):
+                if start == end:  # the block starts with a new file
+                    continue
+                lines = section.redacted(block[start:end])
+                redacted += [
+                    number + i + 1 for i, line in lines.items() if block[start + i] != line
+                ]
+                for i, line in lines.items():
+                    block[start + i] = line
+                number += end - start
+            out.writelines(block)
     os.replace(partial, file)
     return redacted
+
+
+class PatchSection:
+    """Redacts the part of a patch that changes one file, in blocks of lines."""
+
+    def __init__(self, redactor: Redactor, untracked: Collection[str]) -> None:
+        self._redactor = redactor
+        self._untracked = untracked
+        self._path = ""
+        self._in_hunks = False
+        self._in_key = False  # a private key goes on
+
+    def redacted(self, lines: list[bytes]) -> dict[int, bytes]:
+        """Return the lines that may hold credentials, redacted, by their index."""
+        first = self._read_head(lines)
+        body = lines[first:]
+        code, entropy = self._path.endswith(_CODE), self._path in self._untracked
+        if self._in_key or any(b"PRIVATE KEY" in line for line in body):
+            suspects: Iterable[int] = range(len(body))
+        else:
+            suspects = self._redactor.suspects(body, entropy=entropy)
+        found = {}
+        for index in suspects:
+            line = body[index]
+            stripped = line.rstrip(b"\r\n")
+            text = stripped[1:].decode("utf-8", "surrogateescape")
+            if line[:1] not in b"+- ":  # the head of a hunk, or "no newline at end of file"
+                self._in_key = self._in_key and line[:1] == b"\\"
+            hidden = (
+                HIDDEN
+                if self._in_key
+                else self._redactor.text(text, literals_only=code, entropy=entropy)
+            )
+            if "PRIVATE KEY" in text:
+                self._in_key = "BEGIN" in text and "END" not in text
+            found[first + index] = (
+                line[:1] + hidden.encode("utf-8", "surrogateescape") + line[len(stripped) :]
+            )
+        return found
+
+    def _read_head(self, lines: list[bytes]) -> int:
+        """Read what comes before the hunks; return the number of its lines."""
+        if lines[0].startswith(b"diff --git "):
+            self._path, self._in_hunks, self._in_key = "", False, False
+        for index, line in enumerate(lines):
+            if self._in_hunks or line.startswith(b"@@ "):
+                self._in_hunks = True
+                return index
+            if line.startswith((b"--- ", b"+++ ")) and line[4:].strip() != b"/dev/null":
+                self._path = _unquoted(line[4:].rstrip(b"\r\n").removesuffix(b"\t"))
+        return len(lines)
 
 
 def fill_redacted(patch: bytes, redacted: Iterable[int], project: Path) -> tuple[bytes, list[str]]:
@@ -245,7 +292,7 @@ def fill_redacted(patch: bytes, redacted: Iterable[int], project: Path) -> tuple
     if not hidden:
         return patch, []
     files: dict[str, list[bytes]] = {}
-    filled, needed = [], []
+    filled, needed = io.BytesIO(), []
     for number, line in enumerate(patch_lines(io.BytesIO(patch)), 1):
         text = line.text
         if number in hidden and line.kind == "+":
@@ -255,13 +302,13 @@ def fill_redacted(patch: bytes, redacted: Iterable[int], project: Path) -> tuple
                 files[line.path] = _lines_of(project, line.path)
             if 0 < line.number <= len(files[line.path]):
                 text = line.text[:1] + files[line.path][line.number - 1]
-        filled.append(text)
-    return b"".join(filled), needed
+        filled.write(text)
+    return filled.getvalue(), needed
 
 
 def _lines_of(project: Path, path: str) -> list[bytes]:
     try:
-        data = read_regular(contained(project, path), UNTRACKED_LIMIT)
-    except (OSError, TensortapError):
+        data = read_small(project, path, UNTRACKED_LIMIT)
+    except (OSError, CorruptFile):
         return []
     return io.BytesIO(data).readlines()

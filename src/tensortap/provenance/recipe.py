@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from tensortap.files import contained
 from tensortap.provenance.redact import HIDDEN
 from tensortap.provenance.runtime import LAUNCHED
 from tensortap.provenance.stored import (
@@ -16,7 +17,6 @@ from tensortap.provenance.stored import (
     StoredPackages,
     StoredRepository,
     StoredRuntime,
-    contained,
     printable,
 )
 

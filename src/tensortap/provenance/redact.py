@@ -24,6 +24,7 @@ an ordinary name, and whatever is in binary files.
 from __future__ import annotations
 
 import base64
+import bisect
 import collections
 import contextlib
 import functools
@@ -32,7 +33,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 log = logging.getLogger("tensortap")
 
@@ -104,6 +105,20 @@ _HINT = re.compile(
     r"|CRED|[Cc]ookie|COOKIE|[Ww]ebhook|WEBHOOK|[Jj]wt|JWT|[Dd]sn|DSN|[Pp]at\b|PAT\b|[Cc]onn|CONN"
     r"|[Nn]etrc|NETRC|Bearer|Basic"
 )
+# Searching for words is fast: only lines that contain one of these are looked at more closely. The
+# first are searched without regard to case, the second are the starts of the shapes above.
+_WORDS_OF_SECRETS = tuple(
+    b"pass pw secret token key auth cred cookie webhook jwt dsn pat conn netrc bearer basic ://".split()
+)
+_STARTS_OF_SHAPES = tuple(
+    b"""ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- gldt- glft- glsoat- glrt- glcbt- glptt- sk- xox
+    k_live_ k_test_ whsec_ hf_ AKIA ASIA AROA ABIA ACCA xapp- AIza ya29. GOCSPX- npm_ pypi- shpat_
+    dckr_pat_ shpca_ shppa_ shpss_ eyJ SG. _v1_ gsk_ r8_ nvapi- dapi xai- pplx- hvs. glsa_ lin_api_
+    sq0csp- sq0atp- key- AC SK -us :AA AGE-SECRET-KEY-1 AKC ATATT3x sntrys_ sntryu_ tskey- wandb_v
+    PMAK- hooks.slack.com/ /api/webhooks/ /webhookb2/ AccountKey= SharedAccess""".split()
+)
+_WITHOUT_START = 55  # characters: other shapes are at least as long
+_MIXED = re.compile(rb"(?=.*[A-Z]).*\d\D+\d", re.DOTALL)
 _SCHEME = re.compile(r"\b(Bearer|Basic|Token) ([\w.~+/=-]{8,})")
 _USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)://([^\s/?#@]*(?:@[^\s/?#@]*)*)@(?=[^\s/?#])")
 _QUERY = re.compile(
@@ -299,6 +314,32 @@ class Redactor:
             text = _TO_END_OF_LINE.sub(_without_header, text)
             text = _ASSIGNED.sub(functools.partial(self._without_value, literals_only), text)
         return text
+
+    def suspects(self, lines: Sequence[bytes], *, entropy: bool = False) -> Iterable[int]:
+        """Return the indices of the lines that `text` may change, in order."""
+        if self._rule is not None:
+            return range(len(lines))
+        block = b"".join(lines)
+        starts = list(itertools.accumulate(map(len, lines), initial=0))
+        repeated = [value.encode("utf-8", "surrogateescape") for value in self._repeated]
+        found: set[int] = set()
+        for searched, words in (
+            (block.lower(), _WORDS_OF_SECRETS),
+            (block, (*_STARTS_OF_SHAPES, *repeated)),
+        ):
+            for word in words:
+                at = searched.find(word)
+                while at >= 0:
+                    line = bisect.bisect_right(starts, at)
+                    found.add(line - 1)
+                    at = searched.find(word, starts[line])
+        least = 20 if entropy else _WITHOUT_START
+        if max(map(len, block.split()), default=0) >= least:
+            for index, line in enumerate(lines):
+                long = [word for word in line.split() if len(word) >= least]
+                if any(len(word) >= _WITHOUT_START or _MIXED.match(word) for word in long):
+                    found.add(index)
+        return sorted(found)
 
     def _without_value(self, literals_only: bool, match: re.Match[str]) -> str:
         value = match["quoted"] or match["bare"]

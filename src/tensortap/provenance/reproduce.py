@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensortap.errors import NotFound, TensortapError
+from tensortap.files import CorruptFile, contained, read_small
 from tensortap.limits import format_size, parse_size
 from tensortap.provenance import versions
 from tensortap.provenance.gitcmd import Git, GitFailed
@@ -43,7 +44,6 @@ from tensortap.provenance.stored import (
     StoredPackages,
     StoredRepository,
     StoredRuntime,
-    contained,
     load,
     printable,
 )
@@ -197,8 +197,8 @@ class _Job:
             self.missing.append(f"untracked {item.path} ({format_size(item.size)}): {item.reason}")
         if info.error:
             self.missing.append(f"changes to the code: {info.error}")
-        with contextlib.suppress(OSError):
-            if b"filter=" in versions.read_regular(project / ".gitattributes", 1 << 20):
+        with contextlib.suppress(OSError, CorruptFile):
+            if b"filter=" in read_small(project, ".gitattributes", 1 << 20):
                 self.notes.append("git filters did not run; for LFS: git lfs pull in project/")
         return project
 
@@ -212,12 +212,7 @@ class _Job:
             return [repo]
         info = self._project
         places = [place for place in (info.repository, info.git_dir) if os.path.isabs(place)]
-        run = os.path.realpath(self._run)
-        found = [
-            place
-            for place in places
-            if os.path.isdir(place) and os.path.commonpath([run, os.path.realpath(place)]) != run
-        ]
+        found = self._outside(places)
         if not found:
             old = " or ".join(places) or "a known place"
             hint = f"; it was cloned from {info.remote}" if info.remote else ""
@@ -226,6 +221,12 @@ class _Job:
                 + "; name a clone of it, or a URL, with --repo"
             )
         return found
+
+    def _outside(self, places: list[str]) -> list[str]:
+        """Return the folders that exist, except those in the run: it may bring repositories."""
+        run = os.path.realpath(self._run)
+        real = [os.path.realpath(place) for place in places if os.path.isdir(place)]
+        return [place for place in real if os.path.commonpath([run, place]) != run]
 
     def _fetch(self, sources: list[str], commit: str, target: Path) -> None:
         """Check out a commit into a new repository."""
@@ -259,7 +260,7 @@ class _Job:
             raise NotFound("the commit of the project has no such submodule")
         places = [os.path.join(repo, path)] if repo and os.path.isdir(repo) else []
         places += [place for place in (info.repository, info.git_dir) if os.path.isabs(place)]
-        found = [os.path.abspath(place) for place in places if os.path.isdir(place)]
+        found = self._outside(places)
         if not found:
             fetch = shlex.join(["git", "-C", str(project), "submodule", "update", "--init", path])
             raise NotFound(f"its repository is gone; try {fetch}")
@@ -271,9 +272,10 @@ class _Job:
         if not name:
             return
         try:
-            patch = versions.read_regular(self._run / name, MAX_PATCH)
-        except OSError as error:
-            self.missing.append(f"uncommitted changes: {name} is not in the run ({error.strerror})")
+            patch = read_small(self._run, name, MAX_PATCH)
+        except (OSError, CorruptFile) as error:
+            reason = getattr(error, "strerror", None) or error
+            self.missing.append(f"uncommitted changes: {name} is not in the run ({reason})")
             return
         if info.patch_sha256 and hashlib.sha256(patch).hexdigest() != info.patch_sha256:
             self.missing.append(f"{name} is not the patch that git_info.json refers to")
@@ -300,8 +302,8 @@ class _Job:
         self.missing += missing
         for name in filter(None, (checkout.patch for checkout in checkouts.values())):
             try:
-                (self._out / name).write_bytes(versions.read_regular(self._run / name, MAX_PATCH))
-            except OSError as error:
+                (self._out / name).write_bytes(read_small(self._run, name, MAX_PATCH))
+            except (OSError, CorruptFile) as error:
                 self.missing.append(f"changes to a package: {name} cannot be copied ({error})")
         here = {
             normalized(str(dist.name)): dist.version

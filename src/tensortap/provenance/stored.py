@@ -6,7 +6,6 @@ where it is used.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -121,12 +120,3 @@ def printable(text: str, most: int = 1000) -> str:
     'a b [31m'
     """
     return "".join(c if c.isprintable() else " " for c in text[:most])
-
-
-def contained(folder: Path, path: str) -> Path:
-    """Return a path in a folder; raise if it leads out of it, also through a symbolic link."""
-    target = folder / path
-    top = os.path.realpath(folder)
-    if "\0" in path or os.path.commonpath([top, os.path.realpath(target)]) != top:
-        raise TensortapError(f"{printable(path)!r} leads out of {folder}")
-    return target

@@ -13,19 +13,18 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tensortap.files import restrict
-from tensortap.limits import format_size, parse_size
+from tensortap.files import CorruptFile, read_small, restrict
+from tensortap.limits import parse_size
 from tensortap.provenance.pace import Pace
 
 KEPT = 100  # versions of a file
-MAX_JSON = parse_size("64 MiB")
+MAX_JSON = parse_size("8 MiB")
 
 
 def current(folder: Path, stem: str) -> dict[str, Any] | None:
@@ -63,23 +62,11 @@ def numbered(name: str, number: int | None) -> str:
 def read_version(folder: Path, stem: str, number: int | None) -> dict[str, Any] | None:
     """Return one version of a file (None is the newest), or None if it cannot be read."""
     try:
-        text = read_regular(folder / numbered(f"{stem}.json", number), MAX_JSON)
+        text = read_small(folder, numbered(f"{stem}.json", number), MAX_JSON)
         content = msgspec.json.decode(text)
-    except (OSError, ValueError, RecursionError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError, CorruptFile):
         return None
     return content if isinstance(content, dict) else None
-
-
-def read_regular(path: Path, limit: int) -> bytes:
-    """Return the content of a file; raise OSError for links, pipes, devices and large files."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(file, "rb") as stream:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is not a regular file")
-        if status.st_size > limit:
-            raise OSError(f"{path} has more than {format_size(limit)}")
-        return stream.read(limit)
 
 
 def write(folder: Path, stem: str, info: Mapping[str, Any], *, pace: Pace, keep: bool) -> None:

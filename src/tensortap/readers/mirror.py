@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.errors import MissingExtra, NotFound, TensortapError
+from tensortap.files import contained
 
 _CACHED_PAYLOADS = 32  # files of 64 MiB
 
@@ -78,9 +79,7 @@ class Mirror:
                 (self.folder / old).unlink(missing_ok=True)  # existing mappings stay valid
 
     def _download(self, name: str) -> None:
-        target = self.folder / name
-        if not target.resolve().is_relative_to(self.folder.resolve()):
-            raise TensortapError(f"{self.url} has a file outside of it: {name!r}")
+        target = contained(self.folder, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{threading.get_ident()}")
         try:

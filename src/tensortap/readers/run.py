@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tensortap.files import CorruptFile
+from tensortap.files import CorruptFile, contained
 from tensortap.pipeline.receipt import Receipt, read_receipt
 from tensortap.readers.mirror import Mirror, is_url
 from tensortap.record import Kind, Record, Value
@@ -256,7 +256,7 @@ class RunReader:
 
     def file(self, name: str) -> Path:
         """Return the path of a file that `dump` wrote into the run."""
-        path = self.path / Path(name).name
+        path = contained(self.path, Path(name).name)
         if self._mirror is not None:
             self._mirror.fetch(path.name)
         return path
@@ -289,9 +289,8 @@ class RunReader:
 
     def receipts(self) -> dict[int, Receipt]:
         """Return the receipt of each rank that has ended the run."""
-        found = {
-            rank: layout.read_json(layout.receipt_file(self.path, rank)) for rank in self.ranks
-        }
+        files = {rank: layout.receipt_file(self.path, rank) for rank in self.ranks}
+        found = {rank: layout.read_json(self.path, file) for rank, file in files.items()}
         return {rank: read_receipt(data) for rank, data in found.items() if isinstance(data, dict)}
 
 

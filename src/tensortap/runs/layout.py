@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from tensortap.errors import TensortapError
-from tensortap.files import CorruptFile, file_mode, plain, read_text
+from tensortap.files import CorruptFile, file_mode, plain, read_small
 
 VERSION = 1
-_LARGEST_JSON = 64 << 20  # bytes
+_LARGEST_JSON = 8 << 20  # bytes; in memory it may take 25 times as much
 _LARGEST_INFO = 1 << 20  # bytes of run.json
 RUN_FILE = "run.json"
 TAIL = "tail.arrows"
@@ -80,17 +80,17 @@ def write_json(path: Path, content: object) -> None:
     draft.replace(path)
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file, or None if it does not exist or is damaged."""
+def read_json(run: Path, path: str | Path) -> Any:
+    """Return the content of a JSON file of a run, or None if it does not exist or is damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError, CorruptFile):
-        return json.loads(read_text(path, _LARGEST_JSON))
+        return json.loads(read_small(run, path, _LARGEST_JSON))
     return None
 
 
 def read_info(run: Path) -> RunInfo:
     """Return the content of run.json; raise NotARun if this version cannot read the run."""
     try:
-        text = read_text(run / RUN_FILE, _LARGEST_INFO)
+        text = read_small(run, RUN_FILE, _LARGEST_INFO).decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError):
         runs = sorted(path.parent.name for path in run.glob(f"*/{RUN_FILE}"))
         hint = f"; it contains {len(runs):,} runs, the latest is {run / runs[-1]}" if runs else ""

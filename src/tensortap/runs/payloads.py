@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.dtypes import DTYPES, itemsize
-from tensortap.files import CorruptFile, file_mode, open_regular, plain
+from tensortap.files import CorruptFile, contained, file_mode, open_regular, plain
 from tensortap.limits import format_size
 from tensortap.record import TensorData
 
 _HEADER = 64 << 10  # bytes reserved for the header: enough for some hundred tensors
 _LENGTH = 8  # bytes of the header's length
 _MAX_DIMENSIONS = 64
-_LARGEST_HEADER = 100 << 20  # bytes, as in safetensors itself
+_LARGEST_HEADER = 16 << 20  # bytes: a hundred thousand tensors; in memory up to 25 times as much
 _OPEN_FILES = 64
 
 _DTYPES = {row.safetensors: row.name for row in DTYPES.values() if row.safetensors}
@@ -242,19 +242,17 @@ class PayloadFiles:
     """
 
     def __init__(self, run: Path, fetch: Callable[[str], None] | None = None) -> None:
-        self._folder = run / "tensors"
+        self._run = run
         self._fetch = fetch
         self._files: dict[str, TensorReader] = {}
 
     def view(self, file: str, key: str) -> memoryview:
         """Return the bytes of one payload."""
         if not isinstance(file, str):
-            raise CorruptFile(f"{self._folder.parent} refers to a payload without a file")
+            raise CorruptFile(f"{self._run} refers to a payload without a file")
         reader = self._files.get(file)
         if reader is None:
-            path = (self._folder / file).resolve()
-            if not path.is_relative_to(self._folder.resolve()):
-                raise CorruptFile(f"{self._folder.parent} refers to a payload outside: {file!r}")
+            path = contained(self._run, f"tensors/{file}")
             if self._fetch is not None:
                 self._fetch(f"tensors/{file}")
             if len(self._files) >= _OPEN_FILES:

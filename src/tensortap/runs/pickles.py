@@ -13,6 +13,7 @@ import decimal
 import fractions
 import importlib
 import io
+import math
 import pathlib
 import pickle
 import re
@@ -50,6 +51,7 @@ class _Pickler(pickle.Pickler):
 
 # -- arrays ----------------------------------------------------------------------------------
 
+_LARGEST_EMPTY = 1 << 20  # bytes or elements of an array without data
 _PLAIN_DTYPE = re.compile(r"[<>|=]?(?:[?bBhHiIlLqQefdgFDGO]|[biufcSUVmMO]\d{1,9})")
 
 
@@ -137,8 +139,11 @@ def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> Any:
     if _as_dtype(dtype).hasobject or not isinstance(data, (bytes, bytearray)):
         raise ValueError("an array of objects has no plain data")
     sizes = _shape(shape)
+    # at least a byte each: there may be any number of elements without bytes
+    if math.prod(sizes) * max(dtype.itemsize, 1) > max(len(data), _LARGEST_EMPTY):
+        raise ValueError(f"{len(data)} bytes are not the data of an array of shape {sizes}")
     if not data:
-        return np.empty(sizes, dtype)
+        return np.zeros(sizes, dtype)  # zeros: no memory of this process
     return np.frombuffer(bytearray(data), dtype).reshape(sizes, order=order)
 
 

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from tensortap.files import CorruptFile, check_regular, file_mode, open_regular, plain, restrict
+from tensortap.files import (
+    CorruptFile,
+    check_regular,
+    contained,
+    file_mode,
+    open_regular,
+    plain,
+    restrict,
+)
 from tensortap.record import Kind
 from tensortap.runs import layout
 from tensortap.runs.arrow import numbers, row_indices
@@ -196,6 +204,7 @@ class RankTables:
         self.parts: list[PartFile] = []
         self.tail: list[pa.RecordBatch] = []
         self._counts: NameCounts | None = None
+        self._run = run
         self._folder = layout.records_folder(run, rank)
         self._tail_part = -1
         self._tail_offset = 0
@@ -206,14 +215,14 @@ class RankTables:
         self._read_tail()
         # after the tail, so that a tail that is sealed in the meantime is found as a part
         for path in sorted(self._folder.glob("*.parquet"))[len(self.parts) :]:
-            self.parts.append(_read_part_file(path, self.rank))
+            self.parts.append(_read_part_file(contained(self._run, path), self.rank))
         if self._tail_part < len(self.parts):
             self.tail = []
 
     def _read_tail(self) -> None:
         import pyarrow as pa
 
-        path = self._folder / layout.TAIL
+        path = contained(self._run, self._folder / layout.TAIL)
         try:
             with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))

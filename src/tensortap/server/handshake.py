@@ -27,6 +27,7 @@ from tensortap.wire.address import Address
 Result = TypeVar("Result")
 
 HANDSHAKE_TIMEOUT = 15.0
+_MOST_PENDING = 512  # connections; of more, the oldest is closed
 _LARGEST_HANDSHAKE = 16 << 10  # bytes; CURVE and the hello take one or two
 _REFUSAL_TIMEOUT = 1.0  # seconds for the refusal to arrive before the connection is closed
 _WRONG_KEY = zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
@@ -139,6 +140,8 @@ class PendingSockets:
                 self._rejected["wrong key"] += 1
             else:
                 self._rejected["failed handshake"] += 1
+        while len(self._sockets) > _MOST_PENDING:
+            self._close(next(iter(self._sockets)))
         if full:
             self._make_room()
 
@@ -172,7 +175,13 @@ class PendingSockets:
     def _close(self, fd: int) -> None:
         if not self._sockets.pop(fd).rejected:
             self._rejected["handshake timeout"] += 1
+            _with_socket(fd, _reset_on_close)
         _with_socket(fd, lambda connection: connection.shutdown(socket.SHUT_RDWR))
+
+
+def _reset_on_close(connection: socket.socket) -> None:
+    """Let ZeroMQ reset a connection: one that sends would otherwise wait for room in a buffer."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def _received_nbytes(fd: int) -> int:

@@ -57,8 +57,12 @@ class OpenRun:
         try:
             self.queue.close(_END)
             self._write_receipt(pipeline.receipt())  # now: what could not be written is counted
-            if self.keeper is not None:
-                self.keeper.close()
+            if self.keeper is not None and not self.keeper.close():
+                log.warning(
+                    "tensortap: the provenance of %s is not complete: reading the uncommitted "
+                    "changes took too long",
+                    self.path,
+                )
             if self.rank == 0:
                 end_run(self.path)
         finally:

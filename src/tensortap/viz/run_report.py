@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensortap.arguments import check_path, checked
 from tensortap.errors import MissingExtra
+from tensortap.files import CorruptFile, read_small
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.runs.layout import read_json
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _MAX_ALERTS = 200
 _MAX_DROPPED = 50
 _MAX_PATCH = 200_000  # characters
+_MAX_PATCHES = 20
+_LARGEST_PATCH = 64 << 20  # bytes
 _MAX_LAYERS = 6
 _MAX_CHANGES = 50
 _ROWS, _COLUMNS = 200, 320  # cells of an overview
@@ -138,7 +141,7 @@ class RunReport:
         yield "time", f"{_time(info.started)} to {ended} ({info.time_zone})"
 
     def _json(self, name: str) -> dict[str, Any]:
-        content = read_json(self.run.path / name) if self.run is not None else None
+        content = read_json(self.run.path, name) if self.run is not None else None
         return content if isinstance(content, dict) else {}
 
     # -- figures -------------------------------------------------------------------------
@@ -287,10 +290,10 @@ class RunReport:
 
 def _changes(run: RunReader, replaced: Any) -> Iterator[str]:
     """Yield the patches of the repository, and the functions that were replaced at run time."""
-    for path in sorted(run.path.glob("*.patch")):
+    for path in sorted(run.path.glob("*.patch"))[:_MAX_PATCHES]:
         try:
-            patch = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            patch = read_small(run.path, path.name, _LARGEST_PATCH).decode("utf-8", "replace")
+        except (OSError, CorruptFile):
             continue
         files = sum(line.startswith("diff --git") for line in patch.splitlines())
         text = f'<pre class="patch">{escape(patch, _MAX_PATCH)}</pre>'

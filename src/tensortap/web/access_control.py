@@ -187,6 +187,8 @@ class AccessMiddleware:
         rejection = self._access.rejection(scope, headers)
         if scope["type"] == "http":
             app = rejection or self._app
+            if rejection is not None:  # a stranger keeps no connection
+                rejection.headers["connection"] = "close"
             await app(scope, receive, _with_headers(send, headers.get("host", "")))
         elif rejection is None:
             await self._app(scope, receive, send)

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tensortap.errors import NotFound, TensortapError
+from tensortap.errors import NotFound
 from tensortap.runs import layout
 from tensortap.server.server import Server
 from tensortap.web.catalog_entries import CatalogEntry, RunEntry, SessionEntry
@@ -129,11 +129,3 @@ def _subfolders(folder: Path) -> list[Path]:
         return [path for path in sorted(folder.iterdir()) if (path / layout.RUN_FILE).is_file()]
     except OSError:
         return []  # not there for now; runs that were opened report it themselves
-
-
-def resolve_inside(path: Path, folder: Path) -> Path:
-    """Return the path with links resolved; raise TensortapError if it is outside the folder."""
-    real = path.resolve()
-    if not real.is_relative_to(folder.resolve()):
-        raise TensortapError(f"{path.name} is a link that points outside {folder}")
-    return real

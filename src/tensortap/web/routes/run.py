@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pyarrow.compute as pc
 
+from tensortap.files import CorruptFile, read_small
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.readers.run import RunReader
 from tensortap.runs import layout
-from tensortap.web.catalog import resolve_inside
 from tensortap.web.catalog_entries import SessionEntry, describe_entry
 from tensortap.web.responses import PageRequest
 
@@ -24,6 +24,7 @@ _MAX_TENSORS = 5000
 _MAX_ALERTS = 2000
 _MAX_PATCHES = 20
 _PATCH_CHARACTERS = 400_000
+_LARGEST_PATCH = 64 << 20  # bytes
 _ALERT = ("rule", "name", "step", "rank", "module", "message", "origin", "again")
 
 
@@ -107,15 +108,17 @@ def provenance(request: PageRequest) -> dict[str, Any]:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    content = layout.read_json(resolve_inside(path, folder)) if path.exists() else None
+    content = layout.read_json(folder, name)
     return content if isinstance(content, dict) else {}
 
 
 def _patches(folder: Path) -> list[dict[str, Any]]:
     patches = []
     for path in sorted(folder.glob("*.patch"))[:_MAX_PATCHES]:
-        text = resolve_inside(path, folder).read_text(encoding="utf-8", errors="replace")
+        try:
+            text = read_small(folder, path.name, _LARGEST_PATCH).decode("utf-8", "replace")
+        except (OSError, CorruptFile) as error:
+            text = str(error)
         patches.append({"name": path.name, "size": len(text), "text": text[:_PATCH_CHARACTERS]})
     return patches
 

@@ -26,7 +26,6 @@ from tensortap.stats import summarize_array
 from tensortap.stats.conversion import as_real, is_number
 from tensortap.values import leaves
 from tensortap.viz.figures import histogram_figure, tensor_figure
-from tensortap.web.catalog import resolve_inside
 from tensortap.web.catalog_entries import CatalogEntry
 from tensortap.web.responses import PageRequest
 
@@ -205,7 +204,7 @@ def find_tensors(
     record = reader.load(head)
     file = record.tags.get("file")
     if file is not None and isinstance(reader, RunReader):
-        value = borrow(load_file(resolve_inside(reader.file(file), reader.path)))
+        value = borrow(load_file(reader.file(file)))
     else:
         value = value_of(record)
     arrays = ((path, array_of(leaf)) for path, leaf in leaves(value))
