@@ -47,13 +47,14 @@ sweep: $(VENV)/.ready-test
 
 # On loopback only, at most ten minutes each; docs/security.md says what the tables show. An
 # interrupt after nine and a half minutes ends the run with its table.
-PROOF := timeout -s INT -k 30 570 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m
+PROOF := timeout -s INT -k 30 570 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+MARKED = $$(grep -rl --include='test_*.py' 'mark\.$(1)(' tests)
 
 attack: $(VENV)/.ready-test
-	$(PROOF) attack $(ARGS)
+	$(PROOF) -m attack $(ARGS) $(call MARKED,attack)
 
 faults: $(VENV)/.ready-test
-	$(PROOF) fault $(ARGS)
+	$(PROOF) -m fault $(ARGS) $(call MARKED,fault)
 
 # Pages are tested in a real browser. Without one pytest skips those tests and says so.
 chromium:

@@ -572,7 +572,27 @@ def _damaged(seed: int) -> Hostile:
     return build
 
 
+def _large_cells(count: int, size: int) -> Hostile:
+    """Write a part whose values are all the same, which Parquet stores once, and compressed."""
+
+    def build(run: Path) -> None:
+        file = pq.ParquetFile(part_of(run))
+        known = json.loads(file.metadata.metadata[rows.METADATA_KEY])
+        known["contents"]["rows"] = count
+        table = file.read().take(pa.array([0] * count))
+        cells = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [bytes(size)])
+        table = table.set_column(table.schema.get_field_index("value"), "value", cells)
+        options: Any = {"compression": "zstd", "store_schema": False}
+        with pq.ParquetWriter(part_of(run), table.schema, **options) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata({rows.METADATA_KEY: json.dumps(known).encode()})
+
+    return build
+
+
 SEALED |= {
+    "table that repeats a megabyte": _large_cells(3000, 1 << 20),
+    "table that repeats half a gigabyte": _large_cells(8, 500 << 20),
     "table is a pipe": lambda run: fifo(part_of(run)),
     "table is empty": lambda run: part_of(run).write_bytes(b"") and None,
     "table is garbage": lambda run: part_of(run).write_bytes(b"PAR1" * 999) and None,

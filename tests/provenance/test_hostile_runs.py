@@ -346,3 +346,30 @@ def test_asks_before_it_runs_anything(tmp_path, ran):
     ran.unlink()
     done = CliRunner().invoke(app, [str(run), "--out", str(tmp_path / "yes"), "--run", "--yes"])
     assert ran.exists()
+
+
+@pytest.mark.attack("reading the run of somebody else")
+def test_only_the_user_reads_what_secrets_are_filled_into(tmp_path):
+    run = make_run(tmp_path / "run", runtime={"environment_variables": {"HF_TOKEN": "***"}})
+    before = os.umask(0o022)
+    try:
+        made = reproduce(run, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert made.folder.stat().st_mode & 0o777 == 0o700
+    assert (made.folder / "environment.sh").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.attack("run with a hostile repository")
+def test_ignores_a_submodule_inside_the_run(tmp_path, evil, ran):
+    run = tmp_path / "run"
+    inner = trap(run / "inner", evil)
+    project = Repo(tmp_path / "project")
+    (project.path / "sub").mkdir()
+    project.git("update-index", "--add", "--cacheinfo", f"160000,{inner},sub")
+    info = {"commit_id": project.commit(), "repository": str(project.path)}
+    submodule = {"commit_id": inner, "repository": str(run / "inner")}
+    make_run(run, project={**info, "submodules": {"sub": submodule}})
+    made = reproduce(run, tmp_path / "out")
+    assert any("its repository is gone" in text for text in made.missing)
+    assert not ran.exists()

@@ -34,3 +34,11 @@ def test_only_the_user_reads_a_run(tmp_path, open_umask):
 def test_option_leaves_access_to_the_umask(tmp_path, open_umask, monkeypatch):
     monkeypatch.setenv("TENSORTAP_SHARED", "1")
     assert modes(tmp_path) == {"0o755", "0o644"}
+
+
+@pytest.mark.attack("reading the run of somebody else")
+def test_only_the_user_reads_an_hdf5_file(tmp_path, open_umask):
+    saver = tap.HDF5(tmp_path / "trace.h5")
+    saver("x", [np.ones(2)], [0], [0])
+    saver.close()
+    assert oct(stat.S_IMODE((tmp_path / "trace.h5").stat().st_mode)) == "0o600"

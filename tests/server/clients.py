@@ -109,7 +109,7 @@ class RawClient:
         frames = self.socket.recv_multipart()
         return wire.read_header(frames[0], frames[1])
 
-    def receive_a(self, kind, timeout: float = 5.0):
+    def receive_a(self, kind, timeout: float = 20.0):
         """Return the next header of this type; skip others."""
         while (header := self.receive(timeout)) is not None:
             if isinstance(header, kind):

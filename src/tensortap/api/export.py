@@ -14,6 +14,7 @@ import msgspec
 from tensortap.arguments import check_path
 from tensortap.buffers import view_of
 from tensortap.errors import TensortapError
+from tensortap.files import check_regular
 from tensortap.frameworks.snapshot import borrow
 from tensortap.frameworks.view import as_numpy
 from tensortap.patterns import compile_pattern
@@ -152,7 +153,9 @@ def _folder(run: Run, path: Path, records: Iterable[Record], names: set[str]) ->
     for record in records:
         file = record.tags.get("file")
         if file is not None:
-            shutil.copyfile(run.path / Path(file).name, path / Path(file).name)
+            source = run.reader.file(file)
+            check_regular(source)
+            shutil.copyfile(source, path / source.name)
             count += 1
             continue
         arrays = _arrays(run, record)

@@ -330,9 +330,9 @@ class Redactor:
             for word in words:
                 at = searched.find(word)
                 while at >= 0:
-                    line = bisect.bisect_right(starts, at)
-                    found.add(line - 1)
-                    at = searched.find(word, starts[line])
+                    following = bisect.bisect_right(starts, at)
+                    found.add(following - 1)
+                    at = searched.find(word, starts[following])
         least = 20 if entropy else _WITHOUT_START
         if max(map(len, block.split()), default=0) >= least:
             for index, line in enumerate(lines):

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensortap.errors import NotFound, TensortapError
-from tensortap.files import CorruptFile, contained, read_small
+from tensortap.files import CorruptFile, contained, folder_mode, read_small, restrict
 from tensortap.limits import format_size, parse_size
 from tensortap.provenance import versions
 from tensortap.provenance.gitcmd import Git, GitFailed
@@ -99,7 +99,7 @@ def reproduce(
     job = _Job(run, target, version, say)
     created = not target.exists()
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        target.mkdir(mode=folder_mode(), parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise TensortapError(f"{target} exists and is not empty: choose another with --out")
     except OSError as error:
@@ -151,6 +151,7 @@ class _Job:
         self._restore_packages()
         recipe = Recipe(self._runtime, self._project.repository, project)
         (self._out / "environment.sh").write_text(recipe.environment(), "utf-8")
+        restrict(self._out / "environment.sh")  # secrets are filled in there
         script = self._out / "run.sh"
         script.write_text(recipe.script(self._run), "utf-8")
         script.chmod(0o755)

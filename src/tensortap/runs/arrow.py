@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensortap.limits import format_size
+
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -166,3 +169,33 @@ def lists(
         lengths.append(np.from_dlpack(sizes).astype(np.int64))
         items.append(np.from_dlpack(chunk.flatten()))
     return np.concatenate(lengths), np.concatenate(items)
+
+
+def read_groups(
+    file: pq.ParquetFile, groups: list[int], columns: list[str] | None, limit: int
+) -> pa.Table:
+    """Return row groups; raise ValueError if they take more than `limit` bytes of memory.
+
+    Parquet stores a value that repeats once. So no cell is larger than its column in the file, but
+    all may be as large: unless they fit, they are read in batches until there are too many bytes.
+    """
+    import pyarrow as pa
+
+    footer = file.metadata
+    roots = [footer.schema.column(i).path.partition(".")[0] for i in range(footer.num_columns)]
+    wanted = [i for i, name in enumerate(roots) if columns is None or name in columns]
+    found = [footer.row_group(group) for group in groups]
+    sizes = [each.column(i).total_uncompressed_size for each in found for i in wanted]
+    largest, total = max(sizes, default=0), sum(sizes)
+    if largest * sum(each.num_rows for each in found) <= limit:
+        return file.read_row_groups(groups, columns, use_threads=len(groups) > 1)
+    batches: list[pa.RecordBatch] = []
+    if total <= limit:
+        for batch in file.iter_batches(max(1, limit // (4 * largest)), groups, columns):
+            batches.append(batch)
+            total += batch.nbytes
+            if total > limit:
+                break
+    if total > limit:
+        raise ValueError(f"a small file with more than {format_size(limit)} of rows")
+    return pa.Table.from_batches(batches)

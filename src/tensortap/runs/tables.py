@@ -28,7 +28,7 @@ from tensortap.files import (
 )
 from tensortap.record import Kind
 from tensortap.runs import layout
-from tensortap.runs.arrow import numbers, row_indices
+from tensortap.runs.arrow import numbers, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all
 from tensortap.runs.rows import COLUMNS, METADATA_KEY, schema
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+_LARGEST_TABLE = 96 << 20  # bytes of a sealed table in memory, and 50 times those of its file
 ROW_GROUP = 8192  # rows: small, because a reader that wants one step decodes a whole group
 Unit = tuple[int, int]
 """The unit of reading: the numbers of a part and of a row group in it."""
@@ -350,10 +351,9 @@ def _read_parquet(
 
     try:
         with pq.ParquetFile(part.path, metadata=part.footer, read_dictionary=words) as file:
-            if group is None:
-                return _validated(file.read(columns=columns), part.rank)
-            table = file.read_row_group(group, columns=columns, use_threads=False)
-            return _validated(table, part.rank)
+            groups = list(range(part.footer.num_row_groups)) if group is None else [group]
+            limit = _LARGEST_TABLE + 50 * part.path.stat().st_size
+            return _validated(read_groups(file, groups, columns, limit), part.rank)
     except _unreadable() as error:
         raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
 

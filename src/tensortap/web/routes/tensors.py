@@ -16,11 +16,11 @@ from starlette.responses import FileResponse, Response
 from tensortap.errors import NotFound
 from tensortap.frameworks.snapshot import borrow
 from tensortap.frameworks.view import array_of
-from tensortap.readers.reader import find_all, value_of
+from tensortap.readers.reader import Reader, find_all, value_of
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, Summary
 from tensortap.runs.folders import file_name
-from tensortap.runs.object_files import format_of, load_file
+from tensortap.runs.object_files import format_of, load_file, open_array
 from tensortap.runs.rows import STATISTICS
 from tensortap.stats import summarize_array
 from tensortap.stats.conversion import as_real, is_number
@@ -40,7 +40,7 @@ class CapturedTensors(NamedTuple):
     entry: CatalogEntry
     record: Record
     newer: int  # captures of its name, step, rank and kind
-    tensors: dict[str, NDArray[Any]]
+    tensors: dict[str, Any]  # arrays, or files of them
 
     def path(self, wanted: str) -> str:
         """Return a path if there is a tensor, else the first path."""
@@ -202,14 +202,7 @@ def find_tensors(
     records = [record for record in records if record.step == step]
     head = ([each for each in records if each.call == call] or records)[-1]
     record = reader.load(head)
-    file = record.tags.get("file")
-    if file is not None and isinstance(reader, RunReader):
-        value = borrow(load_file(reader.file(file)))
-    else:
-        value = value_of(record)
-    arrays = ((path, array_of(leaf)) for path, leaf in leaves(value))
-    numeric = ((path, x) for path, x in arrays if x is not None and is_number(x.dtype))
-    tensors = dict(islice(numeric, _MAX_TENSORS))
+    tensors = _tensors_of(reader, record)
     if tensors:
         newer = len(records) - 1 - records.index(head)
         return CapturedTensors(entry, record, newer, tensors)
@@ -219,6 +212,22 @@ def find_tensors(
             f"tap.track(model, tensors=r'^{record.name}$'), or tap.catch(x, '{record.name}')."
         )
     raise NotFound(f"{record.name!r} at step {record.step} holds no tensor of numbers")
+
+
+def _tensors_of(reader: Reader, record: Record) -> dict[str, Any]:
+    """Return the tensors of a record by their path; those of large files are read by the slice."""
+    file = record.tags.get("file")
+    if file is not None and isinstance(reader, RunReader):
+        path = reader.file(file)
+        array = open_array(path)
+        if array is not None:
+            return {"": array} if is_number(array.dtype) else {}
+        value = borrow(load_file(path))
+    else:
+        value = value_of(record)
+    arrays = ((where, array_of(leaf)) for where, leaf in leaves(value))
+    numeric = ((where, x) for where, x in arrays if x is not None and is_number(x.dtype))
+    return dict(islice(numeric, _MAX_TENSORS))
 
 
 # -- slices ----------------------------------------------------------------------------------
@@ -245,7 +254,7 @@ def slice_spec(shape: tuple[int, ...], axes: list[int], at: list[int]) -> SliceS
 def take_slice(array: NDArray[Any], spec: SliceSpec) -> NDArray[Any]:
     """Return the slice as two axes, without a copy."""
     if array.ndim < 2:
-        return array.reshape(1, -1)
+        return np.asarray(array).reshape(1, -1)
     drawn = (spec.rows, spec.columns)
     part = array[tuple(slice(None) if i in drawn else at for i, at in enumerate(spec.at))]
     return part if spec.rows < spec.columns else part.T
