@@ -41,7 +41,7 @@ def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
 
 
 def contained(folder: Path, path: str | os.PathLike[str]) -> Path:
-    """Return a path in a folder; raise CorruptFile if it leads out of it, also through a link."""
+    """Return the path of a file in a folder; raise CorruptFile if it, or a link, leads out."""
     top, name = os.path.realpath(folder), os.fspath(path)
     if "\0" in name or os.path.commonpath([top, os.path.realpath(folder / name)]) != top:
         raise CorruptFile(f"{plain(name)!r} leads out of {folder}")

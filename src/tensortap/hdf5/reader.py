@@ -130,7 +130,7 @@ def _texts(data: Any) -> list[str]:
         size -= sum(map(len, block))
         if size < 0:
             raise CorruptFile(f"{plain(data.name)} has longer texts than the file")
-        texts += block
+        texts.extend(block)
     return texts
 
 

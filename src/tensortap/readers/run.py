@@ -289,7 +289,7 @@ class RunReader:
 
     def receipts(self) -> dict[int, Receipt]:
         """Return the receipt of each rank that has ended the run."""
-        files = {rank: layout.receipt_file(self.path, rank) for rank in self.ranks}
+        files = {rank: layout.receipt_file(Path(), rank) for rank in self.ranks}
         found = {rank: layout.read_json(self.path, file) for rank, file in files.items()}
         return {rank: read_receipt(data) for rank, data in found.items() if isinstance(data, dict)}
 

@@ -225,9 +225,11 @@ class ArrayFile:
         number = sum(at * math.prod(self.shape[i + 1 :]) for i, at in enumerate(chosen))
         with open_regular(self._path) as stream:
             stream.seek(self._start + number * self._stored.itemsize)
-            array = numpy.empty(math.prod(block), self._stored)
-            if stream.readinto(array.view("u1").data) != array.nbytes:
-                raise ValueError(f"{self._path} has become shorter")
+            nbytes = math.prod(block) * self._stored.itemsize
+            data = stream.read(nbytes)
+        if len(data) < nbytes:
+            raise TensortapError(f"{self._path} is truncated: it has become shorter")
+        array = numpy.frombuffer(data, self._stored)
         whole = array.reshape(block, order="F" if self._fortran else "C").view(self.dtype)
         return whole[index[len(chosen) :]]
 

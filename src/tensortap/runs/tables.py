@@ -216,14 +216,18 @@ class RankTables:
         self._read_tail()
         # after the tail, so that a tail that is sealed in the meantime is found as a part
         for path in sorted(self._folder.glob("*.parquet"))[len(self.parts) :]:
-            self.parts.append(_read_part_file(contained(self._run, path), self.rank))
+            self.parts.append(_read_part_file(self._own(path), self.rank))
         if self._tail_part < len(self.parts):
             self.tail = []
+
+    def _own(self, path: Path) -> Path:
+        """Return the path of a table; raise CorruptFile if a link leads out of the run."""
+        return contained(self._run, path.relative_to(self._run))
 
     def _read_tail(self) -> None:
         import pyarrow as pa
 
-        path = contained(self._run, self._folder / layout.TAIL)
+        path = self._own(self._folder / layout.TAIL)
         try:
             with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
