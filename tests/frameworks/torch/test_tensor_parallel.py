@@ -69,12 +69,8 @@ for tensors in (True, False):
     if not tensors:  # without tensors: also a wrong one, which lacks an all-reduce
         net[1].mlp.down.register_forward_hook(lambda m, args, out: out + rank)
     tracker = train(net, tensors, os.environ["RUNS"] + str(tensors))
-    result[str(tensors)] = dict(
-        names=[r.name for r in tracker.records if r.kind.value == "Activation" and r.step == 0],
-        gradients=[r.name for r in tracker.records if r.kind.value == "Gradient" and r.step == 0],
-        placements={r.name: r.tags.get("placements") for r in tracker.records},
-        unseen=tracker.unseen, errors=tap.receipt().reasons["error"],
-    )
+    assert tap.flush(300)  # the machine may be loaded
+    result[str(tensors)] = dict(unseen=tracker.unseen, errors=tap.receipt().reasons["error"])
     dist.barrier()
     tap.finish()
 """
@@ -100,15 +96,18 @@ def runs(gloo, tmp_path_factory):
 
 
 def test_every_output_is_seen_with_its_placement(runs):
-    for rank in runs[0]:
-        found = rank["True"]
-        assert found["names"] == [
-            *(f"{n}.{name}" for n in (0,) for name in _OUTPUTS), "0",
+    results, paths = runs
+    records = [r for r in tap.open(paths["two", True]).records() if r.step == 0]
+    for rank, found in enumerate(results):
+        assert found["True"] == {"unseen": {}, "errors": 0}
+        own = [r for r in records if r.rank == rank]
+        outputs = [r.name for r in own if r.kind.value == "Activation"]
+        assert outputs == [
+            *(f"0.{name}" for name in _OUTPUTS), "0",
             *(f"1.{name}" for name in _OUTPUTS), "1", "Sequential",
         ]  # fmt: skip
-        assert sorted(found["gradients"]) == sorted(found["names"])
-        assert (found["unseen"], found["errors"]) == ({}, 0)
-        placements = found["placements"]
+        assert sorted(r.name for r in own if r.kind.value == "Gradient") == sorted(outputs)
+        placements = {r.name: r.tags.get("placements") for r in own}
         assert {name: placements[f"0.{name}"] for name in _OUTPUTS} == {
             "norm": "?", "attn.q": "S(2)", "attn.o": "R", "attn": "R", "mlp.up": "S(2)",
             "mlp.act": "S(2)", "mlp.down": "R", "mlp": "R",
