@@ -17,7 +17,7 @@ import torch
 from tests.sweep.checks import problems
 from tests.sweep.models import NotBuilt, diffusers_models, timm_models, transformers_models
 
-SECONDS = 60  # for one model
+SECONDS = 60  # of the processor, for one model
 
 
 class TooLong(BaseException):
@@ -30,7 +30,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     pattern = re.compile(sys.argv[1] if len(sys.argv) > 1 else "")
-    signal.signal(signal.SIGALRM, _too_long)
+    signal.signal(signal.SIGPROF, _too_long)
     counts: dict[str, collections.Counter[str]] = {}
     for find in (transformers_models, diffusers_models, timm_models):
         for name, make in find():
@@ -50,7 +50,8 @@ def main() -> int:
 
 def check(make: Any) -> tuple[str, str]:
     """Return the verdict about one model, and details."""
-    signal.alarm(SECONDS)
+    torch.set_grad_enabled(True)  # whatever the model before was interrupted in
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         found = problems(make)
     except (NotBuilt, TooLong) as error:
@@ -58,7 +59,7 @@ def check(make: Any) -> tuple[str, str]:
     except Exception as error:
         return "wrong", f"{type(error).__name__}: {error}".replace("\n", " ")
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if found and "not reproducible" in found[0]:
         return "not built", found[0]
     return ("wrong", "; ".join(found)) if found else ("right", "")
