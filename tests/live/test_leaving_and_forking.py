@@ -115,7 +115,7 @@ def test_fork_while_other_threads_catch(server, run):
                 tap.catch(1.5, "scalar", every=3)
         threads = [threading.Thread(target=work) for _ in range(3)]
         [t.start() for t in threads]
-        for k in range(8):
+        for k in range(15):
             pid = os.fork()
             if not pid:
                 good = tap.catch(k, "child").wait(20)
@@ -126,7 +126,7 @@ def test_fork_while_other_threads_catch(server, run):
         [t.join() for t in threads]
         assert tap.catch("done", "parent").wait(20)
     """).end()
-    assert sorted(r.value for r in server.history.records("child")) == list(range(8))
+    assert sorted(r.value for r in server.history.records("child")) == list(range(15))
     assert fetch(server.history, "parent") == "done"
 
 
