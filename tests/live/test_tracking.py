@@ -47,8 +47,8 @@ def test_a_tracker_reads_back_what_the_session_has_and_keeps_nothing(run, server
         whole = [r for r in records if r.value is not None and r.kind == "Activation"]
         frame = tracker.logframe()
         print(json.dumps([
-            len(tracker._observer._memory.records), tracker.evicted, len(records), len(frame),
-            len(whole), tracker.metrics()["loss"].tolist(), [r.seq for r in records]]))
+            len(tracker._observer._records.memory.records), tracker.evicted, len(records),
+            len(frame), len(whole), tracker.metrics()["loss"].tolist(), [r.seq for r in records]]))
         """
     )
     kept, evicted, records, rows, whole, losses, order = program.result()

@@ -42,11 +42,11 @@ def test_step_does_not_wait_for_a_device(observer):
     observer.add(OBSERVED, None, device.pending())
     observer.advance()
     assert device.resolved == 0
-    assert observer._memory.records == []
+    assert observer._records.memory.records == []
     device.done = True
     observer.advance()
     assert device.resolved == 1
-    (record,) = observer._memory.records
+    (record,) = observer._records.memory.records
     assert (record.step, record.stats.max) == (0, 2.0)  # the step of the observation
 
 
@@ -56,7 +56,7 @@ def test_records_are_in_order_and_wait_for_devices(observer):
     quick.done = True
     observer.add(OBSERVED._replace(name="quick"), None, quick.pending())
     observer.poll()
-    assert observer._memory.records == []  # an earlier record is pending
+    assert observer._records.memory.records == []  # an earlier record is pending
     records = list(observer.records)
     assert [r.name for r in records] == ["slow", "quick"]
     assert records[0].seq < records[1].seq

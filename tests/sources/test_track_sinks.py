@@ -39,7 +39,7 @@ def test_run_and_tracker_have_the_same_records(open_run):
     records = tracker.records
     assert len(records) == len(tracker.records)
     assert records[0].seq < records[-1].seq
-    assert tracker._observer._memory.records == []  # only in the run
+    assert tracker._observer._records.memory.records == []  # only in the run
     tap.flush()
     run = tap.open(open_run)
     assert sorted(r.seq for r in records) == [r.seq for r in records]
@@ -70,7 +70,7 @@ def test_memory_has_the_same_records_as_a_run(open_run):
     frame, metrics = in_run.logframe(), in_run.metrics()
     tap.finish()
     in_memory = train()
-    assert len(in_memory._observer._memory.records) == len(frame) + 6
+    assert len(in_memory._observer._records.memory.records) == len(frame) + 6
     pd.testing.assert_frame_equal(in_memory.logframe(), frame)
     pd.testing.assert_frame_equal(in_memory.metrics(), metrics)
 

@@ -6,7 +6,6 @@ import collections
 import itertools
 import logging
 import re
-import sys
 import threading
 import time
 import weakref
@@ -20,20 +19,14 @@ from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.arguments import check_callable, check_count
-from tensortap.errors import TensortapError
 from tensortap.frameworks.observing import Explain, Observed, never_skipped
 from tensortap.frameworks.protocol import PendingSummary
-from tensortap.limits import format_size
 from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.pipeline.ticket import SKIPPED
 from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
-from tensortap.sinks.connections import connections
-from tensortap.sinks.memory import MemorySink
-from tensortap.sources import init as run
 from tensortap.sources.options import NamePattern, Patterns
-from tensortap.wire.address import Address
+from tensortap.sources.tracked_records import TrackedRecords
 
 log = logging.getLogger("tensortap")
 
@@ -64,6 +57,17 @@ class TrackOptions(NamedTuple):
     name: str | None = None
     out_path: str | Path | None = None
 
+    def check(self) -> None:
+        """Raise an error that names the first option with a wrong value."""
+        check_count("every", self.every)
+        name: Any = self.name
+        if name is not None and not (isinstance(name, str) and name):
+            raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")
+        if self.init_step is not None:
+            check_count("init_step", self.init_step, 0)
+        if self.stash is not None:
+            check_callable("stash", self.stash)
+
     @property
     def kinds(self) -> frozenset[Kind]:
         """The kinds of records that are switched on."""
@@ -92,14 +96,7 @@ class Observer:
     """Turns observations into records; `advance` ends a training step."""
 
     def __init__(self, options: TrackOptions) -> None:
-        check_count("every", options.every)
-        name: Any = options.name
-        if name is not None and not (isinstance(name, str) and name):
-            raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")
-        if options.init_step is not None:
-            check_count("init_step", options.init_step, 0)
-        if options.stash is not None:
-            check_callable("stash", options.stash)
+        options.check()
         self.options = options
         self.prefix = ""  # of all names; patterns do not see it
         patterns = Patterns(options.include, options.exclude, options.kinds)
@@ -123,13 +120,8 @@ class Observer:
         self._first_step = 0
         self._alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._pending: collections.deque[PendingRecord] = collections.deque()
-        self._memory = MemorySink()
-        self._first_seq = 0
-        self._last_seq = sys.maxsize
-        self._names: set[tuple[Kind, str]] = set()  # a run may have records of other sources
-        self._run: run.OpenRun | None = None
-        self._session: Address | None = None  # the live session that has taken records
-        self._began = 0
+        values = self._whole is not None or options.stash is not None
+        self._records = TrackedRecords(options.out_path, values)
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._monitor: AlertMonitor | None = None
         if self.explains:
@@ -139,21 +131,13 @@ class Observer:
 
     def begin(self) -> None:
         self._choose_prefix()
-        if self.options.out_path is not None:
-            if (opened := run.opened()) is not None:
-                raise TensortapError(
-                    f"out_path={str(self.options.out_path)!r}: the run {opened.path} is open and "
-                    "gets all records; leave out_path out, or call tap.finish() first"
-                )
-            run.init(self.options.out_path)
-        self._run = run.opened()
+        self._records.begin()
         first = self.options.init_step
         if first is None:
             # a second tracker of a run continues where the first one ended
-            first = self._run.next_step if self._run is not None else 0
+            first = self._records.run.next_step if self._records.run is not None else 0
         self._own_step = self._first_step = first
         pipeline.clock.begin(first)
-        self._first_seq, self._began = pipeline.next_seq(), time.time_ns()
         self.active = self.on = True
 
     def _choose_prefix(self) -> None:
@@ -176,12 +160,8 @@ class Observer:
         self.active = self.on = False
         self.settle()
         self.report_unseen()
-        self._last_seq = pipeline.next_seq()
-        if self._run is not None:
-            self._run.next_step = self._own_step
         pipeline.clock.release(_OWNER)
-        if self.options.out_path is not None and run.opened() is self._run:
-            run.finish()
+        self._records.end(self._own_step)
 
     # -- observing -----------------------------------------------------------------------
 
@@ -231,7 +211,7 @@ class Observer:
         if step is None:
             step = self.step_number
         rank, world_size = ranks.rank_and_world_size()
-        tags = self._prefixed_tags(observed.tags) if self.prefix else observed.tags
+        tags = _prefixed_tags(observed.tags, self.prefix) if self.prefix else observed.tags
         record = Record(
             self.prefix + observed.name, observed.kind, step, observed.call, pipeline.next_seq(),
             rank, world_size, time.time_ns(), observed.type, observed.dtype, observed.shape,
@@ -248,14 +228,6 @@ class Observer:
     def prefixed(self, reasons: dict[str, str]) -> dict[str, str]:
         """Return reasons by the names that records have."""
         return {self.prefix + name: reason for name, reason in reasons.items()}
-
-    def _prefixed_tags(self, tags: dict[str, str]) -> dict[str, str]:
-        """Return tags with the prefix before the names in them."""
-        named = ("module", "parameter", "shared", "origin", "behind")
-        return {
-            key: " ".join(self.prefix + name for name in text.split()) if key in named else text
-            for key, text in tags.items()
-        }
 
     def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:
         """Return the record with the numbers of the user's stash and, if selected, the tensor."""
@@ -312,7 +284,7 @@ class Observer:
         )  # fmt: skip
 
     def _put(self, record: Record, nbytes: int) -> None:
-        self._send(record, nbytes)
+        self._records.send(record, nbytes)
         if self._monitor is not None:
             for alert in self._monitor.see(record):
                 self._alert(alert, record.world_size)
@@ -320,23 +292,7 @@ class Observer:
     def _alert(self, alert: Alert, world_size: int) -> None:
         self._alerts.append(alert)
         seq, now = pipeline.next_seq(), time.time_ns()
-        self._send(record_of(alert, seq=seq, time_ns=now, world_size=world_size), 0)
-
-    def _send(self, record: Record, nbytes: int) -> None:
-        if pipeline.expecting:
-            connections.connect()
-        session = connections.session if self._run is None else None
-        sent = pipeline.put(record, nbytes) is not SKIPPED
-        if self._run is not None or (sent and session is not None):
-            self._names.add((record.kind, record.name))
-            self._session = session or self._session
-            return
-        self._memory.keep(record)  # nobody else has it
-        if self._memory.evicted == 1:
-            log.warning(
-                "tensortap: the tracker keeps the latest %s of records; it evicts older ones. "
-                "tap.init('runs') keeps all on disk", format_size(self._memory.bound),
-            )  # fmt: skip
+        self._records.send(record_of(alert, seq=seq, time_ns=now, world_size=world_size), 0)
 
     def report_unseen(self) -> None:
         """Log what is not observed as usual, and record an alert for each name."""
@@ -379,44 +335,12 @@ class Observer:
     def records(self) -> Iterator[Record]:
         """All records so far, in order of capture; from the run if one is open."""
         self.settle()
-        yield from self._memory.records if self._run is None else ()
-        if self._run is not None or self._session is not None:
-            pipeline.flush(30)
-            yield from self._read_back()
-
-    def _read_back(self) -> Iterator[Record]:
-        """Yield the records that a run or a live session has taken."""
-        rank = ranks.rank_and_world_size()[0]
-
-        def is_own(record: Record) -> bool:
-            own = record.rank == rank and self._first_seq <= record.seq < self._last_seq
-            return own and (record.kind, record.name) in self._names
-
-        if self._run is not None:
-            from tensortap.readers.run import RunReader
-
-            reader = RunReader(self._run.path)
-            yield from (reader.load(r) for r in reader.new_records() if is_own(r))
-        elif self._session is not None:
-            from tensortap.readers.live import LiveReader
-
-            values = self._whole is not None or self.options.stash is not None
-            try:
-                with LiveReader(self._session) as session:
-                    cursor, records = session.since(0)
-                    while records:
-                        for record in records:
-                            if is_own(record) and record.time_ns >= self._began:
-                                complete = not values or record.value is not None
-                                yield record if complete else session.load(record)
-                        cursor, records = session.since(cursor)
-            except TensortapError as error:
-                log.warning("tensortap: the session has the records of this tracker: %s", error)
+        yield from self._records
 
     @property
     def evicted(self) -> int:
         """Number of records evicted from the memory of the tracker."""
-        return self._memory.evicted
+        return self._records.memory.evicted
 
     @property
     def alerts(self) -> list[Alert]:
@@ -425,7 +349,7 @@ class Observer:
     @property
     def run_path(self) -> Path | None:
         """The folder of the run that takes the records, or None."""
-        return None if self._run is None else self._run.path
+        return None if self._records.run is None else self._records.run.path
 
 
 def _numbers(given: Any) -> list[tuple[Any, Any]]:
@@ -447,3 +371,12 @@ def _numbers(given: Any) -> list[tuple[Any, Any]]:
             words = f"{key!r} is a {type(value).__name__}, and a record holds only numbers"
             pipeline.fault("stash", TypeError(words), "returned more than numbers")
     return numbers
+
+
+def _prefixed_tags(tags: dict[str, str], prefix: str) -> dict[str, str]:
+    """Return tags with a prefix before the names in them."""
+    named = ("module", "parameter", "shared", "origin", "behind")
+    return {
+        key: " ".join(prefix + name for name in text.split()) if key in named else text
+        for key, text in tags.items()
+    }

@@ -331,4 +331,4 @@ def test_memory_does_not_grow_with_a_run_open(open_run):
         after = steps(200)
         assert len(gc.get_objects()) < objects + 2000
         assert after < before + (30 << 20)
-        assert tracker._observer._memory.records == []
+        assert tracker._observer._records.memory.records == []

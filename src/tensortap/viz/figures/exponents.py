@@ -73,13 +73,8 @@ def exponents_figure(
     by_kind = dict(name) if isinstance(name, Mapping) else {kind: _listed(name)}
     places = [(each, own) for own, names in by_kind.items() for each in names]
     formats = format_names(dtype_annotation)
-    if over not in (None, "steps", "ridge"):
-        raise ValueError(f"over must be 'steps' or 'ridge', got {over!r}")
-    if shape not in _SHAPES:
-        raise ValueError(f"kind must be 'bar', 'line' or 'kde', got {shape!r}")
+    _check(over, shape, formats)
     if over is not None:
-        if len(formats) > 1:
-            raise ValueError(f"over={over!r} can show one number format, got {list(formats)}")
         draw = steps_figure if over == "steps" else ridge_figure
         target = [*_limits(formats, _read(table, *places[0], step, rank)), None][0]
         return draw(table, *places[0], step, rank, target, theme)
@@ -89,7 +84,6 @@ def exponents_figure(
         names = some_names([each for each, _ in places])
         return message_figure(f"no exponents of {names} ({kind}) at step {step}", theme=theme)
     targets = {place: _limits(formats, values) for place, values in shown.items()}
-    colors = theme_of(theme)
     several = len(shown) > 1
     columns = col_wrap or (min(3, len(shown)) if several else 1)
     extra = 15 * max(0, len(formats) - 1)  # one line of text per format
@@ -107,36 +101,75 @@ def exponents_figure(
     )
     data = []
     every = {each.dtype: each for own in targets.values() for each in own}
-    low, high = _exponent_range(shown.values(), every.values())
+    span = _exponent_range(shown.values(), every.values())
+    panels = ExponentPanels(grid, theme_of(theme), span, several, extra, log)
     for number, ((each, own), values) in enumerate(shown.items()):
-        x, y = axis_id("x", number), axis_id("y", number)
         mine = targets[each, own]
-        target = mine[0] if len(mine) == 1 else None
-        trace, highest = _SHAPES[shape](values, target, colors)
-        data.append({**trace, "xaxis": x, "yaxis": y})
-        made[axis_name("x", number)], made[axis_name("y", number)] = _axes(
-            grid, number, (low, high), highest, log
-        )
+        trace, highest = _SHAPES[shape](values, mine[0] if len(mine) == 1 else None, panels.colors)
+        axes = {"xaxis": axis_id("x", number), "yaxis": axis_id("y", number)}
+        data.append({**trace, **axes})
         words = each if several else f"{each} · {own} · step {step:,}"
         words = f"{each} · {own}" if len(by_kind) > 1 else words
-        title = {**panel_title(words, grid, number, colors), "yshift": 18 + extra}
-        below = _facts(values, mine, several, colors)
-        font = {"size": 11, "color": colors.dim}
+        panels.add(made, number, words, highest, values, mine)
+        labeled = number == 0 or (len(mine) == 1 and formats == (LOGGED,))
+        panels.add_ranges(made, number, mine, labeled)
+    made["annotations"] += left_out_note(min(len(places), _MAX_PANELS), len(places), panels.colors)
+    return {"data": data, "layout": made}
+
+
+def _check(over: str | None, shape: str, formats: Sequence[str]) -> None:
+    if over not in (None, "steps", "ridge"):
+        raise ValueError(f"over must be 'steps' or 'ridge', got {over!r}")
+    if shape not in _SHAPES:
+        raise ValueError(f"kind must be 'bar', 'line' or 'kde', got {shape!r}")
+    if over is not None and len(formats) > 1:
+        raise ValueError(f"over={over!r} can show one number format, got {list(formats)}")
+
+
+class ExponentPanels(NamedTuple):
+    """What all small multiples have in common."""
+
+    grid: PanelGrid
+    colors: FigureTheme
+    span: tuple[int, int]  # exponents
+    several: bool
+    extra: int  # pixels for further lines of text above a panel
+    log: bool
+
+    def add(
+        self,
+        made: Figure,
+        number: int,
+        words: str,
+        highest: float,
+        values: StepExponents,
+        formats: Sequence[Limits],
+    ) -> None:
+        """Add the axes, the title and the facts of a panel to a layout."""
+        made[axis_name("x", number)], made[axis_name("y", number)] = _axes(
+            self.grid, number, self.span, highest, self.log
+        )
+        title = {**panel_title(words, self.grid, number, self.colors), "yshift": 18 + self.extra}
+        below = _facts(values, formats, self.several, self.colors)
+        font = {"size": 11, "color": self.colors.dim}
         made["annotations"] += [
             title,
             {**title, "text": below, "yshift": 2, "font": font, "align": "left"},
         ]
-        if target is not None:
-            made["shapes"] += range_shapes(target, x, y, colors)
-            if number == 0 or formats == (LOGGED,):
-                width = (high - low) * (3 if several else 1)
-                made["annotations"] += range_labels(target, x, y, colors, width)
-        elif mine:
-            lines, labels = range_lines(mine, x, y, colors)
+
+    def add_ranges(
+        self, made: Figure, number: int, formats: Sequence[Limits], labeled: bool
+    ) -> None:
+        """Add the range of one number format as an area, or those of several as lines."""
+        x, y = axis_id("x", number), axis_id("y", number)
+        if len(formats) == 1:
+            made["shapes"] += range_shapes(formats[0], x, y, self.colors)
+            width = (self.span[1] - self.span[0]) * (3 if self.several else 1)
+            labels = range_labels(formats[0], x, y, self.colors, width)
+        else:
+            lines, labels = range_lines(formats, x, y, self.colors) if formats else ([], [])
             made["shapes"] += lines
-            made["annotations"] += labels if number == 0 else []
-    made["annotations"] += left_out_note(min(len(places), _MAX_PANELS), len(places), colors)
-    return {"data": data, "layout": made}
+        made["annotations"] += labels if labeled else []
 
 
 def _listed(name: str | Sequence[str]) -> list[str]:

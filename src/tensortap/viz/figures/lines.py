@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,48 +104,59 @@ def lines_figure(
         keys, inner = list(by_kind), [_label(line, panels, metrics) for line in lines]
     grid = panel_grid(len(keys), col_wrap, 190 if len(keys) > 1 else 320)
     made = _layout(keys, grid, theme, step)
-    styles = {
-        label: {"color": colors.lines[i % 8], "width": 1.5, "dash": _DASHES[i // 8 % 4]}
-        for i, label in enumerate(dict.fromkeys(inner))
-    }
-    # open symbols, so that points on top of each other can be told apart
-    markers = {
-        label: {"color": style["color"], "symbol": _SYMBOLS[i % 4], "size": 8 if i % 4 else 5}
-        for i, (label, style) in enumerate(styles.items())
-    }
+    styles = _styles(dict.fromkeys(inner), scatter, colors)
     data: list[dict[str, Any]] = []
     listed: set[str] = set()  # labels that are in the legend
+    place = "kind" if panels == "kind" else "name" if by_name else "metric"
     for number, key in enumerate(keys):
-        place = "kind" if panels == "kind" else "name" if by_name else "metric"
         mine = [line for line in lines if key == getattr(line, place)]
-        values = np.concatenate([np.empty(0), *(line.value for line in mine)])
-        values = values[np.isfinite(values)]
-        wants_log = spans_decades(values) if log is None else log
-        if wants_log:
-            made[axis_name("y", number)].update(log_axis(values))
-        axes = {"xaxis": axis_id("x", number % grid.columns), "yaxis": axis_id("y", number)}
-        drawable = values[values > 0] if (values > 0).any() else values
-        floor = float(drawable.min()) if len(drawable) else 1.0
-        panel = Panel(axes, wants_log, floor, width_px // grid.columns, colors)
+        panel = _panel(mine, number, log, made, grid, width_px, colors)
         ranks = {line.rank for line in mine}
         for line in mine:
             label = _label(line, place, metrics)
+            hover = f"{label} · rank {line.rank}" if len(ranks) > 1 else label
             legend = label not in listed
             listed.add(label)
-            hover = f"{label} · rank {line.rank}" if len(ranks) > 1 else label
-            data += _traces(
-                line,
-                panel,
-                styles[label],
-                text(label),
-                template_text(hover),
-                legend,
-                markers[label] if scatter else None,
-            )
+            style, marker = styles[label]
+            data += _traces(line, panel, style, text(label), template_text(hover), legend, marker)
     made["hovermode"] = "x" if len(lines) > 10 * len(keys) else "x unified"
     made["annotations"] += left_out_note(len(shown), len(names), colors)
     made["meta"] = {"kind": kind, "names": shown, "metrics": list(metrics)}
     return {"data": data, "layout": made}
+
+
+def _styles(
+    labels: Iterable[str], scatter: bool, colors: FigureTheme
+) -> dict[str, tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Return the line and, for points, the marker of each label."""
+    styles = {}
+    for i, label in enumerate(labels):
+        line = {"color": colors.lines[i % 8], "width": 1.5, "dash": _DASHES[i // 8 % 4]}
+        # open symbols, so that points on top of each other can be told apart
+        marker = {"color": line["color"], "symbol": _SYMBOLS[i % 4], "size": 8 if i % 4 else 5}
+        styles[label] = line, marker if scatter else None
+    return styles
+
+
+def _panel(
+    lines: Sequence[Line],
+    number: int,
+    log: bool | None,
+    made: dict[str, Any],
+    grid: PanelGrid,
+    width: int,
+    colors: FigureTheme,
+) -> Panel:
+    """Return the panel of some lines, after its axis was made logarithmic where that helps."""
+    values = np.concatenate([np.empty(0), *(line.value for line in lines)])
+    values = values[np.isfinite(values)]
+    wants_log = spans_decades(values) if log is None else log
+    if wants_log:
+        made[axis_name("y", number)].update(log_axis(values))
+    axes = {"xaxis": axis_id("x", number % grid.columns), "yaxis": axis_id("y", number)}
+    drawable = values[values > 0] if (values > 0).any() else values
+    floor = float(drawable.min()) if len(drawable) else 1.0
+    return Panel(axes, wants_log, floor, width // grid.columns, colors)
 
 
 def _label(line: Line, panels: str, metrics: Sequence[str]) -> str:
