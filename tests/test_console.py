@@ -26,6 +26,7 @@ CANNOT = {
     "ssh -L 2876:127.0.0.1:2876 gpu7": "needs another machine",
     "make check": "runs the tests, this one among them",
     "make test": "runs the tests, this one among them",
+    "make sweep": "tracks hundreds of models, a dozen of which tests/sweep tracks",
     "make lint": "runs beside the tests",
     "make docs": "runs beside the tests",
     ".ci/run": "runs the tests, this one among them",

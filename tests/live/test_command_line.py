@@ -94,7 +94,7 @@ def test_top_without_a_session():
 def test_misuse(command):
     lots = command("serve", "--memory", "lots")
     assert lots.returncode == 2
-    assert "size must look like '8GB', '512MB' or '50%', got 'lots'" in lots.stderr
+    assert "memory must look like '8GB', '512MB' or '50%', got 'lots'" in lots.stderr
     code, _, said = type_in("serve", "--port", "68411")  # not 2875, which is what 16 bits leave
     assert code == 2
     assert "got 68411" in said

@@ -19,7 +19,7 @@ import numpy as np
 
 from tensortap.arguments import checked
 from tensortap.errors import MissingExtra
-from tensortap.record import Kind, Record
+from tensortap.record import Record
 from tensortap.table.selection import (
     Layers,
     choose_kind,
@@ -44,7 +44,7 @@ def interactive(
     source: Any = None,
     *,
     df: Any = None,
-    tt: Kind | str | None = None,
+    tt: Any = None,
     layer: Layers = None,
     scalar_metric: str | Iterable[str] = "rm2",
     step: int | None = None,
