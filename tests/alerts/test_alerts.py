@@ -42,6 +42,7 @@ def shown(monitor: AlertMonitor, *records: Record) -> list[alerts.Alert]:
 # -- the origin of non-finite values --------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_the_module_that_made_nan_from_finite_inputs():
     found = shown(
         AlertMonitor(),

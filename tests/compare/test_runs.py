@@ -172,6 +172,7 @@ def test_stale_by_one_step(write):
     assert any("step" in text for text in report.first.explanations), report.first
 
 
+@pytest.mark.slow
 def test_noise_floor(write):
     def noisy(seed, size):
         rng = np.random.default_rng(seed)

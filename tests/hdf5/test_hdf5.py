@@ -578,6 +578,7 @@ def test_program_that_ends_without_closing(tmp_path):
     assert os.listdir(tmp_path) == ["x.h5"]
 
 
+@pytest.mark.slow
 def test_forked_child_does_not_keep_the_file_locked(tmp_path):
     code = """
         import os, signal, sys, tensortap as tap
@@ -606,6 +607,7 @@ def test_forked_child_does_not_keep_the_file_locked(tmp_path):
         parent.stdout.close()
 
 
+@pytest.mark.slow
 def test_full_disk(tmp_path):
     """A limit on the size of files stands for a full disk."""
     code = """

@@ -100,6 +100,7 @@ def test_makes_the_same_record(queued, value):
 
 @given(array=hnp.arrays(st.sampled_from(["f2", "f4", "f8", "i1", "u8", "?", "c16"]),
                         hnp.array_shapes(min_dims=0, min_side=0, max_side=5)))  # fmt: skip
+@pytest.mark.slow
 def test_makes_the_same_record_of_any_small_array(shared, array):
     pipeline, queue = shared
     slow, fast = both(pipeline, queue, array)

@@ -162,6 +162,7 @@ def test_plants_enough():
 
 
 @pytest.mark.attack("secrets in a run")
+@pytest.mark.slow
 def test_no_planted_secret_is_readable(run):
     _, folder = run
     stored = b"".join(file.read_bytes() for file in sorted(folder.iterdir()))
@@ -196,6 +197,7 @@ def test_other_detector_finds_nothing(run):
     assert found == []
 
 
+@pytest.mark.slow
 def test_patch_applies_and_says_what_to_fill_in(run, tmp_path):
     repo, folder = run
     info = json.loads((folder / "git_info.json").read_text())["project_git_info"]
@@ -283,6 +285,7 @@ def test_hides_the_line_of_code_that_git_repeats_in_front_of_a_hunk(tmp_path):
 
 
 @given(st.from_regex(redact._SHAPES))
+@pytest.mark.slow
 def test_search_of_many_lines_finds_every_shape(text):
     """Lines that are not suspects are never looked at, so that large patches take seconds."""
     text = "".join(text.splitlines())

@@ -77,6 +77,7 @@ def test_prints_a_table():
     assert "0           Linear      4×3    float32  yes     yes       no" in lines
 
 
+@pytest.mark.slow
 def test_watching_sees_what_was_listed(tmp_path):
     from tests.sources.notes import Notes
 

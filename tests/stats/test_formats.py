@@ -114,6 +114,7 @@ def test_format_with_exponents_only():
     st.sampled_from(FORMATS),
     st.integers(-40, 40),
 )
+@pytest.mark.slow
 def test_counts_agree_with_casts_of_any_values(values, dtype, shift):
     array = np.array(values)
     scaled = np.ldexp(array, shift)

@@ -240,6 +240,7 @@ def test_many_threads_at_once() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.slow
 def test_after_a_fork() -> None:
     x = sample("float32", 3_000_000)
     want = bits(summarize_array(x, threads=2))

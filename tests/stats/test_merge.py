@@ -38,6 +38,7 @@ def same(a: Summary, b: Summary) -> bool:
 @example([[1e-300], [1e300]])
 @example([[0.0, 0.0], [5e-324, 0.0]])
 @example([[math.nan], [], [2.0]])
+@pytest.mark.slow
 def test_shards_equal_the_whole(
     reference: Reference, assert_close: AssertClose, parts: list[list[float]]
 ) -> None:

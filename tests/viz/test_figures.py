@@ -106,6 +106,7 @@ def test_rejects_unknown_themes(table):
     ),
     st.integers(5, 60),
 )
+@pytest.mark.slow
 def test_decimation_keeps_extremes_and_gaps(y, width):
     x = np.arange(len(y))
     kept = decimate(x, y, width)
@@ -261,6 +262,7 @@ def test_columns_show_the_record_that_matters_most(table):
     assert untyped(least["data"][0]["customdata"])[0, 0, 1] == smallest[1]
 
 
+@pytest.mark.slow
 def test_draws_five_thousand_layers():
     names = [f"layers.{i}.weight" for i in range(5000)]
     usual = summarize_array(np.ones(2, "f4"))

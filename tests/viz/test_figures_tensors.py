@@ -47,6 +47,7 @@ def test_tiles_keep_extremes_and_flags(matrix, rows, columns):
             assert np.isnan(found.low[i, j])
 
 
+@pytest.mark.slow
 def test_shows_one_nan_among_four_million():
     matrix = np.zeros((2048, 2048), "f4")
     matrix[617, 2000] = np.nan

@@ -46,6 +46,7 @@ def test_many_connections_take_few_descriptors(page, monkeypatch):
 
 
 @pytest.mark.attack("half-open requests to the page")
+@pytest.mark.slow
 def test_half_open_requests_are_closed(page):
     """A hundred connections for each way to send half a request."""
     connections = []

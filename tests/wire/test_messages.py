@@ -122,6 +122,7 @@ def test_records_round_trip(sent):
 
 
 @given(st.lists(tensors(), min_size=1, max_size=5))
+@pytest.mark.slow
 def test_external_payloads_round_trip(held):
     """The body refers to payloads by index, wherever they are in a value."""
     pool = Pool(shared=False)
@@ -275,6 +276,7 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 @given(st.integers(0, (1 << 64) - 1).map(random.Random))
 @settings(max_examples=60)
 @pytest.mark.attack("garbage on the wire", tried=6000)
+@pytest.mark.slow
 def test_mutated_frames_raise_only_wire_errors(rng):
     """100 mutated headers and bodies per example: 6,000 in all."""
     bodies = [wire.encode_records(some_records()), wire.encode_records([deep(99)])]
