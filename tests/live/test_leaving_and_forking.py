@@ -130,6 +130,28 @@ def test_fork_while_other_threads_catch(server, run):
     assert fetch(server.history, "parent") == "done"
 
 
+def test_threads_that_begin_together_lose_nothing(server, run):
+    """The first value connects; those of other threads wait for that."""
+    run("""
+        import os, sys, threading, tensortap as tap
+        def work(together):
+            together.wait()
+            for _ in range(100):
+                tap.catch(1.0, "x")
+        for k in range(15):
+            pid = os.fork()
+            if not pid:
+                sys.setswitchinterval(1e-5)
+                together = threading.Barrier(8)
+                threads = [threading.Thread(target=work, args=(together,)) for _ in range(8)]
+                [t.start() for t in threads]; [t.join() for t in threads]
+                flushed = tap.flush(20)
+                os._exit(0 if flushed and not tap.receipt().dropped else 3)
+            assert os.waitpid(pid, 0)[1] == 0, k
+    """).end()
+    assert server.history.written == 15 * 800
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_multiprocessing(server, run, tmp_path, method):
     # a file: spawn imports the main module anew

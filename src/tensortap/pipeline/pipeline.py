@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from tensortap.buffers import OutOfMemory, Pool
 from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL, CompiledRun
 from tensortap.limits import format_size
+from tensortap.locks import SafeLock
 from tensortap.pipeline import ticket as tickets
 from tensortap.pipeline.exit import at_exit
 from tensortap.pipeline.fast import FastPath, type_name
@@ -63,7 +63,7 @@ class Pipeline:
         self._attached: dict[Queue, bool] = {}  # whether it gets every record
         self._fast_path: FastPath | None = None
         self._fast_queue: Queue | None = None
-        self._lock = threading.Lock()
+        self._lock = SafeLock()
         self._registered = False
         self._errors: set[tuple[str, str]] = set()  # name and class of those that were logged
         self._warned_owner = self._warned_cost = False
@@ -98,10 +98,10 @@ class Pipeline:
         self.refresh()
 
     def refresh(self) -> None:
-        """Work out again which queues accept records."""
+        """Work out again which queues accept records; it is done when this returns."""
         self._stale = True
-        # never waits: whoever has the lock sees afterwards that there is more to do
-        while self._stale and self._lock.acquire(blocking=False):
+        # a signal handler that interrupts this gets no lock; then the loop goes round again
+        while self._stale and self._lock.acquire():
             try:
                 self._work_out()
             finally:
