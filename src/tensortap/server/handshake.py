@@ -27,6 +27,7 @@ from tensortap.wire.address import Address
 Result = TypeVar("Result")
 
 HANDSHAKE_TIMEOUT = 15.0
+_EVENTS_AT_ONCE = 1000
 _MOST_PENDING = 512  # connections; of more, the oldest is closed
 _LARGEST_HANDSHAKE = 16 << 10  # bytes; CURVE and the hello take one or two
 _REFUSAL_TIMEOUT = 3.0  # seconds for the refusal to arrive before the connection is closed
@@ -125,7 +126,9 @@ class PendingSockets:
     def read(self, monitor: zmq.Socket[bytes]) -> Iterator[int]:
         """Note new and failed connections; yield the descriptors of closed ones."""
         full = False
-        while monitor.poll(0):
+        for _ in range(_EVENTS_AT_ONCE):
+            if not monitor.poll(0):
+                break
             message = recv_monitor_message(monitor)
             event, fd = message["event"], message["value"]
             if event == zmq.EVENT_ACCEPTED:
@@ -135,7 +138,7 @@ class PendingSockets:
                 self.done(fd)
                 yield fd
             elif event == zmq.EVENT_ACCEPT_FAILED:
-                full = True  # reported again and again: make room once
+                full = True  # reported again and again, faster than it is read: make room once
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or fd == _WRONG_KEY:
                 self._rejected["wrong key"] += 1
             else:
@@ -168,8 +171,12 @@ class PendingSockets:
                 self._close(fd)
 
     def _make_room(self) -> None:
-        """Close the older half of the connections: no file descriptor is left for a new one."""
-        for fd in list(self._sockets)[: (len(self._sockets) + 1) // 2]:
+        """Close the older half of the connections: no file descriptor is left for a new one.
+
+        Those that have sent nothing go first: a client greets at once.
+        """
+        crowd = [fd for fd in self._sockets if not _received_nbytes(fd)] or list(self._sockets)
+        for fd in crowd[: (len(crowd) + 1) // 2]:
             self._close(fd)
 
     def _close(self, fd: int) -> None:
