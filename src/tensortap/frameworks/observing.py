@@ -43,7 +43,7 @@ class HookObserver(Protocol):
     """Whether to ignore models in ``eval()`` mode."""
 
     explains: bool
-    """Whether to find out where values that are not finite were made."""
+    """True if hooks look for the origin of values that are not finite."""
 
     unseen: dict[str, str]
     """Names that cannot be observed, or not without a side effect, and why; hooks add to it."""
@@ -85,7 +85,7 @@ class TrackObserver(HookObserver, Protocol):
     """The observer of `track`."""
 
     remarks: dict[str, str]
-    """What the user should know about names that are observed, such as what that costs."""
+    """Notes for the user on observed names, by name, such as extra costs."""
 
     skipped: Callable[[], bool]
     """Whether the optimizer skipped the last step; hooks on an optimizer replace it."""

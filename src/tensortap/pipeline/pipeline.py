@@ -100,7 +100,7 @@ class Pipeline:
     def refresh(self) -> None:
         """Work out again which queues accept records; it is done when this returns."""
         self._stale = True
-        # a signal handler that interrupts this gets no lock; then the loop goes round again
+        # a signal handler that interrupts this loop gets no lock: the loop runs once more for it
         while self._stale and self._lock.acquire():
             try:
                 self._work_out()
@@ -223,7 +223,7 @@ class Pipeline:
 
     def _check_cost(self, counter: CallCounter, start: int, nbytes: int) -> None:
         """Warn once about values that take much of the time between two of them."""
-        taken, interval = counter.taken, start - counter.began
+        taken, interval = counter.taken, max(1, start - counter.began)  # threads may overtake
         counter.began, counter.taken = start, _now() - start
         counter.costly = counter.costly + 1 if taken > _MUCH * interval else 0
         if counter.costly == _COSTLY and not self._warned_cost:

@@ -126,7 +126,7 @@ class Tracker:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """What to know about names that are observed, such as a function that runs twice."""
+        """Notes on observed names, by name, such as that a function runs twice."""
         return self._observer.prefixed(self._observer.remarks)
 
     @property

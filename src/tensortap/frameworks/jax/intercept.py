@@ -64,7 +64,7 @@ class Intercept:
 
     @property
     def has_modules(self) -> bool:
-        """Whether any function that was called so far has called a module."""
+        """True once an intercepted function has called a module."""
         return self._collector.modules > 0
 
     @contextlib.contextmanager

@@ -127,7 +127,7 @@ def _check(over: str | None, shape: str, formats: Sequence[str]) -> None:
 
 
 class ExponentPanels(NamedTuple):
-    """What all small multiples have in common."""
+    """Draws small multiples that share colors, axes and spacing."""
 
     grid: PanelGrid
     colors: FigureTheme
