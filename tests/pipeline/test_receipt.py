@@ -42,6 +42,8 @@ def test_prints_the_share_of_the_steps_and_the_memory():
     assert receipt.share == 0.025
     assert "per step over 1,200 steps (2.50% of their time)\n" in str(receipt)
     assert "  memory for values on their way: 256 MiB\n" in str(receipt)
+    connected = {**FULL.activities, "connecting": 3.0}
+    assert dataclasses.replace(receipt, seconds=4.5, activities=connected).share == 0.025
     earlier = dataclasses.replace(FULL, stepping=50.0, activities={"copy": 0.4})
     assert receipt.since(earlier).share == pytest.approx(1.1 / 10)
 

@@ -80,18 +80,9 @@ def test_alert_names_the_origin(rule, path):
 
 
 def test_origin_in_the_backward_pass():
-    class Bad(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * torch.nan
-
     class Layer(nn.Module):
         def forward(self, x):
-            return Bad.apply(x)
+            return BadBackward.apply(x)
 
     model = nn.Sequential(nn.Linear(4, 4), Layer(), nn.Linear(4, 4))
     with tap.track(model, alerts=[alerts.nan()]) as tracker:

@@ -30,8 +30,12 @@ class Receipt:
 
     @property
     def share(self) -> float:
-        """The share of the steps that tensortap took in the training thread; 0 if not known."""
-        return min(1.0, self.seconds / self.stepping) if self.stepping else 0.0
+        """The share of the steps that tensortap took in the training thread; 0 if not known.
+
+        Connecting does not count: it happens once, in most programs before the first step ends.
+        """
+        seconds = self.seconds - self.activities.get("connecting", 0.0)
+        return min(1.0, seconds / self.stepping) if self.stepping else 0.0
 
     def since(self, earlier: Receipt) -> Receipt:
         """Return what was added since an earlier receipt."""

@@ -50,7 +50,7 @@ function cost({ live, cost: bill }) {
   return card(h("h3", {}, "Cost for the training thread", rank), figures([
     ["total", seconds(bill.seconds)],
     ["per step", bill.steps ? seconds(bill.seconds_per_step) : "–"],
-    ["share of the steps", bill.stepping ? percent(bill.seconds / bill.stepping) : "–"],
+    ["share of the steps", bill.stepping ? percent(share(bill)) : "–"],
     ["memory", bytes(bill.memory)],
     ["captured", count(bill.captured)], ["tracked", count(bill.tracked)],
     ["skipped", count(bill.skipped)], ["dropped", count(bill.dropped), warnIf(bill.dropped, "bad")],
@@ -59,8 +59,12 @@ function cost({ live, cost: bill }) {
     table([], activities.map(([name, time]) => [name, seconds(time)]), [1])));
 }
 
-function percent(share) {
-  return `${(100 * Math.min(1, share)).toFixed(2)} %`;
+function share({ seconds: total, activities, stepping }) {
+  return Math.min(1, (total - (activities.connecting ?? 0)) / stepping); // it connects once
+}
+
+function percent(part) {
+  return `${(100 * part).toFixed(2)} %`;
 }
 
 function dropped({ dropped: total, dropped_names: names }) {
