@@ -19,7 +19,7 @@ from tensortap._version import __version__
 from tensortap.errors import StopTraining, TensortapError
 from tensortap.pipeline.receipt import Receipt
 from tensortap.record import Kind, Record, Shard, Summary, TensorData
-from tensortap.sources.catch import catch, disable, enable, flush, receipt, step
+from tensortap.sources.catch import catch, catch_grad, disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
     from tensortap import integrations, testing, viz
@@ -102,6 +102,7 @@ __all__ = [
     "alerts",
     "array_of",
     "catch",
+    "catch_grad",
     "close",
     "compare",
     "describe",

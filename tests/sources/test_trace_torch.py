@@ -221,7 +221,7 @@ class TestCompiled:
         torch._dynamo.reset()
 
     @pytest.mark.parametrize("traced", ["model compiled before", "wrapper"])
-    def test_graphs_break_at_probes(self, model, traced):
+    def test_graphs_break_only_for_other_values(self, model, traced):
         outer = torch.compile(model, backend="eager")
         if traced != "wrapper":
             outer(batches(1)[0])
@@ -242,19 +242,26 @@ class TestCompiled:
             train(model)
         check(tracer)
 
-    def test_reports_fullgraph_as_untraceable(self, model, caplog):
-        outer = torch.compile(model, backend="eager", fullgraph=True)
-        plain = train(outer)
-        torch._dynamo.reset()
+    def test_fullgraph(self, model, caplog):
+        from torch._dynamo.utils import counters
+
+        counters.clear()
+        with tap.trace(model, PATHS[:-1]) as expected:  # all but an attribute of the model
+            train(model)
         torch.manual_seed(0)
-        outer = torch.compile(again := Model(), backend="eager", fullgraph=True)
-        paths = ["forward.h", "blocks.0.forward.scores"]
-        with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(again, paths) as tracer:
-            assert train(outer) == plain
-        assert tracer.results["forward.h"].values == []
-        logged = [r.getMessage() for r in caplog.records if r.name == "tensortap"]
-        assert len(logged) == 2
-        assert all("fullgraph=True" in text and "torch.compiler.disable" in text for text in logged)
+        again = Model()
+        outer = torch.compile(again, backend="aot_eager", fullgraph=True)
+        with caplog.at_level(logging.WARNING, "tensortap"), tap.trace(again, PATHS) as tracer:
+            train(outer)
+        blocks = [f"blocks.{n}.forward.scores" for n in (0, 1)]
+        for path in ("forward.x", "forward.out.logits", *blocks):
+            found, wanted = tracer.results[path], expected.results[path]
+            assert (found.iterations, found.orders) == (wanted.iterations, wanted.orders), path
+            assert all(map(torch.equal, found.values, wanted.values)), path
+        assert [set(one) for one in tracer.results["forward"].values] == [{"logits", "all"}] * 3
+        assert tracer.results["forward"].values[0]["all"][1][1] == 1
+        assert not counters["graph_break"]
+        assert "the value of 'self' is not traced, because it is a Model" in caplog.text
 
 
 class TestModes:

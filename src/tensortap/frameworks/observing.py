@@ -169,9 +169,8 @@ class ModelTracing(Protocol):
     def hook_root(
         self,
         module: Any,
-        begin: Callable[[Any, Any], None],
+        begin: Callable[[Any], None],
         end: Callable[[], None] | None,
-        unseen: Callable[[str], None],
     ) -> contextlib.ExitStack:
         """Call `begin` before each call of the traced model and `end` after it, until closed."""
 
@@ -183,8 +182,8 @@ class ModelTracing(Protocol):
     ) -> contextlib.ExitStack:
         """Let copies that are made for one call stand for their originals, until closed."""
 
-    def compilable_probes(self, plain: Any) -> Mapping[str, Callable[..., Any]]:
-        """Return probes that work in compiled graphs: enter, nested, bind, result."""
+    def compile_probes(self, probes: Any) -> None:
+        """Make the probes of instrumented functions work in compiled graphs."""
 
 
 class RankChannel(Protocol):

@@ -153,6 +153,13 @@ class Framework(Protocol):
         """
         raise CaptureError(f"{self.name} has no values of functions that are being compiled")
 
+    def catch_gradient(self, value: Any, capture: Callable[[Any], object]) -> Any:
+        """Return the value such that each gradient of it is handed to `capture`; None if foreign.
+
+        While a function is being compiled, `capture` gets what stands for the gradient there.
+        """
+        return None
+
     def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
         """Return hooks that watch a model, parameter or tensor; None if it is none of these."""
         return None

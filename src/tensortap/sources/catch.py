@@ -10,7 +10,7 @@ from typing import Any
 from tensortap.arguments import check_count, check_seconds, check_text, check_whole
 from tensortap.frameworks.protocol import CompiledRun, Framework
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.hidden import constant_when_compiled, replace_when_compiled
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.receipt import Receipt
 from tensortap.pipeline.selection import CallCounter
@@ -135,8 +135,113 @@ def _catch_run(
         return _fault(name, error, options["every"])
 
 
-# torch.compile must not trace into it: capturing is not part of the graph
-hide_from_compiler(catch)
+def catch_grad(
+    value: Any,
+    name: str | None = None,
+    *,
+    every: int = 1,
+    first: int | None = None,
+    when: bool | Callable[[Any], object] = True,
+    changed: bool = False,
+    server: str | None = None,
+) -> Any:
+    """Capture the gradient of a value when it is computed: ``x = tap.catch_grad(x)``.
+
+    Returns the value to go on with: JAX captures the gradient of what is returned. Without a name,
+    the name is the expression in the source and ``.grad``. The other arguments are those of
+    `catch`, and count gradients.
+    """
+    try:
+        name = f"{_sites.lookup(_getframe(1))}.grad" if name is None else name
+        capture = functools.partial(
+            catch, name=name, every=every, first=first, when=when, changed=changed, server=server
+        )
+        for framework in loaded_frameworks():
+            marked = framework.catch_gradient(value, capture)
+            if marked is not None:
+                return marked
+        raise TypeError(f"catch_grad takes a tensor of torch or JAX, got {type(value).__name__}")
+    except Exception as error:
+        _fault(name, error, every)
+    return value
+
+
+# -- inside functions that torch compiles ---------------------------------------------------
+
+_graph_keys: dict[tuple[Any, ...], str] = {}
+
+
+def _graph_key(name: str | None, suffix: str, *options: Any) -> str:
+    """Return the key of a call in a compiled graph; torch calls this while it compiles."""
+    from tensortap.frameworks.torch import graphs, private
+
+    name = _sites.lookup(private.traced_caller()) + suffix if name is None else name
+    known = name, *options
+    if known not in _graph_keys:
+        every, first, when, changed, server = options
+
+        def capture(values: list[Any], note: str) -> None:
+            catch(values[0], name, every=every, first=first, changed=changed, server=server,
+                  when=values[1] if len(values) > 1 else when)  # fmt: skip
+
+        _graph_keys[known] = graphs.register(f"tensortap.catch:{name}", capture)
+    return _graph_keys[known]
+
+
+def _reject_in_graph(name: str | None, cls: str) -> None:
+    """Report a value that compiled code cannot catch; torch calls this while it compiles."""
+    message = f"inside a function that torch compiles, only tensors are captured, not a {cls}"
+    pipeline.fault(name or "a value", TypeError(message))
+
+
+def _catch_in_graph(
+    value: Any,
+    name: str | None = None,
+    *,
+    every: int = 1,
+    first: int | None = None,
+    when: Any = True,
+    changed: bool = False,
+    server: str | None = None,
+    shard: Shard | None = None,
+) -> Ticket:
+    """Stand in for `catch` where torch compiles a function."""
+    from tensortap.frameworks.torch import graphs
+
+    if not graphs.is_tensor(value) or shard is not None:
+        _reject_in_graph(name, type(value).__name__)
+    elif graphs.is_tensor(when):
+        graphs.catch(value, _graph_key(name, "", every, first, True, changed, server), when)
+    else:
+        graphs.catch(value, _graph_key(name, "", every, first, when, changed, server), None)
+    return SKIPPED
+
+
+def _catch_grad_in_graph(
+    value: Any,
+    name: str | None = None,
+    *,
+    every: int = 1,
+    first: int | None = None,
+    when: Any = True,
+    changed: bool = False,
+    server: str | None = None,
+) -> Any:
+    """Stand in for `catch_grad` where torch compiles a function."""
+    from tensortap.frameworks.torch import graphs
+
+    if graphs.is_tensor(value) and value.requires_grad:
+        key = _graph_key(name, ".grad", every, first, when, changed, server)
+        graphs.look_at_gradient(value, None, key, "")
+    else:
+        _reject_in_graph(name, f"{type(value).__name__} that requires no gradient")
+    return value
+
+
+constant_when_compiled(_graph_key)
+constant_when_compiled(_reject_in_graph)
+replace_when_compiled(catch, _catch_in_graph)
+replace_when_compiled(catch_grad, _catch_grad_in_graph)
 
 
 def step(number: int | None = None) -> int | None:

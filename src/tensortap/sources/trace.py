@@ -13,7 +13,7 @@ from typing import Any
 from tensortap.frameworks.observing import ModelTracing
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.sources.tracing import instrument, rewrite
+from tensortap.sources.tracing import instrument
 from tensortap.sources.tracing import probes as plain
 from tensortap.sources.tracing.collect import Callback, TraceOptions, ValueCollector
 from tensortap.sources.tracing.functions import NoSource
@@ -97,7 +97,6 @@ class Tracer:
             except NoSource as error:
                 self._report_no_source(listener, error)
             else:
-                plain.unseen.pop(listener.number, None)
                 self._listeners.append(listener)
         instrument.clear_cache()
 
@@ -131,20 +130,11 @@ class Tracer:
             forward[0].counts_model = True  # it is told of every call anyway
         else:
             end = self._counter.end if outside else None
-            self._hooks.enter_context(
-                models.hook_root(target, self._begin_iteration, end, self._report_root_unseen)
-            )
+            self._hooks.enter_context(models.hook_root(target, self._begin_iteration, end))
 
-    def _begin_iteration(self, model: Any, args: Any = None) -> None:
+    def _begin_iteration(self, model: Any) -> None:
         if self._collector.active and pipeline.enabled:
             self._collector.gather_before(self._counter.begin(model.training))
-
-    def _report_root_unseen(self, name: str) -> None:
-        self._report(
-            f"{name}()",
-            f"calls of {name} cannot be counted, because it is compiled with fullgraph=True; "
-            "each function counts its own calls",
-        )
 
     def __exit__(self, *error: object) -> None:
         raised = bool(error) and error[0] is not None
@@ -220,13 +210,7 @@ def _resolver(target: Any) -> tuple[Any, Resolver]:
     models = _model_tracing()
     if models is None:
         return target, Resolver(target, items)
-    compilable = models.compilable_probes(plain)
-    plain.PROBES.update({
-        rewrite.ENTER: compilable["enter"],
-        rewrite.NESTED: compilable["nested"],
-        rewrite.BIND_ALWAYS: compilable["bind"],  # BIND is called only where a call is open
-        rewrite.RESULT: compilable["result"],
-    })  # fmt: skip
+    models.compile_probes(plain)
     if not models.is_model(target):
         return target, Resolver(target, items, closed=models.closed)
     target = models.model_inside(target)

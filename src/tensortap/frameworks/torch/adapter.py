@@ -6,13 +6,14 @@ import contextlib
 import io
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, BinaryIO
 
 import torch
 
+from tensortap.errors import CaptureError
 from tensortap.frameworks.observing import (
     Hooks,
     ModelTracing,
@@ -60,6 +61,18 @@ class TorchFramework(Framework):
     def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
         is_module = isinstance(model, torch.nn.Module)
         return ModelHooks(model, optimizer, observer) if is_module else None
+
+    def catch_gradient(self, value: Any, capture: Callable[[Any], object]) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if not value.requires_grad:
+            raise CaptureError("it requires no gradient, so no backward pass computes one")
+
+        def on_gradient(gradient: torch.Tensor) -> None:
+            capture(gradient)
+
+        value.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
+        return value
 
     def watch(self, target: Any, observer: WatchObserver, title: str) -> Hooks | None:
         return hooks_on(target, observer, title)

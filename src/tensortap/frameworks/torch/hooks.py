@@ -1,4 +1,4 @@
-"""Hooks on torch modules that leave compiled graphs, and that no copy or pickle of a module has."""
+"""Hooks on torch modules that no copy or pickle of a module has."""
 
 from __future__ import annotations
 
@@ -12,39 +12,49 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.hidden import constant_when_compiled, hide_from_compiler
 
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
 # takes whatever a hook takes and does nothing; a pickle with it loads without tensortap
 _NOTHING = contextlib.nullcontext().__exit__
 
 
+def _skip_hooks() -> None:
+    """Keep the compiler from compiling hooks one by one where the user's code breaks the graph."""
+    private.skip_frame(ModuleHook.__call__.__code__)
+    private.guard_hooks()
+
+
+constant_when_compiled(_skip_hooks)
+
+
 class ModuleHook:
-    """A hook that runs outside of compiled graphs; `on_unseen` gets the name where it cannot."""
+    """A hook that torch.compile does not look into; it traces `in_graph` in its place.
+
+    That is a function of the hook and its arguments. Modules that share a graph have hooks with
+    the same function, and whatever tells them apart in tensors: the two of `probes`.
+    """
 
     def __init__(
-        self, hook: Callable[..., None], name: str, on_unseen: Callable[[str], None]
+        self,
+        hook: Callable[..., None],
+        in_graph: Callable[..., None] | None = None,
+        probes: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     ) -> None:
         def leave(*args: Any) -> None:
             hook(*args)
 
-        def must_stay() -> bool:
-            if private.must_not_break():
-                on_unseen(name)
-                return True
-            private.skip_frame(ModuleHook.__call__.__code__)
-            return False
-
         hide_from_compiler(leave)
-        private.constant_when_compiled(must_stay)
-        self._leave, self._must_stay = leave, must_stay
-        if private.compiler_is_loaded():
-            private.skip_frame(ModuleHook.__call__.__code__)
+        self._leave, self._in_graph = leave, in_graph
+        self.probe, self.gradient_probe = probes
 
     def __call__(self, *args: Any) -> None:
-        if _compiling() and self._must_stay():
-            return
-        self._leave(*args)
+        if not _compiling():
+            self._leave(*args)
+        elif self._in_graph is not None and not _exporting():
+            _skip_hooks()
+            self._in_graph(self, *args)
 
     # for classes that copy or pickle their attributes in a way of their own
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:

@@ -7,7 +7,7 @@ and its parent; their segments are left out of paths.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -50,23 +50,13 @@ class Names:
                 path = f"{short}.{path[len(long) + 1 :]}" if short else path[len(long) + 1 :]
         return path
 
-    def modules(
-        self, as_one: Callable[[torch.nn.Module], bool] = lambda module: False
-    ) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Yield every module that is no wrapper; the model itself goes by its class.
-
-        A wrapper that is `as_one` is yielded instead of the module that it wraps.
-        """
-        wrapped_ids: set[int] = set()
+    def modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Yield every module that is no wrapper; the model itself goes by its class."""
         registered: set[int] = set()
         for path, module in self.root.named_modules():
             registered.add(id(module))
-            wrapped = _wrapped(module)
-            if wrapped is not None and as_one(module):
-                wrapped_ids.add(id(wrapped[1]))
-            elif wrapped is not None or id(module) in wrapped_ids:
-                continue
-            yield self.plain(path) or self._title, module
+            if _wrapped(module) is None:
+                yield self.plain(path) or self._title, module
         yield from (pair for pair in self._keras.items() if id(pair[1]) not in registered)
 
     def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:

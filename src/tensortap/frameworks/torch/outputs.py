@@ -1,8 +1,6 @@
 """Hooks on the modules of a torch model: their outputs, and the gradients of the outputs.
 
-In a model that torch.compile compiles, a hook has to leave the graph to observe anything. Where a
-graph may break, the hook breaks it; with ``fullgraph=True`` that would raise in the user's
-program, so there it compiles to nothing and reports that its module is not seen.
+In a model that torch.compile compiles, hooks insert operators into the graph; see `graph_outputs`.
 """
 
 from __future__ import annotations
@@ -18,6 +16,8 @@ import torch
 from tensortap.frameworks.observing import Explain, HookObserver, tensors_in
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.collectives import Collectives
+from tensortap.frameworks.torch.graph_outputs import GraphProbe, insert
+from tensortap.frameworks.torch.graphs import forget_graphs
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.layouts import Layouts
@@ -27,17 +27,11 @@ from tensortap.frameworks.torch.shards import observed
 from tensortap.frameworks.torch.uncalled import REASON, UncalledModules
 from tensortap.record import Kind, Shard, Summary
 
-FULLGRAPH = "it is part of a graph compiled with fullgraph=True, which a hook cannot leave"
+OBSERVED = "a model is observed in them"
 _TRAINED_IN_EVAL = (
     "it is trained in eval() mode, which was not recorded before the first backward pass: call "
     "model.train(), or pass only_training=False"
 )
-
-
-def forget_graphs() -> None:
-    """Make torch compile everything anew: existing graphs know nothing of new or removed hooks."""
-    if private.compiler_is_loaded():
-        torch.compiler.reset()
 
 
 class ModuleCall(NamedTuple):
@@ -57,6 +51,7 @@ class OutputHooks:
         self.observer = observer
         self.title = title
         self._undo: list[Callable[[], None]] = []
+        self._graph_probes: list[GraphProbe] = []
         self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
         self._calls: dict[str, int] = {}
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
@@ -71,9 +66,9 @@ class OutputHooks:
     def attach(self) -> None:
         if not {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds):
             return
-        forget_graphs()
-        modules = Names(self.root).modules(as_one=private.is_fullgraph)
-        for i, (name, module) in enumerate(modules):
+        forget_graphs(OBSERVED, begins=True)
+        self._undo.append(functools.partial(forget_graphs, OBSERVED, begins=False))
+        for i, (name, module) in enumerate(Names(self.root).modules()):
             if self.title:  # the model itself comes first
                 name = f"{self.title}.{name}" if i else self.title
             if not i:
@@ -87,28 +82,27 @@ class OutputHooks:
             cls = type_name(unwrapped(module))
             wanted = ModuleCall(0, 0, activation, gradient)
             hook = functools.partial(self._on_output, name, cls, wanted, module)
-            outside = ModuleHook(hook, name, self._report_unseen)
+            probe = GraphProbe(self, name, cls, wanted)
+            self._graph_probes.append(probe)
             own = module.parameters(recurse=False) if self._layouts.mesh else ()
             if any(hasattr(parameter, "device_mesh") for parameter in own):
                 note = functools.partial(self._on_computed, name)
-                before = ModuleHook(note, name, self._report_unseen)
-                self._undo.append(hook_module(module, before, prepend=True))
-            self._undo.append(hook_module(module, outside, with_kwargs=True))
+                self._undo.append(hook_module(module, ModuleHook(note), prepend=True))
+            both = ModuleHook(hook, insert, probe.tensors)
+            self._undo.append(hook_module(module, both, with_kwargs=True))
             self._uncalled.add(name, module)
 
     def _on_computed(self, name: str, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self.observer.capturing:
             self._layouts.computed(name, output)
 
-    def _report_unseen(self, name: str) -> None:
-        self.observer.unseen[name] = FULLGRAPH
-
     def detach(self) -> None:
         while self._undo:
             self._undo.pop()()
+        while self._graph_probes:
+            self._graph_probes.pop().close()
         self._remove_leaf_handles()
         self._uncalled.clear()
-        forget_graphs()
 
     def _remove_leaf_handles(self) -> None:
         while self._leaf_handles:
@@ -124,6 +118,8 @@ class OutputHooks:
         self._layouts.end_step()
         self._recomputable.clear()
         self._remove_leaf_handles()
+        for probe in self._graph_probes:
+            probe.end_step()
         if self._origins is not None:
             self._origins.end_step()
 
@@ -193,14 +189,31 @@ class OutputHooks:
         def on_gradient(gradient: torch.Tensor | None) -> None:
             hooks = this()
             if hooks is not None and hooks.observer.active and not hooks._trained_in_eval:
-                hooks._trained_in_eval = True
-                hooks.observer.unseen[hooks._root_name] = _TRAINED_IN_EVAL
+                hooks.note_backward()
 
         for _, tensor in tensors_in(output, torch.Tensor):
             if tensor.requires_grad and not tensor.is_leaf:
                 _register(tensor, on_gradient)
                 break
         return False
+
+    def note_backward(self) -> None:
+        """Note that a backward pass goes through the model, which is in ``eval()`` mode."""
+        if self.observer.only_training and not self.root.training and not self._trained_in_eval:
+            self._trained_in_eval = True
+            self.observer.unseen[self._root_name] = _TRAINED_IN_EVAL
+
+    def count_in_graph(
+        self, wanted: ModuleCall, name: str, again: bool, output: Any
+    ) -> tuple[ModuleCall, dict[str, str]] | None:
+        """Return where a call in a compiled graph is counted, and its tags; None to ignore it."""
+        training = self.root.training
+        trained = training or (self._trained_in_eval and torch.is_grad_enabled())
+        if self.observer.only_training and not trained:
+            return None
+        self._uncalled.called(name)
+        counted = self._count(wanted, name, again, False, output)
+        return None if counted is None else (counted, _mode_tags(training))
 
     def _count(
         self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any

@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import sys
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -61,15 +61,6 @@ def backward_pass() -> int:
     return _graph_task()
 
 
-def constant_when_compiled(function: Callable[..., Any]) -> None:
-    """Make torch.compile call this function while it compiles and take the result as a constant.
-
-    Buys: what ``torch._dynamo.assume_constant_result`` does, without importing the compiler.
-    Otherwise hooks are compiled into graphs or break them.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def skip_frame(code: CodeType) -> None:
     """Run this code, and all that it calls, without compiling it; graphs still look into it.
 
@@ -87,8 +78,8 @@ def skip_frame(code: CodeType) -> None:
 def must_not_break() -> bool:
     """Return whether the graph that is being compiled must not break; call it while compiling.
 
-    Buys: hooks in a graph with ``fullgraph=True`` are left out instead of raising in the user's
-    program. Otherwise they are left out of every graph.
+    Buys: values that cannot be traced in a graph with ``fullgraph=True`` are left out instead of
+    raising in the user's program. Otherwise they are left out of every graph.
     """
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -101,12 +92,76 @@ def must_not_break() -> bool:
     )
 
 
-def is_fullgraph(module: torch.nn.Module) -> bool:
-    """Return whether torch.compile wrapped this module with ``fullgraph=True``.
+def traced_caller() -> Any:
+    """Return the frame of the user's function that is being compiled; None if it is not known.
 
-    Buys: the output of such a module is observed outside of its graph. Otherwise it is not seen.
+    Buys: a value that compiled code catches without a name is named after the expression.
+    Otherwise it has no name and is not captured.
     """
-    return bool(getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        compiler: Any = frame.f_locals.get("self")  # which interprets the code of one function
+        module = getattr(compiler, "f_globals", {}).get("__name__", "tensortap.")
+        if not module.startswith(("torch._dynamo", "tensortap.")):
+            with contextlib.suppress(AttributeError):
+                return SimpleNamespace(
+                    f_code=compiler.f_code, f_globals=compiler.f_globals, f_back=None,
+                    f_lineno=compiler.lineno, f_lasti=compiler.current_instruction.offset,
+                )  # fmt: skip
+        frame = frame.f_back
+    return None
+
+
+_guarding = 0  # how many want graphs to depend on hooks
+_skipped_guards: bool | None = None  # the user's setting, while it is replaced
+
+
+def guard_hooks(change: int = 0) -> None:
+    """Make graphs depend on which modules have hooks, as long as anyone wants that.
+
+    Buys: of two modules of one class, the one without hooks does not hide the other, whose code it
+    shares. Otherwise it does, if it is compiled first.
+    """
+    global _guarding, _skipped_guards
+    _guarding += change
+    if not compiler_is_loaded():
+        return
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._dynamo import config
+
+        if _guarding and _skipped_guards is None:
+            _skipped_guards = config.skip_nnmodule_hook_guards
+            config.skip_nnmodule_hook_guards = False
+        elif not _guarding and _skipped_guards is not None:
+            config.skip_nnmodule_hook_guards, _skipped_guards = _skipped_guards, None
+
+
+def keep_in_graphs(library: torch.library.Library, operator: str) -> bool:
+    """Say that an operator has side effects, so that no compiler removes it; return success.
+
+    Buys: gradients of module outputs inside compiled graphs. Otherwise only outputs are seen.
+    """
+    try:
+        from torch._higher_order_ops import register_hook  # noqa: F401 - hooks on tensors in graphs
+        from torch._library.effects import EffectType
+
+        torch.library._register_effectful_op(operator, EffectType.ORDERED, lib=library)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs this process has compiled; call it once the compiler is loaded.
+
+    Buys: the user is told that graphs are compiled anew, if there are any. Otherwise nobody is.
+    """
+    try:
+        from torch._dynamo.utils import counters
+
+        return int(counters["stats"]["unique_graphs"])
+    except (ImportError, AttributeError, KeyError, TypeError):
+        return 0
 
 
 def timeout_of(group: Any) -> datetime.timedelta:

@@ -8,15 +8,11 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch import graph_tracing, graphs, private
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.names import unwrapped
-from tensortap.frameworks.torch.outputs import forget_graphs
 
-_FULLGRAPH = (
-    "it is part of a graph compiled with fullgraph=True, which a probe cannot leave: compile it "
-    "with fullgraph=False, or keep it out of the graph with torch.compiler.disable"
-)
+TRACED = "functions in them are traced"
 _WRAPPERS = ("_forward_module", "module")  # of trainers whose wrapper classes are not known
 
 
@@ -74,19 +70,27 @@ def in_backward() -> bool:
 
 def hook_root(
     module: torch.nn.Module,
-    begin: Callable[[torch.nn.Module, Any], None],
+    begin: Callable[[torch.nn.Module], None],
     end: Callable[[], None] | None,
-    unseen: Callable[[str], None],
 ) -> contextlib.ExitStack:
-    name = type(module).__name__
     hooks = contextlib.ExitStack()
-    hooks.callback(forget_graphs)
-    hooks.callback(hook_module(module, ModuleHook(begin, name, unseen), before=True))
+    hooks.callback(graphs.forget_graphs, TRACED, begins=False)
+
+    def hook(call: Callable[[], None], **options: bool) -> None:
+        probe = graphs.probe(lambda values, note: call())
+        hooks.callback(graphs.drop, probe)
+        both = ModuleHook(lambda *args: call(), _insert_call, (probe, None))
+        hooks.callback(hook_module(module, both, **options))
+
+    hook(lambda: begin(module), before=True)
     if end is not None:
-        after = ModuleHook(lambda module, args, output: end(), name, unseen)
-        hooks.callback(hook_module(module, after, always_call=True))
-    forget_graphs()
+        hook(end, always_call=True)
+    graphs.forget_graphs(TRACED, begins=True)
     return hooks
+
+
+def _insert_call(hook: ModuleHook, *args: Any) -> None:
+    graphs.look([], hook.probe, "", "")
 
 
 def has_replicas() -> bool:
@@ -111,71 +115,9 @@ def hook_replicas(
             if module is not original:
                 remove_alias(module)
 
-        name = type(original).__name__
-        hooks.callback(hook_module(original, ModuleHook(before, name, _ignore), before=True))
-        hooks.callback(hook_module(original, ModuleHook(after, name, _ignore), always_call=True))
+        hooks.callback(hook_module(original, ModuleHook(before), before=True))
+        hooks.callback(hook_module(original, ModuleHook(after), always_call=True))
     return hooks
 
 
-def _ignore(name: str) -> None:
-    """Take the name of a module whose replicas are not told apart in a compiled graph."""
-
-
-# -- probes that torch.compile can look into ---------------------------------------------
-
-_compiling: Callable[[], bool] = torch.compiler.is_compiling
-probes: Any = None  # the module whose probes these wrap, given to `compilable_probes`
-
-
-def compilable_probes(plain: Any) -> Mapping[str, Callable[..., Any]]:
-    global probes
-    probes = plain
-    if private.compiler_is_loaded():
-        _skip_frames()
-    return _COMPILABLE
-
-
-def _must_stay(number: int) -> bool:
-    """Return whether the graph that is being compiled must not break, and report that if so."""
-    stays = private.must_not_break()
-    if stays:
-        probes.unseen[number] = _FULLGRAPH
-    else:
-        _skip_frames()
-    return stays
-
-
-private.constant_when_compiled(_must_stay)
-
-
-def _enter(number: int, this: object) -> Any:
-    """Begin a call of a function, unless it is in a graph that must not break."""
-    if _compiling() and _must_stay(number):
-        return None
-    return probes.enter(number, this)
-
-
-def _nested(outer: Any, name: str) -> Any:
-    return None if outer is None else probes.nested(outer, name)
-
-
-def _bind(opened: Any, name: str, value: Any, part: str | None = None) -> Any:
-    return value if opened is None else probes.bind(opened, name, value, part)
-
-
-def _result(opened: Any, value: Any) -> Any:
-    return value if opened is None else probes.result(opened, value)
-
-
-_COMPILABLE: Mapping[str, Callable[..., Any]] = {
-    "enter": _enter,
-    "nested": _nested,
-    "bind": _bind,
-    "result": _result,
-}
-
-
-def _skip_frames() -> None:
-    """Keep the compiler from compiling a probe where a graph breaks for it."""
-    for probe in (*_COMPILABLE.values(), *probes.ALL):
-        private.skip_frame(probe.__code__)
+compile_probes = graph_tracing.compile_probes

@@ -13,7 +13,6 @@ from tensortap.sources.tracing.collect import ValueCollector
 from tensortap.sources.tracing.copies import copied, fingerprint
 from tensortap.sources.tracing.functions import this_name
 from tensortap.sources.tracing.paths import ANY, MANY, follow, join, nearest, parts
-from tensortap.sources.tracing.probes import unseen
 from tensortap.sources.tracing.resolve import LocalProbe, TracedFunction, how_to_trace
 from tensortap.sources.tracing.results import Iteration
 from tensortap.sources.tracing.rewrite import ProbeSpec
@@ -192,8 +191,6 @@ class FunctionListener:
     def _why_empty(self, probe: LocalProbe) -> str:
         label, inside = self.traced.label, probe.inside
         if not self._called:
-            if self.number in unseen:
-                return f"{label} cannot be traced: {unseen[self.number]}"
             if self.caller is not None:
                 return f"{label} was never called by {self.caller.traced.label}"
             if self._skipped:

@@ -37,7 +37,7 @@ class FunctionListeners:
     def __init__(self) -> None:
         self.number = len(_functions)
         self.by_object = ListenersByObject()
-        self._anyone: tuple[Listener, ...] = ()
+        self.anyone: tuple[Listener, ...] = ()
         self._objects: dict[Listener, Any] = {}  # what each listens to, None: to all calls
         _functions.append(self)
 
@@ -51,7 +51,7 @@ class FunctionListeners:
         """Add a listener to calls on the object `this` (None: to all calls)."""
         self._objects[listener] = this
         if this is None:
-            self._anyone = (*self._anyone, listener)
+            self.anyone = (*self.anyone, listener)
             for key, group in list(self.by_object.items()):
                 self.by_object[key] = (*group, listener)
         else:
@@ -59,20 +59,20 @@ class FunctionListeners:
 
     def remove(self, listener: Listener) -> None:
         this = self._objects.pop(listener)
-        self._anyone = tuple([one for one in self._anyone if one is not listener])
+        self.anyone = tuple([one for one in self.anyone if one is not listener])
         for key in [id(this)] if this is not None else list(self.by_object):
             left = tuple([one for one in self.by_object.get(key, ()) if one is not listener])
-            if left == self._anyone:
+            if left == self.anyone:
                 self.by_object.pop(key, None)
             else:
                 self.by_object[key] = left
 
     def of(self, this: object) -> tuple[Listener, ...]:
-        return self.by_object.get(id(this), self._anyone)
+        return self.by_object.get(id(this), self.anyone)
 
 
 _functions: list[FunctionListeners] = []
-unseen: dict[int, str] = {}  # number of a function → why its calls are not reported
+in_graphs: dict[str, Any] = {}  # keys that compiled graphs have in place of calls under way
 
 
 def add_alias(other: Any, this: Any) -> None:
@@ -108,13 +108,25 @@ def enter(number: int, this: object) -> Calls | None:
     return _begin(_functions[number].of(this), "call")
 
 
-def nested(outer: Calls | None, name: str) -> Calls | None:
-    return _begin(outer or (), "nested", name)
+def enter_on(number: int, this: int) -> Calls | None:
+    """Begin a call on the object with this id, in a compiled graph."""
+    listeners = _functions[number]
+    return _begin(listeners.by_object.get(this, listeners.anyone), "call")
 
 
-def bind(calls: Calls | None, name: str, value: Any, part: str | None = None) -> Any:
+def _under_way(calls: Calls | str | None) -> Calls:
+    """Return the calls under way, also where code goes on after the end of a compiled graph."""
+    found: Calls | None = in_graphs[calls].calls if isinstance(calls, str) else calls
+    return found or []
+
+
+def nested(outer: Calls | str | None, name: str) -> Calls | None:
+    return _begin(_under_way(outer), "nested", name)
+
+
+def bind(calls: Calls | str | None, name: str, value: Any, part: str | None = None) -> Any:
     """Report a binding; return the value."""
-    for call in calls or ():
+    for call in _under_way(calls):
         try:
             call.bind(name, value, part)
         except Exception as error:
@@ -122,9 +134,9 @@ def bind(calls: Calls | None, name: str, value: Any, part: str | None = None) ->
     return value
 
 
-def result(calls: Calls | None, value: Any) -> Any:
+def result(calls: Calls | str | None, value: Any) -> Any:
     """Report a value that is returned or yielded; return the value."""
-    for call in calls or ():
+    for call in _under_way(calls):
         try:
             call.result(value)
         except Exception as error:
@@ -132,8 +144,8 @@ def result(calls: Calls | None, value: Any) -> Any:
     return value
 
 
-def exit_(calls: Calls | None) -> None:
-    for call in calls or ():
+def exit_(calls: Calls | str | None) -> None:
+    for call in _under_way(calls):
         try:
             call.exit()
         except Exception as error:
@@ -160,6 +172,6 @@ PROBES: dict[str, Callable[..., Any]] = {
     rewrite.LOCALS: without_probes,
     rewrite.ID: id,
 }
-ALL: tuple[Any, ...] = (_begin, enter, nested, bind, result, exit_, without_probes)
+ALL: tuple[Any, ...] = (_begin, _under_way, enter, nested, bind, result, exit_, without_probes)
 for _probe in ALL:
     hide_from_compiler(_probe)
