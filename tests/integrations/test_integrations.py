@@ -11,13 +11,13 @@ from tests.test_package import python
 def test_libraries_are_imported_at_first_use():
     code = """
 import tensortap as tap
-print(dir(tap.integrations)[-4:])
-libraries = "lightning pytorch_lightning transformers tensorboard wandb torch".split()
+print(dir(tap.integrations)[-5:])
+libraries = "keras lightning pytorch_lightning transformers tensorboard wandb torch".split()
 print([name for name in libraries if name in sys.modules])
 import tensortap.integrations.tensorboard, tensortap.integrations.wandb
 print([name for name in libraries if name in sys.modules])
 """
-    names = "['lightning', 'tensorboard', 'transformers', 'wandb']"
+    names = "['keras', 'lightning', 'tensorboard', 'transformers', 'wandb']"
     assert python(code).splitlines() == [names, "[]", "[]"]
 
 
@@ -29,13 +29,14 @@ def test_unknown_integration():
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        ("keras", "needs Keras 3: pip install keras"),
         ("lightning", "needs Lightning: pip install lightning"),
         ("transformers", "needs transformers: pip install transformers"),
     ],
 )
 def test_reports_a_missing_library(module, message):
     code = f"""
-for name in ("lightning", "pytorch_lightning", "transformers"):
+for name in ("keras", "lightning", "pytorch_lightning", "transformers"):
     sys.modules[name] = None
 import tensortap as tap
 try:

@@ -1,6 +1,6 @@
 """Callbacks for trainers, and exports of statistics for dashboards.
 
-Each module is imported at first use: `lightning`, `tensorboard`, `transformers`, `wandb`.
+Each module is imported at first use: `keras`, `lightning`, `tensorboard`, `transformers`, `wandb`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensortap.integrations import lightning, tensorboard, transformers, wandb
+    from tensortap.integrations import keras, lightning, tensorboard, transformers, wandb
 
-__all__ = ["lightning", "tensorboard", "transformers", "wandb"]
+__all__ = ["keras", "lightning", "tensorboard", "transformers", "wandb"]
 
 
 def __getattr__(name: str) -> Any:
