@@ -136,6 +136,7 @@ def _assembled(side: ComparedRun, parts: list[RecordPart]) -> Any:
                 f"rank {part.record.rank} has no shard information, or another global shape"
             )
         array = _array(side, part)
+        array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)  # one of a stack
         if total is None:
             total = np.zeros(shape, array.dtype)
         at = tuple(

@@ -82,16 +82,22 @@ class ChosenRecords(NamedTuple):
     def shards(self) -> dict[tuple[str, str, int, int], Integers]:
         """Return the rows that hold shards, by name, kind, step and call.
 
-        Values of tensor-parallel models whose layout is unknown may be shards, too.
+        Values of tensor-parallel models whose layout is unknown may be shards, too. In a program
+        that runs on several devices, each device has its own calls, one after the other.
         """
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         cells = self.table.take(self.rows, ["shard_shape", "tags"])
         sharded = np.asarray(pc.is_valid(cells.column("shard_shape")))
-        rows = self.rows[sharded | has_tag(cells, "placements")]
+        sharded = sharded | has_tag(cells, "placements")
+        rows = self.rows[sharded]
+        tags = cells.column("tags").filter(pa.array(sharded))
+        devices = pc.map_lookup(tags, "devices", "first").to_pylist()
         groups: dict[tuple[str, str, int, int], list[int]] = {}
-        for key, row in zip(self.keys(rows), rows.tolist(), strict=True):
-            groups.setdefault((key.name, key.kind, key.step, key.call), []).append(row)
+        for key, row, count in zip(self.keys(rows), rows.tolist(), devices, strict=True):
+            call = key.call // int(count or 1)
+            groups.setdefault((key.name, key.kind, key.step, call), []).append(row)
         return {key: np.array(group) for key, group in groups.items()}
 
 

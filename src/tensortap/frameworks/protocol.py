@@ -82,11 +82,12 @@ class Adapter:
 
 
 class CompiledRun(NamedTuple):
-    """One run of compiled code: on which of several devices, and tags for what it captures."""
+    """One run of compiled code: on which of several devices, and shard and tags of its value."""
 
     device: int = 0
     devices: int = 1
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
+    shard: Shard | None = None
 
 
 class Framework(Protocol):
@@ -144,12 +145,13 @@ class Framework(Protocol):
         return ()
 
     def catch_when_run(
-        self, value: Any, capture: Callable[..., object], when: Any
+        self, value: Any, capture: Callable[..., object], when: Any, shard: Any = None
     ) -> Callable[[], object]:
         """Make the function that is being compiled call ``capture(value, when=when)`` when it runs.
 
-        A `CompiledRun` as argument `run` says on which device, if there are several. Return a
-        function that waits until running functions have done so.
+        A `CompiledRun` as argument `run` says on which device, if there are several, and `shard`
+        how the values of the devices make up the whole. Return a function that waits until running
+        functions have done so.
         """
         raise CaptureError(f"{self.name} has no values of functions that are being compiled")
 

@@ -34,7 +34,7 @@ def catch(
     when: bool | Callable[[Any], object] = True,
     changed: bool = False,
     server: str | None = None,
-    shard: Shard | None = None,
+    shard: Shard | Any = None,
 ) -> Ticket:
     """Capture a value as it is now: ``tap.catch(loss, every=10)``.
 
@@ -42,8 +42,9 @@ def catch(
     the name, `first` at most that many, `when` is a condition or a function of the value, and
     `changed` skips a value that equals the last one captured. `server` is the ``"host:port"`` of
     a live session other than the default. `shard` is the position of this rank's value in a
-    larger tensor; a DTensor has its own. Inside a function that JAX compiles, the values of each
-    run are captured. Never raises, unless ``TENSORTAP_STRICT=1``.
+    larger tensor; a DTensor has its own, and in `shard_map` a PartitionSpec says it. Inside a
+    function that JAX compiles, the values of each run are captured. Never raises, unless
+    ``TENSORTAP_STRICT=1``.
     """
     try:
         if name is None:
@@ -55,7 +56,7 @@ def catch(
             counter = _first_call(name, every, first)
         if _traced and type(value) in _traced:
             return _catch_when_run(
-                value, name, when, every=every, first=first, changed=changed, server=server
+                value, name, when, shard, every=every, first=first, changed=changed, server=server
             )
         number = counter.tick()
         if counter.step != pipeline.clock.step:
@@ -102,10 +103,10 @@ def _fault(name: str | None, error: Exception, every: Any) -> Ticket:
     return pipeline.fault(name, error, calls=int(counted))
 
 
-def _catch_when_run(value: Any, name: str, when: Any, **options: Any) -> Ticket:
+def _catch_when_run(value: Any, name: str, when: Any, shard: Any, **options: Any) -> Ticket:
     """Make the function that is being compiled capture the value whenever it runs."""
     capture = functools.partial(_catch_run, name, options)
-    wait = _traced[type(value)].catch_when_run(value, capture, when)
+    wait = _traced[type(value)].catch_when_run(value, capture, when, shard)
     if wait not in pipeline.settlers:
         pipeline.settlers.append(wait)
     return SKIPPED
@@ -130,7 +131,7 @@ def _catch_run(
         if queues is None and pipeline.expecting:
             connections.connect()
         changed = options["changed"]
-        return pipeline.capture(value, counter, number, when, changed, None, queues, run)
+        return pipeline.capture(value, counter, number, when, changed, run.shard, queues, run)
     except Exception as error:
         return _fault(name, error, options["every"])
 

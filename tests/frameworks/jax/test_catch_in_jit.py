@@ -259,3 +259,57 @@ def test_recomputed_values_are_tagged(caught):
     assert [r.tags for r in caught("y")] == [{}, {}, {"recompute": "1"}, {"recompute": "1"}]
     jax.jit(jax.vmap(jax.grad(block)))(jnp.ones(2))
     assert sum("recompute" in r.tags for r in caught("y")[4:]) == 2
+
+
+def test_while_loop_and_cond(caught):
+    def catch(x, name):
+        tap.catch(x, name)
+        return x
+
+    @jax.jit
+    def function(x):
+        x = jax.lax.while_loop(lambda c: c < 10, lambda c: catch(c, "looped") * 2, x)
+        return jax.lax.cond(x > 12, lambda x: catch(x, "large"), lambda x: catch(-x, "small"), x)
+
+    assert [float(function(x)) for x in (3.0, 5.0, 7.0)] == [-12.0, -10.0, 14.0]
+    assert values(caught("looped")) == [3.0, 6.0, 5.0, 7.0]
+    assert values(caught("small")) == [-12.0, -10.0]
+    assert values(caught("large")) == [14.0]
+
+
+def test_custom_vjp(caught):
+    @jax.custom_vjp
+    def scaled(x):
+        tap.catch(x, "primal")
+        return x
+
+    def forward(x):
+        tap.catch(x, "forward")
+        return x, 2 * x
+
+    def backward(kept, gradient):
+        tap.catch(gradient, "backward")
+        return (kept * gradient,)
+
+    scaled.defvjp(forward, backward)
+    assert jax.jit(jax.grad(lambda x: scaled(x) ** 2))(3.0) == 36.0
+    assert jax.jit(scaled)(4.0) == 4.0
+    assert [values(caught(name)) for name in ("primal", "forward", "backward")] == [[4], [3], [6]]
+
+
+def test_donated_arguments_and_compiled_functions(caught):
+    def function(x):
+        tap.catch(x, "before")
+        y = x + 1
+        tap.catch(y, "after")
+        return y
+
+    donating = jax.jit(function, donate_argnums=0)
+    x = jnp.zeros(3)
+    for _ in range(3):
+        x = donating(x)
+    assert values(caught("before")) == [[i] * 3 for i in range(3)]
+    assert values(caught("after")) == [[i] * 3 for i in range(1, 4)]
+    compiled = jax.jit(function).lower(x).compile()
+    compiled(x), compiled(x)
+    assert values(caught("after"))[3:] == [[4.0] * 3] * 2

@@ -224,6 +224,9 @@ def test_remat_is_observed_once(jitted):
     names = ("block.Dense_0", "block.Dense_1", "block", "Dense_0", "Model")
     assert set(map(key, seen)) == both_kinds(*names)
     assert len(seen) == 2 * len(names)
+    summaries, y = summaries_of(seen), model.apply(params, x)
+    assert_agrees(summaries[ACT, "Model", 0], y, same_program=False)
+    assert_agrees(summaries[GRAD, "Dense_0", 0], 2 * y, same_program=False)
 
 
 @pytest.mark.parametrize("jitted", [True, False])

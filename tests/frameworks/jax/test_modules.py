@@ -149,3 +149,49 @@ def test_equinox_modules_are_named_by_their_paths():
     assert eqx.nn.Linear.__call__ is call
     names = names_of(observe_trees(everything, model, None, results[1]))
     assert {"first.weight", "layers.1.layers.0.bias"} <= set(names)
+
+
+def test_penzai_layers_are_named_by_their_paths():
+    pz = pytest.importorskip("penzai.pz")
+    linear, key = pz.nn.Linear.from_config, jax.random.key(0)
+    layers = [
+        linear("a", key, {"in": 4}, {"hidden": 8}),
+        linear("b", key, {"hidden": 8}, {"out": 3}),
+    ]
+    model, params = pz.unbind_params(pz.nn.Sequential(layers), freeze=True)
+    x = pz.nx.wrap(batch()).tag("batch", "in")
+
+    def apply(params, x):
+        return pz.bind_variables(model, params, unfreeze_as_copy=True)(x).unwrap("batch", "out")
+
+    fn = jax.jit(jax.grad(lambda params, x: jnp.mean(apply(params, x) ** 2)))
+    intercept = Intercept()
+    results, seen = intercept(fn, params, x)
+    assert_same(results, fn(params, x))
+    assert intercept.unseen == {}
+    summaries = summaries_of(seen)
+    assert set(summaries) == both_kinds("Sequential", "sublayers.0", "sublayers.1")
+    assert_agrees(summaries[ACT, "Sequential", 0], apply(params, x), same_program=False)
+    trees = observe_trees(everything, {p.label: p for p in params}, None, results)
+    assert {"a.weights", "b.weights", "0", "1"} == set(names_of(trees))
+
+
+def test_haiku_modules_are_named_by_their_paths():
+    hk = pytest.importorskip("haiku")
+    x = batch()
+    net = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([8, 3])(x)))
+    params = net.init(jax.random.key(0), x)
+    fn = jax.jit(jax.grad(lambda params, x: jnp.mean(net.apply(params, x) ** 2)))
+    intercept = Intercept()
+    results, seen = intercept(fn, params, x)
+    assert_same(results, fn(params, x))
+    assert intercept.unseen == {}
+    summaries = summaries_of(seen)
+    assert set(summaries) == both_kinds("mlp", "mlp.linear_0", "mlp.linear_1")
+    assert_agrees(summaries[ACT, "mlp", 0], net.apply(params, x), same_program=False)
+    weights = {"mlp.linear_0.w", "mlp.linear_0.b", "mlp.linear_1.w", "mlp.linear_1.b"}
+    state = optax.adam(0.1).init(params)
+    trees = observe_trees(everything, params, state, results)
+    names = {kind: {o.name for o in observed(trees) if o.kind is kind} for kind in Kind}
+    assert names[Kind.WEIGHT] == names[Kind.WEIGHT_GRADIENT] == weights
+    assert {f"{name}.mu" for name in weights} <= names[Kind.OPTIMISER_STATE]

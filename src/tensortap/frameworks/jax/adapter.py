@@ -78,21 +78,29 @@ class JaxFramework(Framework):
             classes += cls.__subclasses__()
 
     def catch_when_run(
-        self, value: Any, capture: Callable[..., object], when: Any
+        self, value: Any, capture: Callable[..., object], when: Any, shard: Any = None
     ) -> Callable[[], object]:
         """Make the compiled function call back with the whole value, under all transformations.
 
         It does so for each iteration of a `scan`, for each element under `vmap`, on each device
         in `shard_map`, and again, with a tag, where `jax.checkpoint` recomputes the value.
         """
-        from tensortap.frameworks.jax.runs import call_back
+        from tensortap.frameworks.jax.runs import call_back, manual_axes
 
         reject_random_keys(value.dtype)
         # NumPy, because JAX must not compute in a callback: the thread for it waits for us
         condition = (lambda value: when(np.asarray(value))) if callable(when) else when
-        call_back(functools.partial(capture, when=condition), jax.lax.stop_gradient(value))
+        captured = functools.partial(capture, when=condition)
+        call_back(captured, jax.lax.stop_gradient(value), manual_axes(), shard)
         wait: Callable[[], object] = jax.effects_barrier
         return wait
+
+    def catch_gradient(self, value: Any, capture: Callable[[Any], object]) -> Any:
+        if not isinstance(value, jax.Array):
+            return None
+        from tensortap.frameworks.jax.gradients import catch_gradient
+
+        return catch_gradient(value, capture)
 
 
 FRAMEWORK = JaxFramework()

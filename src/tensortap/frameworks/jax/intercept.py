@@ -36,6 +36,10 @@ NOT_JITTED = (
     "it is not jitted: the jits, scans, loops and branches in it are observed by callbacks, and "
     "their results may differ in the last bits; jit the whole function to keep them bit-identical"
 )
+_COMPILED = (
+    "not observed: it has been compiled with jit(f).lower().compile(); pass the jitted function "
+    "itself, or use tap.catch in it"
+)
 _UNKNOWN_OPTIONS = "not observed: this version of JAX does not tell how it was jitted"
 
 T = TypeVar("T")
@@ -85,6 +89,9 @@ class Intercept:
         outputs: list[PackedOutputs] = []
         if is_jitted(fn):
             results = self._call_jitted(fn, outputs, *args, **kwargs)
+        elif isinstance(fn, jax.stages.Compiled):
+            self._collector.note(getattr(fn, "__name__", "function"), _COMPILED)
+            results = fn(*args, **kwargs)
         else:
             with self._replacing_jitted(fn, outputs) as replaced:
                 # a wrapper of a jitted function computes nothing itself
@@ -161,18 +168,29 @@ class Intercept:
                 observed.append((value, vector, start))
                 start += value.words
         eager, called_back = self._collector.taken()
-        in_order = _in_program_order(_without_recomputed(called_back))
-        for value, words in (*_without_recomputed(eager), *in_order):
-            observed.append((value, Deferred(words, words.nbytes), 0))
-        observations = []
-        first = _first_calls(value for value, _, _ in observed)
-        for (value, vector, start), call in zip(observed, first, strict=True):
-            mark, dtype, shape = value.mark, value.dtype, value.shape
-            for i in range(value.calls):
-                seen = Observed(mark.name, mark.kind, call + i, mark.type, dtype, shape)
-                place = start + i * layout(dtype).words
-                observations.append(Observation(seen, summary_at(vector, place, dtype, shape)))
+        by_device: dict[int, list[tuple[MarkedValue, Any]]] = {0: []}
+        for value, words in called_back:
+            by_device.setdefault(value.run.device, []).append((value, words))
+        observations: list[Observation] = []
+        for device, delivered in sorted(by_device.items()):  # each counts its own calls
+            found = [] if device else observed
+            own = [] if device else list(_without_recomputed(eager))
+            own += _in_program_order(_without_recomputed(delivered))
+            found += [(value, Deferred(words, words.nbytes), 0) for value, words in own]
+            first = _first_calls(value for value, _, _ in found)
+            for (value, vector, start), call in zip(found, first, strict=True):
+                observations += _calls_of(value, vector, start, call)
         return observations
+
+
+def _calls_of(value: MarkedValue, vector: Deferred, start: int, call: int) -> Iterator[Observation]:
+    """Yield the calls of a value, from this one on."""
+    mark, run, dtype, shape = value.mark, value.run, value.dtype, value.shape
+    for i in range(value.calls):
+        number = (call + i) * run.devices + run.device
+        seen = Observed(mark.name, mark.kind, number, mark.type, dtype, shape, run.shard, run.tags)
+        place = start + i * layout(dtype).words
+        yield Observation(seen, summary_at(vector, place, dtype, shape))
 
 
 # -- which call of its module an observed value belongs to -----------------------------------
@@ -195,7 +213,7 @@ def _without_recomputed(
             open_calls[uid] = open_calls.get(uid, 0) - 1
         elif backward and open_calls.get(uid, 0) > 0:
             continue
-        else:
+        elif value.mark.kind is Kind.ACTIVATION:
             open_calls[uid] = open_calls.get(uid, 0) + 1
         yield value, vector
 

@@ -23,20 +23,20 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tensortap.frameworks.jax.device_stats import can_reduce, pack
-from tensortap.frameworks.jax.runs import manual_axes
+from tensortap.frameworks.jax.runs import call_back, manual_axes
+from tensortap.frameworks.protocol import CompiledRun
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
-IN_SHARD_MAP = (
-    "inside shard_map it is recorded once per device, in no fixed order; tap.catch tells the device"
-)
+_ONE_DEVICE = CompiledRun()
 
 
 @dataclass(frozen=True, slots=True)
 class ValueMark:
     """The label of an activation or of its gradient, which share `uid`.
 
-    `activation` and `gradient` say which of the two are wanted.
+    `activation` and `gradient` say which of the two are wanted, `axes` over which axes of devices
+    the code is mapped.
     """
 
     kind: Kind
@@ -46,6 +46,7 @@ class ValueMark:
     activation: bool
     gradient: bool
     collector: Collector
+    axes: tuple[tuple[str, int], ...] = ()
 
     @property
     def wanted(self) -> bool:
@@ -55,12 +56,16 @@ class ValueMark:
 
 @dataclass(frozen=True, slots=True)
 class MarkedValue:
-    """A mark, and the dtype and shape of its value; `loops` are the lengths of enclosing scans."""
+    """A mark, and the dtype and shape of its value.
+
+    `loops` are the lengths of enclosing scans, `run` says on which of several devices it was made.
+    """
 
     mark: ValueMark
     dtype: str
     shape: tuple[int, ...]
     loops: tuple[int, ...] = ()
+    run: CompiledRun = _ONE_DEVICE
 
     @property
     def calls(self) -> int:
@@ -93,8 +98,10 @@ class Collector:
         if known is None or reason not in known:
             self.unseen[name] = reason if known is None else f"{known}; {reason}"
 
-    def call_back(self, value: MarkedValue, words: Any) -> None:
+    def call_back(self, value: MarkedValue, words: Any, run: CompiledRun | None) -> None:
         """Take the statistics that compiled code calls back with, in any thread."""
+        if run is not None and run.devices > 1:
+            value = replace(value, run=run)
         with self._lock:
             self.called_back.append((value, np.asarray(words)))
 
@@ -113,12 +120,18 @@ tangent_p = Primitive("tensortap_tangent")
 
 
 def mark(
-    x: Any, name: str, cls: str, activation: bool, gradient: bool, collector: Collector
+    x: Any,
+    name: str,
+    cls: str,
+    activation: bool,
+    gradient: bool,
+    collector: Collector,
+    kind: Kind = Kind.ACTIVATION,
 ) -> Any:
     """Return `x`, marked; differentiation marks its gradient as well."""
-    if manual_axes():
-        collector.note(name, IN_SHARD_MAP)
-    label = ValueMark(Kind.ACTIVATION, name, cls, next(_uids), activation, gradient, collector)
+    axes = tuple(manual_axes().items())
+    uid = next(_uids)
+    label = ValueMark(kind, name, cls, uid, activation, gradient, collector, axes)
     return value_p.bind(x, mark=label)
 
 
@@ -163,7 +176,8 @@ def _with_callback(x: Any, *, mark: ValueMark) -> Any:
     if can_observe(x, mark):
         mark.collector.callbacks += 1
         value = MarkedValue(mark, x.dtype.name, tuple(x.shape))
-        jax.debug.callback(functools.partial(mark.collector.call_back, value), pack(x))
+        taken = functools.partial(mark.collector.call_back, value)
+        call_back(taken, pack(x), dict(mark.axes), like=x)
     return x
 
 

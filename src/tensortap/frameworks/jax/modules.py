@@ -1,6 +1,7 @@
-"""Marking the outputs of Flax, Equinox and Keras modules while their program is traced or run.
+"""Marking the outputs of modules while their program is traced or run.
 
-Linen has a public hook for every method of every module. The others have none: inside
+Linen and Haiku have a public hook for every method of every module. nnx, Equinox, Penzai and Keras
+have none: inside
 `marked_modules`, the `__call__` methods of their module classes are wrapped. Names are paths below
 the outermost module that is called, so nothing is written into the user's model; Keras has its own.
 """
@@ -30,7 +31,7 @@ OnError = Callable[[str, Exception], object]
 
 _thread = threading.local()
 _patching = threading.RLock()
-_patched: dict[type, Any] = {}
+_patched: dict[tuple[type, str], Any] = {}  # by class and name of the method
 _users = 0
 
 
@@ -39,12 +40,12 @@ def marked_modules(wants: Wants, on_error: OnError, collector: Collector) -> Ite
     """Mark the outputs of modules that are called in this thread."""
     outer: _Marking | None = getattr(_thread, "marking", None)
     _thread.marking = _Marking(wants, on_error, collector)
-    linen = sys.modules.get("flax.linen")
     try:
         with contextlib.ExitStack() as stack:
-            if linen is not None:
-                stack.enter_context(linen.intercept_methods(_intercept_linen))
-            stack.enter_context(_wrapped_calls(_base_classes()))
+            for library in ("flax.linen", "haiku"):
+                if library in sys.modules:
+                    stack.enter_context(sys.modules[library].intercept_methods(_intercept))
+            stack.enter_context(_wrapped_methods(tuple(_base_classes())))
             yield
     finally:
         _thread.marking = outer
@@ -56,6 +57,15 @@ def key_name(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+def haiku_name(name: str) -> str:
+    """Return the path in a name of Haiku.
+
+    >>> haiku_name("mlp/~/linear_0")
+    'mlp.linear_0'
+    """
+    return name.replace("/~/", ".").replace("/", ".")
 
 
 class _Marking:
@@ -75,7 +85,8 @@ class _Marking:
         def marked(path: Any, leaf: Any) -> Any:
             if not (isinstance(leaf, jax.Array) and isinstance(leaf.dtype, np.dtype)):
                 return leaf
-            whole = f"{name}[{'.'.join(map(key_name, path))}]" if path else name
+            keys = [key for key in map(key_name, path) if key != "data_array"]  # of a NamedArray
+            whole = f"{name}[{'.'.join(keys)}]" if keys else name
             return mark(leaf, whole, type_name(cls), activation, gradient, self._collector)
 
         try:
@@ -87,6 +98,17 @@ class _Marking:
         except Exception as error:  # an output that JAX cannot take apart
             self._on_error(name, error)
             return output
+
+    def mark_gradients(self, grads: Any, variables: Any) -> list[Any]:
+        """Return the gradients of Keras variables, marked."""
+        marked = list(grads)
+        for i, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
+            name = str(variable.path).replace("/", ".")
+            if isinstance(gradient, jax.Array) and self._wants(Kind.WEIGHT_GRADIENT, name):
+                marked[i] = mark(
+                    gradient, name, "", True, False, self._collector, Kind.WEIGHT_GRADIENT
+                )
+        return marked
 
     def is_calling(self, module: Any) -> bool:
         """Return whether `module` is the module whose call is under way."""
@@ -123,24 +145,37 @@ class _Marking:
         return None
 
 
-def _base_classes() -> tuple[type, ...]:
-    """Return the base classes of modules of the libraries that the program has imported."""
-    places = (("flax.nnx", "Module"), ("equinox", "Module"), ("keras.layers", "Layer"))
-    found = (getattr(sys.modules.get(library), name, None) for library, name in places)
-    return tuple([cls for cls in found if cls is not None])
+_WRAPPED = (
+    ("flax.nnx", "Module", "__call__"), ("equinox", "Module", "__call__"),
+    ("penzai.nn.layer", "Layer", "__call__"), ("keras.layers", "Layer", "__call__"),
+    ("keras.optimizers", "Optimizer", "apply"),
+)  # fmt: skip
+
+
+def _base_classes() -> Iterator[tuple[type, str]]:
+    """Yield the classes of the libraries that the program has imported, and the method to wrap."""
+    for library, name, method in _WRAPPED:
+        cls = getattr(sys.modules.get(library), name, None)
+        if cls is not None:
+            yield next((base for base in cls.__mro__ if method in base.__dict__), cls), method
 
 
 def _modules_in(module: Any) -> Iterator[tuple[str, Any]]:
     """Yield the modules in a module, each with its path."""
-    nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    nnx = sys.modules.get("flax.nnx")
+    trees = tuple(
+        getattr(sys.modules[library], name)
+        for library, name in (("equinox", "Module"), ("penzai.nn.layer", "Layer"))
+        if library in sys.modules
+    )
     if nnx is not None and isinstance(module, nnx.Module):
         for path, node in nnx.iter_graph(module):
             if isinstance(node, nnx.Module) and node is not module:
                 yield ".".join(map(str, path)), node
-    elif eqx is not None and isinstance(module, eqx.Module):
+    elif isinstance(module, trees):
 
         def inner(node: Any) -> bool:
-            return node is not module and isinstance(node, eqx.Module)
+            return node is not module and isinstance(node, trees)
 
         for keys, node in jax.tree_util.tree_flatten_with_path(module, is_leaf=inner)[0]:
             if inner(node):
@@ -163,15 +198,17 @@ def _is_object(node: Any) -> bool:
     return nnx is not None and isinstance(node, (nnx.Module, nnx.Variable))
 
 
-def _intercept_linen(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+def _intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    """Mark the output of a method of linen or Haiku."""
     output = call(*args, **kwargs)
     method, module = context.method_name, context.module
     if (method != "__call__" and method.startswith("_")) or method == "setup":
         return output
     marking: _Marking | None = getattr(_thread, "marking", None)
-    if module.scope is None or marking is None:
+    if getattr(module, "scope", module) is None or marking is None:
         return output
-    name = ".".join(module.path) or type(module).__name__
+    name = haiku_name(getattr(module, "module_name", "")) or ".".join(module.path)
+    name = name or type(module).__name__
     if method != "__call__":
         name = f"{name}.{method}"
     return marking.mark(output, name, type(module))
@@ -191,6 +228,24 @@ def _wrap_call(call: Any) -> Any:
     return wrapper
 
 
+def _wrap_apply(apply: Any) -> Any:
+    """Wrap the method with which a Keras optimizer gets all gradients."""
+
+    @functools.wraps(apply)
+    def wrapper(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        marking: _Marking | None = getattr(_thread, "marking", None)
+        # an optimizer that scales the loss passes the gradients on to another, as they were
+        if marking is None or marking.is_calling(self) or hasattr(self, "inner_optimizer"):
+            return apply(self, grads, trainable_variables)
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        with marking.calling(self):
+            return apply(self, marking.mark_gradients(grads, variables), trainable_variables)
+
+    return wrapper
+
+
 def _subclasses(cls: type) -> Iterator[type]:
     subclasses: list[type] = cls.__subclasses__()
     for subclass in subclasses:
@@ -204,25 +259,26 @@ def _is_internal(cls: type) -> bool:
 
 
 @contextlib.contextmanager
-def _wrapped_calls(bases: tuple[type, ...]) -> Iterator[None]:
+def _wrapped_methods(bases: tuple[tuple[type, str], ...]) -> Iterator[None]:
     global _users
     with _patching:
         _users += 1
-        for cls in {cls for base in bases for cls in (base, *_subclasses(base))}:
-            call = cls.__dict__.get("__call__")
+        for cls, name in {(cls, m) for base, m in bases for cls in (base, *_subclasses(base))}:
+            method = cls.__dict__.get(name)
             if (
-                isinstance(call, types.FunctionType)
-                and cls not in _patched
+                isinstance(method, types.FunctionType)
+                and (cls, name) not in _patched
                 and not _is_internal(cls)
             ):
-                _patched[cls] = call
-                type.__setattr__(cls, "__call__", _wrap_call(call))
+                _patched[cls, name] = method
+                wrap = _wrap_apply if name == "apply" else _wrap_call
+                type.__setattr__(cls, name, wrap(method))
     try:
         yield
     finally:
         with _patching:
             _users -= 1
             if not _users:
-                for cls, call in _patched.items():
-                    type.__setattr__(cls, "__call__", call)
+                for (cls, name), method in _patched.items():
+                    type.__setattr__(cls, name, method)
                 _patched.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,14 +13,14 @@ import numpy as np
 from tensortap.frameworks.jax.adapter import Deferred
 from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack, summary_at
 from tensortap.frameworks.jax.intercept import Intercept
-from tensortap.frameworks.jax.modules import Wants, key_name
+from tensortap.frameworks.jax.modules import Wants, haiku_name, key_name
 from tensortap.frameworks.observing import Observed, TrackObserver
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
 NO_MODULES = (
-    "no activations or gradients: it called no module of Flax, Equinox or Keras; tap.catch "
-    "captures values in it"
+    "no activations or gradients: it called no module of Flax, Equinox, Penzai, Haiku or Keras; "
+    "tap.catch captures values in it"
 )
 Path = tuple[str, ...]
 
@@ -163,9 +164,11 @@ def arrays_of(tree: Any) -> list[tuple[Path, Any]]:
 
 
 def _path(keys: Iterable[str]) -> Path:
-    path = tuple(keys)
-    # an nnx variable holds its array under this key
-    return path[:-1] if len(path) > 1 and path[-1] == "value" else path
+    path = tuple(map(haiku_name, keys) if "haiku" in sys.modules else keys)
+    # a NamedArray and a variable of nnx or Penzai hold their array under these keys
+    for key in ("data_array", "value"):
+        path = path[:-1] if len(path) > 1 and path[-1] == key else path
+    return path
 
 
 def _is_array(leaf: Any) -> bool:
