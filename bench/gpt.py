@@ -58,11 +58,13 @@ class GPT(nn.Module):
 class Training:
     """A model, its optimizer and its data; `step()` is one step."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, layers: int = 6, width: int = 256, batch: int = 8, length: int = 128
+    ) -> None:
         torch.manual_seed(0)
-        self.model = GPT()
+        self.model = GPT(layers, width, length=length)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
-        self.data = torch.randint(8192, (8, 129))
+        self.data = torch.randint(8192, (batch, length + 1))
 
     def step(self) -> float:
         logits = self.model(self.data[:, :-1])

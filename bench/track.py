@@ -10,24 +10,26 @@ from bench.harness import Row, in_turns
 from bench.runs import _folder, _no_server
 
 
-def _gpt():
+def _gpt(*size: int):
     import torch
 
     from bench.gpt import Training
 
     torch.set_num_threads(2)
-    training = Training()
+    training = Training(*size)
     for _ in range(3):
         training.step()
     return training
 
 
-def _tracked(every: int, rounds: int, steps: int) -> tuple[list[float], list[float], str]:
+def _tracked(
+    every: int, rounds: int, steps: int, *size: int
+) -> tuple[list[float], list[float], str]:
     import tensortap as tap
 
     _no_server()
     folder = _folder()
-    training = _gpt()
+    training = _gpt(*size)
     try:
         tap.init(folder)
 
@@ -64,6 +66,18 @@ def gpt() -> list[Row]:
 def gpt_every_10() -> list[Row]:
     a, b, note = _tracked(10, 5, 10)
     return [Row("the same with every=10 ÷ untracked", 1.05, True, a, b, note=note)]
+
+
+def small_models() -> list[Row]:
+    """Measure models whose steps are short, where the cost per tensor shows."""
+    rows = []
+    for limit, *size in ((1.6, 4, 64, 2, 32), (1.3, 6, 128, 4, 64), (1.15, 6, 256, 4, 128),
+                         (1.15, 6, 384, 8, 128)):  # fmt: skip
+        layers, width, batch, length = size
+        a, b, note = _tracked(1, 7, max(2, 800 // width), *size)
+        name = f"GPT of {layers} layers, {width} wide, {batch} x {length} tokens ÷ untracked"
+        rows.append(Row(name, limit, True, a, b, note=note))
+    return rows
 
 
 def tracking_memory() -> list[Row]:
@@ -103,4 +117,4 @@ def tracking_memory() -> list[Row]:
                 [held[200]], note=note)]  # fmt: skip
 
 
-ROWS = (gpt, gpt_every_10, tracking_memory)
+ROWS = (gpt, gpt_every_10, small_models, tracking_memory)

@@ -17,11 +17,13 @@ from safetensors import safe_open
 import tensortap as tap
 from tensortap.buffers import Pool
 from tensortap.frameworks import digest, rebuild
-from tensortap.pipeline.queue import Queue
+from tensortap.pipeline.queue import Queue, write_to
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, TensorData
 from tensortap.runs.folders import make_run
 from tensortap.sinks.store import StoreSink
+from tensortap.stats.columns import RecordColumns, summarize_many
+from tensortap.stats.summarize import code_of
 from tests.sinks.contract import SinkContract, put, record
 
 
@@ -275,3 +277,39 @@ def test_each_rank_writes_into_its_own_folders(tmp_path):
     reader = RunReader(run)
     assert [reader.load(r).value for r in reader.records("x")] == [0.0, 1.0]
     assert reader.ranks == [0, 1]
+
+
+def columns_of(*names: str, step: int = 0) -> RecordColumns:
+    arrays = [np.arange(float(n + 1)) for n in range(len(names))]
+    memories = [(x.ctypes.data, code_of("float64"), x.shape, None) for x in arrays]
+    heads = tuple(
+        Record(name, Kind.WEIGHT, 0, 0, 0, 0, 1, 0, "", "float64", x.shape, tags={"n": name})
+        for name, x in zip(names, arrays, strict=True)
+    )
+    seqs = [1_000_000 + 100 * step + n for n in range(len(names))]  # of no other record
+    return RecordColumns(heads, step, seqs, 0, 1, 5, summarize_many(memories))
+
+
+def test_columns_arrive_as_records_among_others(tmp_path):
+    queue = open_queue(tmp_path)
+    sent = [record("a"), columns_of("x", "y"), record("b"), columns_of("x", "y", step=1), record()]
+    for one in sent:
+        assert write_to([queue], one, 0)
+    assert queue.flush(10)
+    queue.close()
+    expected = [r for one in sent for r in (one.records() if one in sent[1::2] else [one])]
+    assert everything(queue.sink.run) == sorted(expected, key=lambda r: (r.step, r.seq))
+    assert len(expected) == 7
+
+
+def test_columns_that_are_dropped_count_as_records(tmp_path, small_disk, caplog):
+    queue = open_queue(tmp_path)
+    limit = sum(path.stat().st_size for path in queue.sink.run.rglob("tail*"))
+    small_disk(limit)
+    write_to([queue], columns_of("x", "y", "z"), 0)
+    while not queue.sink.failing:
+        time.sleep(0.01)
+    queue.drop_all()
+    small_disk(None)
+    assert queue.ledger.reasons()["disconnected"] == 3
+    queue.close()

@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from tensortap.record import Summary
 from tensortap.stats import numpy_summary, summarize, summarize_array, summarize_memory
+from tensortap.stats.columns import SummaryColumns
 
 if summarize.kernel is None:
     pytest.skip("the kernel was not built", allow_module_level=True)
@@ -158,6 +159,40 @@ def test_any_number_of_threads_is_bit_identical(name: str) -> None:
     for view in (x, x[:, ::2], x.T):
         found = {bits(summarize_array(view, threads=n)) for n in (1, 2, 3, 8, 0)}
         assert len(found) == 1
+
+
+def memory_of(x: Array) -> Any:
+    strides = None if x.flags.c_contiguous else x.strides
+    return x.__array_interface__["data"][0], summarize.kernel_code(x.dtype), x.shape, strides
+
+
+@pytest.mark.parametrize("threads", [1, 3, 0])
+def test_many_arrays_in_one_call_are_bit_identical(threads: int) -> None:
+    names = [name for name in DTYPES if name != "complex128"]
+    arrays = [sample(name, n, seed=n) for n in (0, 1, 7, 5000, 70_000) for name in names]
+    large = sample("float32", 1_100_000)
+    far = np.ldexp(1.0, np.arange(-1074, 1024))  # more bins than fit into a small result
+    grid = sample("float32", 6000).reshape(60, 100)
+    arrays += [large, far, large[:9], large, grid.T, grid[::-3, 5:], grid[:, :0]]
+    arrays.append(sample("bfloat16", 300_000))  # by patterns
+    arrays.append(np.broadcast_to(grid[:1], (8, 100)))
+    columns = SummaryColumns(*kernel.summarize_many([memory_of(x) for x in arrays], threads))
+    assert [bits(s) for s in columns.summaries()] == [bits(summarize_array(x)) for x in arrays]
+    assert SummaryColumns(*kernel.summarize_many([], threads)).summaries() == []
+
+
+@pytest.mark.parametrize("wrong", [[(8, 0, 3)], [5], [(0, 0, 3, None)], [(8, 99, 3, None)], None])
+def test_many_arrays_reject_wrong_arguments(wrong: Any) -> None:
+    x = sample("float32", 10)
+    arrays = wrong and [memory_of(x), *wrong]
+    with pytest.raises((TypeError, ValueError)):
+        kernel.summarize_many(arrays, 0)
+
+
+def test_many_arrays_reject_magnitudes_beyond_float64() -> None:
+    x = np.array([complex(1.7e308, 1.7e308), 1.0])
+    with pytest.raises(OverflowError, match="cannot hold"):
+        kernel.summarize_many([memory_of(x)], 0)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "int16", "uint16"])
@@ -303,6 +338,8 @@ def test_leaks_no_memory() -> None:
     def rounds() -> None:
         for x in arrays * 200:
             summarize_array(x)
+        for _ in range(200):
+            kernel.summarize_many([memory_of(x) for x in arrays], 0)
 
     rounds()
     before = sys.getallocatedblocks()

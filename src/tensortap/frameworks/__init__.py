@@ -8,7 +8,14 @@ from __future__ import annotations
 from tensortap.dtypes import itemsize, numpy_dtype
 from tensortap.frameworks.protocol import SMALL
 from tensortap.frameworks.rebuild import rebuild
-from tensortap.frameworks.snapshot import describe, digest_of, nbytes_of, snapshot, summary_of
+from tensortap.frameworks.snapshot import (
+    describe,
+    digest_of,
+    memory_of,
+    nbytes_of,
+    snapshot,
+    summary_of,
+)
 from tensortap.stats.digest import digest
 
 __all__ = [
@@ -17,6 +24,7 @@ __all__ = [
     "digest",
     "digest_of",
     "itemsize",
+    "memory_of",
     "nbytes_of",
     "numpy_dtype",
     "rebuild",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tensortap.record import Kind, Shard, Summary
@@ -89,6 +89,9 @@ class TrackObserver(HookObserver, Protocol):
 
     skipped: Callable[[], bool]
     """Whether the optimizer skipped the last step; hooks on an optimizer replace it."""
+
+    def observe_all(self, found: Sequence[tuple[Observed, Any]]) -> None:
+        """Take tensors that are observed together."""
 
     def add(
         self,

@@ -26,6 +26,7 @@ from tensortap.frameworks.observing import (
     WatchObserver,
 )
 from tensortap.record import Shard, Summary, TensorData, Value
+from tensortap.stats.columns import Memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,6 +63,7 @@ class Adapter:
 
     - `snapshot_small` is `snapshot` for the fast path: None if the value is not small;
     - `summarize` computes the statistics without a copy, or starts to on a device;
+    - `memory` returns where the elements are, for the kernel; None if it cannot read them;
     - `view` returns a NumPy array over the value's own memory; None where that is impossible;
     - `local_shard` returns this rank's part of a distributed tensor and where it belongs;
     - `copy` returns a private copy on the same device, outside of every graph;
@@ -79,6 +81,7 @@ class Adapter:
     copy: Callable[[Any], Any] | None = None
     keyed_copy: Callable[[Any], tuple[Hashable, Any] | None] | None = None
     compact: type | None = None
+    memory: Callable[[Any], Memory | None] | None = None
 
 
 class CompiledRun(NamedTuple):

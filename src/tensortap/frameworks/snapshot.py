@@ -9,6 +9,7 @@ from tensortap.errors import CaptureError
 from tensortap.frameworks.adapters import CACHED, adapter_of
 from tensortap.frameworks.protocol import PendingSummary, Snapshot, type_name
 from tensortap.record import Summary, Value
+from tensortap.stats.columns import Memory
 from tensortap.stats.digest import digest
 
 
@@ -57,6 +58,15 @@ def digest_of(value: object) -> bytes:
     True
     """
     return digest(borrow(value))
+
+
+def memory_of(value: Any) -> Memory | None:
+    """Return where the kernel finds the elements of a tensor; None if it cannot read them.
+
+    >>> memory_of("text")
+    """
+    memory = adapter_of(type(value)).memory
+    return None if memory is None else memory(value)
 
 
 def summary_of(value: Any) -> tuple[Summary | None, PendingSummary | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 from tensortap.history import OVERHEAD
 from tensortap.pipeline.fast import QueueState
@@ -11,6 +12,7 @@ from tensortap.pipeline.receipt import Receipt
 from tensortap.pipeline.selection import count_of, seconds_per_skip
 from tensortap.pipeline.ticket import Ticket, settle
 from tensortap.record import Record
+from tensortap.stats.columns import RecordColumns
 
 OVER_BUDGET = "over budget"  # the queue was full
 DISCONNECTED = "disconnected"  # nobody listened, or the connection was lost
@@ -21,7 +23,20 @@ REASONS = (OVER_BUDGET, DISCONNECTED, ERROR, TOO_LARGE)
 _ACTIVITIES = ("select", "queue", "copy", "small values", "connecting", "tracking")
 
 Entry = tuple[Record, Ticket, int]
-"""A queued record, its ticket and its weight in bytes: a plain tuple, made for every capture."""
+"""A queued record, its ticket and its weight in bytes: a plain tuple, made for every capture.
+
+To a sink that takes columns, the record may be `RecordColumns`: see `each_record`.
+"""
+
+
+def each_record(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield entries of single records; those of one that holds columns share its ticket."""
+    for entry in entries:
+        record: Any = entry[0]
+        if type(record) is RecordColumns:
+            yield from ((each, entry[1], OVERHEAD) for each in record.records())
+        else:
+            yield entry
 
 
 class Ledger:
@@ -65,9 +80,9 @@ class Ledger:
         self._calls += calls
         self._spent[activity] += ns
 
-    def track(self, ns: int) -> None:
-        """Count a tensor that was observed."""
-        self._tracked += 1
+    def track(self, ns: int, count: int = 1) -> None:
+        """Count tensors that were observed."""
+        self._tracked += count
         self._spent["tracking"] += ns
 
     def fail(self, *, calls: int) -> None:
@@ -100,7 +115,7 @@ class Ledger:
         dropped: list[Entry] = []
         lost: list[int] = []  # bytes of those that no sink has
         count = 0
-        for entry in entries:
+        for entry in each_record(entries):
             ticket = entry[1]
             ticket.sinks -= 1
             if ticket.sinks > 0 and reason == DISCONNECTED:

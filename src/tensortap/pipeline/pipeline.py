@@ -14,6 +14,7 @@ from tensortap import frameworks, ranks
 from tensortap.buffers import OutOfMemory, Pool
 from tensortap.frameworks.adapters import adapter_of
 from tensortap.frameworks.protocol import SMALL, CompiledRun
+from tensortap.history import OVERHEAD
 from tensortap.limits import format_size
 from tensortap.locks import SafeLock
 from tensortap.pipeline import ticket as tickets
@@ -26,6 +27,7 @@ from tensortap.pipeline.selection import CallCounter, CallCounters, Clock
 from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Kind, Record, Shard, TensorData
 from tensortap.settings import flag, memory_limit
+from tensortap.stats.columns import RecordColumns
 
 log = logging.getLogger("tensortap")
 
@@ -245,6 +247,15 @@ class Pipeline:
         name, kind, step, rank = record.name, record.kind, record.step, record.rank
         queues = admit(self._accepting, nbytes, name, kind, step, rank)
         return write_to(queues, record, nbytes, captured=captured)
+
+    def put_columns(self, columns: RecordColumns) -> bool:
+        """Queue records as columns; return False if they have to be put one by one."""
+        queues, count = self._accepting, len(columns.heads)
+        if len(queues) != 1 or not queues[0].sink.takes_columns or not queues[0].has_room(count):
+            return False
+        entry: Any = columns
+        write_to(queues, entry, (count - 1) * OVERHEAD, captured=False)
+        return True
 
     def put_captured(self, record: Record, nbytes: int, start: int) -> None:
         """Queue a record of a copied value and count it; `start` is when copying it began."""

@@ -85,6 +85,10 @@ class Queue:
         self.reject(name, kind, step, rank)
         return False
 
+    def has_room(self, count: int) -> bool:
+        """Return whether there is room for this many records without values."""
+        return self._fits(count * OVERHEAD)
+
     def reject(self, name: str, kind: Kind, step: int, rank: int) -> None:
         """Count a value for which there is no room."""
         self.ledger.drop_values(OVER_BUDGET)

@@ -73,6 +73,11 @@ class Sink(Protocol):
         """Bytes that were taken and are not settled yet."""
         return 0
 
+    @property
+    def takes_columns(self) -> bool:
+        """True if the sink takes `RecordColumns` as well."""
+        return False
+
     def room(self) -> int:
         """Return how many bytes can be taken now; the queue hands nothing over at 0."""
         return 1 << 62

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from tensortap.files import CorruptFile, plain
 from tensortap.record import Kind, Record, Shard, Summary, TensorData, Value
 from tensortap.runs.arrow import column
 from tensortap.runs.layout import VERSION
 from tensortap.runs.payloads import tensor_nbytes
+from tensortap.stats.columns import RecordColumns, SummaryColumns
 from tensortap.values import map_leaves
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ DICT_PREFIX = b"\x92\xa1m"
 """The first bytes of the value cell of a dict."""
 
 Row = tuple[Any, ...]
+_HEADS = 64  # sets of columns whose repeated cells are kept
 _NO_SUMMARY = (None,) * len(_SUMMARY)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_value = msgspec.msgpack.Decoder(Value)
@@ -137,6 +140,71 @@ def batch_of(rows: list[Row], columns: pa.Schema) -> pa.RecordBatch:
     by_column = list(zip(*rows, strict=True))
     arrays = [column(by_column[i], field.type) for i, field in enumerate(columns)]
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches as one: each costs readers some time."""
+    import pyarrow as pa
+
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+class ColumnEncoder:
+    """Turns columns of records into Arrow batches; what repeats is encoded once."""
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._schema = columns
+        self._known: dict[int, tuple[tuple[Record, ...], list[pa.Array]]] = {}
+
+    def batch_of(self, found: RecordColumns) -> pa.RecordBatch:
+        """Return records as an Arrow batch."""
+        import pyarrow as pa
+
+        count = len(found.heads)
+        arrays = list(self._repeated(found.heads))
+        same = {name: getattr(found, name) for name in ("step", "rank", "world_size", "time_ns")}
+        for name, value in {**same, "seq": found.seqs}.items():
+            index = COLUMNS.index(name)
+            kind = self._schema.field(index).type
+            numbers = np.full(count, value, kind.to_pandas_dtype())
+            arrays[index] = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(numbers)])
+        arrays += self._statistics(found.stats, count)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _repeated(self, heads: tuple[Record, ...]) -> list[pa.Array]:
+        """Return all columns but the statistics, of records without what differs."""
+        known = self._known.get(id(heads))
+        if known is None:
+            if len(self._known) >= _HEADS:
+                self._known.clear()
+            rows = [row_of(head, NO_VALUE, []) for head in heads]
+            by_column = list(zip(*rows, strict=True))[: -len(_SUMMARY)]
+            types = [field.type for field in self._schema]
+            arrays = [column(cells, kind) for cells, kind in zip(by_column, types, strict=False)]
+            # the heads are kept, so that no others get their id
+            known = self._known[id(heads)] = heads, arrays
+        return known[1]
+
+    def _statistics(self, stats: SummaryColumns, count: int) -> list[pa.Array]:
+        import pyarrow as pa
+
+        counts, figures = pa.py_buffer(stats.counts), pa.py_buffer(stats.figures)
+        size = 8 * count
+        arrays = [
+            pa.Array.from_buffers(kind, count, [None, whole.slice(start, size)])
+            for kind, whole in ((pa.int64(), counts), (pa.float64(), figures))
+            for start in range(0, whole.size, size)
+        ]
+        first = pa.py_buffer(stats.first_bins)
+        arrays.append(pa.Array.from_buffers(pa.int32(), count, [None, first]))
+        bins = pa.py_buffer(stats.bins)
+        items = pa.Array.from_buffers(pa.int64(), bins.size // 8, [None, bins])
+        ends = pa.py_buffer(stats.ends)
+        kind = self._schema.field("bins").type
+        arrays.append(pa.Array.from_buffers(kind, count, [None, ends], children=[items]))
+        return arrays
 
 
 # -- from rows to records --------------------------------------------------------------------

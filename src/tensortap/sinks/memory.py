@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 
-from tensortap.history import record_nbytes
+from tensortap.history import OVERHEAD, record_nbytes
 from tensortap.pipeline.ledger import Entry, Ledger
 from tensortap.pipeline.sink import Sink
 from tensortap.pipeline.ticket import settle
 from tensortap.record import Record
+from tensortap.stats.columns import RecordColumns
 
 BOUND = 128 << 20
 """Bytes of records that are kept without a run."""
@@ -16,7 +17,9 @@ BOUND = 128 << 20
 _STATISTICS = 1200  # bytes of a summary and its exponent bins: an estimate
 
 
-def _nbytes(record: Record) -> int:
+def _nbytes(record: Record | RecordColumns) -> int:
+    if isinstance(record, RecordColumns):
+        return OVERHEAD * len(record.heads) + len(record.stats.bins)
     return record_nbytes(record) + (_STATISTICS if record.stats is not None else 0)
 
 
@@ -28,22 +31,27 @@ class MemorySink(Sink):
         self.bound = bound
         self.evicted = 0
         self._nbytes = 0
-        self._records: collections.deque[Record] = collections.deque()
+        self._records: collections.deque[Record | RecordColumns] = collections.deque()
 
     @property
     def records(self) -> list[Record]:
         """The records that are held, oldest first."""
-        return list(self._records)
+        return [record for held in list(self._records) for record in _records_in(held)]
 
     def send(self, entries: list[Entry]) -> None:
         for record, _, _ in entries:
             self.keep(record)
         settle(entries, True)
 
-    def keep(self, record: Record) -> None:
-        """Keep a record; evict the oldest ones while there are more than `bound` bytes."""
+    def keep(self, record: Record | RecordColumns) -> None:
+        """Keep a record, or several; evict the oldest ones beyond `bound` bytes."""
         self._records.append(record)
         self._nbytes += _nbytes(record)
         while self._nbytes > self.bound and self._records:
-            self._nbytes -= _nbytes(self._records.popleft())
-            self.evicted += 1
+            oldest = self._records.popleft()
+            self._nbytes -= _nbytes(oldest)
+            self.evicted += len(oldest.heads) if isinstance(oldest, RecordColumns) else 1
+
+
+def _records_in(held: Record | RecordColumns) -> list[Record]:
+    return held.records() if isinstance(held, RecordColumns) else [held]

@@ -12,22 +12,27 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tensortap import frameworks
 from tensortap.buffers import view_of
 from tensortap.files import folder_mode
-from tensortap.pipeline.ledger import ERROR, Entry, Ledger
+from tensortap.pipeline.ledger import ERROR, Entry, Ledger, each_record
 from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
 from tensortap.record import Kind, Record, TensorData
 from tensortap.runs import layout, rows, tables
 from tensortap.runs.payloads import TensorFile
 from tensortap.runs.rows import Payload, Row
+from tensortap.stats.columns import RecordColumns
 from tensortap.values import tensors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = logging.getLogger("tensortap")
 
@@ -46,6 +51,7 @@ class StoreSink(Sink):
 
     pending = 0
     failing = ""
+    takes_columns = True
 
     def __init__(
         self, run: Path, rank: int, *, durable: bool = False, ledger: Ledger | None = None
@@ -64,7 +70,8 @@ class StoreSink(Sink):
         self._file: TensorFile | None = None
         self._files = _next_number(self._tensors, "*.safetensors")
         self._part = _next_number(self._records, "*.parquet")
-        self._rows: list[Row] = []  # not yet in the tail
+        self._encoder = rows.ColumnEncoder(self._schema)
+        self._rows: list[Row | RecordColumns] = []  # not yet in the tail
         self._entries: list[Entry] = []  # whose rows these are
         self._in_file: set[int] = set()  # indices of those with payloads in the open file
         self._since = time.monotonic()
@@ -139,12 +146,12 @@ class StoreSink(Sink):
         self._in_file.clear()
         lost += self._waiting
         self._waiting.clear()
-        for record, _, _ in lost:
+        for record, _, _ in each_record(lost):
             self.note_dropped(record.name, record.kind, record.step, record.rank)
         self._reserve.unlink(missing_ok=True)  # makes room for the rows
         with contextlib.suppress(OSError):
             self._commit()
-        lost += self.give_up()
+        lost = list(each_record([*lost, *self.give_up()]))
         self.ledger.drop(lost, ERROR)
         log.warning("tensortap: %d values are missing in %s: %s", len(lost), self.run, self.failing)
 
@@ -174,9 +181,10 @@ class StoreSink(Sink):
 
     def _take_one(self) -> None:
         entry = self._waiting[0]
-        record = entry[0]
-        value = rows.encode_inline(record.value)
-        if value is not None:
+        record: Any = entry[0]
+        if type(record) is RecordColumns:
+            self._rows.append(record)
+        elif (value := rows.encode_inline(record.value)) is not None:
             self._rows.append(rows.row_of(record, value, []))
         else:
             self._take_large(record)
@@ -233,9 +241,9 @@ class StoreSink(Sink):
         written = [*self._rows, *itertools.islice(self._dropped, dropped)]
         if not written:
             return
-        batch = rows.batch_of(written, self._schema).serialize()
-        self._tail.append(batch, durable=self.durable)
-        self._tail_rows += len(written)
+        batch = rows.joined(list(self._batches(written)))
+        self._tail.append(batch.serialize(), durable=self.durable)
+        self._tail_rows += batch.num_rows
         for _ in range(dropped):
             self._dropped.popleft()
         done, self._entries, self._rows = self._entries, [], []
@@ -243,6 +251,13 @@ class StoreSink(Sink):
         settle(done, True)
         if self._tail_rows >= _TAIL_ROWS or self._tail.nbytes >= _TAIL_BYTES:
             self._seal()
+
+    def _batches(self, written: list[Any]) -> Iterator[pa.RecordBatch]:
+        for is_row, group in itertools.groupby(written, lambda each: isinstance(each, tuple)):
+            if is_row:
+                yield rows.batch_of(list(group), self._schema)
+            else:
+                yield from map(self._encoder.batch_of, group)
 
     def _open_tail(self) -> tables.TailFile:
         columns = self._schema.with_metadata(tables.metadata(self._part))

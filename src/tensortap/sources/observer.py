@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +25,10 @@ from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
+from tensortap.sources.batches import ColumnMaker, ObservedTensor, summarize_together
 from tensortap.sources.options import NamePattern, Patterns
 from tensortap.sources.tracked_records import TrackedRecords
+from tensortap.stats.columns import SummaryColumns
 
 log = logging.getLogger("tensortap")
 
@@ -122,6 +124,7 @@ class Observer:
         self._pending: collections.deque[PendingRecord] = collections.deque()
         values = self._whole is not None or options.stash is not None
         self._records = TrackedRecords(options.out_path, values)
+        self._maker = ColumnMaker(self._record_of)
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._monitor: AlertMonitor | None = None
         if self.explains:
@@ -199,6 +202,23 @@ class Observer:
         pipeline.ledger.track(_now() - start)
         return stats
 
+    def observe_all(self, found: Sequence[tuple[Observed, Any]]) -> None:
+        """Make records of tensors in their order; those in memory are summarized together."""
+        tensors = [ObservedTensor(*each) for each in found]
+        if self.options.stats:
+            summarize_together(tensors, self._add_all, self.observe)
+            return
+        for observed, value in tensors:
+            self.observe(observed, value)
+
+    def _add_all(self, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
+        options = self.options
+        if self._monitor is None and self._whole is None and options.stash is None:
+            self._records.send_columns(self._maker.columns(found, stats, self.step_number))
+            return
+        for (observed, value), summary in zip(found, stats.summaries(), strict=True):
+            self.add(observed, summary, None, value)
+
     def add(
         self,
         observed: Observed,
@@ -211,12 +231,8 @@ class Observer:
         if step is None:
             step = self.step_number
         rank, world_size = ranks.rank_and_world_size()
-        tags = _prefixed_tags(observed.tags, self.prefix) if self.prefix else observed.tags
-        record = Record(
-            self.prefix + observed.name, observed.kind, step, observed.call, pipeline.next_seq(),
-            rank, world_size, time.time_ns(), observed.type, observed.dtype, observed.shape,
-            observed.shard, None, None, stats, tags,
-        )  # fmt: skip
+        seq, now = pipeline.next_seq(), time.time_ns()
+        record = self._record_of(observed, step, seq, rank, world_size, now, stats)
         nbytes = 0
         if value is not None:
             record, nbytes = self._with_value(record, value)
@@ -224,6 +240,23 @@ class Observer:
             self._put(record, nbytes)
         else:
             self._pending.append(PendingRecord(record, nbytes, pending))
+
+    def _record_of(
+        self,
+        observed: Observed,
+        step: int = 0,
+        seq: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        time_ns: int = 0,
+        stats: Summary | None = None,
+    ) -> Record:
+        tags = _prefixed_tags(observed.tags, self.prefix) if self.prefix else observed.tags
+        return Record(
+            self.prefix + observed.name, observed.kind, step, observed.call, seq, rank, world_size,
+            time_ns, observed.type, observed.dtype, observed.shape, observed.shard, None, None,
+            stats, tags,
+        )  # fmt: skip
 
     def prefixed(self, reasons: dict[str, str]) -> dict[str, str]:
         """Return reasons by the names that records have."""

@@ -17,9 +17,12 @@ from tensortap.record import Kind, Record
 from tensortap.sinks.connections import connections
 from tensortap.sinks.memory import MemorySink
 from tensortap.sources import init as run
+from tensortap.stats.columns import RecordColumns
 from tensortap.wire.address import Address
 
 log = logging.getLogger("tensortap")
+
+_HEADS = 64  # sets of names that were sent as columns
 
 
 class TrackedRecords:
@@ -36,6 +39,8 @@ class TrackedRecords:
         self._values = values
         self._session: Address | None = None  # the live session that has taken records
         self._names: set[tuple[Kind, str]] = set()  # a run may have records of other sources
+        self._sent: dict[int, tuple[Record, ...]] = {}  # heads of columns, by identity
+        self._warned = False
         self._first_seq = self._began = 0
         self._last_seq = sys.maxsize
 
@@ -69,12 +74,31 @@ class TrackedRecords:
             self._names.add((record.kind, record.name))
             self._session = session or self._session
             return
+        self._keep(record)
+
+    def _keep(self, record: Record | RecordColumns) -> None:
         self.memory.keep(record)
-        if self.memory.evicted == 1:
+        if self.memory.evicted and not self._warned:
+            self._warned = True
             log.warning(
                 "tensortap: the tracker keeps the latest %s of records; it evicts older ones. "
                 "tap.init('runs') keeps all on disk", format_size(self.memory.bound),
             )  # fmt: skip
+
+    def send_columns(self, columns: RecordColumns) -> None:
+        """Send records as columns if the run takes them, else one by one; or keep them."""
+        if pipeline.expecting:
+            connections.connect()
+        if self.run is None and not pipeline.on:
+            self._keep(columns)
+        elif self.run is None or not pipeline.put_columns(columns):
+            for record in columns.records():
+                self.send(record, 0)
+        elif id(columns.heads) not in self._sent:
+            if len(self._sent) > _HEADS:
+                self._sent.clear()
+            self._sent[id(columns.heads)] = columns.heads  # kept, so that no other has its id
+            self._names.update((head.kind, head.name) for head in columns.heads)
 
     def __iter__(self) -> Iterator[Record]:
         """Yield all records so far, in order of capture; from the run if one is open."""

@@ -29,7 +29,7 @@ from tensortap.frameworks.torch.channel import open_channel
 from tensortap.frameworks.torch.probes import find_probes
 from tensortap.frameworks.torch.shards import local_shard
 from tensortap.frameworks.torch.stack import stack
-from tensortap.frameworks.torch.summarize import summarize
+from tensortap.frameworks.torch.summarize import memory_of, summarize
 from tensortap.frameworks.torch.track import ModelHooks
 from tensortap.frameworks.torch.watch import hooks_on
 from tensortap.record import TensorData
@@ -134,10 +134,12 @@ FRAMEWORK = TorchFramework()
 
 _PARAMETER = Adapter(
     tensors.snapshot, tensors.nbytes, tensors.describe, tensors.snapshot_small, summarize,
-    tensors.view, copy=tensors.copied_tensor,
+    tensors.view, copy=tensors.copied_tensor, memory=memory_of,
 )  # fmt: skip
 _TENSOR = replace(_PARAMETER, keyed_copy=tensors.keyed_copy, compact=tensors.CompactTensor)
-_SUBCLASS = replace(_PARAMETER, snapshot=tensors.snapshot_subclass, snapshot_small=None)
+_SUBCLASS = replace(
+    _PARAMETER, snapshot=tensors.snapshot_subclass, snapshot_small=None, memory=None
+)
 _UNINITIALIZED = rejecting(
     "an uninitialized parameter has no data: catch it after the first forward"
 )

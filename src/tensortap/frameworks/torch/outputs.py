@@ -160,11 +160,9 @@ class OutputHooks:
                 own_tags = {**own_tags, **placed}
                 if activation:
                     all_tags = {**own_tags, "recompute": "1"} if again else own_tags
-                    seen = functools.partial(
-                        observed, name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
-                    )
+                    seen = name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
                     if type(tensor) is torch.Tensor:
-                        observer.observe(*seen(), step, None, explain)
+                        observer.observe(*observed(*seen), step, None, explain)
                     else:
                         look = functools.partial(self._observe_later, seen, step, explain)
                         self._collectives.observe(tensor, name, look)
@@ -175,10 +173,8 @@ class OutputHooks:
         except Exception as error:
             observer.fault(name, error)
 
-    def _observe_later(
-        self, seen: Callable[[], tuple[Any, Any]], step: int, explain: Explain | None
-    ) -> None:
-        self.observer.observe(*seen(), step, None, explain)
+    def _observe_later(self, seen: tuple[Any, ...], step: int, explain: Explain | None) -> None:
+        self.observer.observe(*observed(*seen), step, None, explain)
 
     def _is_trained_in_eval(self, output: Any) -> bool:
         """Return whether a backward pass has gone through the model in ``eval()`` mode."""
@@ -229,7 +225,7 @@ class OutputHooks:
             call = self._calls.get(name, 0)
             self._calls[name] = call + 1
             self._recomputable.setdefault(name, []).append(call)
-        return wanted._replace(step=self.observer.step_number, call=call)
+        return ModuleCall(self.observer.step_number, call, wanted.activation, wanted.gradient)
 
     def _known_stats(self, gradient: torch.Tensor) -> Summary | None:
         """Return the statistics of a gradient that was just observed under another name.

@@ -84,8 +84,10 @@ def observed(
     >>> description.dtype, description.shape, local.requires_grad
     ('float32', (2, 3), False)
     """
-    local = waited(tensor.detach())
+    local = tensor.detach()
     tags = tags or {}
+    if type(local) is not torch.Tensor:
+        local = waited(local)
     if type(local) is not torch.Tensor and hasattr(local, "to_local"):
         mesh = str(tuple(local.device_mesh.shape))
         local, shard = local_shard(local)

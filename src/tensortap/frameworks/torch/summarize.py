@@ -23,6 +23,7 @@ from tensortap.frameworks.view import as_numpy
 from tensortap.record import Summary, TensorData
 from tensortap.stats import packed
 from tensortap.stats import summarize as stats
+from tensortap.stats.columns import Memory
 
 _LONG = (torch.int64, torch.int32, torch.uint32, torch.uint64)  # float32 would round them
 _CHUNK = 1 << 22  # elements whose exponents are counted at once: eight bytes of index each
@@ -55,7 +56,26 @@ def _summarize(value: torch.Tensor, threads: int) -> Summary | PendingSummary:
     return stats.summarize_array(as_numpy(node), threads=threads)
 
 
+def memory_of(value: torch.Tensor) -> Memory | None:
+    """Return where the kernel finds the elements; None for tensors that need the general way."""
+    # complex128: magnitudes may be beyond float64
+    if has_torch_function((value,)) or not value.is_cpu or value.dtype is torch.complex128:
+        return None
+    try:
+        return _memory(value)
+    except (RuntimeError, KeyError):
+        return None  # no storage, or an unknown dtype: the general way reports it
+
+
 def _summarize_in_place(value: torch.Tensor, threads: int) -> Summary | None:
+    memory = _memory(value)
+    if memory is None:
+        return None
+    found: Summary | None = stats.kernel.summarize(*memory, threads)
+    return found
+
+
+def _memory(value: torch.Tensor) -> Memory | None:
     dtype = value.dtype
     name, itemsize, _ = KNOWN[dtype]
     code = stats.code_of(name)
@@ -71,8 +91,7 @@ def _summarize_in_place(value: torch.Tensor, threads: int) -> Summary | None:
     if not value.is_contiguous():
         shape = tuple(value.shape)
         strides = tuple([itemsize * stride for stride in value.stride()])
-    found: Summary | None = stats.kernel.summarize(address, code, shape, strides, threads)
-    return found
+    return address, code, shape, strides
 
 
 def _share_threads() -> None:

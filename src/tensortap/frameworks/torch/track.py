@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tensortap.frameworks.observing import TrackObserver, never_skipped, tensors_in
+from tensortap.frameworks.observing import Observed, TrackObserver, never_skipped, tensors_in
 from tensortap.frameworks.torch.layouts import UNKNOWN, tensor_mesh
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import (
@@ -68,6 +68,7 @@ class ParameterHooks:
         self._early: dict[str, torch.Tensor] = {}
         self._early_needed = True
         self._stepping = False
+        self._found: list[tuple[Observed, torch.Tensor]] = []  # and not yet handed over
         # for each optimizer step of the current and of the last step: None, or found_inf
         self._found_inf: list[Any] = []
         self._last_found_inf: list[Any] = [None]
@@ -111,7 +112,10 @@ class ParameterHooks:
     def _guarded(self, look: Callable[..., object], *args: Any) -> None:
         """Call a hook of an optimizer, whose errors must not reach the training."""
         try:
-            look(*args)
+            try:
+                look(*args)
+            finally:
+                self._observe_found()
         except Exception as error:
             self.observer.fault("optimizer", error)
 
@@ -225,19 +229,25 @@ class ParameterHooks:
     def end_step(self) -> None:
         self._last_found_inf, self._found_inf = self._found_inf, []
         self._stepping = False  # also where the step of an optimizer has raised
-        kinds = self.observer.kinds
         if self.observer.capturing:
-            self._name_parameters()
-            if Kind.WEIGHT_GRADIENT in kinds:
-                self._observe_late_gradients()
-            if Kind.WEIGHT in kinds:
-                for name, parameter in self._parameters.items():
-                    if self.observer.wants(Kind.WEIGHT, name):
-                        self._observe(name, Kind.WEIGHT, parameter, self._tags(name))
-            if Kind.OPTIMISER_STATE in kinds:
-                self._observe_state()
+            try:
+                self._look_at_the_end()
+            finally:
+                self._observe_found()
         self._gradients.end_step(self._parameters)
         self._early.clear()
+
+    def _look_at_the_end(self) -> None:
+        kinds = self.observer.kinds
+        self._name_parameters()
+        if Kind.WEIGHT_GRADIENT in kinds:
+            self._observe_late_gradients()
+        if Kind.WEIGHT in kinds:
+            for name, parameter in self._parameters.items():
+                if self.observer.wants(Kind.WEIGHT, name):
+                    self._observe(name, Kind.WEIGHT, parameter, self._tags(name))
+        if Kind.OPTIMISER_STATE in kinds:
+            self._observe_state()
 
     def _observe_state(self) -> None:
         seen: set[int] = set()  # wrappers show the state of what they wrap as their own
@@ -270,9 +280,14 @@ class ParameterHooks:
         try:
             if self._mesh and not hasattr(tensor, "device_mesh"):
                 tags = {**tags, "placements": UNKNOWN, "mesh": self._mesh}
-            self.observer.observe(*observed(name, kind, tensor, call, tags=tags))
+            self._found.append(observed(name, kind, tensor, call, tags=tags))
         except Exception as error:
             self.observer.fault(name, error)
+
+    def _observe_found(self) -> None:
+        """Hand over the tensors that were found, to be summarized together."""
+        found, self._found = self._found, []
+        self.observer.observe_all(found)
 
 
 class _Gradients:

@@ -29,10 +29,13 @@ typedef struct {
     const double *table; /* the values of BYTES */
 } Elements;
 
-typedef struct {
-    int64_t count, zeros, nans, posinfs, neginfs;
-    double min, max, mean, std, mean_abs, max_abs, min_abs, rm2, rm4, rm8;
+#define FIGURES                                                                                   \
+    int64_t count, zeros, nans, posinfs, neginfs;                                                 \
+    double min, max, mean, std, mean_abs, max_abs, min_abs, rm2, rm4, rm8;                        \
     int first_bin, bins;
+
+typedef struct {
+    FIGURES
     uint64_t bin[EXPONENTS];
 } Statistics;
 
@@ -52,6 +55,24 @@ void use_team(Team given);
 
 /* `threads` 0 means as many as the process may use, for a large array. */
 Outcome summarize(const Elements *elements, int threads, Statistics *result);
+
+#define FEW_BINS 64
+
+typedef struct {
+    struct {
+        FIGURES
+    } figures; /* the first fields of Statistics */
+    uint64_t *bin, few[FEW_BINS]; /* `bin` is `few` if these are enough, else allocated */
+} Kept;
+
+typedef struct {
+    const Elements *elements; /* of n arrays */
+    Kept *kept;               /* their results; `bin` is NULL at first */
+    size_t n, next;
+} Many;
+
+/* Summarize many arrays; the large ones one after the other, the others side by side. */
+Outcome summarize_many(Many *many, int threads);
 
 typedef struct {
     double atol, rtol;

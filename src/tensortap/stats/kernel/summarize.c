@@ -216,8 +216,8 @@ static void release_worker(int index, Worker *w)
     free(w);
 }
 
-/* Return a worker with space for this many patterns; NULL if there is no memory. */
-static Worker *acquire_worker(int index, size_t patterns)
+/* Return a worker; NULL if there is no memory. */
+static Worker *acquire_worker(int index)
 {
     Worker *w = NULL;
     if (index < DEFAULT_THREADS)
@@ -229,49 +229,41 @@ static Worker *acquire_worker(int index, size_t patterns)
         w->patterns = NULL;
         w->many = NULL;
     }
+    return w;
+}
+
+/* Give a worker cleared space for this many patterns; return 0 if there is no memory. */
+static int provide_patterns(Worker *w, size_t patterns)
+{
     if (patterns > 0 && w->patterns != NULL)
         memset(w->patterns, 0, patterns * sizeof *w->patterns);
     else if (patterns > 0)
         w->patterns = calloc(PATTERNS, sizeof *w->patterns);
     if (patterns > 256 && w->many == NULL)
         w->many = calloc(SECOND + PATTERNS, sizeof *w->many);
-    if ((patterns > 0 && w->patterns == NULL) || (patterns > 256 && w->many == NULL)) {
-        release_worker(index, w);
-        return NULL;
-    }
-    return w;
+    return (patterns == 0 || w->patterns != NULL) && (patterns <= 256 || w->many != NULL);
 }
 
-Outcome summarize(const Elements *elements, int requested, Statistics *result)
+/* Do a job with n workers. */
+static Outcome do_job(Job *job, Worker **workers, int n, Statistics *result)
 {
-    Job job;
     Moments total = {0}, only = {0};
     FloatMode before;
     Outcome outcome = NO_MEMORY;
-    Worker *workers[MAX_THREADS], *first = NULL;
-    int n = 1, acquired = 0;
-    prepare(&job, elements);
-    if (job.tasks > 1) {
-        int teamed = has_team();
-        if (requested <= 0 && teamed)
-            requested = team.size() < DEFAULT_THREADS ? team.size() : DEFAULT_THREADS;
-        n = thread_count(job.count / (teamed ? TASK : A_THREAD), requested);
-    }
-    size_t patterns = job.by_patterns ? (job.kind == BYTES ? 256 : PATTERNS) : 0;
+    Worker *first = workers[0];
+    size_t patterns = job->by_patterns ? (job->kind == BYTES ? 256 : PATTERNS) : 0;
     double *values = patterns > 256 ? malloc(2 * patterns * sizeof *values) : NULL;
-    job.parts = job.tasks > 1 ? calloc(job.tasks, sizeof *job.parts) : &only;
-    if (job.parts == NULL || (patterns > 256 && values == NULL))
+    job->parts = job->tasks > 1 ? calloc(job->tasks, sizeof *job->parts) : &only;
+    if (job->parts == NULL || (patterns > 256 && values == NULL))
         goto end;
-    for (; acquired < n; acquired++) {
-        workers[acquired] = acquire_worker(acquired, patterns);
-        if (workers[acquired] == NULL)
+    for (int i = 0; i < n; i++) {
+        if (!provide_patterns(workers[i], patterns))
             goto end;
-        clear_counts(workers[acquired], &job);
+        clear_counts(workers[i], job);
     }
     work_together(workers, n);
 
     use_ieee_mode(&before);
-    first = workers[0];
     for (int i = 1; i < n; i++) {
         add_counts(first, workers[i]);
         for (size_t k = 0; k < patterns; k++)
@@ -282,17 +274,143 @@ Outcome summarize(const Elements *elements, int requested, Statistics *result)
     else if (patterns)
         total = of_patterns(first, first->patterns, first->doubles, first->scaled);
     else
-        for (size_t i = 0; i < job.tasks; i++)
-            add(&total, job.parts[i]);
+        for (size_t i = 0; i < job->tasks; i++)
+            add(&total, job->parts[i]);
     put_counts(first, result);
     put_figures(&total, result);
     restore_mode(&before);
-    outcome = job.beyond ? BEYOND : DONE;
+    outcome = job->beyond ? BEYOND : DONE;
 end:
-    for (int i = 0; i < acquired; i++)
-        release_worker(i, workers[i]);
     free(values);
-    if (job.parts != &only)
-        free(job.parts);
+    if (job->parts != &only)
+        free(job->parts);
+    return outcome;
+}
+
+/* Return how many threads to use for this many elements. */
+static int threads_for(size_t count, int requested)
+{
+    int teamed = has_team();
+    if (requested <= 0 && teamed)
+        requested = team.size() < DEFAULT_THREADS ? team.size() : DEFAULT_THREADS;
+    return thread_count(count / (teamed ? TASK : A_THREAD), requested);
+}
+
+/* Acquire n workers; return how many there is memory for. */
+static int acquire_workers(Worker **workers, int n)
+{
+    int acquired = 0;
+    while (acquired < n && (workers[acquired] = acquire_worker(acquired)) != NULL)
+        acquired++;
+    return acquired;
+}
+
+static void release_workers(Worker **workers, int n)
+{
+    for (int i = 0; i < n; i++)
+        release_worker(i, workers[i]);
+}
+
+Outcome summarize(const Elements *elements, int requested, Statistics *result)
+{
+    Job job;
+    Worker *workers[MAX_THREADS];
+    prepare(&job, elements);
+    int n = acquire_workers(workers, job.tasks > 1 ? threads_for(job.count, requested) : 1);
+    Outcome outcome = n > 0 ? do_job(&job, workers, n, result) : NO_MEMORY;
+    release_workers(workers, n);
+    return outcome;
+}
+
+/* ---- many arrays ---- */
+
+typedef struct {
+    Many *many;
+    Worker *worker;
+    Outcome outcome;
+} Share;
+
+/* Keep the result of an array; return 0 if there is no memory. */
+static int keep_result(Many *many, size_t i, const Statistics *result)
+{
+    Kept *kept = &many->kept[i];
+    size_t size = (size_t)result->bins * sizeof *kept->bin;
+    memcpy(&kept->figures, result, sizeof kept->figures);
+    kept->bin = result->bins > FEW_BINS ? malloc(size) : kept->few;
+    if (kept->bin != NULL)
+        memcpy(kept->bin, result->bin, size);
+    return kept->bin != NULL;
+}
+
+/* Summarize arrays that no other thread has taken. */
+static void *take_arrays(void *argument)
+{
+    Share *share = argument;
+    Many *many = share->many;
+    Statistics result;
+    while (share->outcome == DONE) {
+        size_t i = __atomic_fetch_add(&many->next, 1, __ATOMIC_RELAXED);
+        if (i >= many->n)
+            break;
+        if (many->kept[i].bin != NULL)
+            continue;
+        Job job;
+        prepare(&job, &many->elements[i]);
+        share->outcome = do_job(&job, &share->worker, 1, &result);
+        if (share->outcome == DONE && !keep_result(many, i, &result))
+            share->outcome = NO_MEMORY;
+    }
+    return NULL;
+}
+
+typedef struct {
+    Share *shares;
+    int n;
+} Shares;
+
+static void take_arrays_in_team(void *argument)
+{
+    Shares *all = argument;
+    int i = team.number();
+    if (i < all->n)
+        take_arrays(&all->shares[i]);
+}
+
+Outcome summarize_many(Many *many, int requested)
+{
+    Worker *workers[MAX_THREADS];
+    Share shares[MAX_THREADS];
+    void *arguments[MAX_THREADS];
+    Outcome outcome = DONE;
+    size_t total = 0;
+    for (size_t i = 0; i < many->n && outcome == DONE; i++) {
+        size_t count = 1;
+        for (int k = 0; k < many->elements[i].array.ndim; k++)
+            count *= (size_t)many->elements[i].array.shape[k];
+        total += count;
+        if (count < A_THREAD)
+            continue;
+        /* all threads together: the last one must not wait for a large array */
+        Statistics result;
+        outcome = summarize(&many->elements[i], requested, &result);
+        if (outcome == DONE && !keep_result(many, i, &result))
+            outcome = NO_MEMORY;
+        total -= count;
+    }
+    int n = acquire_workers(workers, threads_for(total, requested));
+    if (n == 0)
+        outcome = NO_MEMORY;
+    for (int i = 0; i < n; i++) {
+        shares[i] = (Share){many, workers[i], outcome};
+        arguments[i] = &shares[i];
+    }
+    Shares all = {shares, n};
+    if (n > 1 && has_team())
+        team.run(take_arrays_in_team, &all, (unsigned)n, 0);
+    else if (n > 0)
+        run_threads(take_arrays, arguments, n);
+    for (int i = 0; i < n && outcome == DONE; i++)
+        outcome = shares[i].outcome;
+    release_workers(workers, n);
     return outcome;
 }

@@ -7,16 +7,16 @@
 /* code between BEGIN_AVX2 or BEGIN_AVX512 and END_TARGET is compiled for such processors */
 #if defined(__clang__)
 #define BEGIN_AVX2                                                                                \
-    _Pragma("clang attribute push(__attribute__((target(\"avx2,bmi,bmi2,popcnt\"))), apply_to = function)")
+    _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,bmi,bmi2,popcnt\"))), apply_to = function)")
 #define BEGIN_AVX512                                                                              \
-    _Pragma("clang attribute push(__attribute__((target(\"avx2,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\"))), apply_to = function)")
+    _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\"))), apply_to = function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #else
 #define BEGIN_AVX2                                                                                \
-    _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,bmi,bmi2,popcnt\")")
+    _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,bmi,bmi2,popcnt\")")
 #define BEGIN_AVX512                                                                              \
     _Pragma("GCC push_options")                                                                   \
-    _Pragma("GCC target(\"avx2,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\")")
+    _Pragma("GCC target(\"avx2,fma,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl\")")
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
 
@@ -58,8 +58,9 @@ static int used; /* the index of the variant */
 static int can_run(int index)
 {
 #if defined(__x86_64__)
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-               __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+               __builtin_cpu_supports("popcnt");
     if (index == 1)
         return avx2;
     if (index == 2)

@@ -1,0 +1,92 @@
+"""Statistics of many tensors as columns, and the records that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tensortap.record import Record, Summary
+
+_COUNTS = 5  # of the fields of a Summary
+_FIGURES = 10
+
+Memory = tuple[int, int, Any, tuple[int, ...] | None]
+"""The array of a tensor: its address, the kernel's code of its dtype, shape, strides in bytes."""
+
+
+class SummaryColumns(NamedTuple):
+    """Summaries as columns, each in the memory layout of an Arrow column."""
+
+    counts: bytes  # five columns of int64
+    figures: bytes  # ten columns of float64
+    first_bins: bytes  # int32
+    ends: bytes  # int32: where the bins of each begin, and where all end
+    bins: bytes  # int64
+
+    def summaries(self) -> list[Summary]:
+        """Return the summaries one by one."""
+        ends, bins = _numbers(self.ends, "i4"), _numbers(self.bins, "i8")
+        return [
+            Summary(*[*counts, *figures, first, tuple(bins[start:end])])
+            for counts, figures, first, start, end in zip(
+                _rows(self.counts, "i8", _COUNTS), _rows(self.figures, "f8", _FIGURES),
+                _numbers(self.first_bins, "i4"), ends[:-1], ends[1:], strict=True,
+            )
+        ]  # fmt: skip
+
+
+def _numbers(column: bytes, dtype: str) -> Any:
+    import numpy as np
+
+    return np.frombuffer(column, dtype).tolist()
+
+
+def _rows(columns: bytes, dtype: str, count: int) -> Any:
+    import numpy as np
+
+    return np.frombuffer(columns, dtype).reshape(count, -1).T.tolist()
+
+
+def summarize_many(arrays: list[Memory]) -> SummaryColumns:
+    """Return the statistics of arrays in memory, from one call of the kernel.
+
+    It runs on several threads and without the interpreter lock. It takes no complex128. The memory
+    must stay valid during the call.
+
+    >>> import numpy as np
+    >>> x = np.array([1.0, -3.0])
+    >>> from tensortap.stats.summarize import code_of
+    >>> summarize_many([(x.ctypes.data, code_of("float64"), 2, None)]).summaries()[0].mean
+    -1.0
+    """
+    from tensortap.stats import summarize
+
+    return SummaryColumns(*summarize.kernel.summarize_many(arrays, summarize.AUTO))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordColumns:
+    """Records of tensors that were summarized together.
+
+    `heads` are the records without what differs from step to step. While the tensors stay the same,
+    so does this tuple, by identity.
+    """
+
+    heads: tuple[Record, ...]
+    step: int
+    seqs: Sequence[int]
+    rank: int
+    world_size: int
+    time_ns: int
+    stats: SummaryColumns
+
+    def records(self) -> list[Record]:
+        """Return the records one by one."""
+        replace, found = msgspec.structs.replace, zip(
+            self.heads, self.seqs, self.stats.summaries(), strict=True
+        )  # fmt: skip
+        same = {name: getattr(self, name) for name in ("step", "rank", "world_size", "time_ns")}
+        return [replace(head, seq=seq, stats=stats, **same) for head, seq, stats in found]

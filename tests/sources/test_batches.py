@@ -1,0 +1,144 @@
+"""Weights, gradients and state that are summarized together, against one by one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tap
+from tensortap import frameworks
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.record import Kind
+
+pytestmark = pytest.mark.usefixtures("no_errors")
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.float8_e4m3fn, torch.uint8, torch.int64, torch.bool,
+]  # fmt: skip
+
+
+class Mixed(nn.Module):
+    """Parameters of every dtype, strided, empty, tied and frozen ones."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(4, 6)
+        self.tied = nn.Linear(4, 6, bias=False)
+        self.tied.weight = self.fc.weight
+        self.strided = nn.Parameter(torch.randn(6, 4).t())
+        self.empty = nn.Parameter(torch.randn(0, 3))
+        self.scalar = nn.Parameter(torch.tensor(2.0))
+        self.broken = nn.Parameter(torch.tensor([torch.nan, torch.inf, 0.0, 1e-40]))
+        for i, dtype in enumerate(DTYPES):
+            value = (torch.randn(9) * 3).to(dtype)
+            self.register_parameter(f"p{i}", nn.Parameter(value, requires_grad=False))
+        self.conjugate = nn.Parameter(torch.randn(3, dtype=torch.complex64).conj(), False)
+        self.wide = nn.Parameter(torch.randn(5).expand(3, 5), requires_grad=False)
+
+    def forward(self, x):
+        return (self.fc(x) + self.tied(x)) @ self.strided.t() * self.scalar
+
+
+def train(change=lambda model, step: None, optimizer=torch.optim.AdamW, **options):
+    model = Mixed()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    opt = optimizer(trained)
+    with tap.track(model, optimizer=opt, **options) as tracker:
+        for step in range(3):
+            opt.zero_grad()
+            torch.manual_seed(step)
+            model(torch.randn(5, 4)).square().mean().backward()
+            opt.step()
+            change(model, step)
+            tracker.step()
+    return tracker, model
+
+
+def contents(tracker):
+    """Return the records in order, without time and origin in the sequence of all."""
+    records = tracker.records
+    assert [r.seq for r in records] == sorted({r.seq for r in records})
+    return [msgspec.msgpack.encode(msgspec.structs.replace(r, seq=0, time_ns=0)) for r in records]
+
+
+def replace_parameters(model, step):
+    """Replace, resize, reshape, restride and convert parameters between steps."""
+    with torch.no_grad():
+        if step == 0:
+            model.wide.data = torch.ones(2)
+            model.strided.data = model.strided.data.clone()
+            model.p0.data = model.p0.data.view(3, 3)  # the same memory, another shape
+            model.p1.data = model.p1.data[:4]
+        elif step == 1:
+            model.p0.data = model.p0.data.double()
+            model.p1 = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+            model.p3.data.mul_(2)  # no version counter sees this
+            model.empty.data = torch.ones(2, 3)
+            del model.p4
+
+
+@pytest.mark.parametrize("change", [lambda model, step: None, replace_parameters])
+@pytest.mark.parametrize("sink", ["memory", "run"])
+def test_together_equals_one_by_one(change, sink, tmp_path, monkeypatch):
+    def tracked():
+        out_path = tmp_path if sink == "run" else None
+        return contents(train(change, out_path=out_path)[0])
+
+    together = tracked()
+    monkeypatch.setattr(frameworks, "memory_of", lambda value: None)
+    assert together == tracked()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"alerts": True}, {"stash": lambda x: {"n": x.numel()}}, {"tensors": "fc"},
+     {"stats": False, "tensors": True}, {"name": "a", "every": 2}, {"include": "fc|p1"}],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_options_see_the_same(options, monkeypatch):
+    together = train(**options)[0]
+    alerts = [str(alert) for alert in together.alerts]
+    together = contents(together)
+    monkeypatch.setattr(frameworks, "memory_of", lambda value: None)
+    alone = train(**options)[0]
+    assert [str(alert) for alert in alone.alerts] == alerts
+    assert contents(alone) == together
+
+
+def test_a_run_gets_columns_and_the_statistics_of_the_last_step_are_exact(open_run, monkeypatch):
+    put, columns = pipeline.put_columns, []
+    monkeypatch.setattr(pipeline, "put_columns", lambda c: columns.append(c) or put(c))
+    tap.catch(0.0, "connects")  # until then there may be a live session
+    assert tap.flush(10)
+    before = tap.receipt().tracked
+    tracker, model = train()
+    per_step = len([c for c in columns if c.step == 2])
+    assert per_step
+    assert columns[-1].heads is columns[-1 - per_step].heads  # encoded once
+    weights = {r.name: r.stats for r in tracker.records if r.kind is Kind.WEIGHT and r.step == 2}
+    expected = {k: tap.summarize(p) for k, p in model.named_parameters()}
+    assert {k: msgspec.msgpack.encode(s) for k, s in weights.items()} == {
+        k: msgspec.msgpack.encode(s) for k, s in expected.items()
+    }
+    assert tap.receipt().tracked - before == len(tracker.records)
+
+
+def test_one_tensor_that_cannot_be_read_costs_only_itself(monkeypatch, errors):
+    broken = []
+
+    def memory_of(value):
+        if value.shape == (6,):
+            broken.append(value)
+            raise RuntimeError("no memory")
+        return real(value)
+
+    real = frameworks.memory_of
+    monkeypatch.setattr(frameworks, "memory_of", memory_of)
+    found = contents(train()[0])
+    assert broken
+    monkeypatch.setattr(frameworks, "memory_of", real)
+    assert found == contents(train()[0])
