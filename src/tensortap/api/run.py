@@ -149,15 +149,18 @@ class Run(Values):
             time.sleep(interval)
             self.reader.refresh()
 
-    def stats(self, compute: bool = True) -> pd.DataFrame:
+    @checked
+    def stats(self, compute: bool = True, *, rank: int | str | None = None) -> pd.DataFrame:
         """Return a frame with name, kind, step, rank and all statistics, one row per record.
 
-        `compute` computes the statistics of tensors that were recorded without any.
+        `compute` computes the statistics of tensors that were recorded without any. By default,
+        what several ranks recorded of a tensor is merged into one row, that of the lowest rank;
+        `rank` is one rank, or ``"all"`` for every record.
         """
         need_pandas("run.stats()")
         from tensortap.table import frames
 
-        return frames.stats_of(self.table(compute=compute))
+        return frames.stats_of(self.table(compute=compute), rank=rank)
 
     @checked
     def logframe(
@@ -166,17 +169,20 @@ class Run(Values):
         *,
         compute: bool = True,
         strict: bool = False,
+        rank: int | str | None = None,
     ) -> pd.DataFrame:
         """Return the frame for figures of numerics; see `tap.validate_logframe`.
 
         `exponents` are the first and the last bin with a column; by default all that occur.
         `compute` computes the statistics of tensors that were recorded without any. `strict` is for
         readers that allow no further metadata: rank and call are then below ``scalar_stats``.
+        `rank` is as for `stats`.
         """
         need_pandas("run.logframe()")
         from tensortap.table import frames
 
-        return frames.logframe_of(self.table(compute=compute), exponents=exponents, strict=strict)
+        table = self.table(compute=compute)
+        return frames.logframe_of(table, exponents=exponents, strict=strict, rank=rank)
 
     @checked
     def formats(

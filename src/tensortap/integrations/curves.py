@@ -14,6 +14,7 @@ from tensortap.patterns import compile_pattern
 from tensortap.readers.run import RunReader
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
 from tensortap.table import frames
+from tensortap.table.selection import choose_rank
 from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, table_of
 
@@ -50,8 +51,11 @@ def curve_points(
     names: str | None = None,
     statistics: Sequence[str] = STATISTICS,
     histograms: bool = True,
+    rank: int | str | None = None,
 ) -> Iterator[CurvePoint]:
     """Yield the points of a run, a tracker, or any records, by rank, step and order of capture.
+
+    `rank` is as for `run.stats`.
 
     >>> from tensortap.record import Kind, Record
     >>> record = Record("loss", Kind.METRIC, 3, 0, 0, 0, 1, 0, value=0.5)
@@ -62,17 +66,21 @@ def curve_points(
     if unknown:
         known = ", ".join(RUN_STATISTICS)
         raise TensortapError(f"statistics must be among {known}, got {', '.join(unknown)}")
-    return _points(source, compile_pattern(names or ""), statistics, histograms)
+    reader = getattr(source, "reader", None)
+    table = frames.complete_table(reader) if isinstance(reader, RunReader) else table_of(source)
+    return _points(*choose_rank(table, rank), compile_pattern(names or ""), statistics, histograms)
 
 
 def _points(
-    source: Any, wanted: re.Pattern[str], statistics: Sequence[str], histograms: bool
+    table: Table,
+    rank: int | None,
+    wanted: re.Pattern[str],
+    statistics: Sequence[str],
+    histograms: bool,
 ) -> Iterator[CurvePoint]:
-    reader = getattr(source, "reader", None)
-    table = frames.complete_table(reader) if isinstance(reader, RunReader) else table_of(source)
     chosen = np.array([bool(wanted.search(name)) for name in table.names], np.bool_)
     order = np.lexsort((table.seq, table.step, table.rank))
-    order = order[chosen[table.name[order]]]
+    order = order[chosen[table.name[order]] & (rank is None or table.rank[order] == rank)]
     for start in range(0, len(order), _CHUNK):
         rows = order[start : start + _CHUNK]
         found = [*_numbers(table, rows), *_statistics(table, rows, statistics, histograms)]

@@ -17,6 +17,7 @@ def export(
     names: str | None = None,
     statistics: Sequence[str] = STATISTICS,
     histograms: bool = True,
+    rank: int | str | None = None,
 ) -> int:
     """Write a run, or what a tracker has seen, for TensorBoard; return the number of records.
 
@@ -35,7 +36,9 @@ def export(
     folder = Path(folder)
     if any(folder.glob("events.out.tfevents.*")) or any(folder.glob("rank*/events.out.*")):
         raise TensortapError(f"{folder} already contains events: choose another folder")
-    points = curve_points(source, names=names, statistics=statistics, histograms=histograms)
+    points = curve_points(
+        source, names=names, statistics=statistics, histograms=histograms, rank=rank
+    )
     writers: dict[int, Any] = {}
     count = 0
     try:

@@ -26,6 +26,7 @@ def export(
     names: str | None = None,
     statistics: Sequence[str] = STATISTICS,
     histograms: bool = True,
+    rank: int | str | None = None,
 ) -> Path:
     """Write a run, or what a tracker has seen, as a run of wandb; return its folder.
 
@@ -34,7 +35,9 @@ def export(
     the keys of ranks other than 0 begin with ``rank1/`` and so on. While another wandb run is
     open in the same program, wandb may complete the file a moment later.
     """
-    points = curve_points(source, names=names, statistics=statistics, histograms=histograms)
+    points = curve_points(
+        source, names=names, statistics=statistics, histograms=histograms, rank=rank
+    )
     folder = Path(folder).absolute()  # wandb's process may have another working directory
     folder.mkdir(parents=True, exist_ok=True)
     with _quiet(mode), _opened(folder, project, name or _name(source), mode) as (wandb, run):

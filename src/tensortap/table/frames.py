@@ -28,6 +28,7 @@ from tensortap.table.logframe_schema import (
     need_pandas,
     tensor_type,
 )
+from tensortap.table.selection import choose_rank
 from tensortap.table.table import Table, has_tag, table_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ _AT_ONCE = 1 << 16  # tensors whose exponent counts are in memory together
 
 
 def logframe_of(
-    origin: Any, *, exponents: tuple[int, int] | None = None, strict: bool = False
+    origin: Any,
+    *,
+    exponents: tuple[int, int] | None = None,
+    strict: bool = False,
+    rank: int | str | None = "all",
 ) -> pd.DataFrame:
     """Return the LogFrame of a table, or of anything that `table_of` accepts.
 
@@ -54,6 +59,7 @@ def logframe_of(
     ``+inf``. Integer tensors are left out, because the schema requires a dtype with a `finfo`;
     ``frame.attrs["left_out"]`` counts them by dtype. With `strict`, ``metadata`` has only the
     columns of the schema; rank and call are below ``scalar_stats``, which allows any number.
+    `rank` is as for `choose_rank`.
 
     >>> from tensortap.record import Record
     >>> from tensortap.stats import summarize_array
@@ -65,8 +71,9 @@ def logframe_of(
     """
     pd = need_pandas("a LogFrame")
     low, high = _exponent_range(exponents)
-    table = table_of(origin)
-    rows, cells = rows_with_statistics(table, ["type", "tags", "value"])
+    table, rank = choose_rank(table_of(origin), rank)
+    of_rank = slice(None) if rank is None else np.flatnonzero(table.rank == rank)
+    rows, cells = rows_with_statistics(table, ["type", "tags", "value"], of_rank)
     fits = np.array([has_finfo(dtype) for dtype in table.dtypes], np.bool_)[table.dtype[rows]]
     left_out = np.bincount(table.dtype[rows[~fits]], minlength=len(table.dtypes))
     rows, cells = rows[fits], cells.filter(fits)
@@ -93,17 +100,17 @@ def logframe_of(
     return frame
 
 
-def stats_of(origin: Any) -> pd.DataFrame:
+def stats_of(origin: Any, *, rank: int | str | None = "all") -> pd.DataFrame:
     """Return one row per record: name, kind, step, call, rank, dtype, value, all statistics."""
     need_pandas("run.stats()")
     import pyarrow as pa
 
-    table = table_of(origin)
+    table, of_rank = choose_rank(table_of(origin), rank)
     order = np.lexsort((np.arange(len(table)), table.rank, table.seq, table.step))
     # the last row of a record counts: it may have computed statistics
-    rank, seq = table.rank[order], table.seq[order]
-    last = np.append((np.diff(rank) != 0) | (np.diff(seq) != 0), True)[: len(order)]
-    rows = order[last]
+    ranks, seq = table.rank[order], table.seq[order]
+    last = np.append((np.diff(ranks) != 0) | (np.diff(seq) != 0), True)[: len(order)]
+    rows = order[last & (True if of_rank is None else ranks == of_rank)]
     columns: dict[str, Any] = {
         "name": _texts(table.names, table.name[rows]),
         "kind": _texts(table.kinds, table.kind[rows]),

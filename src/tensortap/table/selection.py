@@ -131,11 +131,20 @@ def choose_step(table: Table, kind: str, names: Sequence[str], step: int | None)
     )
 
 
-def choose_rank(table: Table, rank: int | None) -> int | None:
-    """Return a rank after checking that it exists; None means all."""
-    if rank is not None and rank not in table.ranks():
-        raise NotFound(f"no rank {rank}; there is {_and([str(r) for r in table.ranks()])}")
-    return rank
+def choose_rank(table: Table, rank: int | str | None) -> tuple[Table, int | None]:
+    """Return the table to read and the rank to read of it, None for all of its rows.
+
+    `rank` is a number, ``"all"``, or ``"whole"`` (also None): what the ranks recorded of each
+    tensor, merged.
+    """
+    if rank in (None, "whole"):
+        return table.whole(), None
+    if rank == "all":
+        return table, None
+    if rank not in table.ranks():
+        ranks = _and([str(each) for each in table.ranks()])
+        raise NotFound(f"no rank {rank}; there is {ranks}, and rank='all' or 'whole'")
+    return table, int(rank)
 
 
 def _and(words: Sequence[str]) -> str:

@@ -53,6 +53,7 @@ class RowSource(Protocol):
     statistics: list[str]  # the names of the numeric columns
     bounded: bool  # whether old rows are evicted: a table then starts over from time to time
     clipped: bool  # whether exponents outside a range were counted in two columns, below and above
+    outdated: bool  # whether reported rows are no longer right: the table starts over
 
     def refresh(self) -> None:
         """Look for new rows."""
@@ -94,7 +95,7 @@ class RunSource:
     """
 
     statistics = _STATISTICS
-    bounded = clipped = False
+    bounded = clipped = outdated = False
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
@@ -185,7 +186,7 @@ class RecordSource:
     """
 
     statistics = _STATISTICS
-    clipped = False
+    clipped = outdated = False
 
     def __init__(
         self,
@@ -260,7 +261,7 @@ def _cells(column: str, records: list[Record], numbers: list[float | None]) -> l
 class FrameSource:
     """The rows of a LogFrame, as it is now."""
 
-    bounded = False
+    bounded = outdated = False
     clipped = True
 
     def __init__(self, frame: Any) -> None:

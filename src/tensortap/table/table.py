@@ -14,6 +14,7 @@ import difflib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -37,6 +38,7 @@ from tensortap.table.sources import (
     source_of,
     take_rows,
 )
+from tensortap.table.whole import WholeSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,16 +74,21 @@ class Table:
     rank: Integers
     call: Integers
     seq: Integers
+    lock: AbstractContextManager[bool]  # hold it to keep the rows unchanged
 
-    def __init__(self, open_source: Callable[[], RowSource]) -> None:
+    def __init__(self, open_source: Callable[[], RowSource], parts: Table | None = None) -> None:
         self.version = 0  # increases whenever rows were added
-        self.lock = threading.RLock()  # hold it to keep the rows unchanged
+        self.generation = 0  # increases whenever the table starts over
+        self.lock = threading.RLock() if parts is None else parts.lock
+        self._parts = parts
+        self._whole: Table | None = None
         self._open_source = open_source
         self._limit = _BOUNDED_ROWS
         self._start()
         self.refresh()
 
     def _start(self) -> None:
+        self.generation += 1
         self._source = self._open_source()
         self._appended: list[RowBlock] = []
         self._texts = {name: InternedColumn() for name in _TEXTS}
@@ -104,6 +111,8 @@ class Table:
     def refresh(self) -> bool:
         """Read new rows; return whether there were any."""
         with self.lock:
+            if self._parts is not None:
+                self._parts.refresh()
             if not self._read_new_rows():
                 return False
             if self._source.bounded and len(self) > self._limit:
@@ -112,6 +121,17 @@ class Table:
                 self._limit = max(_BOUNDED_ROWS, 2 * len(self))
             self.version += 1
             return True
+
+    def whole(self) -> Table:
+        """Return a table of whole tensors, which merges what the ranks recorded of each."""
+        with self.lock:
+            if self._parts is not None or len(self.ranks()) < 2:
+                return self
+            if self._whole is None:
+                self._whole = Table(WholeSource(self).open, parts=self)
+            elif self._whole._read_new_rows():
+                self._whole.version += 1
+            return self._whole
 
     def append(self, records: Iterable[Record]) -> None:
         """Append records that the source does not have; it must not grow any more."""
@@ -125,7 +145,11 @@ class Table:
         start = len(self)
         if not self._appended:
             self._source.refresh()
-        for chunk in self.read([*_TEXTS, *_INTEGERS], start):
+            if self._source.outdated:
+                self._start()
+                self._source.refresh()
+                start = -1
+        for chunk in self.read([*_TEXTS, *_INTEGERS], max(start, 0)):
             for name, texts in self._texts.items():
                 texts.extend(chunk.column(name))
             for name, integers in self._integers.items():
@@ -138,6 +162,11 @@ class Table:
         return self._index
 
     # -- columns -------------------------------------------------------------------------
+
+    @property
+    def own_statistics(self) -> list[str]:
+        """The numeric columns that the source has."""
+        return self._source.statistics
 
     def statistics(self) -> list[str]:
         """Return the numeric columns: ``rm2``, ``max_abs`` …, and ``nonfinite``, a count."""

@@ -48,7 +48,7 @@ def interactive(
     layer: Layers = None,
     scalar_metric: str | Iterable[str] = "rm2",
     step: int | None = None,
-    rank: int | None = None,
+    rank: int | str | None = None,
     dtype_annotation: Formats = None,
     inc: int = 1,
     log: bool | None = None,
@@ -79,7 +79,7 @@ def interactive(
             "interactive figures need ipywidgets and anywidget: pip install 'tensortap[notebook]'"
         ) from None
     prepare_colab()
-    table = plots.source_table(source, df)
+    table, rank = choose_rank(plots.source_table(source, df), rank)
     kind, key = choose_kind(table, tt)
     names = choose_layers(table, kind, layer, key)
     if layer is None and view != "heatmap":
@@ -91,7 +91,7 @@ def interactive(
     }  # fmt: skip
     explorer = Explorer(
         view, table, chosen, functools.partial(curves_of, train_stats, table), inc=inc,
-        col_wrap=col_wrap, rank=choose_rank(table, rank), theme=theme,
+        col_wrap=col_wrap, rank=rank, theme=theme,
     )  # fmt: skip
     if follow is not None:
         explorer.follow(follow)

@@ -133,7 +133,7 @@ def scalar_line(
     layer: Layers = None,
     scalar_metric: str | Iterable[str] = "rm2",
     kind: str = "line",
-    rank: int | None = None,
+    rank: int | str | None = None,
     step: int | None = None,
     log: bool | None = None,
     col_wrap: int | None = None,
@@ -146,16 +146,19 @@ def scalar_line(
     `tt` is the kind of tensor (``"Activation"``, ``"Gradient"``, ``"Weight"`` …); several kinds
     get one panel each. `layer` is a name, several names, or a compiled pattern. `kind` is
     ``"line"`` or ``"scatter"``. `panels` chooses one panel per ``"metric"`` or per ``"name"``.
-    `step` is marked. `log` is by default on where values span decades.
+    `step` is marked. `log` is by default on where values span decades. `rank` is by default
+    ``"whole"`` in all figures: what the ranks recorded of a tensor is merged; a number shows one
+    rank, ``"all"`` every rank.
     """
     check_options(theme, col_wrap)
     check_choice("kind", kind, ("line", "scatter"))
     if panels is not None:
         check_choice("panels", panels, ("metric", "name"))
     table, names, metrics = _choose_facets(source, df, tt, layer, scalar_metric)
+    table, rank = choose_rank(table, rank)
     return plotly_figure(lines_figure(
         table, names=names, kind=next(iter(names)), metrics=metrics, log=log, step=step,
-        rank=choose_rank(table, rank), scatter=kind == "scatter", col_wrap=col_wrap, panels=panels,
+        rank=rank, scatter=kind == "scatter", col_wrap=col_wrap, panels=panels,
         theme=theme,
     ))  # fmt: skip
 
@@ -168,7 +171,7 @@ def scalar_global_heatmap(
     scalar_metric: str = "rm2",
     inc: int = 1,
     layer: Layers = None,
-    rank: int | None = None,
+    rank: int | str | None = None,
     step: int | None = None,
     log: bool | None = None,
     theme: str = "light",
@@ -180,8 +183,9 @@ def scalar_global_heatmap(
     """
     check_options(theme, inc=inc)
     table, kind, names, metrics = _choose(source, df, tt, layer, scalar_metric)
+    table, rank = choose_rank(table, rank)
     return plotly_figure(heatmap_figure(
-        table, kind=kind, metric=metrics[0], inc=inc, names=names, rank=choose_rank(table, rank),
+        table, kind=kind, metric=metrics[0], inc=inc, names=names, rank=rank,
         step=step, log=log, theme=theme,
     ))  # fmt: skip
 
@@ -194,7 +198,7 @@ def exp_hist(
     tt: Tensors = None,
     step: int | None = None,
     kind: str = "bar",
-    rank: int | None = None,
+    rank: int | str | None = None,
     dtype_annotation: Formats = None,
     over: str | None = None,
     log: bool = False,
@@ -213,10 +217,11 @@ def exp_hist(
     if over is not None:
         check_choice("over", over, ("steps", "ridge"))
     table, names, _ = _choose_facets(source, df, tt, layer)
+    table, rank = choose_rank(table, rank)
     first = next(iter(names))
     return plotly_figure(exponents_figure(
         table, name=names, kind=first, step=choose_step(table, first, names[first], step),
-        rank=choose_rank(table, rank), dtype_annotation=dtype_annotation, shape=kind, over=over,
+        rank=rank, dtype_annotation=dtype_annotation, shape=kind, over=over,
         log=log, col_wrap=col_wrap, theme=theme,
     ))  # fmt: skip
 
@@ -226,16 +231,16 @@ def training(
     source: Any = None,
     *,
     scalar_metric: Sequence[str] | None = None,
-    rank: int | None = None,
+    rank: int | str | None = None,
     step: int | None = None,
     theme: str = "light",
     df: Any = None,
 ) -> go.Figure:
     """Draw the training statistics, those of ``tracker.step(loss=…)``, over the steps."""
     check_options(theme)
-    table = source_table(source, df)
+    table, rank = choose_rank(source_table(source, df), rank)
     return plotly_figure(training_figure(
-        table, names=scalar_metric, rank=choose_rank(table, rank), step=step, height=260,
+        table, names=scalar_metric, rank=rank, step=step, height=260,
         theme=theme,
     ))  # fmt: skip
 

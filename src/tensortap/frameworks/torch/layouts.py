@@ -30,7 +30,7 @@ class Layouts:
     """The layouts of the outputs of one model; `mesh` is empty if it is not tensor parallel."""
 
     def __init__(self, root: torch.nn.Module) -> None:
-        self.mesh = tensor_mesh(root)
+        self.mesh, self._batch = tensor_mesh(root)
         self._computed: dict[str, Any] = {}  # DTensors, until the module's last hook
         self._known: dict[int, KnownLayout] = {}
 
@@ -56,22 +56,42 @@ class Layouts:
                      if each.shape == tensor.shape)  # fmt: skip
             shard = next((each for each in found if each is not None), None)
         if shard is None:
-            return None, {"placements": UNKNOWN, "mesh": self.mesh}
+            return None, {"placements": UNKNOWN, "mesh": self.mesh, "batch": self._batch}
         self._known[id(tensor)] = KnownLayout(weakref.ref(tensor), shard)
-        return shard, {"placements": " ".join(shard.placements), "mesh": self.mesh}
+        placements = " ".join(shard.placements)
+        return shard, {"placements": placements, "mesh": self.mesh, "batch": self._batch}
 
     def _shard(self, tensor: torch.Tensor) -> Shard | None:
         known = self._known.get(id(tensor))
         return known.shard if known is not None and known.tensor() is tensor else None
 
 
-def tensor_mesh(root: torch.nn.Module) -> str:
-    """Return the shape of the mesh of a tensor-parallel model; empty for any other model."""
-    for module in root.modules():
-        if any(base.__name__ == "FSDPModule" for base in type(module).__bases__):
-            return ""  # ranks have different batches
-    meshes = (getattr(parameter, "device_mesh", None) for parameter in root.parameters())
-    return next((str(tuple(mesh.shape)) for mesh in meshes if mesh is not None), "")
+class TensorMesh(NamedTuple):
+    """The ranks over which the layers of a model are split; all of them have the same batch."""
+
+    shape: str = ""
+    batch: str = ""  # the first of these ranks; other ranks have other batches
+
+
+def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
+    """Return the mesh of a tensor-parallel model; an empty one for any other model."""
+    parameters = [each for each in root.parameters() if hasattr(each, "device_mesh")]
+    if not parameters:
+        return TensorMesh()
+    widest: Any = max(parameters, key=lambda each: each.device_mesh.ndim)
+    mesh = widest.device_mesh
+    ranks, coordinate = mesh.mesh, mesh.get_coordinate()
+    if coordinate is None:  # this rank does not belong to it
+        return TensorMesh()
+    if any(base.__name__ == "FSDPModule" for m in root.modules() for base in type(m).__bases__):
+        # parameters are first split over the ranks of FSDP, which have different batches
+        placements = [each.placements for each in parameters if each.device_mesh.ndim == mesh.ndim]
+        split = [all(hasattr(p[dim], "dim") for p in placements) for dim in range(mesh.ndim)]
+        outer = split.index(True) + 1 if True in split else mesh.ndim
+        if outer == mesh.ndim:
+            return TensorMesh()
+        ranks = ranks[tuple(coordinate[:outer])]
+    return TensorMesh(str(tuple(ranks.shape)), str(int(ranks.min())))
 
 
 def _inferred(whole: Any, local: torch.Tensor) -> Shard | None:

@@ -62,6 +62,12 @@ def _offsets(
     return tuple([part[0] if part else size for part, size in zip(rows, shape, strict=True)])
 
 
+@functools.lru_cache(maxsize=64)
+def _first_rank(mesh: Any) -> str:
+    """Return the first rank of a mesh: ranks of other meshes have other batches."""
+    return str(int(mesh.mesh.min()))
+
+
 def _chunk(rows: Sequence[int], parts: int, index: int) -> Sequence[int]:
     size = -(-len(rows) // parts)  # as torch.chunk: all but the last are equally long
     return rows[size * index : size * (index + 1)]
@@ -89,8 +95,12 @@ def observed(
     if type(local) is not torch.Tensor:
         local = waited(local)
     if type(local) is not torch.Tensor and hasattr(local, "to_local"):
-        mesh = str(tuple(local.device_mesh.shape))
+        mesh = local.device_mesh
         local, shard = local_shard(local)
-        tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh}
+        tags = {
+            **tags, "placements": " ".join(shard.placements), "mesh": str(tuple(mesh.shape))
+        }  # fmt: skip
+        if kind in (Kind.ACTIVATION, Kind.GRADIENT):
+            tags["batch"] = _first_rank(mesh)
     dtype, shape = dtype_name(local.dtype), tuple(local.shape)
     return Observed(name, kind, call, type_name, dtype, shape, shard, tags), local

@@ -59,7 +59,7 @@ class ParameterHooks:
         self.root = root
         self.observer = observer
         self.optimizers = find_optimizers(optimizer)
-        self._mesh = tensor_mesh(root)
+        self._mesh = tensor_mesh(root).shape
         self._undo: list[Callable[[], object]] = []
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._names: dict[int, str] = {}

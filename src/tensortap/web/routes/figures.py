@@ -8,6 +8,7 @@ import numpy as np
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind
+from tensortap.table.selection import choose_rank
 from tensortap.viz.figures import (
     exponents_figure,
     heatmap_figure,
@@ -28,13 +29,13 @@ _MAX_LINES = 64
 
 def training(request: PageRequest) -> dict[str, Any]:
     """Return the figure of the training curves."""
-    table, rank = request.entry.table(), request.integer("rank")
+    table, rank = _table(request)
     return training_figure(table, rank=rank, height=104, theme=request.theme)
 
 
 def sparklines(request: PageRequest) -> dict[str, Any]:
     """Return the SVG paths of small lines, and which names had NaN or Inf."""
-    table, kind, rank = request.entry.table(), _kind(request), request.integer("rank")
+    (table, rank), kind = _table(request), _kind(request)
     metric = request.text("metric", _DEFAULT_STATISTIC)
     lines = {}
     with table.lock:
@@ -53,7 +54,7 @@ def sparklines(request: PageRequest) -> dict[str, Any]:
 
 def overview(request: PageRequest) -> dict[str, Any]:
     """Return the heatmap of layers by steps."""
-    table, kind = request.entry.table(), _kind(request)
+    (table, rank), kind = _table(request), _kind(request)
     names = table.layers(kind)
     if not names:
         message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
@@ -65,17 +66,17 @@ def overview(request: PageRequest) -> dict[str, Any]:
     return heatmap_figure(
         table, kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
         names=None if pattern is None else [name for name in names if pattern.search(name)],
-        rank=request.integer("rank"), theme=request.theme,
+        rank=rank, theme=request.theme,
     )  # fmt: skip
 
 
 def lines(request: PageRequest) -> dict[str, Any]:
     """Return the figure of statistics of names over steps."""
-    table = request.entry.table()
+    table, rank = _table(request)
     statistics = [name for name in request.texts("stat") if table.has(name)]
     return lines_figure(
         table, names=request.texts("name")[:_MAX_LINES], kind=_kind(request),
-        metrics=statistics or [_DEFAULT_STATISTIC], rank=request.integer("rank"),
+        metrics=statistics or [_DEFAULT_STATISTIC], rank=rank,
         log={"log": True, "linear": False}.get(request.text("scale")),
         panels={"name": "name", "stat": "metric"}.get(request.text("by")),
         width_px=request.integer("width") or 900, theme=request.theme,
@@ -84,17 +85,23 @@ def lines(request: PageRequest) -> dict[str, Any]:
 
 def exponents(request: PageRequest) -> dict[str, Any]:
     """Return the figure of values by powers of two."""
-    table, kind, names = request.entry.table(), _kind(request), request.texts("name")
+    (table, rank), kind, names = _table(request), _kind(request), request.texts("name")
     if not names:
         raise NotFound("choose a name on the left")
     over = request.text("over") or None
     step = _captured_step(table, kind, names[0], request.integer("step"))
     figure = exponents_figure(
         table, name=names if len(names) > 1 and over is None else names[0], kind=kind, step=step,
-        rank=request.integer("rank"), dtype_annotation=request.text("dtype") or None, over=over,
+        rank=rank, dtype_annotation=request.text("dtype") or None, over=over,
         log=request.text("scale") == "log", theme=request.theme,
     )  # fmt: skip
     return {**figure, "step": step}
+
+
+def _table(request: PageRequest) -> tuple[Table, int | None]:
+    """Return the table to draw, and the rank: whole tensors if the page chose none."""
+    rank = request.text("rank")
+    return choose_rank(request.entry.table(), rank if rank == "all" else request.integer("rank"))
 
 
 def _captured_step(table: Table, kind: str, name: str, wanted: int | None) -> int:

@@ -30,6 +30,11 @@ export function stepIndex(steps, step) {
   return low;
 }
 
+/** Whether a run has such a rank; "all" shows every rank, "" whole tensors. */
+function isRank(run, rank) {
+  return rank === "all" || (rank !== "" && run?.ranks.includes(Number(rank)));
+}
+
 /** What is selected, with defaults for what is not. */
 export function selection(state) {
   const run = model.run;
@@ -43,7 +48,7 @@ export function selection(state) {
     metric: run?.statistics.includes(state.metric) ? state.metric : isNumber ? "value" : "rm2",
     names: state.name.length || first === undefined ? state.name : [first],
     stats: state.stat.length ? state.stat : isNumber ? ["value"] : ["rm2", "max_abs"],
-    rank: state.rank !== "" && run?.ranks.includes(Number(state.rank)) ? state.rank : "",
+    rank: isRank(run, state.rank) ? state.rank : "",
     step: nearestStep(run?.steps ?? [], state.step),
     theme: document.documentElement.dataset.theme ?? "light",
   };

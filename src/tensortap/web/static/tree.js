@@ -45,7 +45,7 @@ export function drawNames() {
   setOptions($("kind"), kinds.map((kind) => [kind, kindText(kind)]), now.kind);
   $("kind").disabled = !kinds.length;
   $("rank-label").hidden = ranks.length < 2;
-  setOptions($("rank"), [["", "all"], ...ranks.map(String)], now.rank);
+  setOptions($("rank"), [["", "whole"], ["all", "all"], ...ranks.map(String)], now.rank);
   if (document.activeElement !== $("search")) $("search").value = state.q;
   const parts = [run?.id, run?.names.length, kinds.length, now.kind, state.q, [...closedPaths]];
   const key = JSON.stringify(parts);

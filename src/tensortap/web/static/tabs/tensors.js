@@ -53,7 +53,7 @@ export const tensors = {
         'tap.track(model, tensors=r"^head$")   or   tap.catch(x, "x")');
     }
     const { leaf, axes: drawnAxes, at, zoom, minus: what, otherstep } = state;
-    const { name, kind } = tensor, { step, rank, theme } = now;
+    const { name, kind } = tensor, { step, theme } = now, rank = now.rank.replace("all", "");
     const parameters = {
       run: run.id, name, kind, step, rank, leaf, axes: drawnAxes, at, zoom, theme, minus: what,
       otherstep, otherrank: otherRank(state), other: what === "run" ? state.other : "",
@@ -128,7 +128,8 @@ function otherInput(what) {
 
 /** The rank that is subtracted: the chosen one, or the first other one. */
 function otherRank(state) {
-  const ranks = model.run.ranks.map(String), own = selection(state).rank || ranks[0];
+  const ranks = model.run.ranks.map(String);
+  const own = selection(state).rank.replace("all", "") || ranks[0];
   if (ranks.includes(state.otherrank)) return state.otherrank;
   return ranks.find((rank) => rank !== own) ?? "";
 }

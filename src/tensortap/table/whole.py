@@ -1,0 +1,315 @@
+"""Whole tensors: the parts that ranks recorded, merged when they are read.
+
+Records of one kind, name, step, call and dtype belong together, whatever rank they come from:
+
+- Shards (their place in the whole is known) are merged; replicas of a shard count once.
+- Weights, their gradients and optimizer state without a place are replicas, as under DDP: they
+  count once if their statistics are equal.
+- Activations and gradients without a place are parts of the global batch, and merged.
+- What cannot be merged stays as it is, one row per rank: partial sums, which are no values yet,
+  replicas that differ, outputs of tensor-parallel models whose layout is not known (unless they
+  are equal), caught values and local variables without a place.
+
+Counts, exponents and extremes of the whole are exact, moments are merged as in `stats.merge`. A
+merged row has the name, order and rank of the part with the lowest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensortap.record import Kind
+from tensortap.runs.arrow import coded, lists, numbers, row_indices, scalar
+from tensortap.runs.rows import STATISTICS
+from tensortap.stats.merge import merge_columns
+from tensortap.table.logframe_schema import KINDS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from tensortap.table.sources import Integers, RowBlock
+    from tensortap.table.table import Table
+
+    Booleans = NDArray[np.bool_]
+
+_BINS = ("first_bin", "bins")
+_BATCHED = (Kind.ACTIVATION.value, Kind.GRADIENT.value)
+_FREE = (Kind.VALUE.value, Kind.LOCAL.value)  # nobody knows what such values of ranks are
+_PLACE = ["shape", "shard_shape", "shard_offsets", "shard_placements", "tags"]
+_AWAITED_STEPS = 3  # of so many recorded steps, a growing table waits for ranks that are behind
+
+
+class WholeSource:
+    """The rows of a table with the parts of each tensor merged.
+
+    Rows are final once they were reported. So a table that grows holds back the newest steps until
+    all ranks have reached them, or nothing new has come; rows that come even later make the source
+    `outdated`.
+    """
+
+    bounded = clipped = False
+
+    def __init__(self, parts: Table) -> None:
+        self._parts = parts
+        self._waits = False  # the first time, all rows are reported at once
+
+    def open(self) -> WholeSource:
+        """Start over with the rows that there are now."""
+        self.statistics = self._parts.own_statistics
+        self.blocks: Sequence[RowBlock] = []
+        self.outdated = False
+        self._generation = self._parts.generation
+        self._read = 0
+        self._reported_step = -(1 << 62)
+        self._waiting = np.empty(0, np.int64)
+        return self
+
+    def refresh(self) -> None:
+        """Report new rows of the table of parts."""
+        parts = self._parts
+        new = np.arange(self._read, len(parts))
+        late = self._is_tensor(new) & (parts.step[new] <= self._reported_step)
+        if parts.generation != self._generation or (late.any() and len(parts.ranks()) > 1):
+            self.outdated = True
+            return
+        self._read = len(parts)
+        rows = np.concatenate([self._waiting, new])
+        ready = self._ready(rows) if self._waits and len(new) else rows >= 0
+        self._waits = True
+        self._waiting, rows = rows[~ready], rows[ready]
+        if len(rows):
+            tensors = rows[self._is_tensor(rows)]
+            if len(tensors):
+                self._reported_step = max(self._reported_step, int(parts.step[tensors].max()))
+            self.blocks = [*self.blocks, WholeBlock(parts, *self._grouped(rows))]
+
+    def _ready(self, rows: Integers) -> Booleans:
+        """Return which rows are of steps that every rank has passed, or that are old."""
+        step, rank, ranks = self._parts.step, self._parts.rank, self._parts.ranks()
+        if len(ranks) < 2:
+            return rows >= 0
+        passed = min(int(step[rank == each].max()) for each in ranks)
+        passed = max(passed, int(np.unique(step[rows])[-_AWAITED_STEPS:][0]))
+        return np.asarray((step[rows] < passed) | ~self._is_tensor(rows))
+
+    def _is_tensor(self, rows: Integers) -> Booleans:
+        codes = [i for i, kind in enumerate(self._parts.kinds) if kind in KINDS]
+        return np.isin(self._parts.kind[rows], codes)
+
+    def _grouped(self, rows: Integers) -> tuple[Integers, Integers]:
+        """Return the rows to merge, group by group, and how many each group has."""
+        parts = self._parts
+        if len(np.unique(parts.rank[rows])) < 2:
+            return rows, np.ones(len(rows), np.int64)
+        groups = np.arange(len(rows)) + len(rows)  # every row for itself
+        tensors = np.flatnonzero(self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows]))
+        tensors = tensors[np.argsort(parts.rank[rows[tensors]], kind="stable")]
+        groups[tensors] = _same_tensor(parts, rows[tensors])
+        several = tensors[np.bincount(groups[tensors])[groups[tensors]] > 1]
+        kept = np.ones(len(rows), np.bool_)
+        groups[several], kept[several] = _mergeable(parts, rows[several], groups[several])
+        rows, groups = rows[kept], groups[kept]
+        order = np.lexsort((parts.rank[rows], groups))
+        rows, groups = rows[order], groups[order]
+        starts = np.flatnonzero(np.diff(groups, prepend=-1))
+        lengths = np.diff(np.append(starts, len(rows)))
+        by_first = np.lexsort((np.arange(len(rows)), np.repeat(rows[starts], lengths)))
+        return rows[by_first], lengths[np.argsort(rows[starts])]
+
+
+class WholeBlock:
+    """Rows of a table that were reported together, as groups: `rows` lists their members."""
+
+    def __init__(self, parts: Table, rows: Integers, lengths: Integers) -> None:
+        self._parts = parts
+        self._rows = rows
+        self._lengths = lengths
+        self._starts = np.cumsum(lengths) - lengths
+        self._several = np.flatnonzero(lengths > 1)  # the groups that are merged
+        self._place = np.full(len(lengths), -1)  # of a group among those
+        self._place[self._several] = np.arange(len(self._several))
+        self._members = rows[np.repeat(lengths > 1, lengths)]
+        sizes = lengths[self._several]
+        self._member_starts = np.cumsum(sizes) - sizes
+        self._columns: dict[str, Any] = {}
+        # adjacent rows are read faster than chosen ones
+        self._is_plain = len(rows) == len(lengths) and bool((np.diff(rows) == 1).all())
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def read(self, columns: list[str], start: int) -> pa.Table:
+        """Return columns of all rows from `start` on."""
+        if not self._is_plain:
+            return self.take(np.arange(start, len(self)), columns)
+        import pyarrow as pa
+
+        parts = self._parts.read(columns, int(self._rows[0]) + start)
+        return pa.concat_tables(parts).slice(0, len(self) - start)
+
+    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
+        """Return columns of the given rows."""
+        table = self._parts.take(self._rows[self._starts[rows]], columns)
+        merged = np.flatnonzero(self._place[rows] >= 0)
+        if not len(merged):
+            return table
+        own = np.arange(len(rows))
+        own[merged] = len(rows) + self._place[rows[merged]]
+        for name in columns:
+            if name in STATISTICS or name in _BINS or name == "shape":
+                column = _appended(table.column(name), self._merged(name))
+                table = table.set_column(
+                    table.column_names.index(name), table.field(name), column.take(row_indices(own))
+                )
+        return table
+
+    def _merged(self, name: str) -> Any:
+        """Return a column of the groups that are merged."""
+        if name not in self._columns:
+            starts, parts = self._member_starts, self._parts
+            if name in STATISTICS:
+                given = {each: parts.column(each)[self._members] for each in STATISTICS}
+                self._columns |= merge_columns(given, starts)
+            elif name in _BINS:
+                bins = parts.take(self._members, list(_BINS))
+                self._columns |= zip(_BINS, _merged_bins(bins, starts), strict=True)
+            else:
+                given = parts.take(self._members[starts], ["shape", "shard_shape"])
+                import pyarrow.compute as pc
+
+                self._columns["shape"] = pc.coalesce(
+                    given.column("shard_shape"), given.column("shape")
+                )
+        return self._columns[name]
+
+
+def _appended(column: pa.ChunkedArray, more: Any) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    if isinstance(more, np.ndarray):
+        more = pa.array(more.astype(column.type.to_pandas_dtype()), column.type)
+    chunks = more.chunks if isinstance(more, pa.ChunkedArray) else [more]
+    return pa.chunked_array([*column.chunks, *(chunk.cast(column.type) for chunk in chunks)])
+
+
+def _merged_bins(bins: pa.Table, starts: Integers) -> tuple[Integers, pa.Array]:
+    """Return the first bin and the counts of each group of rows."""
+    import pyarrow as pa
+
+    lengths, counts = lists(bins.column("bins"))
+    first = np.nan_to_num(numbers(bins.column("first_bin"))).astype(np.int64)
+    ends = np.cumsum(lengths)
+    exponents = np.arange(len(counts)) - np.repeat(ends - lengths - first, lengths)
+    group_of_row = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(first))))
+    group = np.repeat(group_of_row, lengths)
+    low = np.full(len(starts), np.iinfo(np.int64).max)
+    high = np.full(len(starts), np.iinfo(np.int64).min)
+    np.minimum.at(low, group, exponents)
+    np.maximum.at(high, group, exponents)
+    sizes = np.where(low <= high, high - low + 1, 0)
+    low = np.where(sizes > 0, low, 0)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    dense = np.zeros(offsets[-1], np.int64)
+    np.add.at(dense, offsets[group] + exponents - low[group], counts)
+    return low, pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(dense))
+
+
+# -- which rows belong together --------------------------------------------------------------
+
+
+def _codes(*columns: Any) -> Integers:
+    """Return numbers from 0 on that are equal where all columns are.
+
+    >>> _codes(np.array([7, 5, 7]), np.array([0, 0, 0]))
+    array([1, 0, 1])
+    """
+    order = np.lexsort(columns[::-1])
+    changed = np.zeros(len(order), np.int64)
+    for column in columns:
+        ordered = column[order]
+        changed[1:] |= ordered[1:] != ordered[:-1]
+    codes = np.empty(len(order), np.int64)
+    codes[order] = np.cumsum(changed)
+    return codes
+
+
+def _same_tensor(parts: Table, rows: Integers) -> Integers:
+    """Return the same number for rows that are parts or replicas of one tensor.
+
+    The same call of a name may have been recorded twice on a rank: those are two tensors.
+    """
+    columns = (parts.kind, parts.name, parts.step, parts.call, parts.dtype)
+    key = [column[rows] for column in columns]
+    of_rank = _codes(*key, parts.rank[rows])
+    order = np.lexsort((parts.seq[rows], of_rank))
+    starts = np.flatnonzero(np.diff(of_rank[order], prepend=-1))
+    repeat = np.empty(len(rows), np.int64)
+    repeat[order] = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
+    return _codes(*key, repeat)
+
+
+def _mergeable(parts: Table, rows: Integers, groups: Integers) -> tuple[Integers, Booleans]:
+    """Return the groups after those that cannot be merged were split, and which rows to keep.
+
+    `rows` are by rank. Of replicas, the first is kept.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kinds = parts.kind[rows]
+    batched, free = (
+        np.isin(kinds, [i for i, kind in enumerate(parts.kinds) if kind in wanted])
+        for wanted in (_BATCHED, _FREE)
+    )
+    cells = parts.take(rows, _PLACE)
+    place = _codes(*(_coded_lists(cells.column(name))[0] for name in ("shape", "shard_offsets")))
+    placements, texts = _coded_lists(cells.column("shard_placements"))
+    partial = np.array([" P" in f" {text}" for text in texts], np.bool_)[placements]
+    is_shard = _is_valid(cells.column("shard_shape"))
+    tag = {
+        key: pc.map_lookup(cells.column("tags"), scalar(key, pa.string()), "first")
+        for key in ("placements", "batch")
+    }
+    has_layout = _is_valid(tag["placements"])
+    apart = partial | (free & ~is_shard)  # never merged
+    alike = ~is_shard & (has_layout | ~batched)  # merged only if all are equal
+    # without a layout, every rank has its own part of the batch
+    batch_of_layout = -1 - coded(tag["batch"])[0].astype(np.int64)
+    batch = np.where(batched, np.where(has_layout, batch_of_layout, parts.rank[rows]), 0)
+    place = np.where(is_shard, place, -1)
+    content = _codes(*(parts.column(name)[rows].view(np.int64) for name in STATISTICS))
+    within = _codes(groups, batch)
+    split = apart | (alike & (_counts(within, content)[within] > 1))
+    several = np.isin(groups, groups[split])
+    part_of = _codes(groups, batch, place)
+    first = np.zeros(len(rows), np.bool_)
+    first[np.unique(part_of, return_index=True)[1]] = True
+    ungrouped = np.arange(len(rows)) + (1 << 62)  # beyond all groups
+    return np.where(several, ungrouped, groups), first | several
+
+
+def _coded_lists(column: pa.ChunkedArray) -> tuple[Integers, list[str]]:
+    """Return codes of a column of lists, and the lists as texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    codes, texts = coded(
+        pc.binary_join(column.cast(pa.list_(pa.string())), scalar(" ", pa.string()))
+    )
+    return codes.astype(np.int64), texts
+
+
+def _is_valid(column: pa.ChunkedArray) -> Booleans:
+    import pyarrow.compute as pc
+
+    return numbers(pc.cast(pc.is_valid(column), "int8")) > 0
+
+
+def _counts(groups: Integers, values: Integers) -> Integers:
+    """Return how many different values each group has."""
+    pairs = np.unique(np.stack([groups, values]), axis=1)
+    return np.bincount(pairs[0])
