@@ -112,7 +112,7 @@ def test_get(server):
     assert tap.get_all("loss") == [1.5, 1.25, 1.0]
     assert {r: v.tolist() for r, v in tap.get("grads", rank="all").items()} == {0: [1], 1: [2]}
     assert tap.get("both", kind=Kind.GRADIENT) == 2
-    with pytest.raises(NotFound, match="rank must be a number or 'all', got 'first'"):
+    with pytest.raises(NotFound, match="rank must be a number, 'all' or 'whole', got 'first'"):
         tap.get("loss", rank="first")
 
 

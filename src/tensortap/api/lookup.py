@@ -9,8 +9,10 @@ from tensortap.arguments import checked
 from tensortap.errors import NotFound
 from tensortap.files import plain
 from tensortap.frameworks.snapshot import summary_of
-from tensortap.readers.reader import Reader, find, find_all, kept_value
-from tensortap.record import Kind, Record, Summary
+from tensortap.frameworks.view import as_numpy
+from tensortap.readers.assemble import Disagreement, assemble
+from tensortap.readers.reader import Reader, find, find_all, find_parts, kept_value
+from tensortap.record import Kind, Record, Summary, TensorData
 from tensortap.stats import summarize_array
 from tensortap.text.records import record_details
 from tensortap.text.tensors import styled
@@ -41,15 +43,19 @@ class Values:
     ) -> Any:
         """Return a copy of a value: the latest, the `index`-th before it, or that of a `step`.
 
-        ``rank="all"`` gives a dict of the values of all ranks. `trust` allows dumped objects
-        that may run code when they are loaded.
+        ``rank="all"`` gives a dict of the values of all ranks, ``rank="whole"`` one tensor,
+        assembled from their shards. `trust` allows dumped objects that may run code when they are
+        loaded.
         """
         if rank == "all":
             ranks = sorted({r.rank for r in find_all(self.reader, name, step=step, kind=kind)})
             wanted: dict[str, Any] = {"step": step, "kind": kind, "trust": trust}
             return {each: self.get(name, index, rank=each, **wanted) for each in ranks}
+        if rank == "whole":
+            found = find_parts(self.reader, name, index, step=step, kind=kind)
+            return self._whole([self.reader.load(head) for head in found])
         if isinstance(rank, str):
-            raise NotFound(f"rank must be a number or 'all', got {rank!r}")
+            raise NotFound(f"rank must be a number, 'all' or 'whole', got {rank!r}")
         return self._value(find(self.reader, name, index, step=step, rank=rank, kind=kind), trust)
 
     @checked
@@ -92,6 +98,22 @@ class Values:
         if evicted := getattr(self.reader, "evicted", {}).get(name):  # only a history evicts
             summary += f"; {evicted} evicted"
         console.print(summary, style="dim", highlight=False)
+
+    def _whole(self, records: list[Record]) -> Any:
+        values = [kept_value(record) for record in records]
+        first = values[0]
+        if not isinstance(first, TensorData) or (len(records) == 1 and records[0].shard is None):
+            return frameworks.rebuild(first)
+        arrays = [as_numpy(each) for each in values if isinstance(each, TensorData)]
+        try:
+            whole = assemble(zip(records, arrays, strict=False))
+        except Disagreement as error:
+            title = f"{records[0].name!r} at step {records[0].step}"
+            raise NotFound(
+                f"{title} cannot be put together: {error}; rank='all' gives its parts"
+            ) from None
+        data = TensorData(first.framework, first.dtype, whole.shape, whole.tobytes())
+        return frameworks.rebuild(data)
 
     def _load(self, head: Record) -> Record:
         return self.reader.load(head)

@@ -173,7 +173,8 @@ def get(
 ) -> Any:
     """Return a copy of a value: the latest, the `index`-th before it, or that of a `step`.
 
-    ``rank="all"`` gives a dict of the values of all ranks.
+    ``rank="all"`` gives a dict of the values of all ranks, ``rank="whole"`` one tensor, assembled
+    from their shards.
     """
     return Values(current().history).get(name, index, step=step, rank=rank, kind=kind)
 

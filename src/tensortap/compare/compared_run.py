@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from tensortap.frameworks.rebuild import rebuild
 from tensortap.frameworks.view import as_numpy
+from tensortap.readers.assemble import assemble
 from tensortap.readers.reader import value_of
 from tensortap.readers.run import RunReader
 from tensortap.record import Record, TensorData
@@ -95,22 +95,11 @@ def _opened(path: str, trust: bool) -> ComparedRun:
     return ComparedRun(path, trust=trust)
 
 
-class Disagreement(ValueError):
-    """Replicas of a tensor differ, or shards do not form a whole."""
-
-
 def whole(side: ComparedRun, parts: list[RecordPart]) -> Any:
     """Return the value of one record, or a tensor assembled from its shards."""
     if len(parts) == 1 and parts[0].record.shard is None:
         return side.value(parts[0])
-    if all(part.record.shard is None for part in parts):
-        first, *others = (_array(side, part) for part in parts)
-        for part, other in zip(parts[1:], others, strict=True):
-            if first.tobytes() != other.tobytes():
-                a, b = parts[0].record.rank, part.record.rank
-                raise Disagreement(f"the replicas of ranks {a} and {b} differ")
-        return first
-    return _assembled(side, parts)
+    return assemble((part.record, _array(side, part)) for part in parts)
 
 
 def _array(side: ComparedRun, part: RecordPart) -> Any:
@@ -118,41 +107,3 @@ def _array(side: ComparedRun, part: RecordPart) -> Any:
     if isinstance(value, TensorData):
         return as_numpy(value)
     return np.asarray(rebuild(value))
-
-
-def _assembled(side: ComparedRun, parts: list[RecordPart]) -> Any:
-    shape = parts[0].record.shard.global_shape  # type: ignore[union-attr]
-    size = math.prod(shape)
-    lacking = size - sum(math.prod(part.record.shape) for part in parts)
-    if lacking > 0:
-        raise Disagreement(f"{lacking:,} of {size:,} elements are in no shard")
-    total: Any = None
-    filled = np.zeros(shape, np.bool_)
-    owner = np.zeros(shape, np.int32)  # rank + 1; zeros take no memory until they are written
-    for part in sorted(parts, key=lambda p: p.record.rank):
-        shard = part.record.shard
-        if shard is None or shard.global_shape != shape:
-            raise Disagreement(
-                f"rank {part.record.rank} has no shard information, or another global shape"
-            )
-        array = _array(side, part)
-        array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)  # one of a stack
-        if total is None:
-            total = np.zeros(shape, array.dtype)
-        at = tuple(
-            slice(start, start + size)
-            for start, size in zip(shard.offsets, array.shape, strict=False)
-        )
-        if not len(shape) == array.ndim == len(shard.offsets) or total[at].shape != array.shape:
-            raise Disagreement(f"the shard of rank {part.record.rank} lies outside {list(shape)}")
-        before = filled[at]
-        if before.any() and total[at][before].tobytes() != array[before].tobytes():
-            other = int(owner[at][before].flat[0]) - 1
-            raise Disagreement(f"the replicas of ranks {other} and {part.record.rank} differ")
-        total[at] = array
-        filled[at] = True
-        owner[at] = part.record.rank + 1
-    if not filled.all():
-        lacking = int(filled.size - np.count_nonzero(filled))
-        raise Disagreement(f"{lacking:,} of {filled.size:,} elements are in no shard")
-    return total

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.compare.compared_run import Disagreement
 from tensortap.compare.provenance import rows_of
 from tensortap.compare.report import CompareReport, Difference, gaps
 from tensortap.compare.result import as_json, figures_of
 from tensortap.compare.text import lacks
 from tensortap.errors import TensortapError
 from tensortap.frameworks.view import array_of
+from tensortap.readers.assemble import Disagreement
 from tensortap.stats.conversion import as_real, is_number
 from tensortap.viz import reals
 from tensortap.viz.html_file import html_file, shortened, static_text, write_html_file

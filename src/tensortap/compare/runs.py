@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.arguments import checked
-from tensortap.compare.compared_run import ComparedRun, Disagreement, RecordPart, whole
+from tensortap.compare.compared_run import ComparedRun, RecordPart, whole
 from tensortap.compare.explain import explain
 from tensortap.compare.first import Outcome, culprit, first_bitwise, passing_atol
 from tensortap.compare.matching import (
@@ -33,6 +33,7 @@ from tensortap.compare.values import compare_with
 from tensortap.errors import TensortapError
 from tensortap.frameworks.view import as_numpy
 from tensortap.patterns import TypedPattern
+from tensortap.readers.assemble import Disagreement
 from tensortap.record import Summary, TensorData
 from tensortap.runs.pickles import UntrustedFile
 from tensortap.stats import summarize_array

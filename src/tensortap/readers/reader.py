@@ -83,12 +83,42 @@ def find(
     ranks = sorted({r.rank for r in found})
     if len(ranks) > 1:
         raise NotFound(f"{name!r} is on ranks {_few(ranks)}: pass rank={ranks[0]} or rank='all'")
-    kinds = sorted({r.kind.value for r in found})
-    if len(kinds) > 1:
-        raise NotFound(f"{name!r} exists as {' and '.join(kinds)}: pass kind={kinds[0]!r}")
+    _check_one_kind(name, found)
     if not -len(found) <= index < len(found):
         raise NotFound(f"{name!r} has {len(found)} records: index {index} is out of range")
     return found[-1 - index]
+
+
+def _check_one_kind(name: str, found: list[Record]) -> None:
+    kinds = sorted({r.kind.value for r in found})
+    if len(kinds) > 1:
+        raise NotFound(f"{name!r} exists as {' and '.join(kinds)}: pass kind={kinds[0]!r}")
+
+
+def find_parts(
+    reader: Reader,
+    name: str,
+    index: int = 0,
+    *,
+    step: int | None = None,
+    kind: Kind | str | None = None,
+) -> list[Record]:
+    """Return the newest record of each rank at one step: the `index`-th before the latest.
+
+    Steps that some ranks have not reached yet do not count.
+    """
+    found = find_all(reader, name, step=step, kind=kind)
+    _check_one_kind(name, found)
+    by_step: dict[int, dict[int, Record]] = {}
+    for record in found:
+        by_step.setdefault(record.step, {})[record.rank] = record
+    most = max(map(len, by_step.values()))
+    steps = sorted(each for each, parts in by_step.items() if len(parts) == most)
+    if not 0 <= index < len(steps):
+        raise NotFound(
+            f"{name!r} was recorded at {len(steps)} steps: index {index} is out of range"
+        )
+    return list(by_step[steps[-1 - index]].values())
 
 
 def value_of(record: Record) -> Value:
