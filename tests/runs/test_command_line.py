@@ -12,8 +12,11 @@ import pytest
 import torch
 
 import tensortap as tap
+from tensortap.record import Kind, Record
+from tensortap.stats import summarize_array
 from tests.commands import type_in
 from tests.runs.conftest import ROOT
+from tests.viz.conftest import RunWriter
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +66,24 @@ def test_ls(folder, run):
     assert "ended" in out or "complete" in out
     (found,) = json.loads(tensortap(folder, "ls", "experiments", "--json")[0])
     assert (found["records"], found["names"], found["ranks"]) == (9, 3, 1)
+
+
+def test_ranks(tmp_path):
+    made = RunWriter(tmp_path, 3)
+    stats = [summarize_array(np.array(values, "float32")) for values in ([1, 2], [1, 3])]
+    made.write(
+        Record("w", Kind.WEIGHT, step, 0, step, rank, 3, 0, stats=stats[rank == 2 and step > 0])
+        for rank, steps in enumerate((4, 2, 4))
+        for step in range(steps)
+    )
+    made.close()
+    out, _ = tensortap(tmp_path, "ranks", made.path, code=1)
+    # with two replicas, the lower rank counts as right
+    assert "rank 2 has another w (Weight) than the other 2, from step 1 to 3" in out
+    found = json.loads(tensortap(tmp_path, "ranks", made.path, "--json", code=1)[0])
+    assert [(r["rank"], r["last_step"], r["behind"]) for r in found["ranks"]] == [
+        (0, 3, 0), (1, 1, 2), (2, 3, 0),
+    ]  # fmt: skip
 
 
 def test_show_of_a_name_with_several_kinds(tmp_path):

@@ -15,6 +15,7 @@ from tensortap.cli import (
     export,
     film,
     ls,
+    ranks,
     report,
     reproduce,
     serve,
@@ -34,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    serve.serve, top.top, view.view, doctor.doctor, ls.ls, show.show, compare.compare,
+    serve.serve, top.top, view.view, doctor.doctor, ls.ls, ranks.ranks, show.show, compare.compare,
     export.export, film.film, report.report, reproduce.reproduce, demo.demo,
 ):  # fmt: skip
     app.command()(command)

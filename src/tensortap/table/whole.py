@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensortap.record import Kind
-from tensortap.runs.arrow import coded, lists, numbers, row_indices, scalar
+from tensortap.runs.arrow import lists, numbers, row_indices
 from tensortap.runs.rows import STATISTICS
 from tensortap.stats.merge import merge_columns
 from tensortap.table.logframe_schema import KINDS
+from tensortap.table.replicas import codes, places_of, same_tensor
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     Booleans = NDArray[np.bool_]
 
 _BINS = ("first_bin", "bins")
-_BATCHED = (Kind.ACTIVATION.value, Kind.GRADIENT.value)
-_FREE = (Kind.VALUE.value, Kind.LOCAL.value)  # nobody knows what such values of ranks are
-_PLACE = ["shape", "shard_shape", "shard_offsets", "shard_placements", "tags"]
 _AWAITED_STEPS = 3  # of so many recorded steps, a growing table waits for ranks that are behind
 
 
@@ -108,7 +105,7 @@ class WholeSource:
         groups = np.arange(len(rows)) + len(rows)  # every row for itself
         tensors = np.flatnonzero(self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows]))
         tensors = tensors[np.argsort(parts.rank[rows[tensors]], kind="stable")]
-        groups[tensors] = _same_tensor(parts, rows[tensors])
+        groups[tensors] = same_tensor(parts, rows[tensors])
         several = tensors[np.bincount(groups[tensors])[groups[tensors]] > 1]
         kept = np.ones(len(rows), np.bool_)
         groups[several], kept[several] = _mergeable(parts, rows[several], groups[several])
@@ -218,95 +215,19 @@ def _merged_bins(bins: pa.Table, starts: Integers) -> tuple[Integers, pa.Array]:
     return low, pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(dense))
 
 
-# -- which rows belong together --------------------------------------------------------------
-
-
-def _codes(*columns: Any) -> Integers:
-    """Return numbers from 0 on that are equal where all columns are.
-
-    >>> _codes(np.array([7, 5, 7]), np.array([0, 0, 0]))
-    array([1, 0, 1])
-    """
-    order = np.lexsort(columns[::-1])
-    changed = np.zeros(len(order), np.int64)
-    for column in columns:
-        ordered = column[order]
-        changed[1:] |= ordered[1:] != ordered[:-1]
-    codes = np.empty(len(order), np.int64)
-    codes[order] = np.cumsum(changed)
-    return codes
-
-
-def _same_tensor(parts: Table, rows: Integers) -> Integers:
-    """Return the same number for rows that are parts or replicas of one tensor.
-
-    The same call of a name may have been recorded twice on a rank: those are two tensors.
-    """
-    columns = (parts.kind, parts.name, parts.step, parts.call, parts.dtype)
-    key = [column[rows] for column in columns]
-    of_rank = _codes(*key, parts.rank[rows])
-    order = np.lexsort((parts.seq[rows], of_rank))
-    starts = np.flatnonzero(np.diff(of_rank[order], prepend=-1))
-    repeat = np.empty(len(rows), np.int64)
-    repeat[order] = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
-    return _codes(*key, repeat)
-
-
 def _mergeable(parts: Table, rows: Integers, groups: Integers) -> tuple[Integers, Booleans]:
     """Return the groups after those that cannot be merged were split, and which rows to keep.
 
     `rows` are by rank. Of replicas, the first is kept.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kinds = parts.kind[rows]
-    batched, free = (
-        np.isin(kinds, [i for i, kind in enumerate(parts.kinds) if kind in wanted])
-        for wanted in (_BATCHED, _FREE)
-    )
-    cells = parts.take(rows, _PLACE)
-    place = _codes(*(_coded_lists(cells.column(name))[0] for name in ("shape", "shard_offsets")))
-    placements, texts = _coded_lists(cells.column("shard_placements"))
-    partial = np.array([" P" in f" {text}" for text in texts], np.bool_)[placements]
-    is_shard = _is_valid(cells.column("shard_shape"))
-    tag = {
-        key: pc.map_lookup(cells.column("tags"), scalar(key, pa.string()), "first")
-        for key in ("placements", "batch")
-    }
-    has_layout = _is_valid(tag["placements"])
-    apart = partial | (free & ~is_shard)  # never merged
-    alike = ~is_shard & (has_layout | ~batched)  # merged only if all are equal
-    # without a layout, every rank has its own part of the batch
-    batch_of_layout = -1 - coded(tag["batch"])[0].astype(np.int64)
-    batch = np.where(batched, np.where(has_layout, batch_of_layout, parts.rank[rows]), 0)
-    place = np.where(is_shard, place, -1)
-    content = _codes(*(parts.column(name)[rows].view(np.int64) for name in STATISTICS))
-    within = _codes(groups, batch)
-    split = apart | (alike & (_counts(within, content)[within] > 1))
-    several = np.isin(groups, groups[split])
-    part_of = _codes(groups, batch, place)
+    places = places_of(parts, rows)
+    within = codes(groups, places.batch)
+    differ = places.must_agree & (_counts(within, places.content)[within] > 1)
+    several = np.isin(groups, groups[places.apart | differ])
     first = np.zeros(len(rows), np.bool_)
-    first[np.unique(part_of, return_index=True)[1]] = True
+    first[np.unique(codes(groups, places.batch, places.place), return_index=True)[1]] = True
     ungrouped = np.arange(len(rows)) + (1 << 62)  # beyond all groups
     return np.where(several, ungrouped, groups), first | several
-
-
-def _coded_lists(column: pa.ChunkedArray) -> tuple[Integers, list[str]]:
-    """Return codes of a column of lists, and the lists as texts."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    codes, texts = coded(
-        pc.binary_join(column.cast(pa.list_(pa.string())), scalar(" ", pa.string()))
-    )
-    return codes.astype(np.int64), texts
-
-
-def _is_valid(column: pa.ChunkedArray) -> Booleans:
-    import pyarrow.compute as pc
-
-    return numbers(pc.cast(pc.is_valid(column), "int8")) > 0
 
 
 def _counts(groups: Integers, values: Integers) -> Integers:
