@@ -17,9 +17,9 @@ from bench.harness import Row
 from bench.peers import measure as measure_in_child
 
 MODULES = (
-    "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.track_jax",
-    "bench.compare", "bench.compare_runs", "bench.films", "bench.trace", "bench.trace_hdf5",
-    "bench.watch",
+    "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.compiled",
+    "bench.track_jax", "bench.compare", "bench.compare_runs", "bench.films", "bench.trace",
+    "bench.trace_hdf5", "bench.watch",
 )  # fmt: skip
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 

@@ -108,9 +108,10 @@ def ways(backend, fullgraph):
     }
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("way", ["wrapper", "in place", "function", "regional"])
-@pytest.mark.parametrize(("fullgraph", "called"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("backend", "fullgraph", "called"), [("aot_eager", True, False), ("eager", False, True)]
+)
 def test_observes_every_module_without_a_break(backend, way, fullgraph, called, counters, caplog):
     x = torch.randn(3, 4)
     model, call = ways(backend, fullgraph)[way]
@@ -303,8 +304,9 @@ class Checkpointed(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("selective", [False, True])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("selective", "backend"), [(False, "eager"), (False, "aot_eager"), (True, "aot_eager")]
+)
 def test_checkpoints(selective, backend, counters):
     x = torch.randn(3, 4, requires_grad=True)
     found = []
@@ -448,9 +450,8 @@ def caught(monkeypatch):
     fresh.close()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_catch(backend, caught, counters):
-    @torch.compile(backend=backend, fullgraph=True)
+def test_catch(caught, counters):
+    @torch.compile(backend="aot_eager", fullgraph=True)
     def function(x):
         hidden = x * 2
         tap.catch(hidden, "h")
@@ -504,9 +505,8 @@ class Double(torch.autograd.Function):
         return gradient * 2
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_catch_in_autograd_functions(backend, caught, counters):
-    function = torch.compile(lambda x: Double.apply(x).sum(), backend=backend, fullgraph=True)
+def test_catch_in_autograd_functions(caught, counters):
+    function = torch.compile(lambda x: Double.apply(x).sum(), backend="aot_eager", fullgraph=True)
     for n in range(2):
         function(torch.full((2,), float(n), requires_grad=True)).backward()
     assert [(name, value) for name, _, _, value in caught()] == [
@@ -514,6 +514,20 @@ def test_catch_in_autograd_functions(backend, caught, counters):
         ("forward", [1.0, 1.0]), ("backward", [1.0, 1.0]),
     ]  # fmt: skip
     assert graphs(counters) == 1
+
+
+def test_transformed_functions(caught):
+    """The whole batch is captured."""
+
+    def function(x):
+        tap.catch(x, "x")
+        return x.sum()
+
+    compiled = torch.compile(
+        lambda x: torch.func.vmap(torch.func.grad(function))(x), backend="aot_eager", fullgraph=True
+    )
+    compiled(torch.ones(3, 2))
+    assert [(name, value) for name, _, _, value in caught()] == [("x", [[1.0, 1.0]] * 3)]
 
 
 def test_catch_takes_only_tensors_in_graphs(caught, caplog):
@@ -603,7 +617,7 @@ def test_parallel_models(gloo):
 # -- Inductor ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_inductor(mode, counters):
     x = torch.randn(3, 4)
     model = mlp()

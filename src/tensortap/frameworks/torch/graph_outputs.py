@@ -53,10 +53,8 @@ class GraphProbe:
         self._wanted = wanted
         self._calls: dict[str, list[ForwardCall]] = {}  # by path, those without a gradient
         self._last: dict[str, tuple[ForwardCall, int]] = {}  # and how many gradients it has got
-        gradient = wanted.gradient and graphs.SEES_GRADIENTS
-        self.tensors = (
-            graphs.probe(self._on_output), graphs.probe(self._on_gradient) if gradient else None
-        )  # fmt: skip
+        gradient = graphs.probe(self._on_gradient) if wanted.gradient else None
+        self.tensors = graphs.probe(self._on_output), gradient
 
     def close(self) -> None:
         for probe in self.tensors:

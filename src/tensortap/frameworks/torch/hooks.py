@@ -15,7 +15,6 @@ from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.hidden import constant_when_compiled, hide_from_compiler
 
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
-_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
 # takes whatever a hook takes and does nothing; a pickle with it loads without tensortap
 _NOTHING = contextlib.nullcontext().__exit__
 
@@ -52,7 +51,7 @@ class ModuleHook:
     def __call__(self, *args: Any) -> None:
         if not _compiling():
             self._leave(*args)
-        elif self._in_graph is not None and not _exporting():
+        elif self._in_graph is not None:
             _skip_hooks()
             self._in_graph(self, *args)
 

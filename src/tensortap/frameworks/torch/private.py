@@ -139,7 +139,7 @@ def guard_hooks(change: int = 0) -> None:
 def keep_in_graphs(library: torch.library.Library, operator: str) -> bool:
     """Say that an operator has side effects, so that no compiler removes it; return success.
 
-    Buys: gradients of module outputs inside compiled graphs. Otherwise only outputs are seen.
+    Buys: everything that is seen inside compiled graphs. Otherwise nothing is.
     """
     try:
         from torch._higher_order_ops import register_hook  # noqa: F401 - hooks on tensors in graphs
