@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 import tensortap as tap
-from tensortap import alerts
+from tensortap import alerts, frameworks
 from tensortap.frameworks import rebuild
+from tensortap.frameworks.protocol import PendingSummary
+from tensortap.frameworks.torch import origins
 from tensortap.record import Kind
 
 pytestmark = pytest.mark.usefixtures("no_errors")
@@ -226,6 +228,21 @@ def test_infinite_gradient_that_was_applied_stops():
 # -- code between modules --------------------------------------------------------------------
 
 
+@pytest.fixture(params=[False, True], ids=["cpu", "device"])
+def anywhere(request, monkeypatch):
+    """Run on the CPU, and as if on a device: statistics are known after the step has ended."""
+    if not request.param:
+        return
+    summary_of = frameworks.summary_of
+
+    def later(value):
+        stats, _ = summary_of(value)
+        return None, PendingSummary(lambda: False, lambda: stats)
+
+    monkeypatch.setattr(frameworks, "summary_of", later)
+    monkeypatch.setattr(origins, "on_device", lambda tensor: True)
+
+
 class BadBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -248,6 +265,8 @@ class Attn(nn.Module):
         x = self.q(x)
         if self.fault == "between":
             x = x * (x * 0) / (x * 0)
+        if self.fault == "in place":
+            x *= torch.nan
         if self.fault == "backward":
             x = BadBackward.apply(x)
         if self.fault == "identity":
@@ -266,13 +285,13 @@ class Layer(nn.Module):
         h = self.norm(x)
         if self.fault == "outside":
             h = h * torch.inf
-        return x + self.attn(x=h)
+        return (x + self.attn(x=h)) * (torch.nan if self.fault == "last" else 1)
 
 
 def alerts_of(fault, batch=1.0):
     torch.manual_seed(0)
     model = Layer(fault)
-    with tap.track(model, alerts=[alerts.nan(), alerts.inf()]) as tracker:
+    with tap.track(model, alerts=[alerts.nan(), alerts.inf()], weights=False) as tracker:
         model(torch.rand(3, 4) * batch).square().mean().backward()
         tracker.step()
     return tracker.alerts
@@ -283,25 +302,29 @@ def alerts_of(fault, batch=1.0):
     [
         ("between", "attn.o_proj", "attn", "made in Attn.forward (test_track_alerts.py"),
         ("between", "attn.o_proj", "attn", "between attn.q and attn.o_proj"),
+        ("in place", "attn.o_proj", "attn", "between attn.q and attn.o_proj"),
         ("identity", "attn.drop", "attn", "between attn.q and attn.drop"),
         ("after", "attn", "attn", "made in Attn.forward, after attn.o_proj"),
         ("outside", "attn.q", "Layer", "made in Layer.forward (test_track_alerts.py"),
         ("outside", "attn.q", "Layer", "between norm and attn"),
+        ("last", "Layer", "Layer", "made in Layer.forward, after attn"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("anywhere")
 def test_code_between_modules_is_named_as_the_origin(fault, name, origin, where):
     first = alerts_of(fault)[0]
     assert (first.name, first.origin) == (name, origin)
     assert where in first.message
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_module_with_finite_inputs_is_the_origin_and_a_bad_batch_is_said():
     class Makes(nn.Module):
         def forward(self, x):
             return x.mul_(torch.nan)  # in place: its input is gone
 
     model = nn.Sequential(nn.Linear(4, 4), Makes(), nn.Linear(4, 4))
-    with tap.track(model, alerts=[alerts.nan()]) as tracker:
+    with tap.track(model, alerts=[alerts.nan()], weights=False) as tracker:
         model(torch.ones(2, 4))
         tracker.step()
     (alert,) = tracker.alerts
@@ -312,6 +335,7 @@ def test_module_with_finite_inputs_is_the_origin_and_a_bad_batch_is_said():
     assert "the input of Layer was NaN: check the batch" in first.message
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_code_between_modules_is_named_as_the_origin_of_a_gradient():
     first = alerts_of("backward")[0]
     assert (first.name, first.kind) == ("attn.q", Kind.GRADIENT)
@@ -319,6 +343,7 @@ def test_code_between_modules_is_named_as_the_origin_of_a_gradient():
     assert "the code in attn, between attn.q and attn.o_proj" in first.message
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_backward_of_a_module_is_told_from_the_code_before_it():
     class Bad(nn.Module):
         def forward(self, x):
@@ -333,9 +358,27 @@ def test_backward_of_a_module_is_told_from_the_code_before_it():
             return self.o(self.bad(self.q(x) * 2))  # q's output reaches bad through code
 
     model = Net()
-    with tap.track(model, alerts=[alerts.nan()]) as tracker:
+    with tap.track(model, alerts=[alerts.nan()], weights=False) as tracker:
         model(torch.ones(2, 4)).sum().backward()
         tracker.step()
     (alert,) = tracker.alerts
     assert (alert.name, alert.kind, alert.origin) == ("q", Kind.GRADIENT, "bad")
     assert "the backward pass of bad made it" in alert.message
+
+
+def test_looking_for_the_origin_does_not_wait_for_a_device(monkeypatch):
+    """Reading a value would block training until the device has computed it."""
+    monkeypatch.setattr(origins, "on_device", lambda tensor: True)
+    pending = PendingSummary(lambda: False, lambda: None)
+    monkeypatch.setattr(frameworks, "summary_of", lambda value: (None, pending))
+    model, x = Layer("between"), torch.rand(3, 4)
+    with tap.track(model, alerts=True) as tracker:
+        with monkeypatch.context() as patch:
+            for name in ("item", "tolist", "__bool__", "cpu", "numpy", "nonzero"):
+
+                def waits(*args, name=name, **kwargs):
+                    raise AssertionError(f"{name} waits for the device")
+
+                patch.setattr(torch.Tensor, name, waits)
+            model(x).square().mean().backward()
+        tracker.step()

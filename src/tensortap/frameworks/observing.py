@@ -100,8 +100,12 @@ class TrackObserver(HookObserver, Protocol):
         later: PendingSummary | None = None,
         value: Any = None,
         step: int | None = None,
+        explain: Explain | None = None,
     ) -> None:
-        """Take statistics that are known, or that a device is still computing."""
+        """Take statistics that are known, or that a device is still computing.
+
+        `explain` is called if those of a device turn out not to be finite.
+        """
 
 
 class WatchObserver(HookObserver, Protocol):

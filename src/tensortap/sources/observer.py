@@ -89,6 +89,7 @@ class PendingRecord(NamedTuple):
     record: Record
     nbytes: int
     summary: PendingSummary
+    explain: Explain | None = None
 
 
 _observers: weakref.WeakSet[Observer] = weakref.WeakSet()
@@ -198,7 +199,7 @@ class Observer:
             stats, pending = arrays.summary_of(value)
         if explain is not None and stats is not None and stats.finite != stats.count:
             observed = observed._replace(tags={**observed.tags, **explain(stats)})
-        self.add(observed, stats, pending, value, step)
+        self.add(observed, stats, pending, value, step, explain)
         pipeline.ledger.track(_now() - start)
         return stats
 
@@ -226,8 +227,12 @@ class Observer:
         pending: PendingSummary | None = None,
         value: Any = None,
         step: int | None = None,
+        explain: Explain | None = None,
     ) -> None:
-        """Make a record of statistics; if they are pending, once a device has computed them."""
+        """Make a record of statistics; if they are pending, once a device has computed them.
+
+        Of pending ones that turn out not to be finite, `explain` gets the tags.
+        """
         if step is None:
             step = self.step_number
         rank, world_size = ranks.rank_and_world_size()
@@ -239,7 +244,7 @@ class Observer:
         if pending is None:
             self._put(record, nbytes)
         else:
-            self._pending.append(PendingRecord(record, nbytes, pending))
+            self._pending.append(PendingRecord(record, nbytes, pending, explain))
 
     def _record_of(
         self,
@@ -297,13 +302,16 @@ class Observer:
                 self._resolve(self._pending.popleft())
 
     def _resolve(self, pending: PendingRecord) -> None:
+        record, tags = pending.record, pending.record.tags
         try:
             stats = pending.summary.resolve()
+            if stats is not None and pending.explain and stats.finite != stats.count:
+                tags = {**tags, **_prefixed_tags(pending.explain(stats), self.prefix)}
         except Exception as error:
-            pipeline.fault(pending.record.name, error)
+            pipeline.fault(record.name, error)
             return
         if stats is not None:
-            self._put(_replace(pending.record, stats=stats), pending.nbytes)
+            self._put(_replace(record, stats=stats, tags=tags), pending.nbytes)
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""

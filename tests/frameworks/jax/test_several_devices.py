@@ -120,7 +120,7 @@ CODE = """
             assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), results, want))
         assert len(seen) == 4 * kinds, seen
         seen = sorted(seen, key=lambda each: (each.observed.kind.value, each.observed.call))
-        for i, (observed, pending, _) in enumerate(seen):
+        for i, (observed, pending, *_) in enumerate(seen):
             values = (gradient / 2 if i < 4 else gradient).reshape(4, 2, 8)[i % 4]
             axis = "x" if fn is loss else "pmap"
             assert observed.call == i % 4 and observed.shape == (2, 8), observed

@@ -15,6 +15,7 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.frameworks.torch.hooks import ModuleHook
+from tensortap.frameworks.torch.outputs import GENERATED
 from tensortap.record import Kind
 
 pytestmark = pytest.mark.usefixtures("no_errors")
@@ -288,4 +289,60 @@ def test_passes_without_gradients_are_tagged(found):
         {"mode": "no_grad"},
         {},
     ]
-    assert [r.call for r in found(tracker).of(GRAD, "2")] == [2]
+    # generation does not change the calls of the other passes
+    assert [r.call for r in found(tracker).of(ACT, "2")] == [GENERATED, 0, 1]
+    assert [r.call for r in found(tracker).of(GRAD, "2")] == [1]
+
+
+# -- modules that come and go --------------------------------------------------------------
+
+
+class Adapter(nn.Module):
+    """Adds to what it wraps, as adapters do that are injected into a model."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.low = base, nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.base(x) + self.low(x)
+
+
+def test_modules_added_later_are_observed_from_the_next_step(found, caplog):
+    model = mlp()
+    with tap.track(model) as tracker:
+        for step in range(3):
+            if step == 1:  # in use from now on
+                model[2] = Adapter(model[2])
+                model.insert(1, nn.Tanh())
+            model(X).sum().backward()
+            model.zero_grad()  # before the step, as a training loop may do
+            tracker.step()
+        assert tracker.unseen == {}
+        late = {"1", "2", "3", "3.base", "3.low"}
+        assert set(tracker.remarks) == late
+        assert "3.low: it was added after tracking began" in caplog.text.replace(", ", ": ")
+        records = found(tracker)
+    assert {r.step for r in records.of(ACT, "3.low")} == {2}
+    assert {r.step for r in records.of(GRAD, "3.low")} == {2}
+    assert [r.shape for r in records.of(ACT, "3.base") if r.step == 2] == [(5, 2)]
+    # under its new name only, and once per call
+    assert [(r.step, r.call) for r in records.of(ACT, "2") if r.step == 2] == [(2, 0)]
+    assert hooks_in(model) == []
+
+
+def test_modules_that_have_left_are_not_observed(found):
+    model = mlp()
+    with tap.track(model) as tracker:
+        for step in range(3):
+            if step == 1:
+                left, model[1] = model[1], nn.Identity()
+            model(X).sum().backward()
+            tracker.step()
+            if step == 1:
+                assert hooks_in(left) == []
+        assert {r.step for r in found(tracker).of(ACT, "1")} == {0, 2}
+    gone = weakref.ref(left)
+    del left
+    gc.collect()
+    assert gone() is None

@@ -28,7 +28,8 @@ from tensortap.frameworks.jax.instrumented_jit import (
 )
 from tensortap.frameworks.jax.marks import Collector, MarkedValue
 from tensortap.frameworks.jax.modules import OnError, Wants, marked_modules
-from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.jax.origins import InputEvidence
+from tensortap.frameworks.observing import Explain, Observed
 from tensortap.record import Kind
 from tensortap.stats.packed import layout
 
@@ -50,14 +51,19 @@ class Intercept:
     """Calls functions and returns the observations of what their modules compute.
 
     `wants` says for a kind and a name whether to observe it; it is asked when a function is
-    traced. `on_error` gets the errors of observing. `unseen` maps names to what could not be
+    traced. `on_error` gets the errors of observing. If it `explains`, observations know where a
+    value that is not finite was made. `unseen` maps names to what could not be
     observed, or not without side effects, and why; `remarks` what else the user should know.
     """
 
     def __init__(
-        self, wants: Wants = lambda kind, name: True, on_error: OnError = lambda name, error: None
+        self,
+        wants: Wants = lambda kind, name: True,
+        on_error: OnError = lambda name, error: None,
+        explains: bool = False,
     ) -> None:
         self._wants = wants
+        self._explains = explains
         self._on_error = on_error
         self._key = f"tracker{next(_keys)}"
         self._instrumented: dict[int, InstrumentedJit] = {}  # by id; each keeps its function alive
@@ -74,7 +80,7 @@ class Intercept:
     @contextlib.contextmanager
     def _marking(self) -> Iterator[None]:
         """Mark what is traced here; the metadata keeps it separate in JAX's caches."""
-        marked = marked_modules(self._wants, self._on_error, self._collector)
+        marked = marked_modules(self._wants, self._on_error, self._collector, self._explains)
         with set_xla_metadata(tensortap=self._key), marked:
             yield
 
@@ -178,19 +184,30 @@ class Intercept:
             own += _in_program_order(_without_recomputed(delivered))
             found += [(value, Deferred(words, words.nbytes), 0) for value, words in own]
             first = _first_calls(value for value, _, _ in found)
+            evidence = InputEvidence()
             for (value, vector, start), call in zip(found, first, strict=True):
-                observations += _calls_of(value, vector, start, call)
+                if value.mark.is_input:
+                    evidence.add(value, vector, start)
+                else:
+                    explainers = evidence.explainers(value)
+                    observations += _calls_of(value, vector, start, call, explainers)
         return observations
 
 
-def _calls_of(value: MarkedValue, vector: Deferred, start: int, call: int) -> Iterator[Observation]:
+def _calls_of(
+    value: MarkedValue,
+    vector: Deferred,
+    start: int,
+    call: int,
+    explainers: Iterable[Explain | None],
+) -> Iterator[Observation]:
     """Yield the calls of a value, from this one on."""
     mark, run, dtype, shape = value.mark, value.run, value.dtype, value.shape
-    for i in range(value.calls):
+    for i, explain in enumerate(explainers):
         number = (call + i) * run.devices + run.device
         seen = Observed(mark.name, mark.kind, number, mark.type, dtype, shape, run.shard, run.tags)
         place = start + i * layout(dtype).words
-        yield Observation(seen, summary_at(vector, place, dtype, shape))
+        yield Observation(seen, summary_at(vector, place, dtype, shape), None, explain)
 
 
 # -- which call of its module an observed value belongs to -----------------------------------

@@ -19,7 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensortap.frameworks.jax.marks import Collector, mark
+from tensortap.frameworks.jax.marks import Collector, MarkOrigin, mark, output_mark
+from tensortap.frameworks.jax.origins import MarkedCalls
 from tensortap.frameworks.protocol import type_name
 from tensortap.record import Kind
 
@@ -36,10 +37,12 @@ _users = 0
 
 
 @contextlib.contextmanager
-def marked_modules(wants: Wants, on_error: OnError, collector: Collector) -> Iterator[None]:
-    """Mark the outputs of modules that are called in this thread."""
+def marked_modules(
+    wants: Wants, on_error: OnError, collector: Collector, explains: bool = False
+) -> Iterator[None]:
+    """Mark the outputs of modules that are called in this thread, if it `explains` also inputs."""
     outer: _Marking | None = getattr(_thread, "marking", None)
-    _thread.marking = _Marking(wants, on_error, collector)
+    _thread.marking = _Marking(wants, on_error, collector, explains)
     try:
         with contextlib.ExitStack() as stack:
             for library in ("flax.linen", "haiku"):
@@ -71,14 +74,36 @@ def haiku_name(name: str) -> str:
 class _Marking:
     """Which outputs are marked, and the modules whose calls are under way."""
 
-    def __init__(self, wants: Wants, on_error: OnError, collector: Collector) -> None:
+    def __init__(
+        self, wants: Wants, on_error: OnError, collector: Collector, explains: bool
+    ) -> None:
         self._wants = wants
         self._on_error = on_error
         self._collector = collector
+        self._calls = MarkedCalls(collector) if explains else None
         self._modules: list[Any] = []
         self._names: list[dict[int, str]] = []  # module id → name, one dict per call under way
 
-    def mark(self, output: Any, name: str, cls: type) -> Any:
+    def observe(
+        self, call: Any, name: str, cls: type, args: Any, kwargs: Any, method: str = "__call__"
+    ) -> Any:
+        """Call a module and return its output, marked."""
+        if self._calls is None:
+            return self._mark(call(*args, **kwargs), name, cls, None)
+        given, origin = (args, kwargs), None
+        try:
+            gradient = self._wants(Kind.GRADIENT, name)
+            given = self._calls.begin(name, gradient, given)
+        except Exception as error:
+            self._on_error(name, error)
+            return self._mark(call(*args, **kwargs), name, cls, None)
+        try:
+            output = call(*given[0], **given[1])
+        finally:
+            origin = self._calls.end(f"{cls.__name__}.{method}")
+        return self._mark(output, name, cls, origin)
+
+    def _mark(self, output: Any, name: str, cls: type, origin: MarkOrigin | None) -> Any:
         """Return the output with every array in it marked."""
         self._collector.modules += 1
 
@@ -87,7 +112,13 @@ class _Marking:
                 return leaf
             keys = [key for key in map(key_name, path) if key != "data_array"]  # of a NamedArray
             whole = f"{name}[{'.'.join(keys)}]" if keys else name
-            return mark(leaf, whole, type_name(cls), activation, gradient, self._collector)
+            label = output_mark(
+                whole, type_name(cls), activation, gradient, self._collector, origin=origin
+            )
+            leaf = mark(leaf, label)
+            if self._calls is not None and activation:
+                self._calls.note(leaf, label)
+            return leaf
 
         try:
             activation = self._wants(Kind.ACTIVATION, name)
@@ -105,9 +136,9 @@ class _Marking:
         for i, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
             name = str(variable.path).replace("/", ".")
             if isinstance(gradient, jax.Array) and self._wants(Kind.WEIGHT_GRADIENT, name):
-                marked[i] = mark(
-                    gradient, name, "", True, False, self._collector, Kind.WEIGHT_GRADIENT
-                )
+                kind = Kind.WEIGHT_GRADIENT
+                label = output_mark(name, "", True, False, self._collector, kind)
+                marked[i] = mark(gradient, label)
         return marked
 
     def is_calling(self, module: Any) -> bool:
@@ -200,18 +231,16 @@ def _is_object(node: Any) -> bool:
 
 def _intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     """Mark the output of a method of linen or Haiku."""
-    output = call(*args, **kwargs)
     method, module = context.method_name, context.module
-    if (method != "__call__" and method.startswith("_")) or method == "setup":
-        return output
     marking: _Marking | None = getattr(_thread, "marking", None)
-    if getattr(module, "scope", module) is None or marking is None:
-        return output
+    hidden = (method != "__call__" and method.startswith("_")) or method == "setup"
+    if hidden or getattr(module, "scope", module) is None or marking is None:
+        return call(*args, **kwargs)
     name = haiku_name(getattr(module, "module_name", "")) or ".".join(module.path)
     name = name or type(module).__name__
     if method != "__call__":
         name = f"{name}.{method}"
-    return marking.mark(output, name, type(module))
+    return marking.observe(call, name, type(module), args, kwargs, method)
 
 
 def _wrap_call(call: Any) -> Any:
@@ -222,8 +251,8 @@ def _wrap_call(call: Any) -> Any:
         if marking is None or marking.is_calling(self):
             return call(self, *args, **kwargs)
         with marking.calling(self) as name:
-            output = call(self, *args, **kwargs)
-        return marking.mark(output, name, type(self))
+            inner = functools.partial(call, self)
+            return marking.observe(inner, name, type(self), args, kwargs)
 
     return wrapper
 

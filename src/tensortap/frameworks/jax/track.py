@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -14,8 +15,8 @@ from tensortap.frameworks.jax.adapter import Deferred
 from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack, summary_at
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.jax.modules import Wants, haiku_name, key_name
-from tensortap.frameworks.observing import Observed, TrackObserver
-from tensortap.record import Kind
+from tensortap.frameworks.observing import Explain, Observed, TrackObserver
+from tensortap.record import Kind, Summary
 from tensortap.stats.packed import layout
 
 NO_MODULES = (
@@ -31,7 +32,8 @@ class JaxTracking:
     def __init__(self, model_state: Any, optimizer_state: Any, observer: TrackObserver) -> None:
         self.observer = observer
         self._like = model_state
-        self._intercept = Intercept(observer.wants, observer.fault)
+        self._intercept = Intercept(observer.wants, observer.fault, observer.explains)
+        self._explained: int | None = None  # the step whose first NaN has been explained
         self._calls: dict[tuple[Kind, str], int] = {}
         # the arguments of `step`, in this order
         self._states = [
@@ -57,11 +59,15 @@ class JaxTracking:
         results, observations = self._intercept(function, *args, **kwargs)
         try:
             calls = dict(self._calls)
-            for seen, pending, _ in observations:
+            step = self.observer.step_number
+            for seen, pending, _, explain in observations:
                 key = seen.kind, seen.name
                 call = seen.call + self._calls.get(key, 0)
                 calls[key] = max(calls.get(key, 0), call + 1)
-                self.observer.add(seen._replace(call=call), None, pending)
+                seen = seen._replace(call=call)
+                if explain is not None and seen.kind is Kind.ACTIVATION:
+                    explain = functools.partial(self._explain_first, step, explain)
+                self.observer.add(seen, None, pending, explain=explain)
             self._calls = calls
             self.observer.unseen.update(self._intercept.unseen)
             outputs = {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds)
@@ -73,6 +79,13 @@ class JaxTracking:
         except Exception as error:
             self.observer.fault(getattr(function, "__name__", "intercept"), error)
         return results
+
+    def _explain_first(self, step: int, explain: Explain, stats: Summary) -> dict[str, str]:
+        """Return tags for the first output of a step that is not finite; -Inf may be a mask."""
+        if self._explained == step or not (stats.nans or stats.posinfs):
+            return {}
+        self._explained = step
+        return explain(stats)
 
     def end_step(self, *states: Any, **named: Any) -> None:
         """Record the states after a step."""
@@ -94,7 +107,7 @@ class JaxTracking:
             like=self._like,
         )
         with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-            for seen, pending, array in observations:
+            for seen, pending, array, _ in observations:
                 self.observer.add(seen, None, pending, array)
 
 

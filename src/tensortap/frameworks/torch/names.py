@@ -73,7 +73,11 @@ class Names:
 def _wrapped(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
     """Return the module in a wrapper and its name there, the first child; None for no wrapper."""
     child: tuple[str, torch.nn.Module] | None = next(module.named_children(), None)
-    if child is not None and (child[0] in _WRAPPED or isinstance(module, _PARALLEL)):
+    if child is not None and (
+        child[0] in _WRAPPED
+        or isinstance(module, _PARALLEL)
+        or (child[0] == "module" and type(module).__name__ == "DeepSpeedEngine")
+    ):
         return child
     return None
 

@@ -24,9 +24,10 @@ from tensortap.frameworks.torch.layouts import Layouts
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
 from tensortap.frameworks.torch.origins import Origins
 from tensortap.frameworks.torch.shards import observed
-from tensortap.frameworks.torch.uncalled import REASON, UncalledModules
+from tensortap.frameworks.torch.uncalled import REASON, UncalledModules, has_forward
 from tensortap.record import Kind, Shard, Summary
 
+GENERATED = 1_000_000  # the first call of a pass within `generate`
 OBSERVED = "a model is observed in them"
 _TRAINED_IN_EVAL = (
     "it is trained in eval() mode, which was not recorded before the first backward pass: call "
@@ -53,13 +54,14 @@ class OutputHooks:
         self._undo: list[Callable[[], None]] = []
         self._graph_probes: list[GraphProbe] = []
         self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
-        self._calls: dict[str, int] = {}
+        self._calls: dict[tuple[str, int], int] = {}  # by name and first call
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
         self._origins = Origins(root) if observer.explains else None
         self._layouts = Layouts(root)
         self._collectives = Collectives(observer)
         self._uncalled = UncalledModules(root)
         self._trained_in_eval = False
+        self._structure: dict[str, torch.nn.Module] = {}  # when the hooks were attached
         self._root_name = title
         self._last: tuple[Callable[[], Any], int, Summary | None] = (lambda: None, 0, None)
 
@@ -68,12 +70,25 @@ class OutputHooks:
             return
         forget_graphs(OBSERVED, begins=True)
         self._undo.append(functools.partial(forget_graphs, OBSERVED, begins=False))
+        self._structure = dict(self.root.named_modules())
         for i, (name, module) in enumerate(Names(self.root).modules()):
             if self.title:  # the model itself comes first
                 name = f"{self.title}.{name}" if i else self.title
             if not i:
                 self._root_name = name
             self._attach_module(module, name)
+
+    def added(self) -> list[str]:
+        """Return the names of modules that have come since the hooks were attached.
+
+        An empty name says that something else has changed.
+        """
+        found, known = dict(self.root.named_modules()), self._structure
+        if not known or found == known:
+            return []
+        names = Names(self.root)
+        new = [name for name, module in found.items() if module is not known.get(name)]
+        return [names.plain(name) for name in new if has_forward(found[name])] or [""]
 
     def _attach_module(self, module: torch.nn.Module, name: str) -> None:
         activation = self.observer.wants(Kind.ACTIVATION, name)
@@ -103,6 +118,7 @@ class OutputHooks:
             self._graph_probes.pop().close()
         self._remove_leaf_handles()
         self._uncalled.clear()
+        self._structure.clear()
 
     def _remove_leaf_handles(self) -> None:
         while self._leaf_handles:
@@ -144,21 +160,22 @@ class OutputHooks:
                 return
             self._uncalled.called(name)
             again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
+            tags = _mode_tags(training)
+            wanted = _counted_as(wanted, tags)
             counted = self._count(wanted, name, again, module is not original, output)
             if counted is None:
                 return
             step, call, activation, gradient = counted
-            tags = _mode_tags(training)
-            origins, explain = self._origins, None
-            if origins is not None and not again:
-                inputs = args, kwargs
-                origins.called(name, inputs)
-                explain = functools.partial(origins.of_output, name, cls, step, inputs)
+            origins, explain = None if again else self._origins, None
+            if origins is not None:
+                origins.called(name, (args, kwargs))
             for path, tensor in tensors_in(output, torch.Tensor):
                 own_tags = {**tags, "module": name} if path else tags
                 shard, placed = self._layouts.of(name, tensor, (args, kwargs))
                 own_tags = {**own_tags, **placed}
                 if activation:
+                    if origins is not None:
+                        explain = origins.of_output(name, cls, step, (args, kwargs), output, tensor)
                     all_tags = {**own_tags, "recompute": "1"} if again else own_tags
                     seen = name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
                     if type(tensor) is torch.Tensor:
@@ -168,8 +185,8 @@ class OutputHooks:
                         self._collectives.observe(tensor, name, look)
                 if gradient and tensor.requires_grad and tensor.is_floating_point():
                     self._observe_gradient(name + path, tensor, step, call, cls, own_tags, shard)
-            if origins is not None and not again:
-                origins.passed(name, output)
+            if origins is not None:
+                origins.passed(name, output, activation)
         except Exception as error:
             observer.fault(name, error)
 
@@ -208,22 +225,25 @@ class OutputHooks:
         if self.observer.only_training and not trained:
             return None
         self._uncalled.called(name)
-        counted = self._count(wanted, name, again, False, output)
-        return None if counted is None else (counted, _mode_tags(training))
+        tags = _mode_tags(training)
+        counted = self._count(_counted_as(wanted, tags), name, again, False, output)
+        return None if counted is None else (counted, tags)
 
     def _count(
         self, wanted: ModuleCall, name: str, again: bool, replica: bool, output: Any
     ) -> ModuleCall | None:
         """Return where this call is counted and what to capture of it; None to ignore it.
 
-        A `replica` is a copy of the module that DataParallel made for one call.
+        Calls are counted from that of `wanted` on. A `replica` is a copy of the module that
+        DataParallel made for one call.
         """
         if again:  # a backward pass goes from the last call to the first
             calls = self._recomputable.get(name)
             call = calls.pop() if calls else 0
         else:
-            call = self._calls.get(name, 0)
-            self._calls[name] = call + 1
+            key = name, wanted.call
+            call = self._calls.get(key, wanted.call)
+            self._calls[key] = call + 1
             self._recomputable.setdefault(name, []).append(call)
         return ModuleCall(self.observer.step_number, call, wanted.activation, wanted.gradient)
 
@@ -247,10 +267,7 @@ class OutputHooks:
         shard: Shard | None,
     ) -> None:
         passes: list[int] = []
-        explain: Explain | None = None
-        if self._origins is not None:
-            of_gradient, uses = self._origins.of_gradient, self._origins.uses(tensor)
-            explain = lambda stats: of_gradient(uses)  # noqa: E731
+        uses = None if self._origins is None else self._origins.uses(tensor)
         shape = tensor.shape
         this = weakref.ref(self)  # the model may keep this output, which must not keep the model
 
@@ -268,6 +285,9 @@ class OutputHooks:
             def look() -> None:
                 whole = gradient if gradient.shape == shape else gradient.reshape(shape)
                 seen = observed(name, Kind.GRADIENT, whole, call, cls, all_tags, shard)
+                explain: Explain | None = None
+                if hooks._origins is not None and uses is not None:
+                    explain = hooks._origins.of_gradient(uses, gradient)
                 stats = observer.observe(*seen, step, hooks._known_stats(gradient), explain)
                 hooks._last = weakref.ref(gradient), private.version_of(gradient), stats
 
@@ -295,6 +315,14 @@ def _register(tensor: torch.Tensor, hook: Callable[[torch.Tensor | None], None])
     return tensor.register_hook(torch.utils.hooks.unserializable_hook(hook))
 
 
+_GENERATING = {"mode": "generate"}
+
+
+def _counted_as(wanted: ModuleCall, tags: dict[str, str]) -> ModuleCall:
+    """Return a call to count; generation does not change the calls of passes that are trained."""
+    return wanted._replace(call=GENERATED) if tags is _GENERATING else wanted
+
+
 def _mode_tags(training: bool) -> dict[str, str]:
     """Return the tag that tells a forward pass from one that is trained on."""
     if not training:
@@ -306,6 +334,6 @@ def _mode_tags(training: bool) -> dict[str, str]:
         frame = frame.f_back
         if frame.f_code.co_qualname == "CheckpointFunction.forward":
             return {}  # a backward pass recomputes it with gradients
-        if frame.f_code.co_name == "generate":
-            return {"mode": "generate"}
+        if "generate" in frame.f_code.co_name:  # `_generate_and_score_completions` of trl as well
+            return _GENERATING
     return {"mode": "no_grad"}

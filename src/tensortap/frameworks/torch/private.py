@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tensortap.frameworks.origin import caller_name
+
 Context = contextlib.AbstractContextManager[Any]
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -223,9 +225,8 @@ def module_calls() -> list[RunningCall]:
             local = frame.f_locals
             while above.f_back is not None and above.f_code in codes:
                 above = above.f_back
-            file = above.f_code.co_filename.rpartition("/")[2]
-            caller = f"{above.f_code.co_qualname} ({file}:{above.f_lineno})"
-            calls.append(RunningCall(local["self"], (local["args"], local["kwargs"]), caller))
+            inputs = local["args"], local["kwargs"]
+            calls.append(RunningCall(local["self"], inputs, caller_name(above)))
         frame = above
     return calls
 

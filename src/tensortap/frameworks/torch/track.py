@@ -26,12 +26,14 @@ from tensortap.frameworks.torch.shards import observed
 from tensortap.record import Kind
 
 log = logging.getLogger("tensortap")
+_ADDED = "it was added after tracking began: it is observed from the next step on"
 
 
 class ModelHooks:
     """Hooks on a model and its optimizers."""
 
     def __init__(self, root: torch.nn.Module, optimizer: Any, observer: TrackObserver) -> None:
+        self._observer = observer
         self._outputs = OutputHooks(root, observer)
         self._parameters = ParameterHooks(root, optimizer, observer)
 
@@ -50,6 +52,11 @@ class ModelHooks:
             self._outputs.end_step(self._parameters.is_trained)
         finally:
             self._parameters.end_step()
+        if self._observer.capturing and (added := self._outputs.added()):
+            # all of them: an adapter changes the names of the modules that it wraps
+            self.detach()
+            self.attach()
+            self._observer.remarks.update(dict.fromkeys(filter(None, added), _ADDED))
 
 
 class ParameterHooks:

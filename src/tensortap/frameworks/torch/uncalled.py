@@ -11,6 +11,11 @@ from tensortap.frameworks.torch.names import Names
 REASON = "its weights are used, but the module itself is not called, so it has no output"
 
 
+def has_forward(module: torch.nn.Module) -> bool:
+    """Return whether a module can be called, unlike a list of modules or parameters."""
+    return getattr(type(module), "forward", None) is not torch.nn.Module.forward
+
+
 class UncalledModules:
     """The modules with weights of their own that have not been called yet."""
 
@@ -20,8 +25,7 @@ class UncalledModules:
 
     def add(self, name: str, module: torch.nn.Module) -> None:
         """Take a module, unless it has no weight or, like a list of parameters, no forward."""
-        has_forward = getattr(type(module), "forward", None) is not torch.nn.Module.forward
-        if has_forward and next(module.parameters(recurse=False), None) is not None:
+        if has_forward(module) and next(module.parameters(recurse=False), None) is not None:
             self._modules[name] = module
 
     def called(self, name: str) -> None:
