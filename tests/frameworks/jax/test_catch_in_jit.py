@@ -313,3 +313,25 @@ def test_donated_arguments_and_compiled_functions(caught):
     compiled = jax.jit(function).lower(x).compile()
     compiled(x), compiled(x)
     assert values(caught("after"))[3:] == [[4.0] * 3] * 2
+
+
+def test_catches_gradients(caught):
+    def square(x):
+        return (tap.catch_grad(2 * x, "doubled") ** 2).sum()
+
+    assert jax.grad(square)(3.0) == jax.jit(jax.grad(square))(3.0) == 24.0
+    assert values(caught("doubled")) == [12.0, 12.0]
+    jax.jit(jax.vmap(jax.grad(square)))(jnp.arange(3.0))
+    assert sorted(values(caught("doubled"))[2:]) == [0.0, 4.0, 8.0]
+    assert jax.jvp(square, (3.0,), (1.0,)) == (36.0, 24.0)  # no gradient, and no error
+    assert len(caught("doubled")) == 5
+
+    @jax.checkpoint
+    def block(c, item):
+        return tap.catch_grad(c * item, "carry", every=2), None
+
+    function = jax.jit(jax.grad(lambda c, items: jax.lax.scan(block, c, items)[0]))
+    assert function(1.0, jnp.array([2.0, 3.0, 4.0, 5.0])) == 120.0
+    assert values(caught("carry")) == [1.0, 20.0]  # from the last iteration to the first
+    tap.catch_grad([1.0], "a list")
+    assert caught("a list") == []
