@@ -33,6 +33,7 @@ def statistics_of_many() -> list[Row]:
     import torch
 
     from tensortap.frameworks.torch.summarize import summarize
+    from tensortap.stats.shard_digest import shard_digest
 
     torch.set_num_threads(1)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(MANY, np.float32))
@@ -44,6 +45,13 @@ def statistics_of_many() -> list[Row]:
         lambda: time_of(lambda: summarize(x, threads=1)),
         lambda: time_of(array.sum),
         lambda: time_of(lambda: summarize(brain, threads=1)),
+    )
+    warm = np.empty_like(array)
+    digested, digested_brain, copied = in_turns(
+        61,
+        lambda: time_of(lambda: shard_digest(array)),
+        lambda: time_of(lambda: shard_digest(array.view("uint16"))),
+        lambda: time_of(lambda: np.copyto(warm, array)),
     )
     again, plain = in_turns(
         5,
@@ -62,6 +70,8 @@ def statistics_of_many() -> list[Row]:
             note=note,
         ),
         Row("statistics, 16M bfloat16 ÷ in float32", 0.6, True, halved, ours, note=note),
+        Row("digest of shards, 16M float32 ÷ memcpy", 2.0, True, digested, copied, note=note),
+        Row("digest of shards, 32M 16-bit ÷ memcpy", 2.0, True, digested_brain, copied, note=note),
     ]
 
 

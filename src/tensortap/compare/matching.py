@@ -208,6 +208,8 @@ def same(a: ChosenRecords, b: ChosenRecords, pairs: Pairs, *, equal_nan: bool) -
     by_value = equal("value") & absent("payloads") & ~absent("value") & ~only_statistics[0]
     by_value &= ~has_tag(cells[0], "file")  # dumped objects are in files of their own
     by_statistics = only_statistics[0] & only_statistics[1]
+    told = np.asarray(pc.and_(*(pc.is_valid(each.column("digest")) for each in cells)))
+    by_statistics &= ~told | by_digest  # digests tell more than statistics
     for name in STATISTICS if by_statistics.any() else ():
         one, other = a.table.column(name)[pairs.a], b.table.column(name)[pairs.b]
         by_statistics &= (one == other) | (np.isnan(one) & np.isnan(other))

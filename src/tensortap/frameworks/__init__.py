@@ -13,6 +13,7 @@ from tensortap.frameworks.snapshot import (
     digest_of,
     memory_of,
     nbytes_of,
+    shard_digest_of,
     snapshot,
     summary_of,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "nbytes_of",
     "numpy_dtype",
     "rebuild",
+    "shard_digest_of",
     "snapshot",
     "summary_of",
 ]

@@ -8,7 +8,7 @@ from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
 from tensortap.frameworks.adapters import CACHED, adapter_of
 from tensortap.frameworks.protocol import PendingSummary, Snapshot, type_name
-from tensortap.record import Summary, Value
+from tensortap.record import Shard, Summary, TensorData, Value
 from tensortap.stats.columns import Memory
 from tensortap.stats.digest import digest
 
@@ -67,6 +67,28 @@ def memory_of(value: Any) -> Memory | None:
     """
     memory = adapter_of(type(value)).memory
     return None if memory is None else memory(value)
+
+
+def shard_digest_of(value: Any, shard: Shard | None = None) -> bytes | None:
+    """Return the digest of a tensor that does not depend on its layout; None for other values.
+
+    `shard` is the part of the whole that it is.
+
+    >>> import numpy as np
+    >>> len(shard_digest_of(np.ones(3)))
+    21
+    """
+    from tensortap.frameworks.view import as_numpy
+    from tensortap.stats.shard_digest import shard_digest
+
+    view = adapter_of(type(value)).view
+    array = view(value) if view is not None else None
+    if array is None:
+        node = borrow(value)
+        if not isinstance(node, TensorData):
+            return None
+        array = as_numpy(node)
+    return shard_digest(array, shard)
 
 
 def summary_of(value: Any) -> tuple[Summary | None, PendingSummary | None]:

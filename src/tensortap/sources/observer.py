@@ -58,6 +58,7 @@ class TrackOptions(NamedTuple):
     on_alert: Any = None
     name: str | None = None
     out_path: str | Path | None = None
+    digests: bool = False
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
@@ -214,7 +215,8 @@ class Observer:
 
     def _add_all(self, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
         options = self.options
-        if self._monitor is None and self._whole is None and options.stash is None:
+        each = self._monitor is not None or self._whole is not None or options.stash is not None
+        if not (each or options.digests):
             self._records.send_columns(self._maker.columns(found, stats, self.step_number))
             return
         for (observed, value), summary in zip(found, stats.summaries(), strict=True):
@@ -240,6 +242,8 @@ class Observer:
         record = self._record_of(observed, step, seq, rank, world_size, now, stats)
         nbytes = 0
         if value is not None:
+            if self.options.digests:
+                record = _replace(record, digest=arrays.shard_digest_of(value, observed.shard))
             record, nbytes = self._with_value(record, value)
         if pending is None:
             self._put(record, nbytes)

@@ -192,6 +192,7 @@ def track(
     on_alert: Any = None,
     name: str | None = None,
     out_path: str | Path | None = None,
+    digests: bool = False,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -207,7 +208,8 @@ def track(
     is True or a list of rules, `on_alert` a function, "stop" or "keep". `name` is put before all
     names, to tell models that are tracked at the same time apart; patterns do not see it.
     `out_path` writes a run below that folder while the tracker is entered, for programs without
-    `tap.init`; `tracker.path` is the run.
+    `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 21 bytes to every record,
+    by which `tap.compare` finds out whether two tensors have the same bits, in whatever shards.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
@@ -215,7 +217,7 @@ def track(
     has_state = optimizer_state is not False and optimizer_state is not None
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
-        only_training, init_step, alerts, on_alert, name, out_path,
+        only_training, init_step, alerts, on_alert, name, out_path, digests,
     ))  # fmt: skip
     state = None if isinstance(optimizer_state, bool) else optimizer_state
     if model_state is not None or state is not None:
@@ -223,9 +225,9 @@ def track(
             raise TypeError(
                 "pass either a torch module, or the model_state and optimizer_state of JAX"
             )
-        if stash is not None or tensors:
+        if stash is not None or tensors or digests:
             observer.unseen["inside compiled functions"] = (
-                "stash and tensors see states only; use tap.catch inside the function"
+                "stash, tensors and digests see states only; use tap.catch inside the function"
             )
         hooks = framework_named("jax").track_states(model_state, state, observer)
         assert hooks is not None

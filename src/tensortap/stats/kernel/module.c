@@ -329,6 +329,36 @@ static PyObject *kernel_compare(PyObject *module, PyObject *args)
                          (unsigned long long)f.steps, f.identical);
 }
 
+/* digest(address, code, shape, strides, whole, offsets, seed) -> (sum, sum) */
+static PyObject *kernel_digest(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *address, *code, *shape, *strides, *tuples[2];
+    unsigned long long seed;
+    ptrdiff_t places[2][MAX_DIMS];
+    Elements elements;
+    if (!PyArg_ParseTuple(args, "OOOOOOK", &address, &code, &shape, &strides, &tuples[0], &tuples[1],
+                          &seed))
+        return NULL;
+    Py_ssize_t count = read_array(address, code, shape, strides, &elements);
+    if (count < 0)
+        return NULL;
+    for (int i = 0; i < 2; i++) {
+        int n = read_tuple(tuples[i], places[i]);
+        if (n >= 0 && n != elements.array.ndim)
+            PyErr_SetString(PyExc_ValueError, "shape, whole and offsets differ in length");
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    uint64_t sums[2] = {0, 0};
+    if (count > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        digest(&elements, places[0], places[1], seed, sums);
+        Py_END_ALLOW_THREADS
+    }
+    return Py_BuildValue("(KK)", (unsigned long long)sums[0], (unsigned long long)sums[1]);
+}
+
 static PyObject *kernel_set_summary(PyObject *module, PyObject *cls)
 {
     (void)module;
@@ -356,6 +386,8 @@ static PyMethodDef methods[] = {
      "summarize_many([(address, code, shape, strides)], threads) -> columns"},
     {"compare", kernel_compare, METH_VARARGS,
      "compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple"},
+    {"digest", kernel_digest, METH_VARARGS,
+     "digest(address, code, shape, strides, whole, offsets, seed) -> (sum, sum)"},
     {"set_summary", kernel_set_summary, METH_O, "Set the class of summaries."},
     {"add_table", kernel_add_table, METH_O, "Add the 256 values of an 8-bit dtype and return its code."},
     {"use_team", kernel_use_team, METH_VARARGS, "Use the threads of an OpenMP runtime."},

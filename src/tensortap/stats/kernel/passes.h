@@ -429,12 +429,36 @@ static uint64_t PASS(apart)(const int64_t *restrict a, const int64_t *restrict b
     return most;
 }
 
+/* Add the products of words with the keys of their positions: see digest.c. */
+static void PASS(digest)(const void *restrict data, size_t n, const Keys *restrict keys,
+                         size_t first, const uint64_t masks[2], uint64_t *restrict sums)
+{
+    typedef uint32_t Word __attribute__((aligned(1), may_alias));
+    const Word *in = data;
+    const uint32_t *a = keys->of[0] + first, *b = keys->of[1] + first;
+    const uint32_t *c = keys->of[2] + first, *d = keys->of[3] + first;
+    const uint32_t low = (uint32_t)masks[0], high = (uint32_t)(masks[0] >> 32);
+    const uint32_t turned_low = (uint32_t)masks[1], turned_high = (uint32_t)(masks[1] >> 32);
+    uint64_t sum = 0, turned_sum = 0;
+    uint32_t top = 0, turned_top = 0; /* upper halves, to which the lower ones carry */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t x = in[i], turned = x << 16 | x >> 16;
+        sum += (uint64_t)x * ((a[i] + low) ^ b[i]);
+        top += x * ((b[i] + high) ^ a[i]);
+        turned_sum += (uint64_t)turned * ((c[i] + turned_low) ^ d[i]);
+        turned_top += turned * ((d[i] + turned_high) ^ c[i]);
+    }
+    sums[0] += sum + ((uint64_t)top << 32);
+    sums[1] += turned_sum + ((uint64_t)turned_top << 32);
+}
+
 static const Passes PASS(passes) = {
     PASS(halves), PASS(range32), PASS(range64), PASS(zeros32), PASS(zeros64),
     PASS(exponents32), PASS(exponents64), PASS(window), PASS(outside), PASS(sums32),
     PASS(sums64), PASS(deviations32), PASS(deviations64),
     PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),
     PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(places), PASS(apart),
+    PASS(digest),
 };
 
 #undef FOR_BITS

@@ -44,6 +44,13 @@ typedef struct {
     int64_t end;          /* ordinal after the last finite number */
 } Ruler;
 
+#define KEYS 1024
+
+/* Halves of the two keys of each position in a block of words. */
+typedef struct {
+    uint32_t of[4][KEYS];
+} Keys;
+
 typedef struct {
     void (*halves)(const uint16_t *, size_t, float *);
     void (*range32)(const uint32_t *, size_t, Range32 *);
@@ -71,6 +78,7 @@ typedef struct {
     double (*squares64)(const double *, size_t, const char *next);
     void (*places)(const double *, size_t, const Ruler *, int64_t *);
     uint64_t (*apart)(const int64_t *, const int64_t *, size_t);
+    void (*digest)(const void *, size_t, const Keys *, size_t, const uint64_t[2], uint64_t *);
 } Passes;
 
 const Passes *used_passes(void);
