@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tensortap.columns import Column, split
 from tensortap.history import OVERHEAD, History, payload_nbytes, record_nbytes
 from tensortap.record import Blob, Fields, Items, Kind, Mapping, Number, Opaque, Record, TensorData
 
@@ -64,6 +66,89 @@ def test_evicts_the_oldest_of_the_longest_series(order, bound, together):
     assert sum(history.evicted.values()) == evicted
     assert history.written == len(written) == evicted + sum(len(t) for t in expected.values())
     assert history.nbytes == sum(record_nbytes(r) for t in expected.values() for r in t)
+
+
+def as_columns(records):
+    """Return a block of records as a server decodes it."""
+    keys = sorted({(r.name, r.rank) for r in records})
+    columns = [Column(n, Kind.VALUE, r, 1, "", "int", "", ()) for n, r in keys]
+    rows = [(keys.index((r.name, r.rank)), r.step, r.call, r.seq, r.time_ns) for r in records]
+    values = [r.value for key in keys for r in records if (r.name, r.rank) == key]
+    body = np.array(rows, "<i8").tobytes() + np.array(values, "<i8").tobytes()
+    return split(columns, [8] * len(columns), len(records), body)
+
+
+def views(history):
+    """Return everything that can be read from a history."""
+    names = history.names()
+    found = [
+        history.records(n, **w)
+        for n in names
+        for w in ({}, {"step": 3}, {"seq": 5}, {"rank": 1}, {"last": 2})
+    ]
+    ends = [history.since(start, limit) for start in (0, 3, 90) for limit in (1, 7, 1000)]
+    return (
+        sorted(names),
+        found and sorted(map(str, found)),
+        ends,
+        sorted(map(str, history.tails(20))),
+        history.recent(9),
+    )
+
+
+@pytest.mark.parametrize("few", [0, 4])
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1)), max_size=40), max_size=5
+    )
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_columns_read_as_records(monkeypatch, few, blocks):
+    monkeypatch.setattr("tensortap.history._FEW", few)
+    plain, history, number = History(1 << 20), History(1 << 20), 0
+    for i, block in enumerate(blocks):
+        records = [
+            record(name, number=number + j, rank=rank, value=number + j)
+            for j, (name, rank) in enumerate(block)
+        ]
+        number += len(block)
+        plain.write(records)
+        if i % 3 == 2:  # both in one series
+            history.write(records)
+        else:
+            history.write_columns(as_columns(records))
+    assert views(history) == views(plain)
+    assert (history.written, history.written_nbytes) == (plain.written, plain.written_nbytes)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("aaabc"), min_size=1, max_size=90), min_size=1, max_size=8),
+    st.integers(4 * KIB, 20 * KIB),
+)
+@settings(max_examples=60)
+def test_evicts_the_oldest_of_columns(blocks, bound):
+    history, written = History(bound), {}
+    for block in blocks:
+        number = sum(map(len, written.values()))
+        records = [record(n, number=number + j, value=number + j) for j, n in enumerate(block)]
+        for one in records:
+            written.setdefault(one.name, []).append(one)
+        history.write_columns(as_columns(records))
+        assert history.nbytes <= bound
+        held = 0
+        for name, series in written.items():
+            left = history.records(name)
+            assert left == series[len(series) - len(left) :]
+            assert len(left) + history.evicted[name] == len(series)
+            held += len(left)
+        _, since = history.since(0)
+        assert [r.seq for r in since] == sorted(r.seq for r in since)
+        assert len(since) == held
+        assert not any(series.skipped for series in history._series.values())
+    parts = [part for series in history._series.values() for part in series.parts]
+    single = sum(record_nbytes(part) for part in parts if isinstance(part, Record))
+    columns = [len(part) * (8 + 48) + 1025 for part in parts if not isinstance(part, Record)]
+    assert history.nbytes == single + sum(columns)
 
 
 def test_keeps_the_newest_record():

@@ -7,8 +7,9 @@ import heapq
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
+from tensortap.columns import ROW_NBYTES, Columns
 from tensortap.record import (
     Blob,
     Fields,
@@ -32,6 +33,9 @@ _PAYLOAD_OVERHEAD = 2048  # bytes: half a page, and the objects that hold the me
 _STATS_OVERHEAD = 512  # without the bins
 _SHARD_OVERHEAD = 448
 _NODE_OVERHEAD = 64  # for each node inside a container
+_ROW_OVERHEAD = ROW_NBYTES + 8  # of a record in a column, with its position
+_COLUMN_OVERHEAD = 1024  # objects of a column
+_FEW = 16  # fewer records of a column are kept one by one
 
 Key = tuple[str, Kind, int]
 
@@ -90,8 +94,117 @@ def _tree_overhead(value: Value) -> int:
     return sum([_NODE_OVERHEAD // 4 + _tree_overhead(child) for child in children(value)])
 
 
-def _tail(held: collections.deque[Record], length: int | None) -> list[Record]:
-    return list(held) if length is None else list(itertools.islice(reversed(held), length))[::-1]
+def _columns_nbytes(columns: Columns, count: int) -> int:
+    """Return the memory of some records of a column, without the objects that hold them."""
+    return count * (columns.size + _ROW_OVERHEAD)
+
+
+def _column_overhead(columns: Columns) -> int:
+    return _COLUMN_OVERHEAD + len(columns.column.name)
+
+
+Span = Record | tuple[Columns, int, int]
+"""A record, or a range of the records of a column."""
+
+
+def _records_of(spans: Iterable[Span], **wanted: int) -> list[Record]:
+    records: list[Record] = []
+    for span in spans:
+        if isinstance(span, tuple):
+            records += span[0].records(*span[1:], **wanted)
+        elif not wanted or all(getattr(span, field) == n for field, n in wanted.items()):
+            records.append(span)
+    return records
+
+
+class Series:
+    """The records of one name, kind and rank, in their order of arrival."""
+
+    __slots__ = ("count", "ends", "newest_ns", "parts", "skipped")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.newest_ns = 0  # time of the newest record
+        self.parts: collections.deque[Record | Columns] = collections.deque()
+        self.ends: collections.deque[int] = collections.deque()  # position of their last record
+        self.skipped = 0  # evicted records of the first part, if that is a column
+
+    @property
+    def oldest_ns(self) -> int:
+        """Time of the oldest record."""
+        oldest = self.parts[0]
+        return oldest.time_ns if isinstance(oldest, Record) else oldest.time_ns_of(self.skipped)
+
+    @property
+    def start(self) -> int:
+        """Position of the oldest record."""
+        oldest = self.parts[0]
+        return self.ends[0] if isinstance(oldest, Record) else int(oldest.positions[self.skipped])
+
+    def tail(self, length: int | None) -> list[Span]:
+        """Return the newest records, at most `length`."""
+        left = self.count if length is None else min(length, self.count)
+        spans: list[Span] = []
+        for part in reversed(self.parts):
+            if left <= 0:
+                break
+            if isinstance(part, Record):
+                spans.append(part)
+                left -= 1
+            else:
+                first = max(0, len(part) - left)
+                if part is self.parts[0]:
+                    first = max(first, self.skipped)
+                spans.append((part, first, len(part)))
+                left -= len(part) - first
+        return spans[::-1]
+
+    def between(self, start: int, end: int) -> tuple[list[int], list[Span]]:
+        """Return the records from one position to before another, and their positions."""
+        positions: list[int] = []
+        spans: list[Span] = []
+        first = bisect_left(self.ends, start)
+        for part, last in itertools.islice(zip(self.parts, self.ends, strict=True), first, None):
+            if isinstance(part, Record):
+                if last >= end:
+                    break
+                positions.append(last)
+                spans.append(part)
+            else:
+                begin, stop = part.positions.searchsorted([start, end]).tolist()
+                if part is self.parts[0]:
+                    begin = max(begin, self.skipped)
+                if begin >= stop:
+                    break
+                positions += part.positions[begin:stop].tolist()
+                spans.append((part, begin, stop))
+        return positions, spans
+
+    def evict(self, most: int, excess: int) -> int:
+        """Evict the oldest record, or as many of a column as are in excess; return their bytes."""
+        part = self.parts[0]
+        if isinstance(part, Record):
+            count, nbytes, left = 1, record_nbytes(part), 0
+        else:
+            left = len(part) - self.skipped
+            count = min(left, most, -(-excess // _columns_nbytes(part, 1)))
+            nbytes, left = _columns_nbytes(part, count), left - count
+            self.skipped += count
+        self.count -= count
+        if not left:
+            self.parts.popleft()
+            self.ends.popleft()
+            self.skipped = 0
+            if not isinstance(part, Record):
+                nbytes += _column_overhead(part)
+        return nbytes
+
+    def release(self) -> None:
+        """Release the memory of evicted records of a column."""
+        part = self.parts[0]
+        if self.skipped and not isinstance(part, Record):
+            self.parts[0] = part.since(self.skipped)
+            self.skipped = 0
 
 
 class History:
@@ -106,78 +219,115 @@ class History:
         self.written = 0
         self.written_nbytes = 0
         self.evicted: collections.Counter[str] = collections.Counter()
-        self._series: dict[Key, collections.deque[Record]] = {}
-        self._positions: dict[Key, collections.deque[int]] = {}  # order of arrival
+        self._series: dict[Key, Series] = {}
         self._by_name: dict[str, list[Key]] = {}
         self._unordered: set[Key] = set()  # series whose records arrived out of order
         self._changed = threading.Condition()
 
     def write(self, records: Collection[Record]) -> None:
         """Add records, and evict others if they take too much memory."""
-        last = None
         with self._changed:
-            for position, record in enumerate(records, self.written):
-                key = (record.name, record.kind, record.rank)
-                if key != last:  # records of one name come together
-                    last, held, positions = key, *self._series_of(key)
-                    plain = OVERHEAD + len(record.name) + _DTYPE_OVERHEAD + _TENSOR_OVERHEAD
-                if held and record.time_ns < held[-1].time_ns:
-                    self._unordered.add(key)  # sent again after newer ones
-                held.append(record)
-                positions.append(position)
-                value = record.value
-                if type(value) is TensorData and type(value.data) is bytes:
-                    nbytes = len(value.data)  # the most frequent case, without a call
-                    more = record.stats or record.shard or record.tags or not record.dtype
-                    self.nbytes += record_nbytes(record, nbytes) if more else nbytes + plain
-                else:
-                    nbytes = payload_nbytes(value)
-                    self.nbytes += record_nbytes(record, nbytes)
-                self.written_nbytes += nbytes
-                if self.nbytes > self.bound:
-                    self._evict(record)
-                    last = None  # it may have removed the series
+            self._write(enumerate(records, self.written))
             self.written += len(records)
             self._changed.notify_all()
 
-    def _series_of(self, key: Key) -> tuple[collections.deque[Record], collections.deque[int]]:
-        held = self._series.get(key)
-        if held is None:
-            held = self._series[key] = collections.deque()
-            self._positions[key] = collections.deque()
-            self._by_name.setdefault(key[0], []).append(key)
-        return held, self._positions[key]
+    def write_columns(self, block: Iterable[Columns]) -> None:
+        """Add all records of a block; their columns belong to the history from now on."""
+        with self._changed:
+            count = 0
+            for columns in block:
+                count += len(columns)
+                columns.positions += self.written
+                if len(columns) < _FEW:
+                    records = columns.records(0, len(columns))
+                    self._write(zip(columns.positions.tolist(), records, strict=True))
+                else:
+                    self._write_column(columns)
+            self.written += count
+            self._changed.notify_all()
 
-    def _evict(self, newest: Record) -> None:
+    def _write(self, positioned: Iterable[tuple[int, Record]]) -> None:
+        last = None
+        for position, record in positioned:
+            key = (record.name, record.kind, record.rank)
+            if key != last:  # records of one name come together
+                last, series = key, self._series_of(key)
+                plain = OVERHEAD + len(record.name) + _DTYPE_OVERHEAD + _TENSOR_OVERHEAD
+            if record.time_ns < series.newest_ns:
+                self._unordered.add(key)  # sent again after newer ones
+            series.newest_ns = record.time_ns
+            series.parts.append(record)
+            series.ends.append(position)
+            series.count += 1
+            value = record.value
+            if type(value) is TensorData and type(value.data) is bytes:
+                nbytes = len(value.data)  # the most frequent case, without a call
+                more = record.stats or record.shard or record.tags or not record.dtype
+                self.nbytes += record_nbytes(record, nbytes) if more else nbytes + plain
+            else:
+                nbytes = payload_nbytes(value)
+                self.nbytes += record_nbytes(record, nbytes)
+            self.written_nbytes += nbytes
+            if self.nbytes > self.bound:
+                self._evict(key)
+                last = None  # it may have removed the series
+
+    def _write_column(self, columns: Columns) -> None:
+        column = columns.column
+        key = (column.name, column.kind, column.rank)
+        series = self._series_of(key)
+        if columns.time_ns_of(0) < series.newest_ns or not columns.ordered:
+            self._unordered.add(key)
+        series.newest_ns = columns.time_ns_of(-1)
+        series.parts.append(columns)
+        series.ends.append(int(columns.positions[-1]))
+        series.count += len(columns)
+        self.nbytes += _columns_nbytes(columns, len(columns)) + _column_overhead(columns)
+        self.written_nbytes += len(columns) * (0 if column.is_number else columns.size)
+        if self.nbytes > self.bound:
+            self._evict(key)
+
+    def _series_of(self, key: Key) -> Series:
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = Series()
+            self._by_name.setdefault(key[0], []).append(key)
+        return series
+
+    def _evict(self, newest: Key) -> None:
         # a little more than needed, so that not every record evicts
         goal = self.bound - self.bound // 64
         longest = [
-            (-len(held), held[0].time_ns, i, key)
-            for i, (key, held) in enumerate(self._series.items())
-            if held[0] is not newest  # evicted last, and only if nothing else is left
+            (-series.count, series.oldest_ns, i, key)
+            for i, (key, series) in enumerate(self._series.items())
+            if key != newest or series.count > 1
         ]
         heapq.heapify(longest)
+        touched: set[Key] = set()
         while self.nbytes > goal and longest:
             _, _, i, key = heapq.heappop(longest)
-            held = self._series[key]
-            # down to the length of the next longest series, then whichever is older
-            length = min(len(held) - 1, -longest[0][0]) if longest else 0
-            before = len(held)
-            while len(held) > length and self.nbytes > goal and held[0] is not newest:
-                self.nbytes -= record_nbytes(held.popleft())
-                self._positions[key].popleft()
-            self.evicted[key[0]] += before - len(held)
-            if not held:
+            series, before = self._series[key], self._series[key].count
+            # down to the length of the next longest series, then whichever is older; the
+            # newest record is evicted last, and only if nothing else is left
+            length = min(before - 1, -longest[0][0]) if longest else 0
+            length = max(length, int(key == newest))
+            while series.count > length and self.nbytes > goal:
+                self.nbytes -= series.evict(series.count - length, self.nbytes - goal)
+            self.evicted[key[0]] += before - series.count
+            touched.add(key)
+            if not series.count:
                 self._remove(key)
-            elif held[0] is not newest:
-                heapq.heappush(longest, (-len(held), held[0].time_ns, i, key))
+            elif key != newest or series.count > 1:
+                heapq.heappush(longest, (-series.count, series.oldest_ns, i, key))
         if self.nbytes > self.bound:
-            self.nbytes -= record_nbytes(newest)
-            self.evicted[newest.name] += 1
-            self._remove((newest.name, newest.kind, newest.rank))
+            self.nbytes -= self._series[newest].evict(1, 1)
+            self.evicted[newest[0]] += 1
+            self._remove(newest)
+        for key in touched & self._series.keys():
+            self._series[key].release()
 
     def _remove(self, key: Key) -> None:
-        del self._series[key], self._positions[key]
+        del self._series[key]
         self._unordered.discard(key)
         keys = self._by_name[key[0]]
         keys.remove(key)
@@ -194,6 +344,7 @@ class History:
         name: str,
         *,
         step: int | None = None,
+        seq: int | None = None,
         rank: int | None = None,
         kind: Kind | None = None,
         last: int | None = None,
@@ -210,10 +361,11 @@ class History:
             ]
             ordered = self._unordered.isdisjoint(keys)
             # `get` asks for the newest: the lock is held as briefly as possible
-            length = last if ordered and step is None else None
-            series = [_tail(self._series[key], length) for key in keys]
-        records = [r for held in series for r in held if step in (None, r.step)]
-        if not ordered or len(series) > 1:
+            length = last if ordered and step is None and seq is None else None
+            spans = [span for key in keys for span in self._series[key].tail(length)]
+        wanted = {field: n for field, n in (("step", step), ("seq", seq)) if n is not None}
+        records = _records_of(spans, **wanted)
+        if not ordered or len(keys) > 1:
             records.sort(key=lambda r: (r.time_ns, r.seq))
         return records
 
@@ -228,16 +380,14 @@ class History:
         >>> cursor, [r.step for r in records], [r.step for r in history.since(cursor)[1]]
         (2, [0, 1], [2])
         """
-        positioned: list[tuple[int, Record]] = []
         with self._changed:
-            oldest = min((p[0] for p in self._positions.values()), default=self.written)
+            oldest = min([series.start for series in self._series.values()], default=self.written)
             cursor = max(cursor, oldest)
             end = min(self.written, cursor + limit)
-            for key, positions in self._positions.items():
-                part = bisect_left(positions, cursor), bisect_left(positions, end)
-                records = itertools.islice(self._series[key], *part)
-                positioned += zip(itertools.islice(positions, *part), records, strict=True)
-        positioned.sort(key=lambda each: each[0])
+            found = [series.between(cursor, end) for series in self._series.values()]
+        positions = [position for part, _ in found for position in part]
+        records = _records_of([span for _, part in found for span in part])
+        positioned = sorted(zip(positions, records, strict=True), key=lambda each: each[0])
         return max(cursor, end), [record for _, record in positioned]
 
     def load(self, record: Record) -> Record:
@@ -251,7 +401,8 @@ class History:
     def tails(self, length: int) -> list[tuple[int, list[Record]]]:
         """Return the number of records and the newest `length` records of each series."""
         with self._changed:
-            return [(len(held), _tail(held, length)) for held in self._series.values()]
+            tails = [(series.count, series.tail(length)) for series in self._series.values()]
+        return [(count, _records_of(spans)) for count, spans in tails]
 
     def recent(self, count: int) -> list[Record]:
         """Return the last `count` captured records of all names, oldest to newest."""

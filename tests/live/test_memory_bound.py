@@ -108,6 +108,37 @@ def test_memory_of_tracked_records_is_what_is_counted(serving, run):
     assert 0.8 * counted < taken < 1.2 * counted
 
 
+# caught values that travel and stay as columns: of one name, and of many in turn
+SMALL = """
+    import numpy as np, tensortap as tap
+    from tensortap.pipeline.pipeline import pipeline
+    assert tap.catch(1.0, "warm").wait(10)
+    for i in range(60_000):
+        tap.catch(np.full(256, i, "f4"), f"blocks.{i % NAMES}.attention.output.dense.weight")
+    assert tap.flush(60)
+    assert not tap.receipt().dropped
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [1, 20])
+def test_memory_of_columns_is_what_is_counted(serving, run, names):
+    where = serving(memory="32MB")
+    run("import tensortap as tap; assert tap.catch(1.0, 'warm').wait(10)", to=where.address).end()
+    where.ask("answers.overview(server).written")
+    before = rss(where.pid)
+    overflow = {"TENSORTAP_OVERFLOW": "block", "TENSORTAP_BUFFER": "8MB"}
+    run(SMALL.replace("NAMES", str(names)), to=where.address, **overflow).end()
+    taken = rss(where.pid) - before
+    counted = where.ask("server.history.nbytes")
+    assert where.ask("sum(server.history.evicted.values())") > 25_000
+    assert where.ask("server.history.written") == 60_002
+    assert 0.95 * (32 << 20) < counted <= 32 << 20
+    assert 0.8 * counted < taken < 1.2 * counted
+    held = where.ask("server.history.records('blocks.0.attention.output.dense.weight')[-1].step")
+    assert held == 60_000 // names - 1
+
+
 def test_eviction_is_shown(capsys, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     server = live.start("127.0.0.1", 0, "1MB")

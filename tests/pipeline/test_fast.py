@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tensortap.pipeline.blocks import entries_of
 from tensortap.pipeline.fast import FastCapture
 from tensortap.pipeline.pipeline import Pipeline
 from tensortap.pipeline.queue import Queue
@@ -29,9 +30,15 @@ class Stopped(Sink):
         return 0
 
 
-def stopped_pipeline(budget: int = 1 << 30) -> tuple[Pipeline, Queue]:
+class StoppedLive(Stopped):
+    """The same for a sink that takes blocks."""
+
+    columns = True
+
+
+def stopped_pipeline(budget: int = 1 << 30, sink=Stopped) -> tuple[Pipeline, Queue]:
     pipeline = Pipeline()
-    queue = Queue(Stopped(pipeline.ledger), budget=budget, name="test")
+    queue = Queue(sink(pipeline.ledger), budget=budget, name="test")
     pipeline.attach(queue)
     return pipeline, queue
 
@@ -41,8 +48,8 @@ def queued():
     """Make pipelines that only queue."""
     made = []
 
-    def make(budget: int = 1 << 30) -> tuple[Pipeline, Queue]:
-        made.append(stopped_pipeline(budget))
+    def make(budget: int = 1 << 30, sink=Stopped) -> tuple[Pipeline, Queue]:
+        made.append(stopped_pipeline(budget, sink))
         return made[-1]
 
     yield make
@@ -96,6 +103,87 @@ def test_makes_the_same_record(queued, value):
     assert comparable(fast[0]) == comparable(slow[0])
     assert fast[2] == slow[2]
     assert fast[0].seq == slow[0].seq + 1
+
+
+def captured(pipeline, value, name="x", step=None):
+    """Capture a value as `catch` does; return its ticket."""
+    counter = pipeline.counters.of(name)
+    number = counter.tick()
+    return pipeline.fast(value, name, number, step, number) or pipeline.capture(
+        value, counter, number
+    )
+
+
+def records_in(queue):
+    """Return the queued records, those of blocks too."""
+    entries = list(queue._entries)
+    return [
+        record
+        for entry in entries
+        for record, _, _ in ([entry] if isinstance(entry, tuple) else entries_of(entry))
+    ]
+
+
+def test_gathers_the_same_records_in_blocks(queued):
+    """The values of one block: in the same order, with the same fields and counts."""
+    (plain, queue), (live, blocks) = queued(), queued(sink=StoppedLive)
+    for _ in range(2):  # the first round teaches the fast path
+        for pipeline in (plain, live):
+            for value in VALUES:
+                captured(pipeline, value)
+                captured(pipeline, 0.5, f"other {type(value).__name__}")
+    assert [comparable(r) for r in records_in(blocks)] == [comparable(r) for r in records_in(queue)]
+    assert [r.seq for r in records_in(blocks)] == list(range(4 * len(VALUES)))
+    assert not isinstance(blocks._entries[-1], tuple), "no block"
+    assert blocks.waiting == queue.waiting == 4 * len(VALUES)
+    assert blocks.state.put == queue.state.put
+    assert live.receipt().bytes == plain.receipt().bytes
+
+
+def test_a_block_ends_where_another_record_comes(queued):
+    pipeline, queue = queued(sink=StoppedLive)
+    for value in (1.0, 2.0, 3.0, "text", 4.0, 2**70, 5.0, np.zeros(9000), 6.0):
+        captured(pipeline, value)
+    assert [len(e) for e in queue._entries if not isinstance(e, tuple)] == [2, 1, 1, 1]
+    assert [r.seq for r in records_in(queue)] == list(range(9))
+
+
+@pytest.mark.parametrize("value", [0.5, np.zeros(2000), torch.zeros(64, 64)])
+def test_blocks_are_bounded(queued, value):
+    pipeline, queue = queued(sink=StoppedLive)
+    for _ in range(3000):
+        captured(pipeline, value)
+    _, *blocks = queue._entries
+    assert sum(map(len, blocks)) == 2999
+    assert len(blocks) >= 3
+    assert all(block.nbytes <= (256 << 10) + 16_384 + 1024 * 40 for block in blocks)
+    for step in range(200):
+        captured(pipeline, 0.5, f"name {step}")
+    blocks = [block for block in queue._entries if not isinstance(block, tuple)]
+    assert max(len(block.columns) for block in blocks) == 64
+
+
+def test_the_latest_of_each_name_survive_in_blocks(queued):
+    pipeline, queue = queued(budget=200_000, sink=StoppedLive)
+    tickets = [captured(pipeline, float(n), "ab"[n % 2]) for n in range(1000)]
+    kept = [r for r in records_in(queue) if r.seq < 1000]
+    values = {r.name: r.value for r in kept}
+    assert values == {"a": 998.0, "b": 999.0}
+    receipt = pipeline.receipt()
+    assert receipt.captured == len(kept) < 400
+    assert receipt.captured + receipt.dropped == 1000
+    assert receipt.bytes == 8 * len(kept)
+    assert [ticket.failed for ticket in tickets].count(False) == len(kept)
+    assert not tickets[-1].failed
+    assert queue.state.put - queue.state.got == sum(8 + 512 for _ in kept)
+
+
+def test_steps_beyond_64_bits_need_a_record_of_their_own(queued):
+    pipeline, queue = queued(sink=StoppedLive)
+    captured(pipeline, 1.0)
+    for step in (1 << 70, -(1 << 63), 7):
+        captured(pipeline, 1.0, step=step)
+    assert [r.step for r in records_in(queue)][1:] == [1 << 70, -(1 << 63), 7]
 
 
 @given(array=hnp.arrays(st.sampled_from(["f2", "f4", "f8", "i1", "u8", "?", "c16"]),
@@ -180,8 +268,9 @@ def test_sets_step_and_call(queued):
     assert (counted.step, counted.call) == (7, 2)
 
 
-def test_leaks_no_objects(queued):
-    pipeline, queue = queued()
+@pytest.mark.parametrize("sink", [Stopped, StoppedLive])
+def test_leaks_no_objects(queued, sink):
+    pipeline, queue = queued(sink=sink)
     value = np.arange(4.0)
     both(pipeline, queue, value)
 
@@ -189,6 +278,7 @@ def test_leaks_no_objects(queued):
         for number in range(1000):
             pipeline.fast(value, "x", number, None, 0)
         queue._entries.clear()
+        queue.state.block = None
 
     burst()
     gc.collect()

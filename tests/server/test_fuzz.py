@@ -17,7 +17,7 @@ from tensortap.wire import keys
 from tensortap.wire import messages as wire
 from tests.proof import kind_of
 from tests.server.clients import RawClient, assert_serves, wait_for
-from tests.wire.test_messages import HEADERS, deep, mutate, some_records
+from tests.wire.test_messages import BLOCK, COLUMNS, HEADERS, deep, mutate, some_records
 
 seeds = st.integers(0, (1 << 64) - 1)
 BATCH = 50  # messages per example
@@ -60,6 +60,10 @@ def message(rng, numbers) -> list[bytes]:
         (wire.QUERY, wire.Query(number, rng.choice(["overview", "names", "heads", "load"]))),
     ]
     kind, header = rng.choice(headers)
+    if rng.random() < 0.2:
+        body = mutate(rng, BLOCK) if rng.random() < 0.5 else BLOCK
+        rows, columns = rng.choice([3, 3, 3, 2, 1 << 62]), COLUMNS[: rng.choice([2, 2, 1])]
+        kind, header = wire.RECORDS, wire.Batch(number, len(body), 9, columns=columns, rows=rows)
     frame = msgspec.msgpack.encode(header)
     if rng.random() < 0.5:
         frame = mutate(rng, frame)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import struct
 import time
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap.buffers import Pool
+from tensortap.columns import Column, merged
 from tensortap.dtypes import DTYPES, itemsize
 from tensortap.errors import WireError
 from tensortap.record import (
@@ -147,6 +150,73 @@ def test_external_payloads_round_trip(held):
         wire.decode_records(body, outside[:-1])
 
 
+COLUMNS = (
+    Column("loss", Kind.VALUE, 0, 1, "builtins.float", "float", "", ()),
+    Column("x", Kind.VALUE, 2, 4, "torch.Tensor", "torch", "bfloat16", (2, 3)),
+)
+
+
+def block(*rows: tuple[int, ...], payload: int) -> bytes:
+    """Return the body of a block of columns."""
+    return np.array(rows, "<i8").tobytes() + bytes(range(payload))
+
+
+BLOCK = block((1, 7, 0, 3, 10), (0, 7, 1, 4, 11), (1, 8, 0, 5, 12), payload=8 + 2 * 12)
+
+
+def test_columns_are_the_records_of_a_block():
+    first, second = wire.decode_columns(COLUMNS, 3, BLOCK)
+    loss, _ = struct.unpack("<dQ", BLOCK[120:136])
+    one, other = (TensorData("torch", "bfloat16", (2, 3), BLOCK[i : i + 12]) for i in (128, 140))
+    fields = (2, 4, 10, "torch.Tensor", "bfloat16", (2, 3))
+    assert merged([first, second]) == [
+        Record("x", Kind.VALUE, 7, 0, 3, *fields, value=one),
+        Record("loss", Kind.VALUE, 7, 1, 4, 0, 1, 11, "builtins.float", value=loss),
+        Record("x", Kind.VALUE, 8, 0, 5, *fields[:2], 12, *fields[3:], value=other),
+    ]
+    assert merged(wire.decode_columns(COLUMNS[:1], 0, b"")) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "count", "body", "why"),
+    [
+        (COLUMNS, 4, BLOCK, "column that does not exist|bytes"),
+        (COLUMNS, 1 << 62, BLOCK, "records in"),
+        (COLUMNS, 2, BLOCK, "bytes of payloads expected"),
+        (COLUMNS, 3, BLOCK[:-1], "bytes of payloads expected"),
+        (COLUMNS, 3, BLOCK + b"0", "bytes of payloads expected"),
+        (COLUMNS, 0, b"0", "bytes of payloads expected"),
+        (COLUMNS[:1], 3, BLOCK, "column that does not exist"),
+        (COLUMNS, 1, block((-1, 0, 0, 0, 0), payload=8), "column that does not exist"),
+        (COLUMNS, 1, block((1 << 62, 0, 0, 0, 0), payload=8), "column that does not exist"),
+        ("numpy", "int8", (1 << 61,), "bytes of payloads expected"),
+        ("numpy", "int8", (1 << 40, 1 << 40), "a tensor of shape"),
+        ("numpy", "int8", (-8,), "a tensor of shape"),
+        ("numpy", "no such", (8,), "unknown dtype"),
+        ("float", "int8", (8,), "numbers of dtype"),
+        ("int", "", (1,), "numbers of dtype"),
+    ],
+)
+@pytest.mark.attack("lies about sizes")
+def test_rejects_malformed_columns(columns, count, body, why):
+    if isinstance(columns, str):
+        columns = (Column("x", Kind.VALUE, 0, 1, "t", columns, count, body),)
+        count, body = 1, block((0, 0, 0, 0, 0), payload=8)
+    with pytest.raises(WireError, match=why):
+        wire.decode_columns(columns, count, body)
+
+
+@pytest.mark.attack("lies about sizes")
+def test_many_columns_take_no_time():
+    """The work grows with the message, not with columns times records."""
+    columns = tuple([Column(f"{i}", Kind.VALUE, 0, 1, "", "int", "", ()) for i in range(20_000)])
+    rows = np.zeros((20_000, 5), "<i8")
+    rows[:, 0] = np.arange(20_000)[::-1]
+    began = time.monotonic()
+    assert len(wire.decode_columns(columns, 20_000, rows.tobytes() + bytes(160_000))) == 20_000
+    assert time.monotonic() - began < 2
+
+
 HEADERS = [
     (wire.HELLO, wire.hello("source", wire.Client(bytes(16)), wire.Arena(7, 3))),
     (wire.WELCOME, wire.Welcome(1 << 28, 1 << 33, bytes(16))),
@@ -162,6 +232,7 @@ HEADERS = [
             {"over budget": 1, "disconnected": 2},
         ),
     ),
+    (wire.RECORDS, wire.Batch(8, 128, 600, columns=COLUMNS, rows=2)),
     (wire.CHUNK, wire.Chunk(7, 0, 1 << 20)),
     (wire.ACK, wire.Ack(7, 612, (6,))),
     (wire.QUERY, wire.Query(3, "load", {"name": "x", "seq": 1})),
@@ -290,6 +361,8 @@ def test_mutated_frames_raise_only_wire_errors(rng):
         body = mutate(rng, rng.choice(bodies))
         for record in or_wire_error(wire.decode_records, body, []) or ():
             wire.encode_records([record])
+        body = mutate(rng, BLOCK)
+        merged(or_wire_error(wire.decode_columns, COLUMNS, rng.randint(0, 4), body) or ())
 
 
 def or_wire_error(function, *arguments):

@@ -10,9 +10,12 @@
 #include <structmember.h>
 #include <time.h>
 
+#include "_columns.h"
+
 #define FIELDS 16 /* of a Record */
 
-static PyObject *str_dtype, *str_shape, *str_pending, *str_numpy, *str_empty;
+static PyObject *str_dtype, *str_shape, *str_pending, *str_numpy, *str_empty, *str_data;
+static PyObject *str_framework, *str_float, *str_int;
 
 static long long now_ns(clockid_t clock)
 {
@@ -27,7 +30,14 @@ typedef struct {
     PyObject_HEAD
     long long put, got, captured, nbytes, spent_ns;
     char asleep;
+    PyObject *block; /* the ColumnWriter that takes records; None or NULL if there is none */
 } QueueState;
+
+static void state_dealloc(QueueState *self)
+{
+    Py_XDECREF(self->block);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
 
 static PyMemberDef state_members[] = {
     {"put", T_LONGLONG, offsetof(QueueState, put), 0, "bytes that ever entered the queue"},
@@ -36,6 +46,7 @@ static PyMemberDef state_members[] = {
     {"nbytes", T_LONGLONG, offsetof(QueueState, nbytes), 0, "their bytes"},
     {"spent_ns", T_LONGLONG, offsetof(QueueState, spent_ns), 0, "the time they took"},
     {"asleep", T_BOOL, offsetof(QueueState, asleep), 0, "whether the thread waits to be woken"},
+    {"block", T_OBJECT, offsetof(QueueState, block), 0, "the block that takes small records"},
     {NULL},
 };
 
@@ -46,6 +57,7 @@ static PyTypeObject QueueStateType = {
     .tp_basicsize = sizeof(QueueState),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)state_dealloc,
     .tp_members = state_members,
 };
 
@@ -65,27 +77,31 @@ typedef struct {
     REFERENCES(DECLARE)
     PyObject *one, *zero, *no_shape;
     long long budget, small, overhead;
+    int columns; /* whether the sink takes blocks of records */
 } FastCapture;
 
 enum { FLOAT = 0, ARRAY = 1, TAKE = 2 };
 
-/* A value as a record holds it; `dtype` and `shape` are NULL unless it is a tensor. */
+/* A value as a record holds it; `dtype` and `shape` are NULL unless it is a tensor. The value of
+ * a small array is only made for a record: columns copy the bytes in `view`. */
 typedef struct {
     PyObject *value, *dtype, *shape;
     long long nbytes;
+    Py_buffer view;
 } Snapshot;
 
 static int capture_init(FastCapture *self, PyObject *args, PyObject *kwargs)
 {
 #define NAME(name) #name,
-    static char *names[] = {REFERENCES(NAME) "budget", "small", "overhead", NULL};
+    static char *names[] = {REFERENCES(NAME) "budget", "small", "overhead", "columns",
+                            NULL};
 #define LOCAL(name) PyObject *name;
     REFERENCES(LOCAL)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOO!O!OOOOOOO!LLL", names, &record,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOO!O!OOOOOOO!LLLp", names, &record,
                                      &tensor, &ticket, &kind, &PyDict_Type, &classes,
                                      &PyDict_Type, &dtypes, &ranks, &next, &append, &hurry,
                                      &wake, &sink, &QueueStateType, &state, &self->budget,
-                                     &self->small, &self->overhead))
+                                     &self->small, &self->overhead, &self->columns))
         return -1;
 #define KEEP(name) Py_XSETREF(self->name, Py_NewRef(name));
     REFERENCES(KEEP)
@@ -134,7 +150,7 @@ static int fits(FastCapture *self, long long nbytes)
     return queued + unsettled + nbytes + self->overhead <= self->budget;
 }
 
-/* Copy a small NumPy array; return 1 if done, 0 to leave it to Python, -1 on error. */
+/* Look at a small NumPy array; return 1 if done, 0 to leave it to Python, -1 on error. */
 static int take_array(FastCapture *self, PyObject *array, Snapshot *snapshot)
 {
     PyObject *descr = PyObject_GetAttr(array, str_dtype);
@@ -144,25 +160,29 @@ static int take_array(FastCapture *self, PyObject *array, Snapshot *snapshot)
     Py_DECREF(descr);
     if (dtype == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    Py_buffer view;
-    if (PyObject_GetBuffer(array, &view, PyBUF_ND | PyBUF_C_CONTIGUOUS) < 0) {
+    if (PyObject_GetBuffer(array, &snapshot->view, PyBUF_ND | PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear(); /* strided, or a dtype without the buffer protocol */
         return 0;
     }
     snapshot->dtype = Py_NewRef(dtype);
-    snapshot->nbytes = view.len;
-    int fit = view.len <= self->small ? fits(self, view.len) : 0;
-    PyObject *data = fit > 0 ? PyBytes_FromStringAndSize(view.buf, view.len) : NULL;
-    PyBuffer_Release(&view);
-    if (data == NULL)
-        return fit <= 0 ? fit : -1;
+    snapshot->nbytes = snapshot->view.len;
+    int fit = snapshot->nbytes <= self->small ? fits(self, snapshot->nbytes) : 0;
+    if (fit <= 0)
+        return fit;
     snapshot->shape = PyObject_GetAttr(array, str_shape);
-    if (snapshot->shape != NULL) {
-        PyObject *fields[] = {str_numpy, dtype, snapshot->shape, data};
-        snapshot->value = PyObject_Vectorcall(self->tensor, fields, 4, NULL);
-    }
+    return snapshot->shape != NULL ? 1 : -1;
+}
+
+/* Make the value of an array, for a record; return -1 on error. */
+static int copy_array(FastCapture *self, Snapshot *snapshot)
+{
+    PyObject *data = PyBytes_FromStringAndSize(snapshot->view.buf, snapshot->view.len);
+    if (data == NULL)
+        return -1;
+    PyObject *fields[] = {str_numpy, snapshot->dtype, snapshot->shape, data};
+    snapshot->value = PyObject_Vectorcall(self->tensor, fields, 4, NULL);
     Py_DECREF(data);
-    return snapshot->value != NULL ? 1 : -1;
+    return snapshot->value != NULL ? 0 : -1;
 }
 
 /* Copy a small value with `take_small` of its adapter; the result is as of `take_array`. */
@@ -205,18 +225,26 @@ static int take(FastCapture *self, PyObject *info, PyObject *value, Snapshot *sn
     }
 }
 
+/* Return rank and world size as a tuple; NULL on error. */
+static PyObject *rank_of(FastCapture *self)
+{
+    PyObject *rank = PyObject_CallNoArgs(self->ranks);
+    if (rank != NULL && (!PyTuple_CheckExact(rank) || PyTuple_GET_SIZE(rank) != 2)) {
+        PyErr_SetString(PyExc_TypeError, "ranks() must return a rank and a world size");
+        Py_CLEAR(rank);
+    }
+    return rank;
+}
+
 static PyObject *make_record(FastCapture *self, PyObject *const *args, PyObject *info,
-                             const Snapshot *snapshot)
+                             Snapshot *snapshot)
 {
     PyObject *record = NULL, *name = args[1], *number = args[2], *step = args[3], *call = args[4];
-    PyObject *rank = PyObject_CallNoArgs(self->ranks);
+    if (snapshot->value == NULL && copy_array(self, snapshot) < 0)
+        return NULL;
+    PyObject *rank = rank_of(self);
     if (rank == NULL)
         return NULL;
-    if (!PyTuple_Check(rank) || PyTuple_GET_SIZE(rank) != 2) {
-        PyErr_SetString(PyExc_TypeError, "ranks() must return a rank and a world size");
-        Py_DECREF(rank);
-        return NULL;
-    }
     PyObject *seq = PyObject_CallNoArgs(self->next);
     PyObject *time = PyLong_FromLongLong(now_ns(CLOCK_REALTIME));
     PyObject *tags = PyDict_New();
@@ -235,31 +263,163 @@ static PyObject *make_record(FastCapture *self, PyObject *const *args, PyObject 
     return record;
 }
 
-/* Queue a record; return its ticket. */
-static PyObject *enqueue(FastCapture *self, PyObject *record, long long nbytes)
+static PyObject *make_ticket(FastCapture *self)
+{
+    PyObject *fields[] = {self->one, self->hurry};
+    return PyObject_Vectorcall(self->ticket, fields, 2, NULL);
+}
+
+/* Count a queued record and wake the thread of the queue if it sleeps; return -1 on error. */
+static int count_queued(FastCapture *self, long long nbytes)
 {
     QueueState *state = (QueueState *)self->state;
-    PyObject *ticket_fields[] = {self->one, self->hurry};
-    PyObject *ticket = PyObject_Vectorcall(self->ticket, ticket_fields, 2, NULL);
-    PyObject *weight = PyLong_FromLongLong(nbytes + self->overhead);
-    PyObject *entry = ticket && weight ? PyTuple_Pack(3, record, ticket, weight) : NULL;
-    PyObject *appended = entry ? PyObject_CallOneArg(self->append, entry) : NULL;
-    Py_XDECREF(weight); Py_XDECREF(entry);
-    if (appended == NULL) {
-        Py_XDECREF(ticket);
-        return NULL;
-    }
-    Py_DECREF(appended);
     state->put += nbytes + self->overhead;
     state->captured += 1;
     state->nbytes += nbytes;
-    if (state->asleep) {
-        state->asleep = 0;
-        PyObject *woken = PyObject_CallNoArgs(self->wake);
-        if (woken == NULL)
-            Py_CLEAR(ticket);
-        Py_XDECREF(woken);
+    if (!state->asleep)
+        return 0;
+    state->asleep = 0;
+    PyObject *woken = PyObject_CallNoArgs(self->wake);
+    Py_XDECREF(woken);
+    return woken != NULL ? 0 : -1;
+}
+
+/* Queue a record; return its ticket. */
+static PyObject *enqueue(FastCapture *self, PyObject *record, long long nbytes)
+{
+    PyObject *ticket = make_ticket(self);
+    PyObject *weight = PyLong_FromLongLong(nbytes + self->overhead);
+    PyObject *entry = ticket && weight ? PyTuple_Pack(3, record, ticket, weight) : NULL;
+    Py_CLEAR(((QueueState *)self->state)->block); /* later records come after this one */
+    PyObject *appended = entry ? PyObject_CallOneArg(self->append, entry) : NULL;
+    Py_XDECREF(weight); Py_XDECREF(entry);
+    if (appended == NULL || count_queued(self, nbytes) < 0)
+        Py_CLEAR(ticket);
+    Py_XDECREF(appended);
+    return ticket;
+}
+
+/* ---- columns ---- */
+
+/* The bytes of a value, and what the records of its column have in common. */
+typedef struct {
+    const char *data;
+    PyObject *owner, *framework; /* `owner` has the bytes */
+    double real;
+    int64_t whole;
+} Payload;
+
+/* Find the bytes of a value; return 0 if it cannot be in a column, -1 on error. */
+static int payload_of(FastCapture *self, const Snapshot *snapshot, Payload *payload)
+{
+    PyObject *value = snapshot->value;
+    int overflow = 0;
+    if (value == NULL) {
+        payload->framework = Py_NewRef(str_numpy);
+        payload->data = snapshot->view.buf;
+    } else if (PyFloat_CheckExact(value)) {
+        payload->framework = Py_NewRef(str_float);
+        payload->real = PyFloat_AS_DOUBLE(value);
+        payload->data = (char *)&payload->real;
+    } else if (PyLong_CheckExact(value)) {
+        payload->framework = Py_NewRef(str_int);
+        payload->whole = PyLong_AsLongLongAndOverflow(value, &overflow);
+        payload->data = (char *)&payload->whole;
+    } else if ((PyObject *)Py_TYPE(value) == self->tensor) {
+        payload->framework = PyObject_GetAttr(value, str_framework);
+        payload->owner = PyObject_GetAttr(value, str_data);
+        if (payload->framework == NULL || payload->owner == NULL)
+            return -1;
+        if (!PyBytes_CheckExact(payload->owner) ||
+            PyBytes_GET_SIZE(payload->owner) != snapshot->nbytes)
+            return 0;
+        payload->data = PyBytes_AS_STRING(payload->owner);
+    } else {
+        return 0;
     }
+    return !overflow && (snapshot->dtype != NULL || snapshot->nbytes == 8);
+}
+
+/* Return 1 if a number fits into 64 bits, else 0. */
+static int whole(PyObject *number, int64_t *into)
+{
+    int overflow = 1;
+    if (PyLong_CheckExact(number))
+        *into = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return !overflow;
+}
+
+/* Return the block that takes records, which may be a new one; NULL on error. Borrowed. */
+static ColumnWriter *open_block(FastCapture *self)
+{
+    QueueState *state = (QueueState *)self->state;
+    ColumnWriter *fresh = NULL;
+    for (;;) { /* another thread may open one while a new one is made */
+        ColumnWriter *open = (ColumnWriter *)state->block;
+        if (open != NULL && (PyObject *)open != Py_None && !writer_is_full(open)) {
+            Py_XDECREF(fresh);
+            return open;
+        }
+        if (fresh != NULL)
+            break;
+        fresh = writer_new(self->overhead);
+        if (fresh == NULL)
+            return NULL;
+    }
+    PyObject *appended = PyObject_CallOneArg(self->append, (PyObject *)fresh);
+    if (appended == NULL) {
+        Py_DECREF(fresh);
+        return NULL;
+    }
+    Py_DECREF(appended);
+    PyObject *before = state->block;
+    state->block = (PyObject *)fresh;
+    Py_XDECREF(before);
+    return fresh;
+}
+
+/* Add a record to the open block; return 0 if it cannot be in a column, -1 on error. */
+static int add_to_block(FastCapture *self, PyObject *const *args, const Snapshot *snapshot,
+                        const Payload *payload, PyObject *key, PyObject *ticket)
+{
+    int64_t row[ROW];
+    int counted = args[3] != Py_None; /* without a training step, calls count as steps */
+    row[2] = 0;
+    if (!whole(counted ? args[3] : args[2], &row[1]) || (counted && !whole(args[4], &row[2])))
+        return 0;
+    ColumnWriter *block = open_block(self);
+    PyObject *seq = block != NULL ? PyObject_CallNoArgs(self->next) : NULL;
+    if (seq == NULL)
+        return -1;
+    row[3] = PyLong_AsLongLong(seq);
+    Py_DECREF(seq);
+    row[4] = now_ns(CLOCK_REALTIME);
+    return writer_add(block, key, ticket, row, payload->data, snapshot->nbytes) < 0 ? -1 : 1;
+}
+
+/* Queue a value as part of a column; return its ticket, or NULL: then `*suited` is 0 if it needs a
+ * record of its own, else there was an error. */
+static PyObject *gather(FastCapture *self, PyObject *const *args, PyObject *info,
+                        const Snapshot *snapshot, int *suited)
+{
+    Payload payload = {NULL};
+    PyObject *ticket = NULL, *rank = NULL, *key = NULL;
+    *suited = PyUnicode_CheckExact(args[1]) ? payload_of(self, snapshot, &payload) : 0;
+    if (*suited > 0) {
+        rank = rank_of(self);
+        ticket = rank ? make_ticket(self) : NULL;
+        key = ticket ? PyTuple_Pack(6, args[1], PyTuple_GET_ITEM(info, 1), payload.framework,
+                                    snapshot->dtype ? snapshot->dtype : str_empty,
+                                    snapshot->shape ? snapshot->shape : self->no_shape, rank)
+                     : NULL;
+        *suited = key ? add_to_block(self, args, snapshot, &payload, key, ticket) : -1;
+        if (*suited > 0 && count_queued(self, snapshot->nbytes) < 0)
+            *suited = -1;
+    }
+    Py_XDECREF(key); Py_XDECREF(rank);
+    Py_XDECREF(payload.owner); Py_XDECREF(payload.framework);
+    if (*suited <= 0)
+        Py_CLEAR(ticket);
     return ticket;
 }
 
@@ -279,17 +439,21 @@ static PyObject *capture_call(FastCapture *self, PyObject *const *args, size_t n
         Py_RETURN_NONE;
     }
     Py_INCREF(info); /* another thread may replace it while Python code runs below */
-    Snapshot snapshot = {NULL, NULL, NULL, 0};
+    Snapshot snapshot = {NULL};
     PyObject *ticket = NULL;
-    int taken = take(self, info, args[0], &snapshot);
+    int taken = take(self, info, args[0], &snapshot), suited = 0;
     if (taken > 0) {
-        PyObject *record = make_record(self, args, info, &snapshot);
+        if (self->columns)
+            ticket = gather(self, args, info, &snapshot, &suited);
+        PyObject *record = suited == 0 ? make_record(self, args, info, &snapshot) : NULL;
         if (record != NULL) {
             ticket = enqueue(self, record, snapshot.nbytes);
             Py_DECREF(record);
         }
         ((QueueState *)self->state)->spent_ns += now_ns(CLOCK_MONOTONIC) - start;
     }
+    if (snapshot.view.obj != NULL)
+        PyBuffer_Release(&snapshot.view);
     Py_XDECREF(snapshot.value); Py_XDECREF(snapshot.dtype); Py_XDECREF(snapshot.shape);
     Py_DECREF(info);
     return taken == 0 ? Py_NewRef(Py_None) : ticket;
@@ -330,9 +494,14 @@ PyMODINIT_FUNC PyInit__fast(void)
     str_pending = PyUnicode_InternFromString("pending");
     str_numpy = PyUnicode_InternFromString("numpy");
     str_empty = PyUnicode_InternFromString("");
+    str_data = PyUnicode_InternFromString("data");
+    str_framework = PyUnicode_InternFromString("framework");
+    str_float = PyUnicode_InternFromString("float");
+    str_int = PyUnicode_InternFromString("int");
     PyObject *made = PyModule_Create(&module);
     if (made == NULL || PyModule_AddType(made, &QueueStateType) < 0 ||
         PyModule_AddType(made, &FastCaptureType) < 0 ||
+        PyModule_AddType(made, &ColumnWriterType) < 0 ||
         PyModule_AddIntConstant(made, "FLOAT", FLOAT) < 0 ||
         PyModule_AddIntConstant(made, "ARRAY", ARRAY) < 0 ||
         PyModule_AddIntConstant(made, "TAKE", TAKE) < 0) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensortap import ranks
 from tensortap.frameworks.protocol import SMALL, Adapter
@@ -25,10 +25,33 @@ TAKE: int
 type_name: Callable[[type], str] = functools.lru_cache(4096)(_type_name)
 
 
+class RecordBlock(Protocol):
+    """Small records, gathered as columns: `ColumnWriter` of the extension.
+
+    It takes records while it is the `block` of the queue's state.
+    """
+
+    tickets: list[Ticket]
+    weight: int  # bytes of all records, as the queue counts them
+    nbytes: int  # bytes of their rows and payloads
+    # name, type, framework, dtype, shape, (rank, world size) of each column
+    columns: list[tuple[str, str, str, str, tuple[int, ...], tuple[int, int]]]
+
+    def __len__(self) -> int: ...
+
+    def entries(self) -> list[Any]:
+        """Return None, the ticket and the weight of each record."""
+        ...
+
+    def copy(self, target: bytearray | memoryview, /) -> None:
+        """Copy rows and payloads to a buffer of `nbytes` bytes, without the interpreter lock."""
+        ...
+
+
 class PlainQueueState:
     """Numbers that the training thread and the thread of a queue share, without the extension."""
 
-    __slots__ = ("asleep", "captured", "got", "nbytes", "put", "spent_ns")
+    __slots__ = ("asleep", "block", "captured", "got", "nbytes", "put", "spent_ns")
 
     def __init__(self) -> None:
         self.put = 0  # bytes that ever entered the queue
@@ -37,6 +60,7 @@ class PlainQueueState:
         self.nbytes = 0  # their bytes
         self.spent_ns = 0  # the time they took
         self.asleep = False  # whether the thread of the queue waits to be woken
+        self.block: RecordBlock | None = None  # the block that takes small records
 
 
 if TYPE_CHECKING:

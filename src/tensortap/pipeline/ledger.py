@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from tensortap.history import OVERHEAD
-from tensortap.pipeline.fast import QueueState
+from tensortap.pipeline.fast import QueueState, RecordBlock
 from tensortap.pipeline.receipt import Receipt
 from tensortap.pipeline.selection import count_of, seconds_per_skip
 from tensortap.pipeline.ticket import Ticket, settle
@@ -37,6 +37,15 @@ def each_record(entries: Iterable[Entry]) -> Iterator[Entry]:
             yield from ((each, entry[1], OVERHEAD) for each in record.records())
         else:
             yield entry
+
+
+def single(entries: Iterable[Entry | RecordBlock]) -> list[Entry]:
+    """Return the entries, with those of blocks one by one; these have no record."""
+    return [
+        each
+        for entry in entries
+        for each in ((entry,) if isinstance(entry, tuple) else entry.entries())
+    ]
 
 
 class Ledger:
@@ -109,13 +118,13 @@ class Ledger:
         """Count values that were dropped before they were captured."""
         self._dropped[reason] += count
 
-    def drop(self, entries: Collection[Entry], reason: str) -> None:
+    def drop(self, entries: Collection[Entry | RecordBlock], reason: str) -> None:
         """Count records that were captured and will not arrive, and settle their tickets."""
         elsewhere: list[Entry] = []  # other sinks have them, or will
         dropped: list[Entry] = []
         lost: list[int] = []  # bytes of those that no sink has
         count = 0
-        for entry in each_record(entries):
+        for entry in each_record(single(entries)):
             ticket = entry[1]
             ticket.sinks -= 1
             if ticket.sinks > 0 and reason == DISCONNECTED:

@@ -14,11 +14,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tensortap.history import OVERHEAD
 from tensortap.locks import Notifier, SafeLock
-from tensortap.pipeline.fast import FastCapture, FastPath, QueueState
-from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, Entry
+from tensortap.pipeline.blocks import latest_of
+from tensortap.pipeline.fast import FastCapture, FastPath, QueueState, RecordBlock
+from tensortap.pipeline.ledger import DISCONNECTED, ERROR, OVER_BUDGET, Entry, single
 from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import SKIPPED, Ticket
 from tensortap.record import Kind, Record
@@ -51,7 +53,7 @@ class Queue:
         self.on_change: Callable[[], None] | None = None  # when `accepting` has changed
         self.state = QueueState()
         self.ledger.add_queue(self.state)
-        self._entries: collections.deque[Entry] = collections.deque()
+        self._entries: collections.deque[Entry | RecordBlock] = collections.deque()
         self._lock = SafeLock()  # around taking entries out; adding them needs no lock
         self._progress = Notifier()  # for threads that wait for a flush or for room
         self._handing = False  # entries left the queue, and the sink has not counted them yet
@@ -67,7 +69,7 @@ class Queue:
     @property
     def waiting(self) -> int:
         """Number of queued records."""
-        return len(self._entries)
+        return sum([1 if isinstance(entry, tuple) else len(entry) for entry in [*self._entries]])
 
     @property
     def accepting(self) -> bool:
@@ -99,8 +101,9 @@ class Queue:
         nbytes += OVERHEAD
         # no lock: the thread that empties the queue would make training wait for it. An append
         # is atomic, and so is this sum, because no other thread can run inside of it.
-        self._entries.append((record, ticket, nbytes))
         state = self.state
+        state.block = None  # small records that follow come after this one
+        self._entries.append((record, ticket, nbytes))
         state.put += nbytes
         if state.asleep:
             state.asleep = False
@@ -112,7 +115,7 @@ class Queue:
             return None
         return FastPath(
             next=next_seq, append=self._entries.append, hurry=self.hurry, wake=self._wake.set,
-            sink=self.sink, state=self.state, budget=self.budget,
+            sink=self.sink, state=self.state, budget=self.budget, columns=self.sink.columns,
         )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -191,20 +194,40 @@ class Queue:
         older: list[Entry] = []
         for _ in range(len(self._entries)):  # other threads may append meanwhile
             entry = self._entries.popleft()
-            before = latest.pop(_key(entry), None)
-            if before is not None:
-                older.append(before)
-            latest[_key(entry)] = entry
+            if isinstance(entry, tuple):
+                kept = [entry]
+            else:
+                self._close(entry)
+                kept, others = latest_of(entry)
+                older += others
+            for each in kept:
+                before = latest.pop(_key(each), None)
+                if before is not None:
+                    older.append(before)
+                latest[_key(each)] = each
         self._entries.extendleft(reversed(latest.values()))
         self._drop(older)
 
     def _remove(self, key: tuple[str, Kind, int], nbytes: int) -> None:
         """Drop the record of this name if that makes enough room for a newer one."""
         for i, entry in enumerate(list(self._entries)):
+            if not isinstance(entry, tuple):  # another thread has captured values meanwhile
+                continue
             if _key(entry) == key and self._fits(nbytes, less=entry[2]):
                 del self._entries[i]  # others only append: the index still holds
                 self._drop([entry])
                 return
+
+    def _close(self, block: RecordBlock) -> None:
+        """Let a block take no more records."""
+        if self.state.block is block:
+            self.state.block = None
+
+    def _weight(self, entry: Entry | RecordBlock) -> int:
+        if isinstance(entry, tuple):
+            return entry[2]
+        self._close(entry)
+        return entry.weight
 
     def _drop(self, entries: list[Entry]) -> None:
         nbytes = sum([nbytes for _, _, nbytes in entries])
@@ -234,7 +257,8 @@ class Queue:
         if entries:
             self._hand_over(entries)
             if not self._progress.waiting:
-                self._wake.wait(PAUSE if len(entries) < MANY else LONG_PAUSE)
+                count = sum([1 if isinstance(entry, tuple) else len(entry) for entry in entries])
+                self._wake.wait(PAUSE if count < MANY else LONG_PAUSE)
             self.sink.wait(self._wake, 0.0)
         else:
             # asleep only with an empty queue: while the sink has no room, waking the thread for
@@ -254,7 +278,7 @@ class Queue:
                 self.on_change()
         self._progress.notify()
 
-    def _take(self, room: int) -> list[Entry]:
+    def _take(self, room: int) -> list[Any]:
         """Return as many entries as there is room for, at least one if there is any room."""
         queue = self._entries
         if not queue or room <= 0 or not self._lock.acquire():
@@ -265,24 +289,24 @@ class Queue:
                 taken = [queue.popleft() for _ in range(len(queue))]
             else:
                 taken = []
-                while queue and (not taken or queue[0][2] <= room):
+                while queue and (not taken or self._weight(queue[0]) <= room):
                     entry = queue.popleft()
-                    room -= entry[2]
+                    room -= self._weight(entry)
                     taken.append(entry)
-            nbytes = sum([nbytes for _, _, nbytes in taken])
+            nbytes = sum([self._weight(entry) for entry in taken])
             self.state.got += nbytes
             return taken
         finally:
             self._lock.release()
 
-    def _hand_over(self, entries: list[Entry]) -> None:
+    def _hand_over(self, entries: list[Any]) -> None:
         try:
             self.sink.send(entries)
             if self._progress.waiting:
                 self.sink.hurry()
         except Exception:
             # the sink has taken some of them, or none: nobody knows which
-            self.ledger.drop([entry for entry in entries if not entry[1].done], ERROR)
+            self.ledger.drop([each for each in single(entries) if not each[1].done], ERROR)
             raise
         finally:
             self._handing = False

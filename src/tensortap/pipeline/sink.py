@@ -52,6 +52,8 @@ class Sink(Protocol):
     """
 
     ledger: Ledger
+    columns: bool = False
+    """Whether `send` also takes blocks of small records."""
 
     @property
     def accepting(self) -> bool:

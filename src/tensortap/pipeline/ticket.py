@@ -37,13 +37,14 @@ class Ticket(msgspec.Struct, gc=False, eq=False):
         return self._open <= 0 and not self.failed
 
 
-def settle(entries: Iterable[tuple[Any, Ticket, int]], arrived: bool) -> None:
-    """Tell the tickets of these queue entries whether the records have arrived at a sink."""
+def settle(entries: Iterable[Any], arrived: bool) -> None:
+    """Tell the tickets of queue entries or blocks whether the records have arrived at a sink."""
     # without a lock: no other thread and no signal handler interrupts one of these statements
-    for _, ticket, _ in entries:
-        if not arrived:
-            ticket.failed = True
-        ticket._open -= 1
+    for entry in entries:
+        for ticket in (entry[1],) if isinstance(entry, tuple) else entry.tickets:
+            if not arrived:
+                ticket.failed = True
+            ticket._open -= 1
     _settled.notify()
 
 

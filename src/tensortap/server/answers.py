@@ -238,7 +238,8 @@ def _plottable(record: Record) -> Record:
 
 def _load(server: Server, arguments: dict[str, Any]) -> bytes:
     wanted = tuple(arguments.get(key) for key in ("seq", "time_ns", "rank"))
-    for record in server.history.records(str(arguments.get("name", ""))):
+    name, seq = str(arguments.get("name", "")), _int(arguments.get("seq"))
+    for record in server.history.records(name, seq=seq):
         if (record.seq, record.time_ns, record.rank) == wanted:
             return wire.encode_records([record], lambda block: bytes(view_of(block)))
     raise NotFound("this record is no longer in the history: it was evicted")

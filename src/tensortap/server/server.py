@@ -15,11 +15,12 @@ import msgspec
 import zmq
 
 from tensortap._version import __version__
+from tensortap.columns import merged
 from tensortap.errors import Refused, TensortapError, WireError
 from tensortap.history import History
 from tensortap.pipeline.sink import Wake
 from tensortap.record import Record
-from tensortap.server.connection import ClientState, Connection
+from tensortap.server.connection import Assembly, ClientState, Connection
 from tensortap.server.handshake import (
     PendingSockets,
     answer_zap,
@@ -175,21 +176,32 @@ class Server:
 
     def _store_completed(self, connection: Connection) -> None:
         for assembly in connection.completed():
-            reason = assembly.rejected
-            records: list[Record] = []
+            reason, count = assembly.rejected, 0
             if not reason:
                 try:
-                    records = wire.decode_records(assembly.body, assembly.payloads)
+                    count = self._store(assembly)
                 except WireError as error:
                     log.debug("tensortap: a batch was rejected: %s", error)
                     reason = "invalid message"
-                else:
-                    self.history.write(records)
-                    if self._keep is not None:
-                        self._keep(records)
             if reason:
                 self.rejected[reason] += 1
-            connection.finish(assembly, len(records), rejected=bool(reason))
+            connection.finish(assembly, count, rejected=bool(reason))
+
+    def _store(self, assembly: Assembly) -> int:
+        """Write the records of a batch into the history; return how many there were."""
+        batch = assembly.batch
+        if batch.columns:
+            block = wire.decode_columns(batch.columns, batch.rows, assembly.body)
+            if self._keep is None:
+                self.history.write_columns(block)
+                return batch.rows
+            records = merged(block)
+        else:
+            records = wire.decode_records(assembly.body, assembly.payloads)
+        self.history.write(records)
+        if self._keep is not None:
+            self._keep(records)
+        return len(records)
 
     def _acknowledge(self) -> None:
         for connection in self._connections.values():

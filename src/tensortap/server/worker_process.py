@@ -18,9 +18,10 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
+from tensortap.columns import Columns, merged
 from tensortap.history import History, Key, record_nbytes
 from tensortap.record import Record
 from tensortap.server.server import Server
@@ -73,6 +74,9 @@ class Inbox(History):
                     self._drop_oldest(max(self._by_key.values(), key=len))
             self.written += len(records)
             self._changed.notify_all()
+
+    def write_columns(self, block: Iterable[Columns]) -> None:
+        self.write(merged(block))
 
     def _drop_oldest(self, arrivals: collections.deque[int]) -> None:
         self.nbytes -= record_nbytes(self._waiting.pop(arrivals.popleft()))

@@ -8,6 +8,7 @@ import secrets
 from typing import Any
 
 from tensortap.buffers import Lease, Pool, Segment
+from tensortap.pipeline.fast import RecordBlock
 from tensortap.wire import messages as wire
 
 _NONCE_SEGMENT = 4096
@@ -53,6 +54,15 @@ class Lender:
     def place_body(self, body: bytes) -> bytes | Lease:
         """Return the body of a batch in the arena, unless it is small: sockets encrypt it."""
         return (len(body) >= _LEAST_BODY and self._copy(memoryview(body))) or body
+
+    def place_block(self, block: RecordBlock) -> memoryview | Lease:
+        """Return rows and payloads of a block, in the arena unless they are few."""
+        nbytes = block.nbytes
+        shared = self.active and nbytes >= _LEAST_BODY
+        lease = self._pool.acquire_shared(nbytes) if shared else None
+        body = memoryview(bytearray(nbytes)) if lease is None else lease.writable
+        block.copy(body)
+        return body if lease is None else lease
 
     def _copy(self, view: memoryview) -> Lease | None:
         lease = self._pool.acquire_shared(view.nbytes) if self.active else None

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import zmq
@@ -15,8 +16,11 @@ import zmq.utils.garbage  # now: what ends first at exit is what was imported la
 
 from tensortap import ranks
 from tensortap.buffers import Lease, Pool, view_of
+from tensortap.columns import Column
 from tensortap.limits import format_size
-from tensortap.pipeline.ledger import ERROR, TOO_LARGE, Entry, Ledger
+from tensortap.pipeline.blocks import columns_of, entries_of
+from tensortap.pipeline.fast import RecordBlock
+from tensortap.pipeline.ledger import ERROR, TOO_LARGE, Entry, Ledger, single
 from tensortap.pipeline.sink import Sink, Wake
 from tensortap.pipeline.ticket import settle
 from tensortap.sinks.arena import Lender
@@ -33,10 +37,12 @@ _PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
 class Flight(NamedTuple):
     """A batch that was sent and is not acknowledged yet."""
 
-    body: bytes | Lease
+    body: bytes | memoryview | Lease
     blocks: list[Any]
-    entries: list[Entry]
+    entries: Sequence[Entry | RecordBlock]
     nbytes: int
+    columns: tuple[Column, ...] = ()  # of a block of small records
+    rows: int = 0  # how many these are
 
 
 class LiveSink(Sink):
@@ -44,6 +50,7 @@ class LiveSink(Sink):
 
     accepting = True  # until it is known that nobody listens
     pending = 0
+    columns = True
 
     def __init__(
         self,
@@ -89,10 +96,16 @@ class LiveSink(Sink):
         # a value larger than all credit is sent while nothing else is in flight
         return max(self._credit, 0) if self._flights else self._largest + (1 << 20)
 
-    def send(self, entries: list[Entry]) -> None:
+    def send(self, entries: Sequence[Entry | RecordBlock]) -> None:
         batch: list[Entry] = []
         nbytes = 0
         for entry in entries:
+            if not isinstance(entry, tuple):
+                if batch:
+                    self._send(batch)
+                    batch, nbytes = [], 0
+                self._send_block(entry)
+                continue
             if entry[2] > self._largest:
                 self._drop_too_large(entry)
                 continue
@@ -124,7 +137,7 @@ class LiveSink(Sink):
 
     def give_up(self) -> list[Entry]:
         with self._lock:
-            lost = [entry for flight in self._flights.values() for entry in flight.entries]
+            lost = single([entry for f in self._flights.values() for entry in f.entries])
             self._flights.clear()
             self.pending = 0
         if lost:
@@ -245,6 +258,13 @@ class LiveSink(Sink):
         nbytes = sum([nbytes for _, _, nbytes in entries])
         self._launch(Flight(self.arena.place_body(body), blocks, entries, nbytes))
 
+    def _send_block(self, block: RecordBlock) -> None:
+        if block.weight > self._largest:  # the session can hold some of the records
+            self.send(entries_of(block))
+            return
+        body = self.arena.place_block(block)
+        self._launch(Flight(body, [], [block], block.weight, columns_of(block), len(block)))
+
     def _launch(self, flight: Flight) -> None:
         self._number += 1
         with self._lock:
@@ -263,7 +283,7 @@ class LiveSink(Sink):
             self._in_arena.add(number)
         header = wire.Batch(
             number, view.nbytes, flight.nbytes, externals, tuple(offers), self.ledger.reasons(),
-            body if shared else None,
+            body if shared else None, flight.columns, flight.rows,
         )  # fmt: skip
         self._credit -= flight.nbytes
         whole = not shared and view.nbytes <= wire.CHUNK_NBYTES

@@ -26,12 +26,13 @@ from typing import Annotated, Any
 import msgspec
 
 from tensortap._version import __version__
+from tensortap.columns import Column, Columns, split
 from tensortap.dtypes import itemsize
 from tensortap.errors import TensortapError, WireError
 from tensortap.record import Record, TensorData, Value
 from tensortap.values import map_leaves
 
-PROTOCOL = 3
+PROTOCOL = 4
 CHUNK_NBYTES = 1 << 20  # as fast as larger ones, and no message claims a huge allocation
 LARGEST_MESSAGE = 8 << 20
 BODY = -1  # the index of a CHUNK that belongs to the body and not to a payload
@@ -115,7 +116,7 @@ class SegmentOffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """The header of RECORDS; the body is a list of records: sent with it, in chunks, or shared."""
+    """The header of RECORDS; the body has the records: sent with it, in chunks, or shared."""
 
     number: Positive
     body_nbytes: Count
@@ -124,6 +125,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     segments: tuple[SegmentOffer, ...] = ()
     dropped: dict[str, Count] = {}  # what the client has not sent so far, by reason
     shared_body: External | None = None  # the block of a segment that holds the body
+    columns: tuple[Column, ...] = ()  # if there are any, the body is a block of them
+    rows: Count = 0  # records of that block
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -236,6 +239,22 @@ def decode_records(body: bytes | memoryview, payloads: list[Any]) -> list[Record
         if complete is not value:
             records[i] = msgspec.structs.replace(record, value=complete)
     return records
+
+
+def decode_columns(columns: tuple[Column, ...], count: int, body: bytes) -> list[Columns]:
+    """Return the columns in a body that have records; raise WireError if anything is wrong."""
+    try:
+        return split(columns, [_column_size(column) for column in columns], count, body)
+    except ValueError as error:
+        raise WireError(f"columns that cannot be decoded: {error}") from None
+
+
+def _column_size(column: Column) -> int:
+    if not column.is_number:
+        return tensor_nbytes(TensorData(column.framework, column.dtype, column.shape, b""))
+    if column.dtype or column.shape:
+        raise WireError(f"numbers of dtype {column.dtype[:60]!r} and shape {column.shape[:8]}")
+    return 8
 
 
 _SIZE_LIMIT = 1 << 62
