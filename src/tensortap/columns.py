@@ -16,11 +16,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from tensortap.record import Kind, Record, TensorData
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 ROW_NBYTES = 40
@@ -52,6 +52,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Columns:
     """Records of one column.
 
+    >>> import numpy as np
     >>> rows = np.array([[0, step, 0, step, 0] for step in range(3)])
     >>> loss = Column("loss", Kind.VALUE, 0, 1, "builtins.float", "float", "", ())
     >>> held = Columns(loss, rows, np.arange(3.0).tobytes(), 8, rows[:, 0])
@@ -99,12 +100,12 @@ class Columns:
     ) -> list[Record]:
         """Return records from `start` to before `stop`, only those of a step or seq if given."""
         rows = self._rows[start:stop]
-        wanted = np.ones(len(rows), bool)
+        indices: Sequence[int] = range(start, stop)
         for field, number in ((_STEP, step), (_SEQ, seq)):
             if number is not None:
-                wanted &= rows[:, field] == number
-        indices = (wanted.nonzero()[0] + start).tolist()
-        return [self._record(*each) for each in zip(indices, rows[wanted].tolist(), strict=True)]
+                (found,) = (rows[:, field] == number).nonzero()
+                rows, indices = rows[found], [indices[i] for i in found.tolist()]
+        return [self._record(*each) for each in zip(indices, rows.tolist(), strict=True)]
 
     def _record(self, index: int, row: list[int]) -> Record:
         column, offset = self.column, index * self.size
@@ -128,6 +129,8 @@ def split(
 
     `sizes` are the bytes of a payload of each column, and `count` is the number of records.
     """
+    import numpy as np  # late: importing tensortap must not load it
+
     if count * ROW_NBYTES > len(body):
         raise ValueError(f"{count} records in {len(body)} bytes")
     rows = np.frombuffer(body, "<i8", 5 * count).reshape(count, 5)

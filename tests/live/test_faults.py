@@ -39,6 +39,13 @@ def test_slow_connection_does_not_slow_training(server, run, record_property):
         start = time.monotonic()
         talk("catch(199, size=5_000)")  # 8 MB, which take 4 s
         assert time.monotonic() - start < 2
+        # nor does it delay other programs
+        run("""
+            import numpy as np, tensortap as tap
+            for i in range(20):
+                assert tap.catch(np.full(20_000, i), "other").wait(5)
+        """).end()
+        assert len(server.history.records("other")) == 20
         assert talk("tap.flush(60)")
         receipt = talk("receipt()")
         assert receipt["captured"] + receipt["dropped"] == 200
@@ -76,6 +83,45 @@ def check_history(server, captured):
     assert len(steps) == captured
     assert steps == sorted(set(steps))
     assert [int(fetch(server.history, "x", step=step)[-1]) for step in steps] == steps
+
+
+# catches small and large values for three seconds, and says how long one took at most
+STEADY = """
+    import json, time, numpy as np, tensortap as tap
+    assert tap.catch(0.0, "first").wait(10)
+    values = [np.ones(size) for size in (1, 1000, 100_000)]
+    print("ready"); input()
+    longest, end, count = 0.0, time.monotonic() + 3, 1
+    while time.monotonic() < end:
+        for value in values:
+            start = time.perf_counter()
+            tap.catch(value, f"{value.size}")
+            longest = max(longest, time.perf_counter() - start)
+            count += 1
+        time.sleep(0.001)
+    print(longest); input()
+    assert tap.flush(30)
+    receipt = tap.receipt()
+    print(json.dumps([count, receipt.captured, receipt.dropped]))
+"""
+
+
+@pytest.mark.fault("SIGSTOP of a session")
+def test_a_stopped_session_never_blocks_training(serving, run, record_property):
+    where = serving(memory="64MB")
+    program = run(STEADY, to=where.address, TENSORTAP_BUFFER="16MB")  # full after a moment
+    assert program.line() == "ready"
+    where.stop()
+    program.say()
+    longest = float(program.line())
+    where.go_on()
+    program.say()
+    count, captured, dropped = program.result()
+    record_property("longest catch", longest)
+    assert longest < 0.5
+    assert captured + dropped == count
+    assert dropped > 0
+    assert where.written() == captured
 
 
 VIEWER = """

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch.overrides import TorchFunctionMode
 
 from tensortap.pipeline.blocks import entries_of
 from tensortap.pipeline.fast import FastCapture
@@ -132,12 +133,44 @@ def test_gathers_the_same_records_in_blocks(queued):
             for value in VALUES:
                 captured(pipeline, value)
                 captured(pipeline, 0.5, f"other {type(value).__name__}")
-    assert [comparable(r) for r in records_in(blocks)] == [comparable(r) for r in records_in(queue)]
-    assert [r.seq for r in records_in(blocks)] == list(range(4 * len(VALUES)))
+    found = records_in(blocks)
+    assert [comparable(r) for r in found] == [comparable(r) for r in records_in(queue)]
+    assert [r.seq for r in found] == list(range(4 * len(VALUES)))
     assert not isinstance(blocks._entries[-1], tuple), "no block"
     assert blocks.waiting == queue.waiting == 4 * len(VALUES)
     assert blocks.state.put == queue.state.put
     assert live.receipt().bytes == plain.receipt().bytes
+    captured(live, 0.5)  # that block was taken, so that this is in another one
+    assert len(blocks._entries[-1]) == 1
+
+
+class Noting(TorchFunctionMode):
+    """Notes every call of torch that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensors_are_read_where_no_mode_notices(queued):
+    pipeline, queue = queued(sink=StoppedLive)
+    complex_, real = torch.tensor([1 + 2j]), torch.arange(4.0)
+    lazy = [complex_.conj(), torch._neg_view(real), complex_.conj().imag]
+    with torch.inference_mode():
+        inferred = torch.ones(3)
+    values = [real, *lazy, inferred, torch.ones(2, requires_grad=True) * 2]
+    with Noting() as mode:
+        for value in 2 * values:
+            captured(pipeline, value)
+    for value in values:
+        captured(pipeline, value)
+    assert not mode.seen
+    expected = [v.detach().resolve_conj().resolve_neg().numpy().tobytes() for v in 3 * values]
+    assert [r.value.data for r in records_in(queue)] == expected
 
 
 def test_a_block_ends_where_another_record_comes(queued):
@@ -156,7 +189,7 @@ def test_blocks_are_bounded(queued, value):
     _, *blocks = queue._entries
     assert sum(map(len, blocks)) == 2999
     assert len(blocks) >= 3
-    assert all(block.nbytes <= (256 << 10) + 16_384 + 1024 * 40 for block in blocks)
+    assert all(block.nbytes <= (512 << 10) + 16_384 + 1024 * 40 for block in blocks)
     for step in range(200):
         captured(pipeline, 0.5, f"name {step}")
     blocks = [block for block in queue._entries if not isinstance(block, tuple)]

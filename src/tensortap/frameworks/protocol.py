@@ -62,6 +62,7 @@ class Adapter:
     are for tensors:
 
     - `snapshot_small` is `snapshot` for the fast path: None if the value is not small;
+    - `in_place` lets the fast path copy the bytes of most small tensors itself;
     - `summarize` computes the statistics without a copy, or starts to on a device;
     - `memory` returns where the elements are, for the kernel; None if it cannot read them;
     - `view` returns a NumPy array over the value's own memory; None where that is impossible;
@@ -82,6 +83,19 @@ class Adapter:
     keyed_copy: Callable[[Any], tuple[Hashable, Any] | None] | None = None
     compact: type | None = None
     memory: Callable[[Any], Memory | None] | None = None
+    in_place: InPlace | None = None
+
+
+class InPlace(NamedTuple):
+    """How the fast path reads a small tensor in place, if it has the attributes of torch's.
+
+    `dtypes` has the name, the item size, and which lazy views there are of each dtype: 0 none, 1
+    negative, 2 negative or conjugate. If `overridden((tensor,))` is true, nothing is read.
+    """
+
+    framework: str
+    dtypes: dict[Any, tuple[str, int, int]]
+    overridden: Callable[[tuple[Any]], bool]
 
 
 class CompiledRun(NamedTuple):

@@ -6,7 +6,12 @@
 #include <stdint.h>
 
 enum { ROW = 5, MOST_RECORDS = 1024, MOST_COLUMNS = 64 };
-#define MOST_PAYLOAD (256 << 10) /* bytes; one more record may exceed it */
+#define MOST_PAYLOAD (512 << 10) /* bytes; one more record may exceed it */
+
+/* Large buffers are recycled: the first write to fresh memory costs more than the copy. */
+enum { LARGE = 64 << 10, WHOLE = MOST_PAYLOAD + (64 << 10), MOST_FREE = 8 };
+static char *free_buffers[MOST_FREE];
+static int free_count;
 
 /* The payloads of the records that have everything else in common. */
 typedef struct {
@@ -20,17 +25,42 @@ typedef struct {
     PyObject *columns; /* dict: what the records of a column have in common -> its number */
     long long weight, overhead;
     Py_ssize_t count;
+    int moved; /* the payloads are elsewhere */
     size_t payload;
     int64_t (*rows)[ROW]; /* column, step, call, seq, time */
     Column column[MOST_COLUMNS];
 } ColumnWriter;
 
+/* Return memory for at least `size` bytes, at most WHOLE, and how many it has; NULL if none is left. */
+static char *buffer_new(size_t size, size_t *capacity)
+{
+    *capacity = size > LARGE ? WHOLE : size;
+    if (size > LARGE && free_count > 0)
+        return free_buffers[--free_count];
+    return malloc(*capacity);
+}
+
+static void buffer_free(char *data, size_t capacity)
+{
+    if (data != NULL && capacity == WHOLE && free_count < MOST_FREE)
+        free_buffers[free_count++] = data;
+    else
+        free(data);
+}
+
+static void writer_release(ColumnWriter *self)
+{
+    for (int i = 0; i < MOST_COLUMNS && self->column[i].data != NULL; i++) {
+        buffer_free(self->column[i].data, self->column[i].capacity);
+        self->column[i].data = NULL;
+    }
+}
+
 static void writer_dealloc(ColumnWriter *self)
 {
+    writer_release(self);
     Py_XDECREF(self->tickets);
     Py_XDECREF(self->columns);
-    for (int i = 0; i < MOST_COLUMNS; i++)
-        free(self->column[i].data);
     free(self->rows);
     PyObject_Free(self);
 }
@@ -49,17 +79,18 @@ static PyObject *writer_entries(ColumnWriter *self, PyObject *Py_UNUSED(none))
     return entries;
 }
 
-static PyObject *writer_copy(ColumnWriter *self, PyObject *target)
+static PyObject *writer_move(ColumnWriter *self, PyObject *target)
 {
     Py_buffer view;
     if (PyObject_GetBuffer(target, &view, PyBUF_WRITABLE) < 0)
         return NULL;
     size_t rows = self->count * sizeof *self->rows;
-    if ((size_t)view.len != rows + self->payload) {
+    if ((size_t)view.len != rows + self->payload || self->moved) {
         PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_ValueError, "the target must have `nbytes` bytes");
+        PyErr_SetString(PyExc_ValueError, "move once, to a target of `nbytes` bytes");
         return NULL;
     }
+    self->moved = 1;
     Py_BEGIN_ALLOW_THREADS
     char *to = view.buf;
     memcpy(to, self->rows, rows);
@@ -70,6 +101,7 @@ static PyObject *writer_copy(ColumnWriter *self, PyObject *target)
     }
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
+    writer_release(self);
     Py_RETURN_NONE;
 }
 
@@ -90,7 +122,7 @@ static Py_ssize_t writer_length(ColumnWriter *self)
 
 static PyMethodDef writer_methods[] = {
     {"entries", (PyCFunction)writer_entries, METH_NOARGS, "Return (None, ticket, weight) of each"},
-    {"copy", (PyCFunction)writer_copy, METH_O, "Copy rows and payloads to a buffer of `nbytes`"},
+    {"move", (PyCFunction)writer_move, METH_O, "Move rows and payloads to a buffer of `nbytes`"},
     {NULL},
 };
 
@@ -141,7 +173,7 @@ static ColumnWriter *writer_new(long long overhead)
 
 static int writer_is_full(const ColumnWriter *self)
 {
-    return self->count >= MOST_RECORDS || self->payload >= MOST_PAYLOAD ||
+    return self->moved || self->count >= MOST_RECORDS || self->payload >= MOST_PAYLOAD ||
            PyDict_GET_SIZE(self->columns) >= MOST_COLUMNS;
 }
 
@@ -154,9 +186,10 @@ static Py_ssize_t writer_column(ColumnWriter *self, PyObject *key, size_t size)
         return number != NULL ? PyLong_AsSsize_t(number) : -1;
     Py_ssize_t next = PyDict_GET_SIZE(self->columns);
     Column *column = &self->column[next];
-    free(column->data); /* left from an error below */
-    *column = (Column){.capacity = 4 * size + 64, .size = size};
-    column->data = malloc(column->capacity);
+    buffer_free(column->data, column->capacity); /* left from an error below */
+    column->used = 0;
+    column->size = size;
+    column->data = buffer_new(4 * size + 64, &column->capacity);
     number = column->data != NULL ? PyLong_FromSsize_t(next) : PyErr_NoMemory();
     int failed = number == NULL || PyDict_SetItem(self->columns, key, number) < 0;
     Py_XDECREF(number);
@@ -172,13 +205,16 @@ static int writer_add(ColumnWriter *self, PyObject *key, PyObject *ticket, const
         return -1;
     Column *column = &self->column[number];
     if (column->used + size > column->capacity) {
-        char *more = realloc(column->data, 4 * column->capacity);
+        size_t capacity;
+        char *more = buffer_new(4 * column->capacity, &capacity);
         if (more == NULL) {
             PyErr_NoMemory();
             return -1;
         }
+        memcpy(more, column->data, column->used);
+        buffer_free(column->data, column->capacity);
         column->data = more;
-        column->capacity *= 4;
+        column->capacity = capacity;
     }
     if (PyList_Append(self->tickets, ticket) < 0)
         return -1;

@@ -16,6 +16,7 @@
 
 static PyObject *str_dtype, *str_shape, *str_pending, *str_numpy, *str_empty, *str_data;
 static PyObject *str_framework, *str_float, *str_int;
+static PyObject *str_is_cpu, *str_is_neg, *str_is_conj, *str_is_contiguous, *str_data_ptr;
 
 static long long now_ns(clockid_t clock)
 {
@@ -80,12 +81,13 @@ typedef struct {
     int columns; /* whether the sink takes blocks of records */
 } FastCapture;
 
-enum { FLOAT = 0, ARRAY = 1, TAKE = 2 };
+enum { FLOAT = 0, ARRAY = 1, TAKE = 2, READ = 3 };
 
 /* A value as a record holds it; `dtype` and `shape` are NULL unless it is a tensor. The value of
- * a small array is only made for a record: columns copy the bytes in `view`. */
+ * a small array, or of a tensor that can be read in place, is only made for a record: columns copy
+ * the bytes in `view` or of `tensor` (borrowed). */
 typedef struct {
-    PyObject *value, *dtype, *shape;
+    PyObject *value, *dtype, *shape, *tensor;
     long long nbytes;
     Py_buffer view;
 } Snapshot;
@@ -209,6 +211,75 @@ static int take_other(FastCapture *self, PyObject *take_small, PyObject *value, 
     return fit;
 }
 
+/* Return the address of a tensor's bytes; NULL if it has none, and no error is set. */
+static const char *address_of(PyObject *tensor)
+{
+    PyObject *number = PyObject_CallMethodNoArgs(tensor, str_data_ptr);
+    const char *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
+    Py_XDECREF(number);
+    PyErr_Clear();
+    return address;
+}
+
+/* Return whether a result is true, and release it; -1 if it is an error. */
+static int is_true(PyObject *result)
+{
+    int truth = result != NULL ? PyObject_IsTrue(result) : -1;
+    Py_XDECREF(result);
+    return truth;
+}
+
+/* Return whether reading an attribute of a tensor would run Python code; -1 on error. */
+static int is_overridden(PyObject *tensor, PyObject *overridden)
+{
+    PyObject *tensors = PyTuple_Pack(1, tensor);
+    int special = tensors ? is_true(PyObject_CallOneArg(overridden, tensors)) : -1;
+    Py_XDECREF(tensors);
+    return special;
+}
+
+/* Return whether a tensor's bytes in memory are its values, in C order; -1 on error. */
+static int is_plain(PyObject *tensor, long lazy)
+{
+    if (is_true(PyObject_GetAttr(tensor, str_is_cpu)) != 1 ||
+        (lazy >= 1 && is_true(PyObject_CallMethodNoArgs(tensor, str_is_neg)) != 0) ||
+        (lazy >= 2 && is_true(PyObject_CallMethodNoArgs(tensor, str_is_conj)) != 0))
+        return 0;
+    return is_true(PyObject_CallMethodNoArgs(tensor, str_is_contiguous));
+}
+
+/* Look at a small tensor; return 1 if it can be read in place, else 0, and no error is set. */
+static int read_tensor(FastCapture *self, PyObject *info, PyObject *tensor, Snapshot *snapshot)
+{
+    int plain = 0;
+    PyObject *size = NULL, *dtype = is_overridden(tensor, PyTuple_GET_ITEM(info, 5)) == 0
+                                        ? PyObject_GetAttr(tensor, str_dtype) : NULL;
+    PyObject *known = dtype ? PyDict_GetItemWithError(PyTuple_GET_ITEM(info, 4), dtype) : NULL;
+    Py_XDECREF(dtype);
+    if (known != NULL) { /* borrowed, from a dict that does not change */
+        long lazy = PyLong_AsLong(PyTuple_GET_ITEM(known, 2));
+        plain = is_plain(tensor, lazy);
+        size = plain == 1 ? PyObject_GetAttr(tensor, str_shape) : NULL;
+    }
+    PyObject *shape = size != NULL ? PySequence_Tuple(size) : NULL; /* not torch's subclass */
+    Py_XDECREF(size);
+    if (shape != NULL) {
+        long long nbytes = PyLong_AsLongLong(PyTuple_GET_ITEM(known, 1));
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(shape) && nbytes <= self->small; i++)
+            nbytes *= PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
+        if (0 < nbytes && nbytes <= self->small && address_of(tensor) != NULL) {
+            snapshot->dtype = Py_NewRef(PyTuple_GET_ITEM(known, 0));
+            snapshot->shape = shape;
+            snapshot->nbytes = nbytes;
+            snapshot->tensor = tensor;
+            return 1;
+        }
+        Py_DECREF(shape);
+    }
+    PyErr_Clear(); /* its adapter knows what to do */
+    return 0;
+}
+
 static int take(FastCapture *self, PyObject *info, PyObject *value, Snapshot *snapshot)
 {
     switch (PyLong_AsLong(PyTuple_GET_ITEM(info, 0))) {
@@ -220,6 +291,10 @@ static int take(FastCapture *self, PyObject *info, PyObject *value, Snapshot *sn
     }
     case ARRAY:
         return take_array(self, value, snapshot);
+    case READ:
+        if (self->columns && read_tensor(self, info, value, snapshot))
+            return fits(self, snapshot->nbytes);
+        /* fall through */
     default:
         return take_other(self, PyTuple_GET_ITEM(info, 2), value, snapshot);
     }
@@ -310,11 +385,14 @@ typedef struct {
 } Payload;
 
 /* Find the bytes of a value; return 0 if it cannot be in a column, -1 on error. */
-static int payload_of(FastCapture *self, const Snapshot *snapshot, Payload *payload)
+static int payload_of(FastCapture *self, PyObject *info, const Snapshot *snapshot,
+                      Payload *payload)
 {
     PyObject *value = snapshot->value;
     int overflow = 0;
-    if (value == NULL) {
+    if (snapshot->tensor != NULL) {
+        payload->framework = Py_NewRef(PyTuple_GET_ITEM(info, 3));
+    } else if (value == NULL) {
         payload->framework = Py_NewRef(str_numpy);
         payload->data = snapshot->view.buf;
     } else if (PyFloat_CheckExact(value)) {
@@ -394,7 +472,11 @@ static int add_to_block(FastCapture *self, PyObject *const *args, const Snapshot
     row[3] = PyLong_AsLongLong(seq);
     Py_DECREF(seq);
     row[4] = now_ns(CLOCK_REALTIME);
-    return writer_add(block, key, ticket, row, payload->data, snapshot->nbytes) < 0 ? -1 : 1;
+    /* only now: no other thread runs between here and the copy */
+    const char *data = snapshot->tensor ? address_of(snapshot->tensor) : payload->data;
+    if (data == NULL)
+        return 0;
+    return writer_add(block, key, ticket, row, data, snapshot->nbytes) < 0 ? -1 : 1;
 }
 
 /* Queue a value as part of a column; return its ticket, or NULL: then `*suited` is 0 if it needs a
@@ -404,7 +486,7 @@ static PyObject *gather(FastCapture *self, PyObject *const *args, PyObject *info
 {
     Payload payload = {NULL};
     PyObject *ticket = NULL, *rank = NULL, *key = NULL;
-    *suited = PyUnicode_CheckExact(args[1]) ? payload_of(self, snapshot, &payload) : 0;
+    *suited = PyUnicode_CheckExact(args[1]) ? payload_of(self, info, snapshot, &payload) : 0;
     if (*suited > 0) {
         rank = rank_of(self);
         ticket = rank ? make_ticket(self) : NULL;
@@ -445,7 +527,13 @@ static PyObject *capture_call(FastCapture *self, PyObject *const *args, size_t n
     if (taken > 0) {
         if (self->columns)
             ticket = gather(self, args, info, &snapshot, &suited);
-        PyObject *record = suited == 0 ? make_record(self, args, info, &snapshot) : NULL;
+        if (suited == 0 && snapshot.tensor != NULL) {
+            Py_CLEAR(snapshot.dtype);
+            Py_CLEAR(snapshot.shape);
+            taken = take_other(self, PyTuple_GET_ITEM(info, 2), args[0], &snapshot);
+        }
+        PyObject *record =
+            suited == 0 && taken > 0 ? make_record(self, args, info, &snapshot) : NULL;
         if (record != NULL) {
             ticket = enqueue(self, record, snapshot.nbytes);
             Py_DECREF(record);
@@ -498,13 +586,19 @@ PyMODINIT_FUNC PyInit__fast(void)
     str_framework = PyUnicode_InternFromString("framework");
     str_float = PyUnicode_InternFromString("float");
     str_int = PyUnicode_InternFromString("int");
+    str_is_cpu = PyUnicode_InternFromString("is_cpu");
+    str_is_neg = PyUnicode_InternFromString("is_neg");
+    str_is_conj = PyUnicode_InternFromString("is_conj");
+    str_is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    str_data_ptr = PyUnicode_InternFromString("data_ptr");
     PyObject *made = PyModule_Create(&module);
     if (made == NULL || PyModule_AddType(made, &QueueStateType) < 0 ||
         PyModule_AddType(made, &FastCaptureType) < 0 ||
         PyModule_AddType(made, &ColumnWriterType) < 0 ||
         PyModule_AddIntConstant(made, "FLOAT", FLOAT) < 0 ||
         PyModule_AddIntConstant(made, "ARRAY", ARRAY) < 0 ||
-        PyModule_AddIntConstant(made, "TAKE", TAKE) < 0) {
+        PyModule_AddIntConstant(made, "TAKE", TAKE) < 0 ||
+        PyModule_AddIntConstant(made, "READ", READ) < 0) {
         Py_XDECREF(made);
         return NULL;
     }

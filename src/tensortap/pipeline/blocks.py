@@ -23,7 +23,7 @@ def columns_of(block: RecordBlock) -> tuple[Column, ...]:
 
 def _split(block: RecordBlock) -> list[Columns]:
     body = bytearray(block.nbytes)
-    block.copy(body)
+    block.move(body)
     columns = columns_of(block)
     sizes = [
         8 if each.is_number else itemsize(each.dtype) * math.prod(each.shape) for each in columns

@@ -20,6 +20,7 @@ from tensortap.record import Kind, Record, TensorData, Value
 FastCapture: Any
 ARRAY: int
 FLOAT: int
+READ: int
 TAKE: int
 
 type_name: Callable[[type], str] = functools.lru_cache(4096)(_type_name)
@@ -43,8 +44,8 @@ class RecordBlock(Protocol):
         """Return None, the ticket and the weight of each record."""
         ...
 
-    def copy(self, target: bytearray | memoryview, /) -> None:
-        """Copy rows and payloads to a buffer of `nbytes` bytes, without the interpreter lock."""
+    def move(self, target: bytearray | memoryview, /) -> None:
+        """Move rows and payloads to a buffer of `nbytes` bytes, without the interpreter lock."""
         ...
 
 
@@ -67,10 +68,10 @@ if TYPE_CHECKING:
     QueueState = PlainQueueState
 else:
     try:
-        from tensortap.pipeline._fast import ARRAY, FLOAT, TAKE, FastCapture, QueueState
+        from tensortap.pipeline._fast import ARRAY, FLOAT, READ, TAKE, FastCapture, QueueState
     except ImportError:  # no compiler when tensortap was installed
         FastCapture, QueueState = None, PlainQueueState
-        FLOAT, ARRAY, TAKE = 0, 1, 2
+        FLOAT, ARRAY, TAKE, READ = 0, 1, 2, 3
 
 
 class FastPath:
@@ -81,7 +82,7 @@ class FastPath:
     """
 
     def __init__(self, **queue: Any) -> None:
-        self._classes: dict[type, tuple[int, str, object]] = {}
+        self._classes: dict[type, tuple[object, ...]] = {}
         self._dtypes: dict[object, str] = {}
         self.unsuited: set[type] = set()  # classes that always take the way through Python
         self.capture: Callable[..., Ticket | None] = FastCapture(
@@ -106,6 +107,8 @@ class FastPath:
         elif name == "numpy.ndarray" and isinstance(snapshot, TensorData):
             self._dtypes[value.dtype] = snapshot.dtype
             self._classes[cls] = (ARRAY, name, None)
+        elif adapter.snapshot_small is not None and adapter.in_place is not None:
+            self._classes[cls] = (READ, name, adapter.snapshot_small, *adapter.in_place)
         elif adapter.snapshot_small is not None:
             self._classes[cls] = (TAKE, name, adapter.snapshot_small)
         else:

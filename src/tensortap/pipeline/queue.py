@@ -29,6 +29,7 @@ log = logging.getLogger("tensortap")
 
 PAUSE = 0.005  # seconds between two hand-overs while records keep coming
 LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
+LONGEST_PAUSE = 0.05  # the same when all of them are small, and few for the budget
 MANY = 8
 _WAKE_INTERVAL = 0.05  # seconds; at most so often a flush wakes the thread
 FAILING = 2.0  # seconds that the end waits for a sink that is failing
@@ -257,8 +258,7 @@ class Queue:
         if entries:
             self._hand_over(entries)
             if not self._progress.waiting:
-                count = sum([1 if isinstance(entry, tuple) else len(entry) for entry in entries])
-                self._wake.wait(PAUSE if count < MANY else LONG_PAUSE)
+                self._wake.wait(self._pause(entries))
             self.sink.wait(self._wake, 0.0)
         else:
             # asleep only with an empty queue: while the sink has no room, waking the thread for
@@ -277,6 +277,15 @@ class Queue:
             if self.on_change is not None:
                 self.on_change()
         self._progress.notify()
+
+    def _pause(self, entries: list[Any]) -> float:
+        """Return for how long records may gather after these were handed over."""
+        if sum([1 if isinstance(entry, tuple) else len(entry) for entry in entries]) < MANY:
+            return PAUSE
+        if any(isinstance(entry, tuple) for entry in entries):
+            return LONG_PAUSE
+        few = sum([entry.weight for entry in entries]) < self.budget // 16
+        return LONGEST_PAUSE if few else LONG_PAUSE
 
     def _take(self, room: int) -> list[Any]:
         """Return as many entries as there is room for, at least one if there is any room."""

@@ -61,7 +61,7 @@ class Lender:
         shared = self.active and nbytes >= _LEAST_BODY
         lease = self._pool.acquire_shared(nbytes) if shared else None
         body = memoryview(bytearray(nbytes)) if lease is None else lease.writable
-        block.copy(body)
+        block.move(body)
         return body if lease is None else lease
 
     def _copy(self, view: memoryview) -> Lease | None:

@@ -259,6 +259,8 @@ class LiveSink(Sink):
         self._launch(Flight(self.arena.place_body(body), blocks, entries, nbytes))
 
     def _send_block(self, block: RecordBlock) -> None:
+        if not len(block):  # an error kept its first record out
+            return
         if block.weight > self._largest:  # the session can hold some of the records
             self.send(entries_of(block))
             return

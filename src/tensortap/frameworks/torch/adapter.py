@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 from typing import Any, BinaryIO
 
 import torch
+from torch.overrides import has_torch_function
 
 from tensortap.errors import CaptureError
 from tensortap.frameworks.observing import (
@@ -23,7 +24,7 @@ from tensortap.frameworks.observing import (
     TrackObserver,
     WatchObserver,
 )
-from tensortap.frameworks.protocol import Adapter, Framework, rejecting
+from tensortap.frameworks.protocol import Adapter, Framework, InPlace, rejecting
 from tensortap.frameworks.torch import private, tensors, trace_models
 from tensortap.frameworks.torch.channel import open_channel
 from tensortap.frameworks.torch.probes import find_probes
@@ -135,10 +136,11 @@ FRAMEWORK = TorchFramework()
 _PARAMETER = Adapter(
     tensors.snapshot, tensors.nbytes, tensors.describe, tensors.snapshot_small, summarize,
     tensors.view, copy=tensors.copied_tensor, memory=memory_of,
+    in_place=InPlace("torch", tensors.KNOWN, has_torch_function),
 )  # fmt: skip
 _TENSOR = replace(_PARAMETER, keyed_copy=tensors.keyed_copy, compact=tensors.CompactTensor)
 _SUBCLASS = replace(
-    _PARAMETER, snapshot=tensors.snapshot_subclass, snapshot_small=None, memory=None
+    _PARAMETER, snapshot=tensors.snapshot_subclass, snapshot_small=None, memory=None, in_place=None
 )
 _UNINITIALIZED = rejecting(
     "an uninitialized parameter has no data: catch it after the first forward"
