@@ -34,7 +34,7 @@ class Stopped(Sink):
 class StoppedLive(Stopped):
     """The same for a sink that takes blocks."""
 
-    columns = True
+    takes_blocks = True
 
 
 def stopped_pipeline(budget: int = 1 << 30, sink=Stopped) -> tuple[Pipeline, Queue]:

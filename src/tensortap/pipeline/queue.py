@@ -116,7 +116,7 @@ class Queue:
             return None
         return FastPath(
             next=next_seq, append=self._entries.append, hurry=self.hurry, wake=self._wake.set,
-            sink=self.sink, state=self.state, budget=self.budget, columns=self.sink.columns,
+            sink=self.sink, state=self.state, budget=self.budget, columns=self.sink.takes_blocks,
         )  # fmt: skip
 
     def flush(self, timeout: float | None = None) -> bool:

@@ -52,7 +52,7 @@ class Sink(Protocol):
     """
 
     ledger: Ledger
-    columns: bool = False
+    takes_blocks: bool = False
     """Whether `send` also takes blocks of small records."""
 
     @property

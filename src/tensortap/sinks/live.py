@@ -50,7 +50,7 @@ class LiveSink(Sink):
 
     accepting = True  # until it is known that nobody listens
     pending = 0
-    columns = True
+    takes_blocks = True
 
     def __init__(
         self,
