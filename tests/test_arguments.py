@@ -110,9 +110,11 @@ CALLS = [
     (lambda g: viz.scalar_line(["x"]), "expected records, got 'x'"),
     (lambda g: viz.scalar_global_heatmap(g.run, inc=0), "inc must be at least 1, got 0"),
     (
-        lambda g: viz.scalar_global_heatmap(g.run, scalar_metric=["rm2", "std"]),
-        "scalar_metric must be a string, got ['rm2', 'std']",
+        lambda g: viz.scalar_global_heatmap(g.run, scalar_metric=3),
+        "scalar_metric must be a string or a list of strings, got 3",
     ),
+    (lambda g: viz.scalar_global_heatmap(g.run, tt=[]), "tt must not be empty: leave it out"),
+    (lambda g: viz.interactive(viz.exp_hist, g.run, tt=[3]), "tt must be a string or a list of"),
     (lambda g: viz.exp_hist(g.run, over="x"), "over must be 'steps' or 'ridge', got 'x'"),
     (lambda g: viz.exp_hist(g.run, dtype_annotation=3), "dtype_annotation must be True or"),
     (lambda g: viz.exp_hist(g.run, step="x"), "step must be a whole number, got 'x'"),

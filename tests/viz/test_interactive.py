@@ -99,6 +99,30 @@ def test_widgets_change_the_figure(run_path):
     assert "no layer of Gradient is chosen" in heading(shown.figure)
 
 
+def test_kinds_and_statistics_are_facets(run_path):
+    kinds = ["Activation", "Gradient"]
+    lines = viz.interactive(viz.scalar_line, run_path, tt=kinds, layer="embed")
+    assert [note.text for note in lines.figure.layout.annotations] == kinds
+    lines.kinds.value = ("Gradient",)
+    assert heading(lines.figure) == "rm2"
+    lines.kinds.value = ()
+    assert "no layer of any kind is chosen" in heading(lines.figure)
+    bars = viz.interactive(viz.exp_hist, run_path, tt=kinds, layer="embed", step=3)
+    assert [n.text for n in bars.figure.layout.annotations[::2]] == [
+        f"embed · {kind}" for kind in kinds
+    ]
+    cells = viz.interactive(
+        viz.scalar_global_heatmap, run_path, tt=kinds, scalar_metric=["rm2", "std"]
+    )
+    third = next(i for i, trace in enumerate(cells.figure.data) if trace.yaxis == "y3")
+    click(cells.figure, third, [0, 5])
+    assert heading(cells.detail) == "embed · Gradient · step 5"
+    cells.metrics.value = ("std",)
+    assert [note.text for note in cells.figure.layout.annotations] == [
+        "Activation · std", "Gradient · std",
+    ]  # fmt: skip
+
+
 def test_chosen_format_is_drawn(run_path):
     shown = viz.interactive(viz.exp_hist, run_path, layer="embed", tt="Activation")
     assert len(shown.figure.layout.shapes) == 0

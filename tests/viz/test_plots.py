@@ -9,11 +9,14 @@ import sys
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from msgspec import structs
 
 import tensortap as tap
 from tensortap import viz
 from tensortap.api import session as live
 from tensortap.errors import MissingExtra, NotFound
+from tensortap.record import Mapping
+from tensortap.table.frames import logframe_of
 from tests.viz.conftest import HOSTILE, LAYERS, training
 
 
@@ -65,12 +68,45 @@ def test_kinds_of_tensors_are_facets(run_path):
     assert [n.text for n in bars.layout.annotations[::2]] == [
         "embed · Activation", "embed · Gradient",
     ]  # fmt: skip
-    for wrong in (viz.scalar_global_heatmap, viz.interactive):
-        arguments = (viz.exp_hist, run_path) if wrong is viz.interactive else (run_path,)
-        with pytest.raises(TypeError, match=r"tt must be one kind here, .* got \['Act"):
-            wrong(*arguments, tt=["Activation", "Gradient"])
     with pytest.raises(ValueError, match="kind must be 'line' or 'scatter', got 'bar'"):
         viz.scalar_line(run_path, kind="bar")
+
+
+def test_kinds_and_statistics_of_a_heatmap_are_facets(run_path):
+    kinds, metrics = ["Activation", "Gradient"], ["rm2", "std"]
+    figure = viz.scalar_global_heatmap(run_path, tt=kinds, scalar_metric=metrics, inc=2, step=4)
+    places = [(kind, metric) for kind in kinds for metric in metrics]
+    assert [note.text for note in figure.layout.annotations] == [" · ".join(p) for p in places]
+    cells = [t for t in figure.data if t.type == "heatmap" and t.colorbar.title.text]
+    assert [trace.yaxis for trace in cells] == ["y", "y2", "y3", "y4"]
+    for (kind, metric), trace in zip(places, cells, strict=True):
+        alone = viz.scalar_global_heatmap(run_path, tt=kind, scalar_metric=metric, inc=2).data[0]
+        np.testing.assert_array_equal(trace.z, alone.z)
+        axis = figure.layout[trace.yaxis.replace("y", "yaxis")]
+        assert trace.colorbar.y == pytest.approx(sum(axis.domain) / 2)  # beside its panel
+    ends = [end for n in ("", 2, 3, 4) for end in figure.layout[f"yaxis{n}"].domain[::-1]]
+    assert ends == sorted(ends, reverse=True)  # one below the other
+    assert {figure.layout[f"xaxis{n}"].matches for n in (2, 3, 4)} == {"x"}
+    listed = [trace.name for trace in figure.data if trace.type == "scatter" and trace.showlegend]
+    assert sorted(listed) == ["alert", "holds Inf", "holds NaN"]  # once
+    panels = figure.layout.meta["panels"]
+    assert [(panel["kind"], panel["metric"]) for panel in panels] == places
+    assert len(viz.scalar_global_heatmap(run_path, scalar_metric=["rm2", "rm2"]).data) == len(
+        viz.scalar_global_heatmap(run_path, scalar_metric="rm2").data
+    )
+
+
+def test_facet_without_values_says_so(run_path):
+    records = [r for r in training() if r.name == "embed"]
+    stash = {"value": Mapping((("l1", 2.5),))}
+    records = [structs.replace(r, **stash) if r.kind == "Gradient" else r for r in records]
+    frame = logframe_of(records)
+    figure = viz.scalar_global_heatmap(df=frame, tt=["Activation", "Gradient"], scalar_metric="l1")
+    assert [note.text for note in figure.layout.annotations] == [
+        "no l1 of Activation", "Gradient · l1",
+    ]  # fmt: skip
+    assert figure.layout.xaxis.visible is False
+    assert {trace.yaxis for trace in figure.data} == {"y2"}
 
 
 def test_shapes_of_exponent_histograms(run_path):

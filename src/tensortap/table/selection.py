@@ -29,8 +29,6 @@ def choose_kind(table: Table, tt: Kind | str | None) -> tuple[str, str]:
         raise NotFound("nothing here has statistics: tap.track() takes them")
     if tt is None:
         return available[0], ""
-    if not isinstance(tt, (str, Kind)):
-        raise TypeError(f"tt must be one kind here, such as 'Activation', got {tt!r:.80}")
     wanted = tt.value if isinstance(tt, Kind) else str(tt)
     head, _, key = wanted.partition(".")
     kind = tensor_type(head) or _by_prefix(head, available)
@@ -99,7 +97,7 @@ def choose_metrics(table: Table, metric: str | Iterable[str]) -> list[str]:
             raise NotFound(no_such("statistic", each, available))
     if not wanted:
         raise ValueError(f"scalar_metric must not be empty; there is {', '.join(available)}")
-    return wanted
+    return list(dict.fromkeys(wanted))
 
 
 def check_statistics(table: Table, kind: str, names: Sequence[str]) -> None:

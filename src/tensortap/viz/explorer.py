@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -17,7 +17,7 @@ from tensortap.patterns import TypedPattern
 from tensortap.table.table import Table
 from tensortap.viz.figures import (
     exponents_figure,
-    heatmap_figure,
+    heatmaps_figure,
     lines_figure,
     training_figure,
 )
@@ -74,7 +74,7 @@ class Explorer:
 
     def _make_widgets(
         self,
-        kind: str,
+        kinds: Sequence[str],
         names: Sequence[str],
         metrics: Sequence[str],
         dtype: tuple[str, ...],
@@ -83,20 +83,14 @@ class Explorer:
     ) -> None:
         table = self._table
         auto = ipywidgets.Layout(width="auto")
-        self.kinds = ipywidgets.Dropdown(
-            options=table.tensor_kinds(), value=kind, description="kind"
-        )
+        self.kinds = _select("kind", table.tensor_kinds(), kinds, several=len(kinds) > 1)
         self.search = ipywidgets.Text(placeholder="search layers (regex)", layout=auto)
         self.layers = ipywidgets.SelectMultiple(
-            options=table.layers(kind), value=tuple(names),
+            options=self._layers(), value=tuple(names),
             layout=ipywidgets.Layout(width="auto", height="130px"),
         )  # fmt: skip
-        many = self._view == "lines"
-        select = ipywidgets.SelectMultiple if many else ipywidgets.Dropdown
-        self.metrics = select(
-            options=table.statistics(), description="statistic",
-            value=tuple(metrics) if many else metrics[0],
-        )  # fmt: skip
+        several = self._view == "lines" or len(metrics) > 1
+        self.metrics = _select("statistic", table.statistics(), metrics, several=several)
         steps = self._steps()
         self.step = ipywidgets.SelectionSlider(
             options=steps, value=self._step if self._step in steps else steps[-1],
@@ -126,9 +120,20 @@ class Explorer:
         loss = [self._upper] if self._curves() else []
         self.box.children = (top, self.step, *loss, self._message, self._middle, self._lower)
 
+    def _layers(self) -> list[str]:
+        """Return the layers of the chosen kinds."""
+        each = map(self._table.layers, _values(self.kinds))
+        return list(dict.fromkeys(name for layers in each for name in layers))
+
+    def _names(self) -> dict[str, list[str]]:
+        """Return the chosen layers by kind."""
+        layers = {kind: set(self._table.layers(kind)) for kind in _values(self.kinds)}
+        own = {kind: [n for n in self.layers.value if n in layers[kind]] for kind in layers}
+        return {kind: names for kind, names in own.items() if names}
+
     def _steps(self) -> list[int]:
-        steps: list[int] = self._table.steps(self.kinds.value).tolist()
-        return steps or [0]
+        each = map(self._table.steps, _values(self.kinds))
+        return sorted({step for steps in each for step in steps.tolist()}) or [0]
 
     def _nearest(self, step: float) -> int:
         """Return the captured step nearest to a step."""
@@ -149,14 +154,14 @@ class Explorer:
         if self._quiet:
             return
         if change["owner"] is self.kinds:
-            layers = self._table.layers(self.kinds.value)
+            layers = self._layers()
             kept = [name for name in self.layers.value if name in set(layers)]
             self._offer(layers, layers if self._view == "heatmap" else kept or layers[:FEW])
         self._step = self.step.value
         self.draw()
 
     def _on_search(self, change: Any) -> None:
-        names, layers = self.layers.value, self._table.layers(self.kinds.value)
+        names, layers = self.layers.value, self._layers()
         if change["new"]:
             try:
                 pattern = TypedPattern(change["new"], ignore_case=True)
@@ -182,17 +187,21 @@ class Explorer:
             self.step.value = self._nearest(points.xs[0])  # the widget's event does the rest
 
     def _on_cell(self, trace: Any, points: Any, _: Any) -> None:
-        custom = self._shown["data"][points.trace_index].get("customdata")
+        clicked, meta = self._shown["data"][points.trace_index], self._shown["layout"]["meta"]
+        custom = clicked.get("customdata")
         if custom is None or not points.point_inds:
             return
         cells = untyped(custom) if isinstance(custom, dict) else np.array(custom, float)
         layer, step = cells[tuple(np.atleast_1d(points.point_inds[0]))][:2]
         if not np.isnan(layer):
-            self.open(self._shown["layout"]["meta"]["layers"][int(layer)], int(step))
+            panel = int(clicked.get("yaxis", "y")[1:] or 1) - 1
+            meta = meta.get("panels", [meta])[panel]
+            self.open(meta["layers"][int(layer)], int(step), meta["kind"])
 
-    def open(self, layer: str, step: int) -> None:
+    def open(self, layer: str, step: int, kind: str | None = None) -> None:
         """Show the exponent histogram of a layer at a step, below the heatmap."""
-        self.detail = _show(self._lower, self._exponents([layer], step))
+        kind = kind or _values(self.kinds)[0]
+        self.detail = _show(self._lower, self._exponents({kind: [layer]}, step))
         with self._own_changes():
             self.step.value = self._nearest(step)
         self._step = step
@@ -202,24 +211,23 @@ class Explorer:
 
     def _figure(self) -> Figure:
         """Return the figure of what is chosen."""
-        kind, names = self.kinds.value, list(self.layers.value)
+        names = self._names()
         if not names:
-            message = f"no layer of {kind} is chosen"
+            message = f"no layer of {' or '.join(_values(self.kinds)) or 'any kind'} is chosen"
             return message_figure(message, theme=self._shared["theme"])
         if self._view == "exponents":
             return self._exponents(names, self._steps()[0] if self._step is None else self._step)
-        common = {"log": self.axis.value, "step": self._step, **self._shared}
-        common |= {"kind": kind, "names": names}
-        metric = self.metrics.value
+        common = {"log": self.axis.value, "step": self._step, "names": names, **self._shared}
+        common["metrics"] = _values(self.metrics) or self._table.statistics()[:1]
         if self._view == "heatmap":
-            return heatmap_figure(self._table, metric=metric, inc=self._inc, **common)
-        metrics = list(metric) or self._table.statistics()[:1]
-        return lines_figure(self._table, metrics=metrics, col_wrap=self._col_wrap, **common)
+            return heatmaps_figure(self._table, inc=self._inc, **common)
+        kind = next(iter(names))
+        return lines_figure(self._table, kind=kind, col_wrap=self._col_wrap, **common)
 
-    def _exponents(self, names: list[str], step: int) -> Figure:
+    def _exponents(self, names: Mapping[str, Sequence[str]], step: int) -> Figure:
         dtypes = None if self.dtype.value == _NO_FORMAT else self.dtype.value.split(", ")
         return exponents_figure(
-            self._table, name=names, kind=self.kinds.value, step=step, dtype_annotation=dtypes,
+            self._table, name=names, kind=next(iter(names)), step=step, dtype_annotation=dtypes,
             col_wrap=self._col_wrap, log=bool(self.axis.value), **self._shared,
         )  # fmt: skip
 
@@ -259,7 +267,7 @@ class Explorer:
         if not self._table.refresh():
             return False
         was_last = self.step.value == self.step.options[-1]
-        self._offer(self._table.layers(self.kinds.value), self.layers.value)
+        self._offer(self._layers(), self.layers.value)
         if was_last:  # stay at the newest step
             with self._own_changes():
                 self.step.value = self.step.options[-1]
@@ -282,6 +290,18 @@ class Explorer:
                 self.refresh()
 
         self._task = asyncio.get_running_loop().create_task(refresh_forever())
+
+
+def _select(label: str, options: Sequence[str], values: Sequence[str], *, several: bool) -> Any:
+    """Return a widget for one choice, or for several."""
+    if several:
+        return ipywidgets.SelectMultiple(options=options, value=tuple(values), description=label)
+    return ipywidgets.Dropdown(options=options, value=values[0], description=label)
+
+
+def _values(widget: Any) -> list[str]:
+    """Return what is chosen in such a widget."""
+    return list(widget.value) if isinstance(widget.value, tuple) else [widget.value]
 
 
 def _show(box: Any, figure: Figure) -> Any:

@@ -20,14 +20,7 @@ import numpy as np
 from tensortap.arguments import checked
 from tensortap.errors import MissingExtra
 from tensortap.record import Record
-from tensortap.table.selection import (
-    Layers,
-    choose_kind,
-    choose_layers,
-    choose_metrics,
-    choose_rank,
-    choose_step,
-)
+from tensortap.table.selection import Layers, choose_rank, choose_step
 from tensortap.table.table import Table, table_of
 from tensortap.viz import plots
 from tensortap.viz.figures.exponents import Formats, format_names
@@ -44,7 +37,7 @@ def interactive(
     source: Any = None,
     *,
     df: Any = None,
-    tt: Any = None,
+    tt: plots.Tensors = None,
     layer: Layers = None,
     scalar_metric: str | Iterable[str] = "rm2",
     step: int | None = None,
@@ -60,10 +53,10 @@ def interactive(
     """Show a figure with widgets for layers, kind, statistic, step and number format.
 
     `f` is ``viz.scalar_line``, ``viz.scalar_global_heatmap`` or ``viz.exp_hist``; the other
-    arguments are its own. `train_stats` is a dict or a frame of curves with a column ``steps``, a
-    series, a pair of steps and losses, or a run, by default the training statistics of the source;
-    a click on a curve chooses the step. `follow` refreshes every so many seconds, as the button
-    ``refresh`` does once.
+    arguments are its own; several `tt` are facets. `train_stats` is a dict or a frame of curves
+    with a column ``steps``, a series, a pair of steps and losses, or a run, by default the training
+    statistics of the source; a click on a curve chooses the step. `follow` refreshes every so many
+    seconds, as the button ``refresh`` does once.
     """
     view = _VIEWS.get(getattr(f, "__name__", ""))
     if view is None:
@@ -79,14 +72,14 @@ def interactive(
             "interactive figures need ipywidgets and anywidget: pip install 'tensortap[notebook]'"
         ) from None
     prepare_colab()
-    table, rank = choose_rank(plots.source_table(source, df), rank)
-    kind, key = choose_kind(table, tt)
-    names = choose_layers(table, kind, layer, key)
-    if layer is None and view != "heatmap":
-        names = names[:FEW]
+    table, by_kind, metrics = plots.choose_facets(source, df, tt, layer, scalar_metric)
+    table, rank = choose_rank(table, rank)
+    few = None if layer is not None or view == "heatmap" else FEW
+    names = dict.fromkeys(name for own in by_kind.values() for name in own[:few])
+    kind, own = next(iter(by_kind.items()))
     chosen = {
-        "kind": kind, "names": names, "metrics": choose_metrics(table, scalar_metric),
-        "step": choose_step(table, kind, names, step) if view == "exponents" else step,
+        "kinds": list(by_kind), "names": list(names), "metrics": metrics,
+        "step": choose_step(table, kind, own, step) if view == "exponents" else step,
         "dtype": format_names(dtype_annotation), "log": log,
     }  # fmt: skip
     explorer = Explorer(

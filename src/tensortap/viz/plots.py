@@ -40,7 +40,7 @@ from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, table_of
 from tensortap.viz.figures import (
     exponents_figure,
-    heatmap_figure,
+    heatmaps_figure,
     lines_figure,
     tensor_figure,
     training_figure,
@@ -98,31 +98,23 @@ def check_options(theme: str, col_wrap: int | None = None, inc: int = 1) -> None
         check_count("col_wrap", col_wrap)
 
 
-def _choose(
-    source: Any, df: Any, tt: Kind | str | None, layer: Layers, metric: Any = _UNSET
-) -> tuple[Table, str, list[str], list[str]]:
-    """Return table, kind, names and statistics; raise NotFound for those that do not exist."""
-    table = source_table(source, df)
-    kind, key = choose_kind(table, tt)
-    names = choose_layers(table, kind, layer, key)
-    metrics = [] if metric is _UNSET else choose_metrics(table, metric)
-    if metrics != [VALUE]:
-        check_statistics(table, kind, names)
-    return table, kind, names, metrics
-
-
-def _choose_facets(
+def choose_facets(
     source: Any, df: Any, tt: Tensors, layer: Layers, metric: Any = _UNSET
 ) -> tuple[Table, dict[str, list[str]], list[str]]:
-    """Return table, names by kind, and statistics; several kinds become facets."""
+    """Return table, names by kind, and statistics; raise NotFound for what does not exist."""
+    table = source_table(source, df)
     given = [tt] if tt is None or isinstance(tt, (str, Kind)) else list(tt)
     if not given:
         raise ValueError("tt must not be empty: leave it out for the first kind")
-    chosen = [_choose(source, df, each, layer, metric) for each in given]
+    kinds = [choose_kind(table, each) for each in given]
+    metrics = [] if metric is _UNSET else choose_metrics(table, metric)
     by_kind: dict[str, list[str]] = {}
-    for _, kind, names, _ in chosen:  # two states of an optimizer are one kind
+    for kind, key in kinds:  # two states of an optimizer are one kind
+        names = choose_layers(table, kind, layer, key)
+        if metrics != [VALUE]:
+            check_statistics(table, kind, names)
         by_kind[kind] = list(dict.fromkeys([*by_kind.get(kind, []), *names]))
-    return chosen[0][0], by_kind, chosen[0][3]
+    return table, by_kind, metrics
 
 
 @checked
@@ -154,7 +146,7 @@ def scalar_line(
     check_choice("kind", kind, ("line", "scatter"))
     if panels is not None:
         check_choice("panels", panels, ("metric", "name"))
-    table, names, metrics = _choose_facets(source, df, tt, layer, scalar_metric)
+    table, names, metrics = choose_facets(source, df, tt, layer, scalar_metric)
     table, rank = choose_rank(table, rank)
     return plotly_figure(lines_figure(
         table, names=names, kind=next(iter(names)), metrics=metrics, log=log, step=step,
@@ -167,8 +159,8 @@ def scalar_line(
 def scalar_global_heatmap(
     source: Any = None,
     *,
-    tt: Any = None,
-    scalar_metric: str = "rm2",
+    tt: Tensors = None,
+    scalar_metric: str | Iterable[str] = "rm2",
     inc: int = 1,
     layer: Layers = None,
     rank: int | str | None = None,
@@ -179,14 +171,15 @@ def scalar_global_heatmap(
 ) -> go.Figure:
     """Draw a statistic of all layers over all steps, `inc` steps per column.
 
-    NaN and Inf have their own colors, and alerts are marked.
+    NaN and Inf have their own colors, and alerts are marked. Several `tt` or statistics get one
+    panel each.
     """
     check_options(theme, inc=inc)
-    table, kind, names, metrics = _choose(source, df, tt, layer, scalar_metric)
+    table, names, metrics = choose_facets(source, df, tt, layer, scalar_metric)
     table, rank = choose_rank(table, rank)
-    return plotly_figure(heatmap_figure(
-        table, kind=kind, metric=metrics[0], inc=inc, names=names, rank=rank,
-        step=step, log=log, theme=theme,
+    return plotly_figure(heatmaps_figure(
+        table, names=names, metrics=metrics, inc=inc, rank=rank, step=step,
+        log=log, theme=theme,
     ))  # fmt: skip
 
 
@@ -216,7 +209,7 @@ def exp_hist(
     check_options(theme, col_wrap)
     if over is not None:
         check_choice("over", over, ("steps", "ridge"))
-    table, names, _ = _choose_facets(source, df, tt, layer)
+    table, names, _ = choose_facets(source, df, tt, layer)
     table, rank = choose_rank(table, rank)
     first = next(iter(names))
     return plotly_figure(exponents_figure(

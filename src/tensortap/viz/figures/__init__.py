@@ -6,6 +6,7 @@ The dicts are ready for JSON: the page sends them, notebooks wrap them, reports 
 from __future__ import annotations
 
 from tensortap.viz.figures.exponents import exponents_figure
+from tensortap.viz.figures.facets import heatmaps_figure
 from tensortap.viz.figures.heatmap import heatmap_figure
 from tensortap.viz.figures.lines import lines_figure
 from tensortap.viz.figures.tensors import histogram_figure, tensor_figure
@@ -14,6 +15,7 @@ from tensortap.viz.figures.training import sparkline, training_figure
 __all__ = [
     "exponents_figure",
     "heatmap_figure",
+    "heatmaps_figure",
     "histogram_figure",
     "lines_figure",
     "sparkline",
