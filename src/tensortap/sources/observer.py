@@ -32,7 +32,7 @@ from tensortap.stats.columns import SummaryColumns
 
 log = logging.getLogger("tensortap")
 
-Stash = Callable[[Any], Mapping[str, float]]
+Stash = Callable[[Any], Mapping[str, Any]]
 _OWNER = "tracker.step()"
 _MAX_ALERTS = 1000  # that are kept
 _now = time.perf_counter_ns
@@ -272,21 +272,22 @@ class Observer:
         return {self.prefix + name: reason for name, reason in reasons.items()}
 
     def _with_value(self, record: Record, value: Any) -> tuple[Record, int]:
-        """Return the record with the numbers of the user's stash and, if selected, the tensor."""
+        """Return the record with what the user's stash gave and, if selected, the tensor."""
         extra: list[tuple[Any, Any]] = []
+        nbytes = 0
         if self.options.stash is not None:
             try:
-                extra = _numbers(self.options.stash(value))
+                extra, nbytes = _stashed(self.options.stash(value))
             except Exception as error:
                 kept = f"raised for {record.name!r}, whose record has no extra statistics"
                 pipeline.fault("stash", error, kept)
         if not self._keeps_whole(record):
-            return (_replace(record, value=Pairs(tuple(extra))), 0) if extra else (record, 0)
-        snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
+            return _replace(record, value=Pairs(tuple(extra))) if extra else record, nbytes
+        snapshot, more = arrays.snapshot(value, pipeline.pool)
         if extra:
             snapshot = Pairs((("tensor", snapshot), *extra))
-            return _replace(record, value=snapshot, tags={**record.tags, "stash": "1"}), nbytes
-        return _replace(record, value=snapshot), nbytes
+            record = _replace(record, tags={**record.tags, "stash": "1"})
+        return _replace(record, value=snapshot), nbytes + more
 
     def _keeps_whole(self, record: Record) -> bool:
         if self._whole is not None and self._whole.search(record.name.removeprefix(self.prefix)):
@@ -397,25 +398,29 @@ class Observer:
         return None if self._records.run is None else self._records.run.path
 
 
-def _numbers(given: Any) -> list[tuple[Any, Any]]:
-    """Return what a stash gave by name; dicts in it are flattened, and the rest is reported.
+def _stashed(given: Any) -> tuple[list[tuple[Any, Any]], int]:
+    """Return what a stash gave by name, and its bytes; dicts in it are flattened with dots.
 
-    >>> _numbers({"l1": 2, "scalar_stats": {"std": 0.5}})
-    [('l1', 2.0), ('scalar_stats.std', 0.5)]
+    >>> _stashed({"l1": 2, "scalar_stats": {"std": 0.5}, "bins": [3, 4]})[0]
+    [('l1', 2.0), ('scalar_stats.std', 0.5), ('bins', Items(kind='list', items=(3, 4)))]
     """
     if not isinstance(given, Mapping):
-        raise TypeError(f"stash must return a dict of numbers, got {given!r:.80}")
-    numbers: list[tuple[Any, Any]] = []
+        raise TypeError(f"stash must return a dict, got {given!r:.80}")
+    found: list[tuple[Any, Any]] = []
+    total = 0
     for key, value in given.items():
         if isinstance(value, Mapping):
-            numbers += [(f"{key}.{name}", number) for name, number in _numbers(value)]
+            inner, nbytes = _stashed(value)
+            found += [(f"{key}.{name}", each) for name, each in inner]
+            total += nbytes
             continue
         try:
-            numbers.append((str(key), float(value)))
-        except Exception:  # of a tensor, a list
-            words = f"{key!r} is a {type(value).__name__}, and a record holds only numbers"
-            pipeline.fault("stash", TypeError(words), "returned more than numbers")
-    return numbers
+            found.append((str(key), float(value)))
+        except (TypeError, ValueError, RuntimeError):  # not a single number
+            snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
+            found.append((str(key), snapshot))
+            total += nbytes
+    return found, total
 
 
 def _prefixed_tags(tags: dict[str, str], prefix: str) -> dict[str, str]:

@@ -203,10 +203,10 @@ def track(
     (``{"gradients": r"attn"}``). `activations`, `gradients`, `weights` and `optimizer_state`
     switch kinds off. `every` selects each n-th step. `tensors` is a pattern, or True, for tensors
     to keep whole; `stats=False` computes no statistics. `stash` is a function of a tensor that
-    returns extra statistics, a dict of numbers. `only_training=False` also records
-    ``model.eval()``. `init_step` is the first step, by default 0 or where the open run is. `alerts`
-    is True or a list of rules, `on_alert` a function, "stop" or "keep". `name` is put before all
-    names, to tell models that are tracked at the same time apart; patterns do not see it.
+    returns a dict of extra statistics. `only_training=False` also records ``model.eval()``.
+    `init_step` is the first step, by default 0 or where the open run is. `alerts` is True or a
+    list of rules, `on_alert` a function, "stop" or "keep". `name` is put before all names, to tell
+    models that are tracked at the same time apart; patterns do not see it.
     `out_path` writes a run below that folder while the tracker is entered, for programs without
     `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 21 bytes to every record,
     by which `tap.compare` finds out whether two tensors have the same bits, in whatever shards.
