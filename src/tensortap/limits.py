@@ -113,6 +113,8 @@ def parse_size(text: str | int, argument: str = "size") -> int:
         if match is None:
             raise ValueError(f"{argument} must look like '8GB', '512MB' or '50%', got {text!r}")
         number, percent, unit = match.groups()
+        if percent and float(number) > 100:
+            raise ValueError(f"{argument} must be at most 100%, got {text!r}")
         if percent:
             size = int(total_memory() * float(number) / 100)
         else:

@@ -93,6 +93,9 @@ def compare(
             options["executor"] = stack.enter_context(_executor(processes))
         sides = _location(a), _location(b)
         found = compare_values(*sides, atol=atol, rtol=rtol, trust=trust, **options)
+    chosen = [f"--{name}" for name in ("steps", "names", "kinds", "ranks") if name in options]
+    if of_runs and chosen and not (found.compared or found.missing or found.unplaced):
+        raise NotFound(f"{' and '.join(chosen)}: neither run has a record that fits")
     if html is not None:
         from tensortap.compare.html import write_html
 

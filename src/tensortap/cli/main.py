@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
+from typing import Any
 
 import typer
 
@@ -25,6 +27,8 @@ from tensortap.cli import (
 )
 from tensortap.errors import TensortapError
 from tensortap.files import plain
+
+_UsageError: Any = typer.BadParameter.__mro__[1]  # typer does not export it
 
 app = typer.Typer(
     name="tensortap",
@@ -59,17 +63,42 @@ def _options(
 def main() -> None:
     """Run a command; exit with 0 for fine, 1 for found or differs, 2 for misuse."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False, prog_name="tensortap") or 0)
+    except _UsageError as error:
+        words = error.format_message().rstrip(".")
+        if words:  # else the help has been printed
+            _complain(f"{words}; see {error.ctx.command_path if error.ctx else 'tensortap'} --help")
+        sys.exit(2)
     except (MemoryError, RecursionError) as error:
         what = "memory" if isinstance(error, MemoryError) else "depth"
-        print(f"tensortap: this needs more {what} than there is", file=sys.stderr)
+        _complain(f"this needs more {what} than there is")
         sys.exit(2)
     except (TensortapError, ValueError, OSError) as error:
-        # errors name Python arguments; spell them as options
-        words = re.sub(
-            r"\b(?:say|pass) (kind|rank)='?(\w+)'?( or rank='all')?", r"pass --\1 \2", str(error)
-        )
-        print(f"tensortap: {plain(words, 2000)}", file=sys.stderr)
+        _complain(_spelled(str(error)))
         sys.exit(2)
+    except typer.Abort:
+        _complain("aborted")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _complain(words: str) -> None:
+    print(f"tensortap: {plain(words, 2000)}", file=sys.stderr)
+
+
+def _spelled(words: str) -> str:
+    """Return an error with the option that it is about, spelled as it was typed."""
+    words = re.sub(r"\b(?:say|pass) (kind|rank)='?(\w+)'?( or rank='all')?", r"pass --\1 \2", words)
+    found: list[tuple[int, str]] = []  # how well an option matches, and what to print
+    for word, following in itertools.pairwise([*sys.argv[1:], ""]):
+        option, given, value = word.partition("=")
+        if option[:2] != "--" or option in words:
+            continue
+        name = "mapping" if option == "--map" else option[2:].replace("-", "_")
+        value = re.escape(text := value if given else following)
+        if re.match(rf"{name}s?[ :]", words):
+            return re.sub(r"^\w+", option, words)
+        if text and re.search(rf"\b{name} '?{value}\b|(?<!\w){value}(?!\w)(?<=..)", words):
+            found.append((len(text), f"{option} {text}: {words}"))
+    return max(found)[1] if found else words

@@ -111,5 +111,5 @@ def records_of(
     least, most = (low if first is None else first), (high if last is None else last)
     kept = [record for record in records if least <= record.step <= most]
     if not kept:
-        raise NotFound(f"no {name!r} within these steps; captured steps are {low} to {high}")
+        raise NotFound(f"steps: no {name!r} within them; captured steps are {low} to {high}")
     return kept

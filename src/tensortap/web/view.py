@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,6 +40,9 @@ def view(
     except ImportError as error:
         missing = error.name or "starlette"
         raise MissingExtra(f"the page needs {missing}: pip install 'tensortap[view]'") from None
+    for name in (names := tuple(names)):
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(f"names must be host names such as 'gpu7.example.com', got {name!r}")
     is_new = _page is None or not _page.alive
     catalog = Catalog() if is_new else _page.catalog
     ids = [catalog.add(each) for each in (_of_this_process() if run is None else [run, *more])]

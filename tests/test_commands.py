@@ -1,0 +1,141 @@
+"""Every option of every command, with values that make no sense."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import typer
+
+import tensortap as tap
+from tensortap.cli import main as command_line
+from tensortap.cli import serve, view
+from tests.commands import type_in
+
+COMMANDS = typer.main.get_command(command_line.app).commands
+
+# what comes before the option: {run}, {file} and {new} are paths
+ARGUMENTS = {
+    "compare": "{run} {run}", "demo": "", "doctor": "", "export": "{run} {new}.npz",
+    "film": "{run} w {new}.gif", "ls": "{folder}", "report": "{run} {new}.html",
+    "reproduce": "{run}", "serve": "--port 0", "show": "{run} w", "top": "127.0.0.1:9 --once",
+    "view": "{run} --no-browser --port 0",
+}  # fmt: skip
+
+# by command and option: values, and what the message says beside the option's name
+WRONG = {
+    "compare": {
+        "--atol": "x -1 nan", "--rtol": "x -1 nan", "--rules": "{new} {folder} {file}",
+        "--map": "x (=x x=\\9 =", "--steps": "x 9:3 1:2:3 99:", "--names": "( zzz",
+        "--kinds": "Wight x Weight",
+        "--ranks": "x 99", "--noise": "{new}|{run} {run}|{new}", "--processes": "x -1",
+        "--rows": "x 0 -1", "--html": "{folder} {new}/a.html",
+    },
+    "demo": {"--steps": "x 0 -1 9999999", "--folder": "{file} {file}/a"},
+    "export": {"--names": "(", "--to": "excel"},
+    "film": {
+        "--mode": "x", "--size": "x 0x0 -1x3 99999x99999", "--fps": "x 0 -1 nan",
+        "--range": "x 1,x 1,2,3 2,1 nan,1", "--colormap": "x", "--theme": "x",
+        "--legend-color": "x", "--seed": "x -1", "--format": "x", "--rank": "x 99 -1",
+        "--kind": "x Weight", "--steps": "x 9:3 99:",
+    },
+    "reproduce": {"--out": "{folder} {file}", "--repo": "{new}", "--version": "x 99 -1"},
+    "serve": {
+        "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",
+        "--memory": "x 0 -1 0% 999% -5GB", "--save": "{file} {file}/a",
+    },
+    "show": {
+        "--step": "x 99 -1", "--rank": "x 99 -1", "--kind": "x Weight", "--at": "x 9 0,0,0",
+    },
+    "top": {"--interval": "x 0 -1 nan"},
+    "view": {
+        "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000", "--name": "a/b ''",
+    },
+}  # fmt: skip
+CASES = [
+    (command, option, value)
+    for command, options in WRONG.items()
+    for option, values in options.items()
+    for value in values.split()
+]
+# arguments: the message contains the value
+ARGUMENTS_WRONG = [
+    ("compare {new} {run}", "{new}"), ("compare {run} {file}", "{file}"),
+    ("compare {run}", "Missing argument"), ("compare {run} {run} {run}", "{run}"),
+    ("doctor x:y", "port must be a number"), ("export {new} {new}.npz", "{new}"),
+    ("export {run} {new}.xyz", ".xyz"), ("export {run} {new}/a/b.npz", "{new}"),
+    ("film {run} nothing {new}.gif", "nothing"), ("film {run} w {new}.xyz", ".xyz"),
+    ("film {new} w {new}.gif", "{new}"), ("ls {new}", "{new}"), ("ls {file}", "{file}"),
+    ("report {new} {new}.html", "{new}"), ("report {run} {new}/a.html", "{new}"),
+    ("report {run} {folder}", "{folder}"), ("reproduce {new}", "{new}"), ("show {new}", "{new}"),
+    ("show {file}", "{file}"), ("show {run} nothing", "nothing"),
+    ("top x:y --once", "port must be a number"), ("top a:99999 --once", "99999"),
+    ("view {new} --no-browser", "{new}"), ("nothing", "nothing"), ("show --nothing", "--nothing"),
+    ("show {run} w --step", "--step"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Return a run with two names, an existing file, a folder that has things, and a new path."""
+    folder = tmp_path_factory.mktemp("commands")
+    run = tap.init(folder / "runs")
+    for step in range(3):
+        tap.step(step)
+        tap.catch(np.full((2, 3), float(step)), "w")
+    tap.finish()
+    (folder / "file").write_text("not what you want")
+    return {"run": run, "file": folder / "file", "folder": folder, "new": folder / "new"}
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch):
+    """End commands that would wait for Ctrl-C: the option was taken for right."""
+
+    def fail(*_):
+        raise AssertionError("the command started")
+
+    monkeypatch.setattr(serve, "wait_for_interrupt", fail)
+    monkeypatch.setattr(view, "wait_for_interrupt", fail)
+    monkeypatch.setattr("tensortap.cli.demo._watched", fail)
+
+
+def said(places, line, **environment):
+    words = [word.replace("''", "") for word in line.split()]
+    code, out, err = type_in(*words, cwd=places["folder"], **environment)
+    assert code == 2, (out, err)
+    *progress, message = err.splitlines()
+    assert all(each.startswith("tensortap: checking out") for each in progress), err
+    assert message.startswith("tensortap: "), err  # one sentence
+    return message
+
+
+def test_every_option_is_tried():
+    takes_value = {
+        name: {
+            option.opts[0]
+            for option in command.params
+            if option.param_type_name == "option" and not option.is_flag
+        }
+        for name, command in COMMANDS.items()
+    }
+    assert {name: set(options) for name, options in WRONG.items()} == {
+        name: options for name, options in takes_value.items() if options
+    }
+    assert set(ARGUMENTS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize(("command", "option", "value"), CASES)
+def test_wrong_value_of_an_option(places, command, option, value):
+    values = value.format(**places).split("|")
+    arguments = ARGUMENTS[command].format(**places)
+    given = f"{option} {' '.join(values)}" if len(values) > 1 else f"{option}={values[0]}"
+    message = said(places, f"{command} {arguments} {given}")
+    assert re.search(rf"{option}\b", message), message
+    assert not places["new"].exists()
+
+
+@pytest.mark.parametrize(("line", "named"), ARGUMENTS_WRONG)
+def test_wrong_argument(places, line, named):
+    assert named.format(**places) in said(places, line.format(**places))
