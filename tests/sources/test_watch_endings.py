@@ -306,6 +306,33 @@ def test_function_of_a_script_in_a_spawned_process(programs, notes, how):
     assert [r["value"] for r in notes.records] == [1.0], err
 
 
+def test_function_of_a_script_under_torch_spawn(programs, notes):
+    process = programs("""
+        import os
+        import torch
+        import torch.multiprocessing as mp
+        import tensortap as tap
+        from tests.sources.notes import Notes
+
+        def rec(r):
+            Notes(os.environ["NOTES"])(r)
+
+        def train(rank):
+            m = torch.nn.Linear(3, 2)
+            tap.watch({"m": m}, on_record=rec, rate=None)
+            for _ in range(5):
+                m(torch.full((1, 3), float(rank))).sum().backward()
+
+        if __name__ == "__main__":
+            mp.spawn(train, nprocs=2)
+            print("trained")
+    """)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (0, "trained\n"), err
+    assert "Error" not in err
+    assert [r["name"] for r in notes.records] == ["m"] * 10, err
+
+
 def test_reports_a_function_that_is_defined_too_late_in_a_script(programs, notes):
     late = SCRIPT.replace("def mine", "tap.init('runs')\n\ndef mine")
     process = programs(late)
