@@ -17,7 +17,7 @@ CHROMIUM := { command -v chromium || command -v chromium-browser || command -v c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # pip must not run twice in one environment
 .DELETE_ON_ERROR:
-.PHONY: help demo check test sweep attack faults lint docs bench dist clean chromium
+.PHONY: help demo check test sweep attack faults lint docs bench dist clean chromium peers
 
 help:
 	@echo "make demo    show tensortap at work"
@@ -76,8 +76,17 @@ docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "open it with: python3 -m http.server --directory build/site"
 
-bench: $(VENV)/.ready-bench
+bench: $(VENV)/.ready-bench $(if $(ARGS),$(findstring peers,$(ARGS)),peers)
 	$(BIN)/python -m bench $(ARGS)
+
+# One by one: a peer that cannot be installed is named in the table, and the others are measured.
+PEERS := import tomllib; \
+    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["peers"])
+
+peers: $(VENV)/.ready-bench
+	@for peer in $$($(BIN)/python -c '$(PEERS)'); do \
+	    $(PIP) "$$peer" $(TORCH) || echo "$$peer is not installed"; \
+	done
 
 # From the sdist, so that it is complete. auditwheel names the oldest Linux that the wheel runs on.
 dist: $(VENV)/.ready-dist

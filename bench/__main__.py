@@ -14,17 +14,22 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import Row
-from bench.peers import measure as measure_in_child
+from bench.peers.page import write_table
+from bench.processes import measure as measure_in_child
 
 MODULES = (
     "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.compiled",
     "bench.track_jax", "bench.compare", "bench.compare_runs", "bench.films", "bench.trace",
-    "bench.trace_hdf5", "bench.watch",
+    "bench.trace_hdf5", "bench.watch", "bench.peers.live", "bench.peers.storing",
+    "bench.peers.tracking", "bench.peers.comparing",
 )  # fmt: skip
 RESULTS = pathlib.Path(__file__).with_name("results.json")
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "peers.md"
 
 
-def main(wanted: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    markdown = "--markdown" in arguments  # also write rows beside peers into the documentation
+    wanted = [word for word in arguments if word != "--markdown"]
     console = Console(width=150)
     table = Table(title="tensortap: ratios within one run", header_style="bold")
     for column in ("row", "ratio", "middle half", "limit", "naive", "", "note"):
@@ -56,14 +61,14 @@ def main(wanted: list[str]) -> int:
         child.join()
     for row in rows:
         low, high = row.spread
-        sign = "≤" if row.at_most else "≥"
+        limit = "" if row.limit is None else f"{'≤' if row.at_most else '≥'} {row.limit:g}"
         naive = f"{row.naive:.2f}" if row.naive is not None else ""
-        mark = "[green]✓[/]" if row.kept else "[red]✗[/]"
+        mark = "" if row.limit is None else "[green]✓[/]" if row.kept else "[red]✗[/]"
         table.add_row(
             row.name,
             f"{row.ratio:.2f}",
             f"{low:.2f}–{high:.2f}",
-            f"{sign} {row.limit:g}",
+            limit,
             naive,
             mark,
             row.note,
@@ -76,6 +81,9 @@ def main(wanted: list[str]) -> int:
     }
     RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     console.print(f"saved to {RESULTS}", style="dim")
+    if markdown:
+        write_table(rows, PAGE)
+        console.print(f"saved to {PAGE}", style="dim")
     if failed:
         console.print(f"failed: {', '.join(failed)}", style="bold red")
         return 2

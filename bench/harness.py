@@ -11,16 +11,17 @@ from collections.abc import Callable
 
 @dataclasses.dataclass
 class Row:
-    """One ratio: ours over the baseline, measured alternately; `limit` is the target."""
+    """One ratio: ours over the baseline, measured alternately; `limit` is the target, if any."""
 
     name: str
-    limit: float
+    limit: float | None
     at_most: bool
     ours: list[float]
     base: list[float]
     unit: str = "s"
     naive: float | None = None  # the same ratio for a naive implementation
     note: str = ""
+    peer: str = ""  # the package beside which we were measured, and its version
 
     @property
     def ratio(self) -> float:
@@ -34,6 +35,8 @@ class Row:
 
     @property
     def kept(self) -> bool:
+        if self.limit is None:
+            return True
         return self.ratio <= self.limit if self.at_most else self.ratio >= self.limit
 
     def as_dict(self) -> dict[str, object]:
@@ -50,6 +53,7 @@ class Row:
             "base": statistics.median(self.base),
             "unit": self.unit,
             "note": self.note,
+            "peer": self.peer,
         }
 
 

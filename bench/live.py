@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from bench.harness import Row, in_turns, time_of
-from bench.peers import echo, process, pull, session, stopwatch, swallow
+from bench.processes import echo, process, pull, session, stopwatch, swallow
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 from bench.harness import Row
-from bench.peers import process
+from bench.processes import process
 
 PROCESSES, PRODUCERS = 20, 10
 SECONDS = 180

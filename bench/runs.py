@@ -11,7 +11,7 @@ import time
 
 from bench.harness import Row, in_turns, time_of
 from bench.live import _connect
-from bench.peers import process, session
+from bench.processes import process, session
 
 MIB4 = 4 << 20
 

@@ -109,7 +109,7 @@ def test_doctor_knows_every_extra():
     named = {
         extra: tuple(re.match(r"[\w-]+", package)[0] for package in packages)
         for extra, packages in extras.items()
-        if extra not in ("all", "test", "lint", "docs", "bench")
+        if extra not in ("all", "test", "lint", "docs", "bench", "peers")
     }
     for extra, packages in _EXTRAS.items():
         assert set(named[extra]) <= set(packages), extra
