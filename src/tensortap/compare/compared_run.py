@@ -13,7 +13,7 @@ from tensortap.frameworks.view import as_numpy
 from tensortap.readers.assemble import assemble
 from tensortap.readers.reader import value_of
 from tensortap.readers.run import RunReader
-from tensortap.record import Record, TensorData
+from tensortap.record import Kind, Record, TensorData
 from tensortap.runs.object_files import load_file
 from tensortap.runs.rows import NO_VALUE
 from tensortap.table.sources import RecordSource
@@ -31,6 +31,16 @@ class RecordPart(NamedTuple):
     def has_value(self) -> bool:
         """Return whether the record has a value, not only statistics."""
         return "file" in self.record.tags or self.data != NO_VALUE or self.record.stats is None
+
+
+_BATCHED = (Kind.ACTIVATION, Kind.GRADIENT)
+
+
+def batch_of(record: Record) -> Any:
+    """Return which part of the global batch a record belongs to; None if it is no such part."""
+    if record.kind not in _BATCHED:
+        return None
+    return record.tags.get("batch") if "placements" in record.tags else record.rank
 
 
 class ComparedRun:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensortap.compare.compared_run import ComparedRun, RecordPart
+from tensortap.compare.compared_run import ComparedRun, RecordPart, batch_of
 from tensortap.compare.report import Difference, Key, Missing
 from tensortap.compare.rules import RuleSet
 from tensortap.compare.tensors import Tolerance
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Integers = NDArray[np.int64]
+
+
+_TRACKED = (
+    Kind.ACTIVATION, Kind.GRADIENT, Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE,
+)  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -238,13 +243,26 @@ class RecordPair(NamedTuple):
 def _has_unknown_layout(parts: list[RecordPart], others: list[RecordPart]) -> bool:
     """Return whether it is unknown how the parts of a tensor make up the whole.
 
-    A value of unknown layout that has the shape of the whole is one.
+    A value of unknown layout that has the shape of the whole is one. In each of several batches,
+    values of unknown layout with equal statistics are replicas.
     """
     shard, shape = others[0].record.shard, others[0].record.shape
     if shard is not None:
         shape = shard.global_shape
-    layouts = [(part.record.tags.get("placements", ""), part.record.shape) for part in parts]
-    return any("P" in layout or (layout == "?" and own != shape) for layout, own in layouts)
+    layouts = [(part.record.tags.get("placements", ""), part.record) for part in parts]
+    if any("P" in layout for layout, _ in layouts):
+        return True
+    unknown = [record for layout, record in layouts if layout == "?" and record.shape != shape]
+    batches = {batch_of(record) for record in unknown}
+    contents = {(batch_of(record), repr(record.stats)) for record in unknown}
+    return bool(unknown) and (len(batches) < 2 or len(contents) > len(batches))
+
+
+def _by_batch(parts: list[RecordPart]) -> dict[Any, list[RecordPart]]:
+    found: dict[Any, list[RecordPart]] = {}
+    for part in parts:
+        found.setdefault(batch_of(part.record), []).append(part)
+    return found
 
 
 class Plan:
@@ -271,6 +289,7 @@ class Plan:
             for at in {**shards[0], **shards[1]}
         }
         groups = {at: rows for at, rows in groups.items() if not self._same_unknown(rows)}
+        groups |= self._on_other_ranks(shards)
         self.unplaced: list[Key] = []
         self._pair_sharded(groups)
         a, b = (
@@ -319,7 +338,38 @@ class Plan:
             if _has_unknown_layout(*parts) or _has_unknown_layout(*parts[::-1]):
                 self.unplaced.append(key)
                 continue
-            self._add(key, int(a.table.seq[rows_a[0]]), *parts)
+            seq = int(a.table.seq[rows_a[0]])
+            batches = [_by_batch(each) for each in parts]
+            if len(batches[0]) < 2 or batches[0].keys() != batches[1].keys():
+                self._add(key, seq, *parts)
+                continue
+            for batch, own in batches[0].items():  # the same batches: each is compared by itself
+                self._add(Key(*at, own[0].record.rank), seq, own, batches[1][batch])
+
+    def _on_other_ranks(
+        self, shards: list[dict[tuple[str, str, int, int], Integers]]
+    ) -> dict[tuple[str, str, int, int], list[Any]]:
+        """Return the rows of tensors that the runs have on different ranks, without shards."""
+        a, b = self.records
+        if a.table.ranks() == b.table.ranks():
+            return {}
+        found = []
+        for each, known in zip(self.records, shards, strict=True):
+            sharded = np.concatenate([[-1], *known.values()])
+            rows = each.rows[np.isin(each.rows, sharded, invert=True)]
+            kinds = [i for i, kind in enumerate(each.table.kinds) if kind in _TRACKED]
+            rows = rows[np.isin(each.table.kind[rows], kinds)]
+            groups: dict[tuple[str, str, int, int], list[int]] = {}
+            for key, row in zip(each.keys(rows), rows.tolist(), strict=True):
+                groups.setdefault((key.name, key.kind, key.step, key.call), []).append(row)
+            found.append(groups)
+        both = (at for at in found[0] if at in found[1])
+        rows_of = {at: [np.array(groups[at]) for groups in found] for at in both}
+        return {
+            at: rows
+            for at, rows in rows_of.items()
+            if set(a.table.rank[rows[0]]) != set(b.table.rank[rows[1]])
+        }
 
     def _add(self, key: Key, seq: int, a: list[RecordPart], b: list[RecordPart]) -> None:
         rule = self._rules.find(key.name, key.kind) if self._rules is not None else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.arguments import checked
-from tensortap.compare.compared_run import ComparedRun, RecordPart, whole
+from tensortap.compare.compared_run import ComparedRun, RecordPart, batch_of, whole
 from tensortap.compare.explain import explain
 from tensortap.compare.first import Outcome, culprit, first_bitwise, passing_atol
 from tensortap.compare.matching import (
@@ -251,8 +251,11 @@ def compare_chunk(sides: tuple[ComparedRun, ComparedRun], items: list[RecordPair
 def _compare(sides: tuple[ComparedRun, ComparedRun], item: RecordPair) -> Outcome:
     tolerance = item.tolerance
     held = [all(part.has_value for part in parts) for parts in (item.a, item.b)]
-    if not all(held):
-        same = _same_digests(item) if tolerance.equal_nan else None
+    batches = [{batch_of(part.record) for part in parts} for parts in (item.a, item.b)]
+    # parts of a batch may be in any order, which does not matter to statistics
+    has_parts = max(map(len, batches)) > 1
+    if not all(held) or has_parts:
+        same = _same_digests(item) if tolerance.equal_nan and not has_parts else None
         if same:
             return Outcome(Comparison(True, notes=("by digest",)))
         if same is False and not (tolerance.atol or tolerance.rtol):
@@ -360,7 +363,9 @@ def _summary(side: ComparedRun, parts: list[RecordPart]) -> Summary | None:
                 return None
             stats = summarize_array(as_numpy(value))
         record = part.record
-        place = (record.shape, record.shard.offsets) if record.shard is not None else None
+        place: Any = (record.shape, record.shard.offsets) if record.shard is not None else None
+        if len(parts) > 1:
+            place = batch_of(record), place
         rank, known = found.setdefault(place, (record.rank, stats))
         if repr(known) != repr(stats):  # NaN does not equal itself
             raise Disagreement(f"the replicas of ranks {rank} and {record.rank} differ")

@@ -41,7 +41,7 @@ def batch():
 def train(net, x, folder, scale=1.0):
     tap.init(folder)
     opt = torch.optim.SGD(net.parameters(), lr=0.25, momentum=0.5)
-    with tap.track(net, optimizer=opt, name="net") as tracker:
+    with tap.track(net, optimizer=opt, name="net", tensors=True) as tracker:
         for n in range(2):
             (net(x).sum() * scale).backward()
             opt.step()
@@ -89,8 +89,8 @@ _PARTS = {"ddp": 4, "fsdp": 4, "hsdp": 4, "tp_fsdp": 2, "tp": 1}
 
 
 @pytest.fixture(scope="module")
-def stats(gloo, tmp_path_factory):
-    """Return the statistics of each layout, and of one process by the scale of its loss."""
+def runs(gloo, tmp_path_factory):
+    """Return the run of each layout, and of one process by the scale of its loss."""
     folder = tmp_path_factory.mktemp("whole")
     gloo(_RANKS, world=4, RUNS=f"{folder}/")
     namespace = {}
@@ -106,12 +106,12 @@ def stats(gloo, tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", _PARTS)
-def test_whole_tensors_are_those_of_one_process(stats, layout):
-    runs = {scale: stats[str(scale)].stats() for scale in (1.0, 1 / _PARTS[layout])}
-    found = stats[layout].stats().set_index(["kind", "name", "step", "call"])
+def test_whole_tensors_are_those_of_one_process(runs, layout):
+    one = {scale: runs[str(scale)].stats() for scale in (1.0, 1 / _PARTS[layout])}
+    found = runs[layout].stats().set_index(["kind", "name", "step", "call"])
     assert found.index.is_unique
     seen = set()
-    for row in runs[1 / _PARTS[layout]].itertuples():
+    for row in one[1 / _PARTS[layout]].itertuples():
         key = row.kind, row.name, row.step, row.call
         if row.kind not in (
             "Activation",
@@ -122,7 +122,7 @@ def test_whole_tensors_are_those_of_one_process(stats, layout):
         ):
             continue
         if row.kind == "Gradient":  # of the loss of one rank, which is not averaged
-            same = runs[1.0]
+            same = one[1.0]
             same = same[(same.kind == row.kind) & (same.name == row.name) & (same.step == row.step)]
             if row.step:
                 continue  # the weights of that run differ by then
@@ -133,3 +133,13 @@ def test_whole_tensors_are_those_of_one_process(stats, layout):
             )
         seen.add(key)
     assert len(seen) > 40
+
+
+@pytest.mark.parametrize("layout", _PARTS)
+def test_correct_layouts_agree_with_one_process(runs, layout):
+    kinds = ["Activation", "Weight", "Weight_Gradient", "Optimiser_State"]
+    one = runs[str(1 / _PARTS[layout])]
+    report = tap.compare(runs[layout], one, kinds=kinds)
+    assert report, str(report)
+    assert not report.unplaced
+    assert tap.compare(runs[layout], runs[layout])
