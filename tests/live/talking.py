@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,8 @@ class Talker:
 def segments(pid: int) -> int:
     """How many segments of tensortap a process has mapped."""
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:tensortap")
+
+
+def shared_files() -> set[str]:
+    """Return the files in shared memory, without semaphores: other tests make some meanwhile."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import textwrap
@@ -12,7 +11,7 @@ import threading
 import pytest
 
 from tensortap.api.lookup import get as fetch
-from tests.live.talking import TALKS, Talker, segments
+from tests.live.talking import TALKS, Talker, segments, shared_files
 
 
 def can(*command: str) -> bool:
@@ -228,10 +227,10 @@ def test_records_sent_again_after_a_lost_connection_arrive_once(server, run, wai
 
 
 def test_nothing_is_left_in_dev_shm(serving, run):
-    before = set(os.listdir("/dev/shm"))
+    before = shared_files()
     where = serving()
     program = run(TALKS, to=where.address)
     Talker(program)("catch(10, size=1_000_000, wait=10)")
     where.kill()
     program.kill()
-    assert set(os.listdir("/dev/shm")) == before
+    assert shared_files() == before

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
 
 from tensortap.api.lookup import get as fetch
 from tensortap.buffers import view_of
-from tests.live.talking import TALKS, Talker, segments
+from tests.live.talking import TALKS, Talker, segments, shared_files
 
 PATHS = {"shared memory": "", "TCP": "1"}
 
@@ -24,14 +23,10 @@ FLOOD = """
 """
 
 
-def shm() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.fault("kill -9 of a training program")
 def test_client_killed_inside_a_large_message(serving, run, wait_for, path):
-    before = shm()
+    before = shared_files()
     where = serving(memory="512MB")
     flood = run(FLOOD, to=where.address, TENSORTAP_NO_ARENA=PATHS[path])
     other = Talker(run(TALKS, to=where.address))
@@ -53,7 +48,7 @@ def test_client_killed_inside_a_large_message(serving, run, wait_for, path):
         )
         == 0
     )
-    assert shm() == before
+    assert shared_files() == before
     # the server has copied what arrived, and keeps none of its memory
     wait_for(lambda: segments(where.pid) <= 1, what=lambda: segments(where.pid))
 

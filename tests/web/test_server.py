@@ -409,8 +409,9 @@ def test_two_ranks_and_their_difference(tmp_path):
     with serving(tmp_path) as page, logged_in(page) as client:
         assert good(client.get("/api/run?run=ranks"))["ranks"] == [0, 1]
         asked = {"run": "ranks", "kind": "Activation", "name": "head", "stat": "max_abs"}
-        assert len(good(client.get("/api/lines", params=asked))["data"]) == 2
-        assert len(good(client.get("/api/lines", params={**asked, "rank": 1}))["data"]) == 1
+        # without a choice, the whole tensor of both ranks
+        for rank, curves in ({}, 1), ({"rank": "all"}, 2), ({"rank": 1}, 1):
+            assert len(good(client.get("/api/lines", params=asked | rank))["data"]) == curves
         x = good(client.get("/api/tensor", params={**asked, "step": 1, "rank": 0}))
         both = {**asked, "step": 1, "rank": 1, "minus": "rank", "otherrank": 0}
         gap = good(client.get("/api/tensor", params=both))

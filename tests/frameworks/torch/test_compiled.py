@@ -29,6 +29,7 @@ pytestmark = [
     # warnings that the compiler itself triggers
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),
 ]
 
 ACT, GRAD, WEIGHT, WGRAD = (
@@ -615,6 +616,24 @@ def test_parallel_models(gloo):
 
 
 # -- Inductor ------------------------------------------------------------------------------
+
+
+def test_a_backend_that_was_never_used_raises_no_warning():
+    # torch imports the rest of inductor to reset it, and modules of that warn
+    program = """
+        import warnings
+        import torch
+        import tensortap as tap
+        model = torch.nn.Linear(2, 2)
+        call = torch.compile(model, mode="reduce-overhead")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            with tap.track(model):
+                model(torch.ones(2))
+        print(len(found))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "0\n"
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -152,7 +153,9 @@ def forget_graphs(what: str, begins: bool) -> None:
     private.guard_hooks(1 if begins else -1)
     if not private.compiler_is_loaded():
         return
-    torch.compiler.reset()
+    with warnings.catch_warnings():  # of modules that torch imports to reset a backend
+        warnings.simplefilter("ignore")
+        torch.compiler.reset()
     graphs = private.compiled_graphs()
     if graphs > _known_graphs:
         reason = f"{what}, and once more when that ends" if begins else f"{what} no longer"
