@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensortap.frameworks.rebuild import rebuild
+from tensortap.frameworks.snapshot import borrow
 from tensortap.frameworks.view import as_numpy
 from tensortap.readers.assemble import assemble
 from tensortap.readers.reader import value_of
@@ -114,6 +115,6 @@ def whole(side: ComparedRun, parts: list[RecordPart]) -> Any:
 
 def _array(side: ComparedRun, part: RecordPart) -> Any:
     value = side.value(part)
-    if isinstance(value, TensorData):
-        return as_numpy(value)
-    return np.asarray(rebuild(value))
+    if side.file(part) is not None:  # an object, not nodes
+        value = borrow(value)
+    return as_numpy(value) if isinstance(value, TensorData) else np.asarray(rebuild(value))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-_LARGEST_TABLE = 96 << 20  # bytes of a sealed table in memory, and 50 times those of its file
+_LARGEST_TABLE = 64 << 20  # bytes of a sealed table in memory, and 50 times those of its file
 ROW_GROUP = 8192  # rows: small, because a reader that wants one step decodes a whole group
 Unit = tuple[int, int]
 """The unit of reading: the numbers of a part and of a row group in it."""
