@@ -44,7 +44,8 @@ _SIZES: dict[str, Any] = {
     "block_ff_dim mlp_dim encoder_ffn_dim decoder_ffn_dim moe_intermediate_size "
     "shared_expert_intermediate_size moe_shared_expert_intermediate_size": 64,
     "q_lora_rank kv_lora_rank o_lora_rank state_size d_state mamba_d_state time_step_rank": 8,
-    "max_position_embeddings n_positions max_seq_len n_ctx max_sequence_length seq_length": 64,
+    "max_position_embeddings n_positions max_seq_len n_ctx max_sequence_length seq_length "
+    "context_size": 64,
     "max_source_positions": 16,
     "max_target_positions": 32,
     "num_experts n_experts n_routed_experts num_local_experts num_routed_experts": 4,
@@ -74,6 +75,8 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
             found[key] = small(value)
         elif key.endswith("_token_id") and isinstance(value, int):
             found[key] = 0 if key == "pad_token_id" else min(value, 2)
+        elif key == "vocab_size" and value is None:  # taken from the tokenizer
+            found[key] = VOCABULARY
         elif isinstance(value, (list, tuple)):
             if len(_SMALL_LISTS.get(key, ())) == len(value) > 0:
                 found[key] = _SMALL_LISTS[key]
@@ -131,12 +134,15 @@ def inputs_for(model: Any, config: Any) -> Iterator[dict[str, Any]]:
         decoder = {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
         mel = getattr(config, "num_mel_bins", 16)
         frames = 2 * getattr(config, "max_source_positions", 16)
+        widths = "feature_projection_input_dim", "input_feat_per_channel"
+        features = next((getattr(config, key) for key in widths if hasattr(config, key)), mel)
         for shape in (
             (2, 8000),
             (2, 80_000),
             (2, mel, frames),
             (2, frames, mel),
-            (2, 64, mel),
+            (2, 64, features),
+            (2, getattr(config, "max_length", None) or 64, mel),
             (2, 1, 8000),
         ):
             yield {main: torch.randn(shape), **decoder}
