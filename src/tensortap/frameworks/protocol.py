@@ -48,6 +48,13 @@ class PendingSummary(NamedTuple):
     resolve: Callable[[], Summary | None]
 
 
+class PendingDigest(NamedTuple):
+    """A digest that a device is still computing; `resolve` waits for it."""
+
+    ready: Callable[[], bool]
+    resolve: Callable[[], bytes]
+
+
 def no_description(value: object) -> tuple[str, tuple[int, ...]]:
     """Return the empty dtype and shape of a value that has neither."""
     return "", ()
@@ -66,6 +73,7 @@ class Adapter:
     - `summarize` computes the statistics without a copy, or starts to on a device;
     - `memory` returns where the elements are, for the kernel; None if it cannot read them;
     - `view` returns a NumPy array over the value's own memory; None where that is impossible;
+    - `digest_later` starts to compute the digest of a shard on a device; None for other tensors;
     - `local_shard` returns this rank's part of a distributed tensor and where it belongs;
     - `copy` returns a private copy on the same device, outside of every graph;
     - `keyed_copy` returns such a copy with a key that is equal for equal contents, in one go; None
@@ -84,6 +92,7 @@ class Adapter:
     compact: type | None = None
     memory: Callable[[Any], Memory | None] | None = None
     in_place: InPlace | None = None
+    digest_later: Callable[[Any, Shard | None], PendingDigest | None] | None = None
 
 
 class InPlace(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
 from tensortap.frameworks.adapters import CACHED, adapter_of
-from tensortap.frameworks.protocol import PendingSummary, Snapshot, type_name
+from tensortap.frameworks.protocol import PendingDigest, PendingSummary, Snapshot, type_name
 from tensortap.record import Shard, Summary, TensorData, Value
 from tensortap.stats.columns import Memory
 from tensortap.stats.digest import digest
@@ -69,10 +69,10 @@ def memory_of(value: Any) -> Memory | None:
     return None if memory is None else memory(value)
 
 
-def shard_digest_of(value: Any, shard: Shard | None = None) -> bytes | None:
+def shard_digest_of(value: Any, shard: Shard | None = None) -> bytes | PendingDigest | None:
     """Return the digest of a tensor that does not depend on its layout; None for other values.
 
-    `shard` is the part of the whole that it is.
+    `shard` is the part of the whole that it is. On a device the digest is pending.
 
     >>> import numpy as np
     >>> len(shard_digest_of(np.ones(3)))
@@ -81,7 +81,11 @@ def shard_digest_of(value: Any, shard: Shard | None = None) -> bytes | None:
     from tensortap.frameworks.view import as_numpy
     from tensortap.stats.shard_digest import shard_digest
 
-    view = adapter_of(type(value)).view
+    adapter = adapter_of(type(value))
+    pending = adapter.digest_later(value, shard) if adapter.digest_later is not None else None
+    if pending is not None:
+        return pending
+    view = adapter.view
     array = view(value) if view is not None else None
     if array is None:
         node = borrow(value)

@@ -20,7 +20,7 @@ from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
 from tensortap.arguments import check_callable, check_count
 from tensortap.frameworks.observing import Explain, Observed, never_skipped
-from tensortap.frameworks.protocol import PendingSummary
+from tensortap.frameworks.protocol import PendingDigest, PendingSummary
 from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
@@ -85,12 +85,17 @@ class TrackOptions(NamedTuple):
 
 
 class PendingRecord(NamedTuple):
-    """A record whose statistics a device is still computing."""
+    """A record whose statistics or digest a device is still computing."""
 
     record: Record
     nbytes: int
-    summary: PendingSummary
+    summary: PendingSummary | None
     explain: Explain | None = None
+    digest: PendingDigest | None = None
+
+    def ready(self) -> bool:
+        """Return whether the device has computed everything."""
+        return all(each is None or each.ready() for each in (self.summary, self.digest))
 
 
 _observers: weakref.WeakSet[Observer] = weakref.WeakSet()
@@ -240,15 +245,19 @@ class Observer:
         rank, world_size = ranks.rank_and_world_size()
         seq, now = pipeline.next_seq(), time.time_ns()
         record = self._record_of(observed, step, seq, rank, world_size, now, stats)
-        nbytes = 0
+        nbytes, later = 0, None
         if value is not None:
             if self.options.digests:
-                record = _replace(record, digest=arrays.shard_digest_of(value, observed.shard))
+                digest = arrays.shard_digest_of(value, observed.shard)
+                if isinstance(digest, PendingDigest):
+                    later = digest
+                else:
+                    record = _replace(record, digest=digest)
             record, nbytes = self._with_value(record, value)
-        if pending is None:
+        if pending is None and later is None:
             self._put(record, nbytes)
         else:
-            self._pending.append(PendingRecord(record, nbytes, pending, explain))
+            self._pending.append(PendingRecord(record, nbytes, pending, explain, later))
 
     def _record_of(
         self,
@@ -297,7 +306,7 @@ class Observer:
     def poll(self) -> None:
         """Put the records whose statistics are computed, in order and without waiting."""
         with self._lock:
-            while self._pending and self._pending[0].summary.ready():
+            while self._pending and self._pending[0].ready():
                 self._resolve(self._pending.popleft())
 
     def settle(self) -> None:
@@ -308,15 +317,20 @@ class Observer:
 
     def _resolve(self, pending: PendingRecord) -> None:
         record, tags = pending.record, pending.record.tags
+        stats = record.stats
         try:
-            stats = pending.summary.resolve()
-            if stats is not None and pending.explain and stats.finite != stats.count:
-                tags = {**tags, **_prefixed_tags(pending.explain(stats), self.prefix)}
+            if pending.digest is not None:
+                record = _replace(record, digest=pending.digest.resolve())
+            if pending.summary is not None:
+                stats = pending.summary.resolve()
+                if stats is None:  # the program took another branch
+                    return
+                if pending.explain and stats.finite != stats.count:
+                    tags = {**tags, **_prefixed_tags(pending.explain(stats), self.prefix)}
         except Exception as error:
             pipeline.fault(record.name, error)
             return
-        if stats is not None:
-            self._put(_replace(record, stats=stats, tags=tags), pending.nbytes)
+        self._put(_replace(record, stats=stats, tags=tags), pending.nbytes)
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""

@@ -1,11 +1,13 @@
 """A digest of a tensor that does not depend on how the tensor is split: those of its shards add up.
 
 `tensortap.stats.digest` is for whole values. This one is a pair of sums over the elements, which
-kernel/digest.c explains; NumPy computes it where the kernel was not built.
+kernel/digest.c explains; NumPy computes it where the kernel was not built, and operations of the
+frameworks on their devices, from the same keys.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ from tensortap.stats.summarize import code_of, kernel
 
 _FORMAT = struct.Struct("<BIQQ")  # version, hash of dtype and shape (zeros add nothing), sums
 _VERSION = 1
-_KEYS = 1024
+KEYS = 1024
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
 _MODULUS = 1 << 64
 _U64 = np.uint64
@@ -34,8 +36,6 @@ def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
     >>> add_digests([left, right]) == shard_digest(whole)
     True
     """
-    import xxhash
-
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     whole, offsets = array.shape, (0,) * array.ndim
@@ -43,7 +43,7 @@ def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
         whole, offsets = shard.global_shape, shard.offsets
         array = array.reshape((1,) * (len(whole) - array.ndim) + array.shape)  # one of a stack
         _check_place(array.shape, shard)
-    seed = xxhash.xxh3_64_intdigest(f"{array.dtype.name} {whole}".encode())
+    seed = seed_of(array.dtype.name, whole)
     code = code_of(_WORDS.get(array.itemsize, ""))
     if code is None:
         sums = _digest_in_numpy(array, whole, offsets, seed)
@@ -51,7 +51,38 @@ def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
         strides = None if array.flags.c_contiguous else array.strides
         address = array.__array_interface__["data"][0]
         sums = kernel.digest(address, code, array.shape, strides, whole, offsets, seed)
-    return _FORMAT.pack(_VERSION, seed & 0xFFFFFFFF, *sums)
+    return packed(seed, *sums)
+
+
+def seed_of(dtype: str, whole: tuple[int, ...]) -> int:
+    """Return the seed of the keys for tensors of a dtype and a shape."""
+    import xxhash
+
+    return xxhash.xxh3_64_intdigest(f"{dtype} {tuple(whole)}".encode())
+
+
+def packed(seed: int, first: int, second: int) -> bytes:
+    """Return a digest, given its sums modulo 2**64.
+
+    >>> is_shard_digest(packed(7, -1, 0))
+    True
+    """
+    return _FORMAT.pack(_VERSION, seed & 0xFFFFFFFF, first % _MODULUS, second % _MODULUS)
+
+
+def block_masks(seed: int, blocks: int) -> NDArray[np.uint32]:
+    """Return what changes the keys from block to block: by sum, low and high half, and block."""
+    return _halves(_mixed(seed, np.arange(2 * blocks, dtype=_U64).reshape(blocks, 2).T))
+
+
+@functools.cache
+def key_table() -> NDArray[np.uint32]:
+    """Return the keys of a block of words: by sum, low and high half, and place in the block."""
+    return block_masks(0, KEYS)
+
+
+def _halves(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    return np.stack([keys & _LOW, keys >> _U64(32)], axis=1).astype(np.uint32)
 
 
 def is_shard_digest(digest: bytes | None) -> bool:
@@ -96,7 +127,7 @@ def _digest_in_numpy(
 
 def _keys(seed: int, numbers: NDArray[np.uint64], each: int) -> NDArray[np.uint64]:
     """Return the keys of words for one of the sums."""
-    places, blocks = numbers % _U64(_KEYS), numbers // _U64(_KEYS)
+    places, blocks = numbers % _U64(KEYS), numbers // _U64(KEYS)
     key = _mixed(0, places * _U64(2) + _U64(each))
     mask = _mixed(seed, blocks * _U64(2) + _U64(each))
     low, high = key & _LOW, key >> _U64(32)
@@ -105,11 +136,12 @@ def _keys(seed: int, numbers: NDArray[np.uint64], each: int) -> NDArray[np.uint6
 
 
 def _mixed(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    first = _mix(np.array([seed], _U64))
-    return _mix(first + (numbers + _U64(1)) * _U64(0x9E3779B97F4A7C15))
+    first = mix_bits(np.array([seed], _U64))
+    return mix_bits(first + (numbers + _U64(1)) * _U64(0x9E3779B97F4A7C15))
 
 
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_bits(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return numbers with their bits mixed: the finalizer of splitmix64."""
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
     return z ^ (z >> _U64(31))

@@ -24,9 +24,16 @@ from tensortap.errors import CaptureError
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import describe
 from tensortap.frameworks.observing import TrackHooks, TrackObserver
-from tensortap.frameworks.protocol import Adapter, Framework, Path, Snapshot, rejecting
+from tensortap.frameworks.protocol import (
+    Adapter,
+    Framework,
+    Path,
+    PendingDigest,
+    Snapshot,
+    rejecting,
+)
 from tensortap.frameworks.view import as_numpy, payload_at
-from tensortap.record import Summary, TensorData
+from tensortap.record import Shard, Summary, TensorData
 from tensortap.stats import summarize_array
 
 # dtypes that JAX narrows to 32 bits unless jax_enable_x64 is set
@@ -213,6 +220,16 @@ def _summarize(value: Any) -> Summary:
     return summarize_array(as_numpy(node))
 
 
+def _digest_later(value: Any, shard: Shard | None) -> PendingDigest | None:
+    if not isinstance(value.dtype, np.dtype) or value.dtype.name in _PACKED:
+        return None
+    if value.is_deleted() or not value.is_fully_addressable or _can_be_read(value):
+        return None
+    from tensortap.frameworks.jax.device_digest import can_digest, digest_later
+
+    return digest_later(value, shard) if can_digest(value, shard) else None
+
+
 def _reject_copy(value: Any) -> Any:
     raise CaptureError(
         "JAX only traces this function, so its values do not exist yet: trace the function that "
@@ -223,6 +240,7 @@ def _reject_copy(value: Any) -> Any:
 _ARRAY = Adapter(
     _snapshot, _nbytes, _describe, summarize=_summarize, view=lambda value: None,
     copy=lambda value: jax.numpy.array(value, copy=True),  # the original may be donated
+    digest_later=_digest_later,
 )  # fmt: skip
 _TRACER = replace(
     rejecting(

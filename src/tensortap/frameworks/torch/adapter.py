@@ -24,16 +24,17 @@ from tensortap.frameworks.observing import (
     TrackObserver,
     WatchObserver,
 )
-from tensortap.frameworks.protocol import Adapter, Framework, InPlace, rejecting
+from tensortap.frameworks.protocol import Adapter, Framework, InPlace, PendingDigest, rejecting
 from tensortap.frameworks.torch import private, tensors, trace_models
 from tensortap.frameworks.torch.channel import open_channel
+from tensortap.frameworks.torch.device_digest import digest_later
 from tensortap.frameworks.torch.probes import find_probes
 from tensortap.frameworks.torch.shards import local_shard
 from tensortap.frameworks.torch.stack import stack
 from tensortap.frameworks.torch.summarize import memory_of, summarize
 from tensortap.frameworks.torch.track import ModelHooks
 from tensortap.frameworks.torch.watch import hooks_on
-from tensortap.record import TensorData
+from tensortap.record import Shard, TensorData
 
 
 class TorchFramework(Framework):
@@ -133,10 +134,18 @@ class TorchFramework(Framework):
 
 FRAMEWORK = TorchFramework()
 
+
+def _digest_later(value: torch.Tensor, shard: Shard | None) -> PendingDigest | None:
+    if value.is_cpu or value.is_meta or value.is_nested or value.layout is not torch.strided:
+        return None
+    with private.without_overrides(), torch.no_grad():
+        return digest_later(torch.Tensor.as_subclass(value.detach(), torch.Tensor), shard)
+
+
 _PARAMETER = Adapter(
     tensors.snapshot, tensors.nbytes, tensors.describe, tensors.snapshot_small, summarize,
     tensors.view, copy=tensors.copied_tensor, memory=memory_of,
-    in_place=InPlace("torch", tensors.KNOWN, has_torch_function),
+    in_place=InPlace("torch", tensors.KNOWN, has_torch_function), digest_later=_digest_later,
 )  # fmt: skip
 _TENSOR = replace(_PARAMETER, keyed_copy=tensors.keyed_copy, compact=tensors.CompactTensor)
 _SUBCLASS = replace(
