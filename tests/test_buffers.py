@@ -21,8 +21,18 @@ from tensortap.buffers import MappedSegment, OutOfMemory, Pool, Segment, view_of
 SOURCE = str(Path(__file__).parents[1] / "src")
 
 
-def test_reuses_a_returned_block():
-    pool = Pool()
+def prepared(pool):
+    """Return the pool with a complete arena."""
+    pool.prepare()
+    for thread in threading.enumerate():
+        if thread.name == "tensortap-arena":
+            thread.join(20)
+    return pool
+
+
+@pytest.mark.parametrize("prepare", [prepared, lambda pool: pool], ids=["arena", "private"])
+def test_reuses_a_returned_block(prepare):
+    pool = prepare(Pool())
     lease = pool.acquire(100_000)
     where = lease.address
     lease.writable[:] = b"x" * 100_000
@@ -33,7 +43,7 @@ def test_reuses_a_returned_block():
 
 
 def test_uses_private_memory_when_the_arena_is_full():
-    pool = Pool(8 << 20)
+    pool = prepared(Pool(8 << 20))
     leases = [pool.acquire(1 << 20) for _ in range(10)]
     assert [lease.segment.number for lease in leases] == [1] * 8 + [0] * 2
     assert pool.acquire(9 << 20).segment.number == 0  # larger than the arena
@@ -61,7 +71,7 @@ def test_leased_blocks_never_overlap(requests):
 
 
 def test_many_threads_share_a_pool():
-    pool = Pool(shared=False)
+    pool = prepared(Pool(shared=False))
     wrong = []
 
     def work(mark: int) -> None:
@@ -104,17 +114,39 @@ def test_never_waits_for_its_lock(handler):
     lease.writable[:] = b"x" * 100_000
 
 
-def test_prepares_the_arena_in_the_background():
-    pool = Pool(8 << 20)
-    pool.prepare()
-    for thread in threading.enumerate():
-        if thread.name == "tensortap-arena":
-            thread.join(20)
-    lease = pool.acquire(1)
+def resident(address: int) -> int:
+    """Return the kilobytes of the mapping at an address that are in memory."""
     smaps = Path("/proc/self/smaps").read_text()
-    start = f"{lease.segment.address:x}-"
-    resident = smaps[smaps.index(start) :].split("Rss:")[1].split()[0]
-    assert int(resident) == 8 << 10
+    return int(smaps[smaps.index(f"{address:x}-") :].split("Rss:")[1].split()[0])
+
+
+def test_prepares_the_arena_in_the_background():
+    pool = Pool(80 << 20)
+    pool.prepare()
+    first = pool.acquire(64 << 20)
+    assert first.segment.number == 1  # this part is ready at once
+    prepared(pool)
+    assert pool.acquire(16 << 20).segment.number == 1
+    assert resident(first.segment.address) == 80 << 10
+
+
+@pytest.mark.parametrize("failing", [23, 25], ids=["populate", "collapse"])
+def test_prepares_an_arena_on_an_older_kernel(monkeypatch, failing):
+    madvise = buffers._libc.madvise
+
+    class OldKernel:
+        mmap = buffers._libc.mmap
+
+        def madvise(self, address, nbytes, advice):
+            return -1 if advice == failing else madvise(address, nbytes, advice)
+
+    monkeypatch.setattr(buffers, "_libc", OldKernel())
+    pool = prepared(Pool(4 << 20))
+    lease = pool.acquire(4 << 20)
+    assert lease.segment.number == 1
+    assert resident(lease.address) == (0 if failing == 23 else 4 << 10)
+    lease.writable[:] = b"x" * (4 << 20)
+    assert set(mapped(lease).memory[::4096]) == {ord("x")}
 
 
 def test_prepares_at_the_priority_of_training():
@@ -122,7 +154,7 @@ def test_prepares_at_the_priority_of_training():
     segment, priorities = Segment(1, 1 << 20, shared=True), []
 
     def prepare():
-        segment.prepare()
+        segment.prepare(0, 1 << 20)
         priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     thread = threading.Thread(target=prepare)
@@ -131,8 +163,24 @@ def test_prepares_at_the_priority_of_training():
     assert priorities == [os.getpriority(os.PRIO_PROCESS, 0)]
 
 
+def test_releases_private_memory_beside_an_arena(monkeypatch):
+    pool = prepared(Pool(4 << 20))
+    leases = [pool.acquire(1 << 20) for _ in range(7)]
+    assert pool.taken == 7 << 20
+    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    pool.tidy()
+    assert pool.taken == 7 << 20  # blocks of it are leased
+    leases.clear()
+    monkeypatch.setattr(buffers, "_KEPT", 60.0)
+    pool.tidy()
+    assert pool.taken == 7 << 20  # it was used just now
+    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    pool.tidy()
+    assert pool.taken == 4 << 20
+
+
 def test_renewed_pool_never_leases_old_memory_again():
-    pool = Pool()
+    pool = prepared(Pool())
     held, returned = pool.acquire(1 << 20), pool.acquire(1 << 20)
     held.writable[:4] = b"keep"
     old = held.segment
@@ -142,7 +190,7 @@ def test_renewed_pool_never_leases_old_memory_again():
     assert bytes(held.view[:4]) == b"keep"
     fd = old.fd
     del held, old
-    pool.acquire(1)
+    prepared(pool).acquire(1)
     assert not os.path.exists(f"/proc/self/fd/{fd}")
 
 
@@ -215,7 +263,7 @@ def mapped(lease):
 
 
 def test_another_process_reads_a_segment():
-    pool = Pool()
+    pool = prepared(Pool())
     lease = pool.acquire(100_000)
     lease.writable[:] = bytes(range(250)) * 400
     code = f"""
@@ -232,7 +280,7 @@ except TypeError: sys.stderr.write("read only")
 
 
 def test_mapping_outlives_its_segment():
-    pool = Pool()
+    pool = prepared(Pool())
     lease = pool.acquire(1 << 20)
     lease.writable[:5] = b"still"
     seen = mapped(lease)
@@ -309,4 +357,4 @@ def test_many_threads_use_private_memory():
     for thread in threads:
         thread.join()
     assert not errors
-    assert pool.taken == 0
+    assert pool.taken == 32 << 20  # the segment that small blocks are cut from

@@ -1,10 +1,11 @@
 """Memory for snapshots: an arena that another process can map, and private memory beside it.
 
-Page faults make a copy into fresh memory several times slower, so blocks of the arena are recycled:
-a `Pool` hands out a `Lease`, which returns its block when the last reference to it is dropped. On
+Page faults make a copy into fresh memory several times slower, so blocks are recycled: a `Pool`
+hands out a `Lease`, which returns its block when the last reference to it is dropped. On
 Linux the arena is a memfd with a sealed size: it belongs to no file system, leaves nothing behind
 however a process ends, and can be mapped safely. A process of the same user opens it under
-``/proc/<pid>/fd/``.
+``/proc/<pid>/fd/``. Its pages are touched in the background and joined to huge pages, which takes
+a tenth of the time; until then, and while it is full, memory is private.
 """
 
 from __future__ import annotations
@@ -18,21 +19,30 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 from tensortap.limits import has_room
 from tensortap.locks import SafeLock
-from tensortap.settings import arena_size
+from tensortap.settings import arena_size, buffer_size
 
 _PAGE = 4096
-_HUGE = 4 << 20  # bytes from which on huge pages help
-_PREPARED_AT_ONCE = 1 << 16  # bytes; mapping memory waits meanwhile
-_LONGEST_PAUSE = 0.01  # seconds between two of these pieces
+_HUGE = 2 << 20  # bytes of a huge page
+_CHUNK = 32 << 20  # bytes of a segment for small blocks beyond what is recycled
+_FIRST = 64 << 20  # bytes of the arena that are touched before a connection is used
+_PAUSE = 0.25  # of the time that touching a piece took, before the next one
+_KEPT = 10.0  # seconds after which private memory beside the arena is released
 # Linux numbers: not every build of Python has names for them
 _ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
-_MADV_POPULATE_WRITE = 23
+_MAP_FIXED = 0x10
+_POPULATE_WRITE, _COLLAPSE = 23, 25  # advice
 can_share = hasattr(os, "memfd_create")
+
+_libc = ctypes.CDLL(None, use_errno=True)  # its functions release the GIL, unlike mmap's methods
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mmap.restype = ctypes.c_void_p
 
 
 class Block(Protocol):
@@ -54,10 +64,32 @@ def view_of(data: bytes | memoryview | Block) -> memoryview:
     return data.view
 
 
+def _map(nbytes: int, protection: int, fd: int = -1) -> tuple[memoryview, int]:
+    """Map private memory, or a file; return it and its address, which suits huge pages."""
+    length = nbytes + _HUGE if nbytes >= _HUGE else nbytes
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, length, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    # the anchor must not outlive this: it would keep the mapping from being closed
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    start = -address % _HUGE if length > nbytes else 0
+    view = memoryview(memory)[start : start + nbytes]
+    if fd >= 0:
+        # in place of a part of the mapping, which is unmapped as a whole
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        if _libc.mmap(address + start, nbytes, protection, flags, fd, 0) != address + start:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+    elif length > nbytes and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return view, address + start
+
+
 class Segment:
     """Memory that is mapped at once; `number` is 0 for memory outside the arena."""
 
     fd = -1
+    recycled = False  # whether returned blocks are leased again
 
     def __init__(self, number: int, nbytes: int, shared: bool) -> None:
         self.number = number
@@ -66,28 +98,19 @@ class Segment:
             self.fd = os.memfd_create("tensortap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, nbytes)
             fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SIZE)
-            self.memory = mmap.mmap(self.fd, nbytes)
-        else:
-            self.memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-                with contextlib.suppress(OSError):
-                    self.memory.madvise(mmap.MADV_HUGEPAGE)
-        anchor = ctypes.c_char.from_buffer(self.memory)
-        self.address = ctypes.addressof(anchor)
-        del anchor  # it would keep the mapping from being closed
+        self.memory, self.address = _map(nbytes, mmap.PROT_READ | mmap.PROT_WRITE, self.fd)
 
-    def prepare(self) -> None:
-        """Touch all pages, so that the first copies into them are as fast as later ones."""
-        # small pieces at normal priority: training would wait for the kernel's lock on the
-        # memory map while a thread of low priority, which has the lock, waits for a processor
-        madvise = ctypes.CDLL(None).madvise  # releases the GIL, unlike the method of mmap
-        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for offset in range(0, self.nbytes, _PREPARED_AT_ONCE):
-            start = time.perf_counter()
-            piece = min(_PREPARED_AT_ONCE, self.nbytes - offset)
-            if madvise(self.address + offset, piece, _MADV_POPULATE_WRITE):
-                return  # Linux before 5.14
-            time.sleep(min(_LONGEST_PAUSE, time.perf_counter() - start))
+    def prepare(self, start: int, end: int) -> None:
+        """Touch pages, so that the first copies into them are as fast as later ones."""
+        # at normal priority: training would wait for the kernel's lock on the memory map while
+        # a thread of low priority, which has the lock, waits for a processor
+        for offset in range(start, end, _HUGE):
+            place, size = self.address + offset, min(_HUGE, end - offset)
+            # one page, then all: the kernel joins pages of a memfd, but creates no huge ones
+            if self.fd >= 0 and size == _HUGE and not _libc.madvise(place, _PAGE, _POPULATE_WRITE):
+                if not _libc.madvise(place, size, _COLLAPSE):
+                    continue
+            _libc.madvise(place, size, _POPULATE_WRITE)  # fails before Linux 5.14
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -126,116 +149,51 @@ class Lease:
     @property
     def writable(self) -> memoryview:
         """The memory, to be filled."""
-        return memoryview(self.segment.memory)[self.offset : self.offset + self.nbytes]
+        return self.segment.memory[self.offset : self.offset + self.nbytes]
 
     def __del__(self) -> None:
         # only one operation without a lock: this runs in any thread, at any point
-        if self.segment.number:
+        if self.segment.recycled:
             self._pool._returned.append((self.segment, self.offset, _pages(self.nbytes)))
-        else:
-            self._pool._private.pop(id(self), None)
 
 
 class OutOfMemory(MemoryError):
     """The pool cannot grow: it has reached its limit, or the machine is low on memory."""
 
 
-class Pool:
-    """The arena of a process, and private memory for what does not fit into it.
+class Region:
+    """A segment whose blocks are recycled."""
 
-    Beyond `limit()` bytes in all there is no more private memory.
-    """
-
-    def __init__(
-        self,
-        nbytes: int | None = None,
-        *,
-        shared: bool | None = None,
-        limit: Callable[[], int] | None = None,
-    ) -> None:
-        self.shared = can_share if shared is None else shared
-        self._limit = limit
-        self.nbytes = arena_size() if nbytes is None else nbytes
-        self._lock = SafeLock()
-        self._numbers = itertools.count(1)
-        self._arena: Segment | None = None
+    def __init__(self, segment: Segment) -> None:
+        segment.recycled = True
+        self.segment = segment
+        self.end = 0  # of what was ever leased
+        self.leased = 0  # blocks
         self._extents: list[tuple[int, int]] = []  # free (offset, size), in order
         self._free: dict[int, list[int]] = {}  # offsets of returned blocks by size
-        self._returned: collections.deque[tuple[Segment, int, int]] = collections.deque()
-        self._private: dict[int, int] = {}  # bytes of private leases by their id
-        self._prepared = False
 
-    @property
-    def taken(self) -> int:
-        """Bytes that this pool takes: its arena, and private memory."""
-        arena = self._arena.nbytes if self._arena is not None else 0
-        return arena + sum(list(self._private.values()))
+    def append(self, offset: int, size: int) -> None:
+        """Add memory behind all that was added before."""
+        if self._extents and sum(self._extents[-1]) == offset:
+            offset, before = self._extents.pop()
+            size += before
+        self._extents.append((offset, size))
 
-    def acquire(self, nbytes: int) -> Lease:
-        """Return a block for `nbytes` bytes with undefined content."""
-        lease = self.acquire_shared(nbytes)
-        if lease is None:
-            size = _pages(nbytes)
-            limit = self._limit() if self._limit is not None else None
-            if limit is not None and self._private and self.taken + size > limit:
-                raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")
-            if size >= _HUGE:  # reading what is free takes longer than a small copy
-                self._check_memory(size)
-            lease = Lease(self, Segment(0, size, False), 0, nbytes)
-            self._private[id(lease)] = size
-        return lease
+    def give_back(self, offset: int, size: int) -> None:
+        """Take back a block."""
+        self._free.setdefault(size, []).append(offset)
+        self.leased -= 1
 
-    def acquire_shared(self, nbytes: int) -> Lease | None:
-        """Return a block of the arena; None if it has no room."""
-        size = _pages(nbytes)
-        # no lock in a signal handler or finalizer that interrupted us
-        if size > self.nbytes or not self._lock.acquire():
-            return None
-        try:
-            arena = self._arena or self._create()
-            offset = self._allocate(arena, size)
-        except OutOfMemory:
-            return None
-        except OSError:  # no file descriptors, or files have a size limit
-            self.nbytes = 0
-            return None
-        finally:
-            self._lock.release()
-        return None if offset is None else Lease(self, arena, offset, nbytes)
-
-    def renew(self) -> None:
-        """Use a new arena from now on: a server that was lost may still read the old one."""
-        self._arena = None  # one statement: no lock is needed
-        self._prepared = False
-
-    def prepare(self) -> None:
-        """Touch the pages of the arena in the background."""
-        lease = self.acquire_shared(1)
-        if lease is not None and not self._prepared:
-            self._prepared = True
-            target = lease.segment.prepare
-            threading.Thread(target=target, name="tensortap-arena", daemon=True).start()
-
-    def _create(self) -> Segment:
-        self._check_memory(self.nbytes)
-        arena = Segment(next(self._numbers), self.nbytes, self.shared)
-        self._extents = [(0, self.nbytes)]
-        self._free.clear()
-        self._arena = arena
-        return arena
-
-    def _allocate(self, arena: Segment, size: int) -> int | None:
-        for _ in range(len(self._returned)):  # a handler may return more meanwhile
-            segment, returned, nbytes = self._returned.popleft()
-            if segment is arena:
-                self._free.setdefault(nbytes, []).append(returned)
+    def allocate(self, size: int) -> int | None:
+        """Return the offset of a free block; None if there is none."""
         offsets = self._free.get(size)
-        if offsets:
-            return offsets.pop()  # the block returned last is warm
-        offset = self._carve(size)
+        offset = offsets.pop() if offsets else self._carve(size)  # returned last: it is warm
         if offset is None and self._free:
             self._merge()
             offset = self._carve(size)
+        if offset is not None:
+            self.end = max(self.end, offset + size)
+            self.leased += 1
         return offset
 
     def _carve(self, size: int) -> int | None:
@@ -258,9 +216,161 @@ class Pool:
                 merged.append((offset, size))
         self._extents = merged
 
-    def _check_memory(self, nbytes: int) -> None:
-        if not has_room(nbytes):
-            raise OutOfMemory(f"cannot allocate {nbytes} bytes: this machine is low on memory")
+
+class Pool:
+    """Memory for the snapshots of a process.
+
+    Two regions are recycled: the arena of `nbytes` bytes, once `prepare` was called, and private
+    memory for as much as may be queued. Blocks for which neither has room come from the system
+    and go back to it; beyond `limit()` bytes in all there are no such blocks.
+    """
+
+    def __init__(
+        self,
+        nbytes: int | None = None,
+        *,
+        shared: bool | None = None,
+        limit: Callable[[], int] | None = None,
+    ) -> None:
+        self.shared = can_share if shared is None else shared
+        self.arena_is_wanted = False  # somebody waits for blocks of the arena: others leave them
+        self._limit = limit
+        self.nbytes = arena_size() if nbytes is None else nbytes
+        self._private_nbytes = buffer_size() if nbytes is None else nbytes
+        self._lock = SafeLock()
+        self._numbers = itertools.count(1)
+        self._arena: Region | None = None
+        self._arena_is_ready = False  # all of its pages
+        self._private: Region | None = None
+        self._private_used = 0.0  # when a block of it was leased
+        self._chunk: tuple[Segment, int] | None = None  # for small blocks, and how much is used
+        self._others: weakref.WeakSet[Segment] = weakref.WeakSet()
+        self._returned: collections.deque[tuple[Segment, int, int]] = collections.deque()
+
+    @property
+    def taken(self) -> int:
+        """Bytes that this pool takes: its arena, and private memory that was ever leased."""
+        arena, private = self._arena, self._private
+        nbytes = arena.segment.nbytes if arena is not None else 0
+        nbytes += private.end if private is not None else 0
+        return nbytes + sum([segment.nbytes for segment in self._others])
+
+    def acquire(self, nbytes: int) -> Lease:
+        """Return a block for `nbytes` bytes with undefined content."""
+        size = _pages(nbytes)
+        # no lock in a signal handler or finalizer that interrupted us
+        if not self._lock.acquire():
+            return Lease(self, self._grow(size), 0, nbytes)
+        try:
+            self._collect()
+            region = self._arena
+            offset = None
+            if region is not None and not self.arena_is_wanted:
+                offset = region.allocate(size)
+            if offset is None:
+                region = self._private_region(size)
+                offset = region.allocate(size) if region is not None else None
+            if region is not None and offset is not None:
+                return Lease(self, region.segment, offset, nbytes)
+            if size >= _HUGE:
+                return Lease(self, self._grow(size), 0, nbytes)
+            segment, used = self._chunk or (None, 0)
+            if segment is None or used + size > segment.nbytes:
+                segment, used = self._grow(size, _CHUNK), 0
+            self._chunk = segment, used + size
+            return Lease(self, segment, used, nbytes)
+        finally:
+            self._lock.release()
+
+    def acquire_shared(self, nbytes: int) -> Lease | None:
+        """Return a block of the arena; None if it has no room."""
+        arena = self._arena
+        if arena is None or not self._lock.acquire():
+            return None
+        try:
+            self._collect()
+            offset = arena.allocate(_pages(nbytes))
+        finally:
+            self._lock.release()
+        return None if offset is None else Lease(self, arena.segment, offset, nbytes)
+
+    def renew(self) -> None:
+        """Use new memory from now on: a server that was lost may still read the old arena."""
+        self._arena = self._private = None  # no lock is needed: each is one instruction
+        self._arena_is_ready = False
+
+    def prepare(self) -> None:
+        """Create the arena if there is none: a part of it now, the rest in the background."""
+        if self._arena is not None or not self.nbytes or not has_room(self.nbytes):
+            return
+        try:
+            arena = self._arena = Region(Segment(next(self._numbers), self.nbytes, self.shared))
+        except OSError:  # no file descriptors, or files have a size limit
+            self.nbytes = 0
+            return
+        first = min(_FIRST, self.nbytes)
+        self._add(arena, 0, first)
+        target, name = self._prepare_rest, "tensortap-arena"
+        threading.Thread(target=target, args=(arena, first), name=name, daemon=True).start()
+
+    def _prepare_rest(self, arena: Region, first: int) -> None:
+        for offset in range(first, self.nbytes, _HUGE):
+            start = time.perf_counter()
+            self._add(arena, offset, min(self.nbytes, offset + _HUGE))
+            if self._arena is not arena:
+                return
+            time.sleep(_PAUSE * (time.perf_counter() - start))
+        self._arena_is_ready = True
+
+    def _add(self, arena: Region, start: int, end: int) -> None:
+        """Touch a part of the arena, then let it be leased."""
+        arena.segment.prepare(start, end)
+        while not self._lock.acquire():
+            pass  # another thread has held it for long
+        arena.append(start, end - start)
+        self._lock.release()
+
+    def tidy(self) -> None:
+        """Release private memory that nobody needs beside the arena."""
+        private = self._private
+        if private is None or not self._arena_is_ready:
+            return
+        if time.monotonic() - self._private_used > _KEPT and self._lock.acquire():
+            self._collect()
+            if not private.leased:
+                self._private = self._chunk = None
+            self._lock.release()
+
+    def _private_region(self, size: int) -> Region | None:
+        """Return the private memory that is recycled; None if a block does not fit into it."""
+        nbytes = self._private_nbytes
+        if self._private is None and size <= nbytes and has_room(nbytes):
+            self._private = Region(Segment(0, nbytes, False))
+            self._private.append(0, nbytes)
+        self._private_used = time.monotonic()
+        return self._private
+
+    def _collect(self) -> None:
+        """Take back what was returned."""
+        for _ in range(len(self._returned)):  # a handler may return more meanwhile
+            segment, offset, size = self._returned.popleft()
+            for region in (self._arena, self._private):
+                if region is not None and region.segment is segment:
+                    region.give_back(offset, size)
+
+    def _grow(self, size: int, wanted: int = 0) -> Segment:
+        """Return new private memory, of the size that is wanted if there is as much."""
+        limit = self._limit() if self._limit is not None else None
+        if limit is not None and self._others and self.taken + size > limit:
+            raise OutOfMemory(f"tensortap uses all of the {limit} bytes that it may take")
+        if limit is not None:
+            wanted = min(wanted, limit - self.taken)
+        if size >= _HUGE or wanted:  # reading what is free takes longer than a small copy
+            if not has_room(max(size, wanted)):
+                raise OutOfMemory(f"cannot allocate {size} bytes: this machine is low on memory")
+        segment = Segment(0, max(size, wanted), False)
+        self._others.add(segment)
+        return segment
 
 
 def _pages(nbytes: int) -> int:
@@ -281,7 +391,7 @@ class MappedSegment:
                 raise OSError(f"{path} is not sealed")
             if os.fstat(file).st_size != nbytes:
                 raise OSError(f"{path} does not have {nbytes} bytes")
-            self.memory = mmap.mmap(file, nbytes, prot=mmap.PROT_READ)
+            self.memory = _map(nbytes, mmap.PROT_READ, file)[0].toreadonly()
         finally:
             os.close(file)
         self.nbytes = nbytes

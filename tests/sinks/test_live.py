@@ -84,6 +84,7 @@ def test_sends_what_does_not_fit_into_the_arena(server, connect):
 def test_uses_its_arena_again_once_the_server_has_copied_it(server, connect):
     pool = Pool(20 << 20)
     queue = connect(pool)
+    assert put(queue, record("first", 0.0)).wait(10)
     for i in range(40):  # the history holds 64 MB
         array, one = large(pool, i, 8 << 20)
         assert one.value.data.segment.number == 1
@@ -114,8 +115,11 @@ def test_encrypts_small_records_only_on_their_way_to_another_host(
 def test_abandons_an_arena_that_a_stopped_server_may_still_read(server, connect):
     pool = Pool(20 << 20)
     queue = connect(pool)
+    assert put(queue, record("first", 0.0)).wait(10)
     array, one = large(pool, 1, 8 << 20)
     assert put(queue, one, array.nbytes).wait(10)
     queue.sink._flights[99] = queue.sink._flights.get(99) or _flight(one)
     assert len(queue.sink.give_up()) == 1
+    assert large(pool, 2, 8 << 20)[1].value.data.segment.number == 0
+    pool.prepare()  # when it is connected again
     assert large(pool, 2, 8 << 20)[1].value.data.segment.number == 2

@@ -31,6 +31,7 @@ PAUSE = 0.005  # seconds between two hand-overs while records keep coming
 LONG_PAUSE = 0.025  # the same when many come: each hand-over takes the interpreter from training
 LONGEST_PAUSE = 0.05  # the same when all of them are small, and few for the budget
 MANY = 8
+LARGE = 256 << 10  # bytes of a record, on average, from which on there is no pause
 _WAKE_INTERVAL = 0.05  # seconds; at most so often a flush wakes the thread
 FAILING = 2.0  # seconds that the end waits for a sink that is failing
 POLICIES = ("latest", "newest", "block")
@@ -280,12 +281,15 @@ class Queue:
 
     def _pause(self, entries: list[Any]) -> float:
         """Return for how long records may gather after these were handed over."""
-        if sum([1 if isinstance(entry, tuple) else len(entry) for entry in entries]) < MANY:
+        count = sum([1 if isinstance(entry, tuple) else len(entry) for entry in entries])
+        nbytes = sum([entry[2] if isinstance(entry, tuple) else entry.weight for entry in entries])
+        if nbytes > LARGE * count:  # little Python, and training needs their memory again
+            return 0.0
+        if count < MANY:
             return PAUSE
         if any(isinstance(entry, tuple) for entry in entries):
             return LONG_PAUSE
-        few = sum([entry.weight for entry in entries]) < self.budget // 16
-        return LONGEST_PAUSE if few else LONG_PAUSE
+        return LONGEST_PAUSE if nbytes < self.budget // 16 else LONG_PAUSE
 
     def _take(self, room: int) -> list[Any]:
         """Return as many entries as there is room for, at least one if there is any room."""

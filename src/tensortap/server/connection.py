@@ -221,7 +221,7 @@ class Connection:
         end = external.offset + external.nbytes
         if end > segment.nbytes:
             raise WireError("a payload beyond the end of its segment")
-        return memoryview(segment.memory)[external.offset : end]
+        return segment.memory[external.offset : end]
 
     def close(self) -> None:
         """Drop incomplete batches."""

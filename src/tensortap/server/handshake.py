@@ -101,7 +101,7 @@ def source_fd(frame: zmq.Frame) -> int:
 def read_nonce(arena: wire.Arena) -> bytes | None:
     """Return the nonce in a client's arena; None if this host has no such segment."""
     try:
-        return bytes(memoryview(MappedSegment(arena.pid, arena.fd, 4096).memory)[:16])
+        return bytes(MappedSegment(arena.pid, arena.fd, 4096).memory[:16])
     except (OSError, ValueError, OverflowError):
         return None
 

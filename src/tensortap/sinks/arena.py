@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from tensortap.buffers import Lease, Pool, Segment
@@ -44,12 +46,24 @@ class Lender:
         if self.active:
             self._pool.prepare()
 
-    def in_place(self, block: Any) -> Any:
-        """Return the block with its bytes complete, in the arena if it has room."""
+    def in_place(self, block: Any, wait: Callable[[], bool]) -> Any:
+        """Return the block with its bytes complete, in the arena if it gets room.
+
+        `wait` waits until the server has returned blocks; it returns False if there is no hope.
+        """
         view: memoryview = block.view
-        if isinstance(block, Lease) and block.segment.number:
+        if not self.active or (isinstance(block, Lease) and block.segment.number):
             return block
-        return self._copy(view) or block
+        copy = self._copy(view)
+        if copy is None and view.nbytes <= self._pool.nbytes:
+            # encryption would take far longer, and new snapshots must not take all that returns
+            self._pool.arena_is_wanted = True
+            try:
+                while copy is None and wait():
+                    copy = self._copy(view)
+            finally:
+                self._pool.arena_is_wanted = False
+        return block if copy is None else copy
 
     def place_body(self, body: bytes) -> bytes | Lease:
         """Return the body of a batch in the arena, unless it is small: sockets encrypt it."""
@@ -67,7 +81,11 @@ class Lender:
     def _copy(self, view: memoryview) -> Lease | None:
         lease = self._pool.acquire_shared(view.nbytes) if self.active else None
         if lease is not None:
-            lease.writable[:] = view
+            if view.readonly:
+                lease.writable[:] = view
+            else:  # releases the GIL
+                source = ctypes.addressof(ctypes.c_char.from_buffer(view))
+                ctypes.memmove(lease.address, source, view.nbytes)
         return lease
 
     def lend(self, block: Any, offers: list[wire.SegmentOffer]) -> wire.External:
@@ -79,6 +97,10 @@ class Lender:
             self._offered.add(segment.number)
             offers.append(wire.SegmentOffer(segment.number, segment.fd, segment.nbytes))
         return wire.External(segment.number, block.offset, block.nbytes)
+
+    def tidy(self) -> None:
+        """Release memory that is not needed any more."""
+        self._pool.tidy()
 
     def abandon(self) -> None:
         """Never write again into memory that a server which was given up may still read."""

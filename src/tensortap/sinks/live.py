@@ -32,6 +32,7 @@ log = logging.getLogger("tensortap")
 
 _LARGEST_BODY = 256 << 10  # bytes of small records in one batch
 _PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
+_ROOM_TIMEOUT = 0.5  # seconds to wait for a server to return blocks of the arena
 
 
 class Flight(NamedTuple):
@@ -123,14 +124,12 @@ class LiveSink(Sink):
             wake.wait(timeout)
             return
         channel = self._channel or self._start()
-        messages = channel.poll(timeout, wake.fileno())
+        self._receive(channel, timeout, wake.fileno())
         wake.clear()
-        for _, header, _ in messages:
-            if isinstance(header, wire.Ack):
-                self._acknowledge(header)
         if channel.state is not self._state:
             self._change_state(channel)
         self._report_state()
+        self.arena.tidy()
         now = time.monotonic()
         if self._lost_at is not None and now - self._lost_at > _PATIENCE:
             self._lost_at = None
@@ -205,6 +204,23 @@ class LiveSink(Sink):
             why = channel.refusal or "nobody listens there"
             log.warning("tensortap: no live session at %s: %s", self.address, why)
 
+    def _receive(self, channel: Channel, timeout: float, wake: int | None = None) -> None:
+        for _, header, _ in channel.poll(timeout, wake):
+            if isinstance(header, wire.Ack):
+                self._acknowledge(header)
+
+    def _await_blocks(self) -> bool:
+        """Wait until the server returns blocks of the arena; return False if it does not."""
+        channel = self._channel
+        waiting = len(self._in_arena)
+        deadline = time.monotonic() + _ROOM_TIMEOUT
+        while waiting and len(self._in_arena) == waiting:
+            left = deadline - time.monotonic()
+            if channel is None or channel.state is not ConnectionState.OPEN or left <= 0:
+                return False
+            self._receive(channel, left)
+        return waiting > 0
+
     def _acknowledge(self, ack: wire.Ack) -> None:
         self._credit += ack.credit
         with self._lock:
@@ -242,7 +258,7 @@ class LiveSink(Sink):
         blocks: list[Any] = []
 
         def external(block: Any) -> int:
-            blocks.append(self.arena.in_place(block))
+            blocks.append(self.arena.in_place(block, self._await_blocks))
             return len(blocks) - 1
 
         try:
@@ -273,7 +289,8 @@ class LiveSink(Sink):
             self._flights[self._number] = flight
             self.pending += flight.nbytes
         assert self._channel is not None
-        self._transmit(self._channel, self._number, flight)
+        if self._channel.state is ConnectionState.OPEN:  # else when it is open again
+            self._transmit(self._channel, self._number, flight)
 
     def _transmit(self, channel: Channel, number: int, flight: Flight) -> None:
         offers: list[wire.SegmentOffer] = []

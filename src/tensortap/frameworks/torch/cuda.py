@@ -41,6 +41,7 @@ class Courier:
                 "tensors have no values while a CUDA graph is recorded: catch them after replay"
             )
         self.reap()
+        pool.prepare()  # only the arena is pinned
         lease = pool.acquire(nbytes)
         self._pin(lease.segment)
         source = self._stage(tensor, nbytes)
@@ -80,7 +81,7 @@ class Courier:
 
     def _pin(self, segment: Segment) -> None:
         with self._lock:
-            if not segment.number or segment in self._pinned:  # only the arena: pinning is slow
+            if not segment.number or segment in self._pinned:  # pinning is slow
                 return
             self._pinned.add(segment)
         if self.port.pin(segment.address, segment.nbytes):
