@@ -184,10 +184,14 @@ def read_groups(
     footer = file.metadata
     roots = [footer.schema.column(i).path.partition(".")[0] for i in range(footer.num_columns)]
     wanted = [i for i, name in enumerate(roots) if columns is None or name in columns]
-    found = [footer.row_group(group) for group in groups]
-    sizes = [each.column(i).total_uncompressed_size for each in found for i in wanted]
-    largest, total = max(sizes, default=0), sum(sizes)
-    if largest * sum(each.num_rows for each in found) <= limit:
+    found = [footer.row_group(group).column(i) for group in groups for i in wanted]
+    # other types take 8 bytes per value at most, however often one repeats
+    texts = [column for column in found if column.physical_type == "BYTE_ARRAY"]
+    largest = max((column.total_uncompressed_size for column in texts), default=1)
+    total = sum(column.total_uncompressed_size for column in found)
+    bound = 8 * sum(column.num_values for column in found)
+    bound += largest * sum(column.num_values for column in texts)
+    if bound <= limit:
         return file.read_row_groups(groups, columns, use_threads=len(groups) > 1)
     batches: list[pa.RecordBatch] = []
     if total <= limit:
