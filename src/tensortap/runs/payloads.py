@@ -136,6 +136,30 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+_KEPT_NBYTES = 64 << 20  # of buffers that wait for the next payload
+_SMALLEST_KEPT = 1 << 20
+_kept: list[Any] = []
+
+
+def _buffer(nbytes: int) -> Any:
+    """Return memory for a payload: the last one's if it is free, because new pages take longer."""
+    import numpy as np
+
+    if nbytes < _SMALLEST_KEPT:
+        return np.empty(nbytes, np.uint8)
+    memory = _kept.pop() if _kept else None  # without a lock: finalizers run anywhere
+    if memory is None or not nbytes <= memory.nbytes <= 2 * nbytes:
+        memory = np.empty(nbytes, np.uint8)  # large memory comes as few large pages
+    data = memory[:nbytes]
+    weakref.finalize(data, _keep, memory).atexit = False
+    return data
+
+
+def _keep(memory: Any) -> None:
+    if sum(each.nbytes for each in _kept) + memory.nbytes <= _KEPT_NBYTES:
+        _kept.append(memory)
+
+
 class FilePayload:
     """Bytes in a file, which are read when they are used: a mapping would die with the file."""
 
@@ -147,10 +171,8 @@ class FilePayload:
     @property
     def view(self) -> memoryview:
         """The bytes, read-only."""
-        import numpy as np
-
         try:
-            data: Any = np.empty(self.nbytes, np.uint8)  # large memory comes as few large pages
+            data = _buffer(self.nbytes)
         except MemoryError:
             if self._file.mapped:
                 return self._map()
