@@ -42,6 +42,13 @@ def test_warns_once_about_values_that_take_much_of_the_time(pipeline, monkeypatc
     )
 
 
+def test_values_that_overtake_each_other_take_all_of_the_time_at_most(
+    pipeline, monkeypatch, caplog
+):
+    capture_every(pipeline, 1e-9, monkeypatch)  # of several threads, or of a signal handler
+    assert "takes 1 ms, 100 % of the time" in caplog.text
+
+
 def test_does_not_warn_about_values_that_take_little_of_the_time(pipeline, monkeypatch, caplog):
     capture_every(pipeline, 0.02, monkeypatch)
     assert not caplog.records

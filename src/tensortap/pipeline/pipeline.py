@@ -225,7 +225,8 @@ class Pipeline:
 
     def _check_cost(self, counter: CallCounter, start: int, nbytes: int) -> None:
         """Warn once about values that take much of the time between two of them."""
-        taken, interval = counter.taken, max(1, start - counter.began)  # threads may overtake
+        taken = counter.taken
+        interval = max(1, taken, start - counter.began)  # threads and signal handlers overtake
         counter.began, counter.taken = start, _now() - start
         counter.costly = counter.costly + 1 if taken > _MUCH * interval else 0
         if counter.costly == _COSTLY and not self._warned_cost:

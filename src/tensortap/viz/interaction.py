@@ -100,8 +100,9 @@ def prepare_colab() -> None:
 def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:
     """Return the curves of `train_stats`; without it, those of the table.
 
-    Accepts a dict or a frame with a column ``steps`` or ``step`` (else the index counts), an
-    object with such attributes, a series, a pair of steps and values, values alone, or a run.
+    Accepts a dict or a frame with a column ``steps``, ``Step``, ``global_step`` or ``iteration``
+    (else the index counts), an object with such attributes, a series, a pair of steps and values,
+    values alone, or a run.
 
     >>> curves_of({"steps": [0, 50], "loss": [2.0, 1.0]}, None)
     {'loss': (array([ 0, 50]), array([2., 1.]))}
@@ -126,22 +127,22 @@ def curves_of(stats: Any, table: Table) -> dict[str, tuple[Any, Any]]:
             return dict(table_of(stats).metrics())
         except TypeError:
             raise TypeError(f"train_stats must be {_FORMS}; got {stats!r:.100}") from None
-    steps = next((stats[name] for name in _STEPS if name in stats), None)
+    steps = next((values for name, values in stats.items() if _is_steps([name])), None)
     curves = {
         str(name): _curve(str(name), steps, values)
-        for name, values in stats.items() if name not in _STEPS
+        for name, values in stats.items() if not _is_steps([name])
     }  # fmt: skip
     if not curves:
         raise ValueError(f"train_stats has no curve: pass {_FORMS}")
     return curves
 
 
-_STEPS = ("steps", "step")
+_STEPS = ("steps", "step", "global_step", "iteration", "iterations")
 _FORMS = "a dict like {'steps': [0, 50], 'loss': [2.0, 1.0]}, a frame, a series, a pair, or a run"
 
 
-def _is_steps(names: Iterable[str]) -> bool:
-    return any(name in _STEPS for name in names)
+def _is_steps(names: Iterable[Any]) -> bool:
+    return any(str(name).lower() in _STEPS for name in names)
 
 
 def _holds(values: Any, cls: type) -> bool:

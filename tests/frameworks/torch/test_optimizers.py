@@ -113,6 +113,34 @@ def test_optimizers_inside_wrappers(way, zeroed, found, no_errors):
         assert not getattr(each.optimizer, "_optimizer_step_pre_hooks", None)
 
 
+class Flat(Wrapper):
+    """Moves all gradients into one tensor of its own, as DeepSpeed's ZeRO does."""
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+        self.flat = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+        super().__init__(torch.optim.AdamW([self.flat]))
+
+    def step(self, closure=None):
+        self.flat.grad = torch.cat([p.grad.flatten() for p in self.parameters])
+        for parameter in self.parameters:
+            parameter.grad = None
+        super().step()
+
+
+def test_says_that_an_optimizer_trains_copies_of_the_weights(found, no_errors):
+    model = nn.Linear(4, 2)
+    opt = Flat(list(model.parameters()))
+    with tap.track(model, optimizer=opt) as tracker:
+        for _ in range(2):
+            model(torch.ones(5, 4)).sum().backward()
+            opt.step()
+            tracker.step()
+    assert [r.step for r in found(tracker).of(WGRAD, "optimizer.0")] == [0, 1]
+    assert list(tracker.unseen) == ["weight gradients"]
+    assert "optimizer.0" in tracker.unseen["weight gradients"]
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
 def test_copies_of_optimizers_have_no_hooks(copied, no_errors):
     model = nn.Linear(4, 2)

@@ -26,6 +26,10 @@ from tensortap.frameworks.torch.shards import observed
 from tensortap.record import Kind
 
 log = logging.getLogger("tensortap")
+_COPIES = (
+    "the optimizer trains copies of the weights and takes their gradients away: recorded are those "
+    "of the copies, such as {}"
+)
 _ADDED = "it was added after tracking began: it is observed from the next step on"
 
 
@@ -75,6 +79,7 @@ class ParameterHooks:
         self._early: dict[str, torch.Tensor] = {}
         self._early_needed = True
         self._stepping = False
+        self._copies: str | None = None  # name of a gradient of a parameter that the model lacks
         self._found: list[tuple[Observed, torch.Tensor]] = []  # and not yet handed over
         # for each optimizer step of the current and of the last step: None, or found_inf
         self._found_inf: list[Any] = []
@@ -174,6 +179,8 @@ class ParameterHooks:
             if parameter.grad is not None:
                 name = self._name_of(parameter, number, index)
                 self._observe_gradient(name, parameter.grad)
+                if id(parameter) not in self._names:
+                    self._copies = name
 
     def _skipped(self) -> bool:
         """Return whether no optimizer changed anything in the last step."""
@@ -249,6 +256,8 @@ class ParameterHooks:
         self._name_parameters()
         if Kind.WEIGHT_GRADIENT in kinds:
             self._observe_late_gradients()
+            if self._copies and not any(map(self._gradients.was_observed, self._parameters)):
+                self.observer.unseen["weight gradients"] = _COPIES.format(self._copies)
         if Kind.WEIGHT in kinds:
             for name, parameter in self._parameters.items():
                 if self.observer.wants(Kind.WEIGHT, name):
