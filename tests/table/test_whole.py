@@ -211,3 +211,56 @@ def test_replicas_that_differ_are_outvoted():
     ]
     assert unequal_replicas(table_of(records[:8])) == []
     assert unequal_replicas(table_of([])) == []
+
+
+@pytest.mark.slow
+def test_32_simulated_ranks(run_program, tmp_path):
+    """Shards and values of ranks that torch simulates in one process make up the whole."""
+    program = """
+        import numpy as np, torch, torch.distributed as dist
+        from torch.distributed._local_tensor import LocalTensorMode
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from tensortap.frameworks.torch.shards import _offsets
+        from tensortap.record import Kind, Record
+        from tensortap.record import Shard as Place
+        from tensortap.stats import summarize_array
+        from tensortap.stats.shard_digest import add_digests, shard_digest
+        from tensortap.table.table import table_of
+
+        dist.init_process_group("fake", rank=0, world_size=32, store=FakeStore())
+        for sizes, placements in (
+            ((32,), [Shard(0)]), ((8, 4), [Replicate(), Shard(1)]), ((8, 4), [Shard(0), Shard(1)]),
+        ):
+            with LocalTensorMode(32):
+                mesh = init_device_mesh("cpu", sizes)
+                torch.manual_seed(0)
+                x, y = torch.randn(77, 13).double(), torch.randn(13).double()
+                split = distribute_tensor(x, mesh, placements) * distribute_tensor(
+                    y, mesh, [Replicate()] * len(sizes)
+                )
+                parts = split.to_local()._local_tensors
+            whole = (x.reconcile() * y.reconcile()).numpy() if hasattr(x, "reconcile") else None
+            assert whole is not None and len(parts) == 32
+            records, digests = [], {}
+            for rank, part in parts.items():
+                coordinate = tuple(int(i) for i in np.unravel_index(rank, sizes))
+                offsets = _offsets((77, 13), sizes, coordinate, tuple(placements))
+                place = Place((77, 13), offsets, tuple(map(str, placements)))
+                array = part.detach().numpy()
+                records.append(Record(
+                    "w", Kind.WEIGHT, 0, 0, rank, rank, 32, 0, "", "float64", array.shape, place,
+                    None, None, summarize_array(array),
+                ))
+                digests[array.shape, offsets] = shard_digest(array, place)
+            table = table_of(records).whole()
+            assert len(table) == 1
+            expected = summarize_array(whole)
+            assert table.column("count")[0] == expected.count == 77 * 13
+            assert table.column("max_abs")[0] == expected.max_abs
+            assert abs(table.column("std")[0] / expected.std - 1) < 1e-12
+            assert add_digests(digests.values()) == shard_digest(whole)
+        print("whole")
+        """
+    assert run_program(tmp_path, program).splitlines()[-1] == "whole"

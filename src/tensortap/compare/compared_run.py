@@ -113,6 +113,16 @@ def whole(side: ComparedRun, parts: list[RecordPart]) -> Any:
     return assemble((part.record, _array(side, part)) for part in parts)
 
 
+def part_of(side: ComparedRun, part: RecordPart, total: Any) -> tuple[Any, Any]:
+    """Return the array of a shard, and the same part of the whole tensor of another run."""
+    array = _array(side, part)
+    total = as_numpy(total) if isinstance(total, TensorData) else np.asarray(total)
+    offsets = part.record.shard.offsets if part.record.shard is not None else (0,) * array.ndim
+    array = array.reshape((1,) * (total.ndim - array.ndim) + array.shape)  # one of a stack
+    at = (slice(start, start + size) for start, size in zip(offsets, array.shape, strict=False))
+    return array, total[tuple(at)]
+
+
 def _array(side: ComparedRun, part: RecordPart) -> Any:
     value = side.value(part)
     if side.file(part) is not None:  # an object, not nodes

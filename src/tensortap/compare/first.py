@@ -39,8 +39,26 @@ class Outcome(NamedTuple):
 Judged = tuple[RecordPair, Outcome, Difference | None]
 
 
-def culprit(differences: list[Difference], plan: Plan, bitwise: Difference | None) -> str:
+def culprit(
+    differences: list[Difference],
+    plan: Plan,
+    bitwise: Difference | None,
+    ranks: tuple[int, ...] = (),
+    told_by: str = "",
+) -> str:
     """Return a sentence on the origin of the first difference; empty if there is none.
+
+    `ranks` are those whose part of the tensor `told_by` is wrong, if that is known.
+    """
+    found = _origin(differences, plan, bitwise)
+    if not ranks or not found:
+        return found
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"{found}; on {who}, by {told_by}"
+
+
+def _origin(differences: list[Difference], plan: Plan, bitwise: Difference | None) -> str:
+    """Return where the first difference came from, in words.
 
     Records are in the order of execution: if the first that differs is the output of a module,
     everything that it was computed from agrees.
@@ -49,7 +67,9 @@ def culprit(differences: list[Difference], plan: Plan, bitwise: Difference | Non
     if first is None:
         return ""
     name, kind, step = first.key.name, first.key.kind, first.key.step
-    if bitwise is not None and plan.order(bitwise) < plan.order(first):
+    # other ranks add up in another order, which changes the last bits
+    same_ranks = plan.records[0].table.ranks() == plan.records[1].table.ranks()
+    if bitwise is not None and same_ranks and plan.order(bitwise) < plan.order(first):
         place = f"{bitwise.key.name} ({bitwise.key.kind}) at step {bitwise.key.step}"
         return f"culprit: probably {place}, whose bits differ first; {name} exceeds the tolerance"
     if kind == Kind.ACTIVATION.value:
@@ -82,7 +102,7 @@ def first_bitwise(judged: list[Judged], plan: Plan, rules: RuleSet | None) -> Di
 
 def _last_identical(item: RecordPair, plan: Plan) -> str:
     """Return in words which record of the same kind and rank came last before a pair."""
-    chosen, rows = plan.records[0], plan.equal_rows
+    chosen, rows = plan.records[plan.ordered_by], plan.equal_rows
     table, (step, rank) = chosen.table, (item.key.step, max(item.key.rank, 0))
     before = (table.step[rows] < step) | ((table.step[rows] == step) & (table.seq[rows] < item.seq))
     same = [table.kinds[kind] == item.key.kind for kind in range(len(table.kinds))]

@@ -275,6 +275,9 @@ class Plan:
         rules: RuleSet | None,
     ) -> None:
         self.records = records
+        # each rank counts its own records, so the run with fewer ranks tells the order better
+        ranks = [len(each.table.ranks()) for each in records]
+        self.ordered_by = int(ranks[1] < ranks[0])
         self._tolerance = tolerance
         self._rules = rules
         self.ignored = 0
@@ -318,9 +321,11 @@ class Plan:
         pairs = pair(a, b)
         equal = same(a, b, pairs, equal_nan=self._tolerance.equal_nan)
         self.equal = int(equal.sum())
-        self.equal_rows = pairs.a[equal]
-        rows = pairs.a[~equal]
-        found = a.keys(rows), a.table.seq[rows].tolist(), a.parts(rows), b.parts(pairs.b[~equal])
+        ordered = (a.table, pairs.a), (b.table, pairs.b)
+        table, in_order = ordered[self.ordered_by]
+        self.equal_rows = in_order[equal]
+        rows, seq = pairs.a[~equal], table.seq[in_order[~equal]].tolist()
+        found = a.keys(rows), seq, a.parts(rows), b.parts(pairs.b[~equal])
         for key, seq, one, other in zip(*found, strict=True):
             self._add(key, seq, [one], [other])
         for each, lone, side in ((a, pairs.only_a, "a"), (b, pairs.only_b, "b")):
@@ -338,7 +343,8 @@ class Plan:
             if _has_unknown_layout(*parts) or _has_unknown_layout(*parts[::-1]):
                 self.unplaced.append(key)
                 continue
-            seq = int(a.table.seq[rows_a[0]])
+            table, rows = ((a.table, rows_a), (b.table, rows_b))[self.ordered_by]
+            seq = int(table.seq[rows[np.argmin(table.rank[rows])]])
             batches = [_by_batch(each) for each in parts]
             if len(batches[0]) < 2 or batches[0].keys() != batches[1].keys():
                 self._add(key, seq, *parts)

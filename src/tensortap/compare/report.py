@@ -142,6 +142,8 @@ class CompareReport:
     """Smallest atol that would pass every compared record with this `rtol`; None if none would."""
     unplaced: tuple[Key, ...] = ()
     """Records that were not compared: how their parts on the ranks make up the whole is unknown."""
+    ranks: tuple[int, ...] = ()
+    """The ranks whose part of the first difference is wrong; empty if all are, or nobody knows."""
 
     def __bool__(self) -> bool:
         if any(not difference.expected for difference in self.differences):
@@ -201,6 +203,7 @@ class CompareReport:
             "provenance": {name: {"a": as_json(a), "b": as_json(b)} for name, (a, b) in pairs},
             "first": None if self.first is None else self.first.to_json(),
             "culprit": self.culprit,
+            "ranks": list(self.ranks),
             "first_bitwise": None if self.first_bitwise is None else self.first_bitwise.to_json(),
             "atol": self.atol,
             "rtol": self.rtol,

@@ -15,6 +15,7 @@ from typing import Any
 from tensortap.arguments import checked
 from tensortap.compare.compared_run import ComparedRun, RecordPart, batch_of, whole
 from tensortap.compare.explain import explain
+from tensortap.compare.faulty_ranks import faulty_ranks
 from tensortap.compare.first import Outcome, culprit, first_bitwise, passing_atol
 from tensortap.compare.matching import (
     Choice,
@@ -102,19 +103,22 @@ def compare_runs(
     if differences and differences[0].by == "value":
         differences[0] = _explained(differences[0], sides, plan)
     bitwise = first_bitwise(judged, plan, rules)
-    table, rows = plan.records[0].table, plan.equal_rows
+    ranks, told_by = faulty_ranks(differences, plan, sides, _compare)
+    ordered = plan.records[plan.ordered_by]
+    table, rows = ordered.table, plan.equal_rows
     columns = [column[rows] for column in (table.name, table.kind, table.step, table.seq)]
-    equal = plan.records[0].names, table.kinds, columns
+    equal = ordered.names, table.kinds, columns
     return CompareReport(
         sides[0].title, sides[1].title, plan.compared, plan.equal,
         sum(outcome.by == "statistics" for outcome in outcomes),
         tuple(differences), tuple(plan.missing(sides)), plan.ignored,
         allow_missing, provenance_diff(sides[0].path, sides[1].path),
-        culprit(differences, plan, bitwise), functools.partial(_in_order, sizes, equal),
+        culprit(differences, plan, bitwise, ranks, told_by),
+        functools.partial(_in_order, sizes, equal),
         functools.partial(_values, sides, {d.key: plan.by_key[d.key] for d in differences}),
         bitwise, tolerance.atol, tolerance.rtol,
         passing_atol(judged, tolerance, rules),
-        tuple(plan.unplaced),
+        tuple(plan.unplaced), ranks,
     )  # fmt: skip
 
 

@@ -101,11 +101,16 @@ def logframe_of(
 
 
 def stats_of(origin: Any, *, rank: int | str | None = "all") -> pd.DataFrame:
-    """Return one row per record: name, kind, step, call, rank, dtype, value, all statistics."""
+    """Return one row per record: name, kind, step, call, rank, dtype, value, all statistics.
+
+    Of several ranks, also ``placements``: a partial sum, ``P(sum)``, is no value yet.
+    """
     need_pandas("run.stats()")
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    table, of_rank = choose_rank(table_of(origin), rank)
+    parts = table_of(origin)
+    table, of_rank = choose_rank(parts, rank)
     order = np.lexsort((np.arange(len(table)), table.rank, table.seq, table.step))
     # the last row of a record counts: it may have computed statistics
     ranks, seq = table.rank[order], table.seq[order]
@@ -120,6 +125,9 @@ def stats_of(origin: Any, *, rank: int | str | None = "all") -> pd.DataFrame:
         "dtype": _texts(table.dtypes, table.dtype[rows]),
         "value": table.column("value")[rows],
     }
+    if len(parts.ranks()) > 1:
+        tags = table.take(rows, ["tags"]).column("tags")
+        columns["placements"] = pc.fill_null(pc.map_lookup(tags, "placements", "first"), "")
     for name in STATISTICS:
         column = table.column(name)[rows]
         complete = name in COUNTS and not np.isnan(column).any()

@@ -128,7 +128,7 @@ def test_fsdp2(found):
         assert first["shape"] == [3, 4]
         assert first["shard"][:2] == [[6, 4], [3 * rank, 0]]
         assert first["tags"]["placements"] == "S(0)"
-        assert first["tags"]["mesh"] == "(2,)"
+        assert first["tags"]["mesh"] == f"dim0={rank}/2"
         for kind, count in (("Weight_Gradient", 8), ("Optimiser_State", 24), ("Gradient", 8)):
             assert len([r for r in rows if r["kind"] == kind]) == count
         state = next(r for r in rows if r["name"] == "0.weight.exp_avg")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tensortap.frameworks.observing import tensors_in
+from tensortap.frameworks.torch.meshes import tensor_mesh
 from tensortap.frameworks.torch.shards import shard_of
 from tensortap.record import Shard
 
@@ -44,9 +45,9 @@ class Layouts:
             self._computed[name] = output.detach()
 
     def of(
-        self, name: str, tensor: torch.Tensor, inputs: Any
+        self, name: str, module: torch.nn.Module, tensor: torch.Tensor, inputs: Any
     ) -> tuple[Shard | None, dict[str, str]]:
-        """Return which part an output is, if that is known, and its tags."""
+        """Return which part an output of a module is, if that is known, and its tags."""
         if not self.mesh or hasattr(tensor, "device_mesh"):
             return None, {}
         whole = self._computed.pop(name, None)
@@ -54,7 +55,7 @@ class Layouts:
         if shard is None and whole is None:
             found = (self._shard(each) for _, each in tensors_in(inputs, torch.Tensor)
                      if each.shape == tensor.shape)  # fmt: skip
-            shard = next((each for each in found if each is not None), None)
+            shard = next((each for each in found if each is not None), _of_columns(module, tensor))
         if shard is None:
             return None, {"placements": UNKNOWN, "mesh": self.mesh, "batch": self._batch}
         self._known[id(tensor)] = KnownLayout(weakref.ref(tensor), shard)
@@ -66,32 +67,22 @@ class Layouts:
         return known.shard if known is not None and known.tensor() is tensor else None
 
 
-class TensorMesh(NamedTuple):
-    """The ranks over which the layers of a model are split; all of them have the same batch."""
+def _of_columns(module: torch.nn.Module, output: torch.Tensor) -> Shard | None:
+    """Return which columns of its output a layer computed from a local weight; None if unclear.
 
-    shape: str = ""
-    batch: str = ""  # the first of these ranks; other ranks have other batches
-
-
-def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
-    """Return the mesh of a tensor-parallel model; an empty one for any other model."""
-    parameters = [each for each in root.parameters() if hasattr(each, "device_mesh")]
-    if not parameters:
-        return TensorMesh()
-    widest: Any = max(parameters, key=lambda each: each.device_mesh.ndim)
-    mesh = widest.device_mesh
-    ranks, coordinate = mesh.mesh, mesh.get_coordinate()
-    if coordinate is None:  # this rank does not belong to it
-        return TensorMesh()
-    if any(base.__name__ == "FSDPModule" for m in root.modules() for base in type(m).__bases__):
-        # parameters are first split over the ranks of FSDP, which have different batches
-        placements = [each.placements for each in parameters if each.device_mesh.ndim == mesh.ndim]
-        split = [all(hasattr(p[dim], "dim") for p in placements) for dim in range(mesh.ndim)]
-        outer = split.index(True) + 1 if True in split else mesh.ndim
-        if outer == mesh.ndim:
-            return TensorMesh()
-        ranks = ranks[tuple(coordinate[:outer])]
-    return TensorMesh(str(tuple(ranks.shape)), str(int(ranks.min())))
+    Libraries that unwrap the weight themselves hand on no DTensor.
+    """
+    weight: Any = getattr(module, "weight", None)
+    if not isinstance(module, torch.nn.Linear) or not hasattr(weight, "device_mesh"):
+        return None
+    rows = shard_of(weight, tuple(weight.placements))
+    with torch.no_grad():
+        here = weight.to_local().shape
+    columns, size = weight.shape[0], output.ndim - 1
+    if here[1] != weight.shape[1] or here[0] == columns or output.shape[-1] != here[0]:
+        return None
+    placements = tuple(each.replace("S(0)", f"S({size})") for each in rows.placements)
+    return Shard((*output.shape[:-1], columns), (0,) * size + rows.offsets[:1], placements)
 
 
 def _inferred(whole: Any, local: torch.Tensor) -> Shard | None:

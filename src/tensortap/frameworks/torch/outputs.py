@@ -63,6 +63,8 @@ class OutputHooks:
         self._trained_in_eval = False
         self._structure: dict[str, torch.nn.Module] = {}  # when the hooks were attached
         self._root_name = title
+        root = unwrapped(root)
+        self._stage_root = root if next(root.children(), None) is not None else None
         self._last: tuple[Callable[[], Any], int, Summary | None] = (lambda: None, 0, None)
 
     def attach(self) -> None:
@@ -158,6 +160,8 @@ class OutputHooks:
             training = self.root.training
             if observer.only_training and not training and not self._is_trained_in_eval(output):
                 return
+            if original is self._stage_root and private.is_inner_stage():
+                return  # the model has no such output
             self._uncalled.called(name)
             again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
             tags = _mode_tags(training)
@@ -171,7 +175,7 @@ class OutputHooks:
                 origins.called(name, (args, kwargs))
             for path, tensor in tensors_in(output, torch.Tensor):
                 own_tags = {**tags, "module": name} if path else tags
-                shard, placed = self._layouts.of(name, tensor, (args, kwargs))
+                shard, placed = self._layouts.of(name, original, tensor, (args, kwargs))
                 own_tags = {**own_tags, **placed}
                 if activation:
                     if origins is not None:

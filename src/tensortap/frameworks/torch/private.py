@@ -257,3 +257,28 @@ def result_of(collective: Any) -> torch.Tensor:
 def compiler_is_loaded() -> bool:
     """Return whether the program has imported torch's compiler."""
     return "torch._dynamo" in sys.modules
+
+
+def root_mesh(mesh: Any) -> Any:
+    """Return the mesh of which another one was sliced.
+
+    Buys: records tell where a rank is along all dimensions, also those over which a tensor is not
+    split. Otherwise they tell it of those over which it is.
+    """
+    root = getattr(mesh, "_get_root_mesh", None)
+    return mesh if root is None else root()
+
+
+def is_inner_stage() -> bool:
+    """Return whether a pipeline stage that is not the last one calls the current module.
+
+    Buys: the output of such a stage is not taken for the output of the model. Otherwise it is.
+    """
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward_maybe_with_nosync":
+            return not getattr(frame.f_locals.get("self"), "is_last", True)
+        frame = frame.f_back
+    return False

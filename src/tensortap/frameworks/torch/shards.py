@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.observing import Observed
+from tensortap.frameworks.torch.meshes import first_rank, mesh_tag
 from tensortap.frameworks.torch.tensors import dtype_name
 from tensortap.record import Kind, Shard
 
@@ -62,12 +63,6 @@ def _offsets(
     return tuple([part[0] if part else size for part, size in zip(rows, shape, strict=True)])
 
 
-@functools.lru_cache(maxsize=64)
-def _first_rank(mesh: Any) -> str:
-    """Return the first rank of a mesh: ranks of other meshes have other batches."""
-    return str(int(mesh.mesh.min()))
-
-
 def _chunk(rows: Sequence[int], parts: int, index: int) -> Sequence[int]:
     size = -(-len(rows) // parts)  # as torch.chunk: all but the last are equally long
     return rows[size * index : size * (index + 1)]
@@ -97,10 +92,8 @@ def observed(
     if type(local) is not torch.Tensor and hasattr(local, "to_local"):
         mesh = local.device_mesh
         local, shard = local_shard(local)
-        tags = {
-            **tags, "placements": " ".join(shard.placements), "mesh": str(tuple(mesh.shape))
-        }  # fmt: skip
+        tags = {**tags, "placements": " ".join(shard.placements), "mesh": mesh_tag(mesh)}
         if kind in (Kind.ACTIVATION, Kind.GRADIENT):
-            tags["batch"] = _first_rank(mesh)
+            tags["batch"] = first_rank(mesh)
     dtype, shape = dtype_name(local.dtype), tuple(local.shape)
     return Observed(name, kind, call, type_name, dtype, shape, shard, tags), local

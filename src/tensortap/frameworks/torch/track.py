@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.observing import Observed, TrackObserver, never_skipped, tensors_in
-from tensortap.frameworks.torch.layouts import UNKNOWN, tensor_mesh
+from tensortap.frameworks.torch.layouts import UNKNOWN
+from tensortap.frameworks.torch.meshes import tensor_mesh
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import (
     before_zero_grad,
@@ -70,7 +71,7 @@ class ParameterHooks:
         self.root = root
         self.observer = observer
         self.optimizers = find_optimizers(optimizer)
-        self._mesh = tensor_mesh(root).shape
+        self._mesh = tensor_mesh(root).tag
         self._undo: list[Callable[[], object]] = []
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._names: dict[int, str] = {}
