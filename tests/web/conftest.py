@@ -53,12 +53,12 @@ class Writer:
         self.rank, self.world_size, self.seq = rank, world_size, 0
         self.sink = Queue(StoreSink(self.run, rank), budget=1 << 31, overflow="block", name="t")
 
-    def put(self, name, kind, step, value=None, stats=None, dtype="", shape=()):
+    def put(self, name, kind, step, value=None, stats=None, dtype="", shape=(), tags=None):
         if isinstance(value, np.ndarray):
             dtype, shape = str(value.dtype), value.shape
         record = Record(
             name, Kind(kind), step, 0, self.seq, self.rank, self.world_size, self.seq, "", dtype,
-            shape, None, None, None if value is None else borrow(value), stats,
+            shape, None, None, None if value is None else borrow(value), stats, tags or {},
         )  # fmt: skip
         self.sink.write(record, Ticket(1), 0)
         self.seq += 1

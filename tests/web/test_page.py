@@ -10,6 +10,7 @@ import pytest
 from playwright import sync_api as playwright
 
 import tensortap as tap
+from tensortap.stats import summarize_array
 from tests.web.conftest import HOSTILE, LAYERS, STEPS, Writer, serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -17,7 +18,10 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium, which make test installs"),
     pytest.mark.slow,
 ]
-TABS = ["overview", "lines", "exponents", "tensors", "compare", "alerts", "provenance", "receipt"]
+TABS = [
+    "overview", "lines", "exponents", "tensors", "ranks", "compare", "alerts", "provenance",
+    "receipt",
+]  # fmt: skip
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
     "--disable-component-update",
@@ -419,6 +423,60 @@ def test_five_thousand_layers_need_few_elements(chromium, tmp_path):
         q.wait_for_function(
             "() => document.getElementById('found').innerText.includes('not a reg')"
         )
+
+
+def test_ranks_side_by_side(chromium, tmp_path):
+    values = {}
+    for rank in range(8):
+        run = Writer(tmp_path, "r", rank=rank, world_size=8)
+        for step in range(10):
+            for name in ("fc.weight", "head.weight"):
+                x = np.full((4, 4), 1 + rank / 100, "f4")
+                if rank == 6 and step >= 5:
+                    x *= 3
+                values[rank, step] = float(np.sqrt((x.astype("f8") ** 2).mean()))
+                kept = x if name == "fc.weight" else None
+                tags = {"mesh": f"dp={rank // 4}/2 tp={rank % 4}/4"}
+                run.put(name, "Weight", step, kept, summarize_array(x), "float32", x.shape, tags)
+        run.close(end=rank == 7)
+    address = "run=r&tab=ranks&kind=Weight&name=fc.weight"
+    with serving(tmp_path) as page, Tab(chromium, page, f"#{address}") as tab:
+        q = tab.page
+        labels = q.locator("#panel-ranks .rank-row .label")
+        assert labels.all_inner_texts()[:2] == ["dp 0", "tp 0 · rank 0"]
+        assert q.locator(".chip.outlier").all_inner_texts() == ["rank 6"]
+        image = q.locator("#panel-ranks .heatmaplayer image").first
+
+        def point(row, column, columns=10):
+            box, rows = image.bounding_box(), labels.count()
+            return (box["x"] + box["width"] * (column + 0.5) / columns,
+                    box["y"] + box["height"] * (row + 0.5) / rows)  # fmt: skip
+
+        q.mouse.move(*point(8, 7))  # dp 1 is row 5
+        hover = q.locator("#panel-ranks .hoverlayer text").first.text_content()
+        assert hover.startswith("rank 6step 7rm2 ")
+        assert np.isclose(float(re.search(r"rm2 ([\d.]+?)[+−]", hover)[1]), values[6, 7], 1e-4)
+        # a closed group shows the rank that is far
+        q.locator(".rank-row", has_text="dp 1").click()
+        q.wait_for_function("() => document.querySelectorAll('.rank-row').length === 6")
+        tab.shown("ranks")
+        cell = "document.querySelector('#panel-ranks .ranks')._fullData[0]"
+        assert round(q.evaluate(f"{cell}.z[5][7]"), 4) == round(values[6, 7], 4)
+        q.get_by_role("button", name="− median rank").click()
+        q.wait_for_function(f"() => {cell}.z[5][7] > 100 && Math.abs({cell}.z[1][7]) < 10")
+        q.locator(".rank-row", has_text="dp 1").press("ArrowRight")
+        q.wait_for_function("() => document.querySelectorAll('.rank-row').length === 10")
+        q.get_by_role("button", name="By layers").click()
+        q.wait_for_function(f"() => {cell}.z[0].length === 2")
+        tab.shown("ranks")
+        q.get_by_role("button", name="By steps").click()
+        q.wait_for_function(f"() => {cell}.z[0].length === 10")
+        tab.shown("ranks")
+        q.mouse.click(*point(8, 7))
+        q.wait_for_selector("#tab-tensors[aria-selected=true]")
+        tab.shown("tensors")
+        state = tab.state()
+        assert (state["name"], state["rank"], state["step"]) == ("fc.weight", "6", "7")
 
 
 def test_follows_a_training_until_the_server_stops(chromium, tmp_path):

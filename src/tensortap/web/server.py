@@ -56,6 +56,7 @@ _CACHED = {
     "overview": figures.overview,
     "lines": figures.lines,
     "exponents": figures.exponents,
+    "ranks": figures.ranks,
     "tensor": tensors.tensor,
 }
 _UNCACHED = {"catalog": run.catalog, "receipt": run.receipt, "compare": compare.status}

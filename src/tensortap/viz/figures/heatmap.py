@@ -99,7 +99,7 @@ def heatmap_figure(
         height=min(max(260, 92 + 22 * len(row_labels)), 720),
         # explicit ranges, because plotly would leave a margin around the marks
         xaxis={
-            **plain, "title": {"text": "step"}, "range": _range(cells.steps),
+            **plain, "title": {"text": "step"}, "range": column_range(cells.steps),
             **whole_ticks(float(cells.steps[-1] - cells.steps[0])),
         },
         yaxis={
@@ -192,7 +192,7 @@ def _cells_trace(
     theme: str,
 ) -> dict[str, Any]:
     colors = theme_of(theme)
-    logarithmic, z, limits = _color_range(cells.value, log)
+    logarithmic, z, limits = color_range(cells.value, log)
     signed = not logarithmic and limits[0] < 0 < limits[1]
     shared = f"one of {cells.tile}: " if cells.tile > 1 else ""
     return {
@@ -201,11 +201,11 @@ def _cells_trace(
         "colorscale": scale(colors.sign if signed else colors.size),
         "hovertemplate": f"{shared}%{{y}}<br>step %{{customdata[1]}}<br>{template_text(metric)} "
         "%{customdata[2]:.5~g}<extra></extra>",
-        "colorbar": _color_bar(metric, limits, logarithmic), **custom,
+        "colorbar": color_bar(metric, limits, logarithmic), **custom,
     }  # fmt: skip
 
 
-def _color_range(value: Floats, log: bool | None) -> tuple[bool, Floats, tuple[float, float]]:
+def color_range(value: Floats, log: bool | None) -> tuple[bool, Floats, tuple[float, float]]:
     """Return whether colors are logarithmic, the numbers to color, and their range."""
     good = value[np.isfinite(value)]
     above = good[good > 0]
@@ -225,7 +225,7 @@ def _color_range(value: Floats, log: bool | None) -> tuple[bool, Floats, tuple[f
     return log, value, (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _color_bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> dict[str, Any]:
+def color_bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> dict[str, Any]:
     bar: dict[str, Any] = {"title": {"text": text(metric), "side": "top"}, "len": 1, "y": 0.5}
     if not logarithmic:
         return {**bar, "exponentformat": "power", "nticks": 6}
@@ -239,7 +239,7 @@ def _color_bar(metric: str, limits: tuple[float, float], logarithmic: bool) -> d
     return {**bar, "tickvals": few, "ticktext": [number(10.0**v, 2) for v in few]}
 
 
-def _range(steps: Integers) -> list[float]:
+def column_range(steps: Integers) -> list[float]:
     """Return where the first column begins and the last one ends."""
     widths = np.diff(steps) if len(steps) > 1 else np.ones(1)
     return [float(steps[0] - widths[0] / 2), float(steps[-1] + widths[-1] / 2)]

@@ -8,11 +8,13 @@ import numpy as np
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind
+from tensortap.table.mesh import mesh_layout
 from tensortap.table.selection import choose_rank
 from tensortap.viz.figures import (
     exponents_figure,
     heatmap_figure,
     lines_figure,
+    ranks_figure,
     sparkline,
     training_figure,
 )
@@ -20,6 +22,8 @@ from tensortap.viz.figures.theme import message_figure
 from tensortap.web.responses import PageRequest
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tensortap.table.table import Table
 
 _DEFAULT_STATISTIC = "rm2"
@@ -59,15 +63,19 @@ def overview(request: PageRequest) -> dict[str, Any]:
     if not names:
         message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
         return message_figure(message, theme=request.theme)
+    return heatmap_figure(
+        table, kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
+        names=_searched(request, names), rank=rank, theme=request.theme,
+    )  # fmt: skip
+
+
+def _searched(request: PageRequest, names: list[str]) -> list[str] | None:
+    """Return the names that the search matches; None for all."""
     try:
         pattern = request.pattern("q", ignore_case=True)
     except TensortapError:
-        pattern = None  # not typed completely yet; the page marks the search field
-    return heatmap_figure(
-        table, kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
-        names=None if pattern is None else [name for name in names if pattern.search(name)],
-        rank=rank, theme=request.theme,
-    )  # fmt: skip
+        return None  # not typed completely yet; the page marks the search field
+    return None if pattern is None else [name for name in names if pattern.search(name)]
 
 
 def lines(request: PageRequest) -> dict[str, Any]:
@@ -98,6 +106,24 @@ def exponents(request: PageRequest) -> dict[str, Any]:
     return {**figure, "step": step}
 
 
+def ranks(request: PageRequest) -> dict[str, Any]:
+    """Return the heatmap of ranks by steps, or by layers, with its rows as a tree."""
+    table, kind = request.entry.table(), _kind(request)
+    with table.lock:
+        name = next(iter(request.texts("name")), "")
+        step, opened = None, request.text("open")
+        if request.text("across") == "layers":
+            steps = table.steps(kind)
+            step = _at_or_before(steps, request.integer("step")) if len(steps) else 0
+        figure = ranks_figure(
+            table, mesh_layout(table), kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
+            name=name, step=step, names=_searched(request, table.layers(kind)),
+            opened=opened.split(",") if opened else None,
+            minus_median=bool(request.text("median")), theme=request.theme,
+        )  # fmt: skip
+    return {**figure, "step": step}
+
+
 def _table(request: PageRequest) -> tuple[Table, int | None]:
     """Return the table to draw, and the rank: whole tensors if the page chose none."""
     rank = request.text("rank")
@@ -107,8 +133,10 @@ def _table(request: PageRequest) -> tuple[Table, int | None]:
 def _captured_step(table: Table, kind: str, name: str, wanted: int | None) -> int:
     """Return the last step at or before the wanted one at which a name was captured."""
     steps = table.steps(kind, name)
-    if not len(steps):
-        return wanted or 0
+    return _at_or_before(steps, wanted) if len(steps) else wanted or 0
+
+
+def _at_or_before(steps: NDArray[np.int64], wanted: int | None) -> int:
     if wanted is None:
         return int(steps[-1])
     return int(steps[max(0, int(np.searchsorted(steps, wanted, side="right")) - 1)])

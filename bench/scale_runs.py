@@ -1,0 +1,116 @@
+"""Runs of many ranks, written by several processes with the writer that training uses."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+import time
+from typing import Any
+
+KINDS = ("Weight", "Activation", "Weight_Gradient")
+SHAPE = (4096, 4096)
+ODD_RANK, ODD_STEP = 3, 0.6  # a rank whose gradients are too large from this part of the run on
+LATE_RANK = 5  # a rank that is behind by a tenth of the steps
+
+
+def mesh_of(ranks: int) -> tuple[int, int]:
+    """Return the sizes of the mesh: up to eight ranks are tensor parallel."""
+    tensor = min(8, ranks)
+    return ranks // tensor, tensor
+
+
+def names_of(count: int) -> list[str]:
+    """Return names of layers as a transformer has them."""
+    parts = ("attn.wq", "attn.wk", "attn.wv", "attn.wo", "mlp.up", "mlp.down")
+    return [f"blocks.{i // 6}.{parts[i % 6]}" for i in range(count)]
+
+
+def heads_of(rank: int, ranks: int, names: int) -> tuple[Any, ...]:
+    """Return the records of a step without their statistics: three kinds in turn."""
+    from tensortap.record import Kind, Record, Shard
+
+    data, tensor = mesh_of(ranks)
+    offset = rank % tensor * (SHAPE[0] // tensor)
+    local = (SHAPE[0] // tensor, SHAPE[1])
+    shard = Shard(SHAPE, (offset, 0), ("R", "S(0)"))
+    tags = {
+        "mesh": f"dp={rank // tensor}/{data} tp={rank % tensor}/{tensor}",
+        "placements": "R S(0)",
+    }
+    heads = []
+    for number, name in enumerate(names_of(names)):
+        kind = Kind(KINDS[number % len(KINDS)])
+        is_output = kind is Kind.ACTIVATION
+        heads.append(Record(
+            name if is_output else f"{name}.weight", kind, 0, 0, 0, rank, ranks, 0, "", "float32",
+            local, None if is_output else shard, None, None, None, {} if is_output else tags,
+        ))  # fmt: skip
+    return tuple(heads)
+
+
+def statistics_of(random: Any, count: int, factor: float) -> Any:
+    """Return plausible statistics of `count` tensors."""
+    import numpy as np
+
+    from tensortap.stats.columns import SummaryColumns
+
+    size = np.exp2(-np.arange(count) % 7) * (1 + 0.02 * random.standard_normal(count)) * factor
+    counts = np.zeros((5, count), np.int64)
+    counts[0] = SHAPE[0] * SHAPE[1] // 8
+    figures = np.stack([
+        -4 * size, 4 * size, 0.01 * size, size, 0.8 * size, 4 * size, 1e-6 * size, size,
+        1.3 * size, 2 * size,
+    ])  # fmt: skip
+    bins = random.integers(1, 1000, (count, 24))
+    return SummaryColumns(
+        counts.tobytes(), figures.tobytes(), np.full(count, -20, np.int32).tobytes(),
+        (np.arange(count + 1, dtype=np.int32) * 24).tobytes(), bins.tobytes(),
+    )  # fmt: skip
+
+
+def write_rank(run: str, rank: int, ranks: int, steps: range, names: int, last: bool) -> None:
+    """Write some steps of a rank."""
+    import numpy as np
+
+    from tensortap.pipeline.queue import Queue
+    from tensortap.pipeline.ticket import Ticket
+    from tensortap.record import Kind, Record
+    from tensortap.sinks.store import StoreSink
+    from tensortap.stats.columns import RecordColumns
+
+    sink = Queue(StoreSink(pathlib.Path(run), rank), budget=1 << 30, overflow="block", name="run")
+    heads, width = heads_of(rank, ranks, names), names + 1
+    # replicas of a shard have the same statistics: the numbers depend on the place in the mesh
+    random = np.random.default_rng(rank % mesh_of(ranks)[1])
+    for step in steps:
+        if rank == LATE_RANK and step >= 0.9 * steps.stop:
+            break
+        wrong = rank == ODD_RANK and step >= ODD_STEP * steps.stop
+        seqs = range(step * width, step * width + names)
+        stats = statistics_of(random, names, 1.5 if wrong else 1.0)
+        sink.write(
+            RecordColumns(heads, step, seqs, rank, ranks, time.time_ns(), stats), Ticket(1), 0
+        )
+        loss = Record("loss", Kind.METRIC, step, 0, seqs.stop, rank, ranks, time.time_ns(),
+                      value=3.0 / (1 + step) + 0.01 * rank / ranks)  # fmt: skip
+        sink.write(loss, Ticket(1), 0)
+    if last:
+        sink.close(60)
+    else:
+        assert sink.flush(60)
+        os._exit(0)  # as a rank that is still training: the tail stays open
+
+
+def write_run(
+    folder: pathlib.Path, ranks: int, steps: int, names: int, processes: int = 2
+) -> pathlib.Path:
+    """Write a finished run, one process after the other taking a rank."""
+    from tensortap.runs.folders import end_run, make_run
+
+    run = make_run(folder, ranks)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        jobs = [(str(run), rank, ranks, range(steps), names, True) for rank in range(ranks)]
+        pool.starmap(write_rank, jobs, chunksize=8)
+    end_run(run)
+    return run

@@ -1,0 +1,143 @@
+"""Where the ranks of a run are in its mesh, and as a tree of groups that people can fold."""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tensortap.table.table import Table
+
+_MOST_SIBLINGS = 32  # groups in a row; more are put together in blocks
+_PARAMETERS = ("Weight", "Weight_Gradient", "Optimiser_State")
+
+
+class MeshLayout(NamedTuple):
+    """The dimensions of a mesh, outermost first, and the coordinates of each rank."""
+
+    dims: tuple[str, ...]
+    coordinates: dict[int, tuple[int, ...]]
+
+    def place(self, rank: int) -> str:
+        """Return where a rank is: ``dp 3, tp 1``; "" if only its number is known."""
+        if len(self.dims) < 2 and self.dims[0] == "rank":
+            return ""
+        pairs = zip(self.dims, self.coordinates[rank], strict=True)
+        return ", ".join(f"{dim} {index}" for dim, index in pairs)
+
+
+_known: weakref.WeakKeyDictionary[Table, MeshLayout] = weakref.WeakKeyDictionary()
+
+
+def mesh_layout(table: Table) -> MeshLayout:
+    """Return the mesh of a run as its records tell it; without one, ranks are only numbered."""
+    with table.lock:
+        ranks, known = table.ranks(), _known.get(table)
+        if known is None or len(known.coordinates) != len(ranks):
+            known = _known[table] = _read_layout(table, ranks)
+        return known
+
+
+def _read_layout(table: Table, ranks: list[int]) -> MeshLayout:
+    numbered = MeshLayout(("rank",), {rank: (rank,) for rank in ranks})
+    codes = [i for i, kind in enumerate(table.kinds) if kind in _PARAMETERS]
+    rows = np.flatnonzero(np.isin(table.kind, codes))
+    # one parameter of each rank tells where it is
+    rows = rows[np.unique(table.rank[rows], return_index=True)[1]]
+    if len(rows) < len(ranks) or not len(rows):
+        return numbered
+    rows = np.sort(rows)
+    tags = [dict(cell or ()) for cell in table.take(rows, ["tags"]).column("tags").to_pylist()]
+    meshes = [parse_mesh(tag.get("mesh", "")) for tag in tags]
+    dims, sizes = meshes[0].dims, meshes[0].sizes
+    if not dims or any(each.dims != dims or each.sizes != sizes for each in meshes):
+        return numbered
+    places = dict(zip(table.rank[rows].tolist(), [each.place for each in meshes], strict=True))
+    if all(places.values()) and len(set(places.values())) == len(ranks):
+        return MeshLayout(dims, dict(sorted(places.items())))
+    return numbered
+
+
+class MeshPlace(NamedTuple):
+    """The dimensions of a mesh with their sizes, and where a rank is in it."""
+
+    dims: tuple[str, ...]
+    sizes: tuple[int, ...]
+    place: tuple[int, ...]
+
+
+def parse_mesh(text: str) -> MeshPlace:
+    """Return what the tag of a record says about the mesh; empty if it says nothing.
+
+    >>> parse_mesh("dp=0/2 tp=1/4")
+    MeshPlace(dims=('dp', 'tp'), sizes=(2, 4), place=(0, 1))
+    """
+    found = re.findall(r"(\S+)=(\d+)/(\d+)", text)
+    dims, places, sizes = zip(*found, strict=True) if found else ((), (), ())
+    return MeshPlace(dims, tuple(map(int, sizes)), tuple(map(int, places)))
+
+
+class RankGroup(NamedTuple):
+    """A row of the tree: one rank, or the ranks of a group."""
+
+    key: str  # the path in the mesh, such as ``3.1``; that of a block of siblings is ``3.0-7``
+    label: str
+    depth: int
+    ranks: tuple[int, ...]
+    is_open: bool = False
+    is_leaf: bool = False
+
+
+def rank_tree(mesh: MeshLayout, opened: Collection[str], most: int) -> list[RankGroup]:
+    """Return the visible rows: groups of a mesh, and what is below those that are open.
+
+    Groups stay closed once there are `most` rows.
+
+    >>> mesh = MeshLayout(("dp", "tp"), {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)})
+    >>> [(row.label, row.depth) for row in rank_tree(mesh, {"0"}, 99)]
+    [('dp 0', 0), ('tp 0 · rank 0', 1), ('tp 1 · rank 1', 1), ('dp 1', 0)]
+    """
+    return list(_rows(mesh, sorted(mesh.coordinates), (), 0, opened, [most]))
+
+
+def group_keys(mesh: MeshLayout) -> set[str]:
+    """Return the keys of all groups."""
+    rows = _rows(mesh, sorted(mesh.coordinates), (), 0, None, [1 << 60])
+    return {row.key for row in rows if not row.is_leaf}
+
+
+def _rows(
+    mesh: MeshLayout,
+    ranks: Sequence[int],
+    path: tuple[int, ...],
+    depth: int,
+    opened: Collection[str] | None,
+    room: list[int],
+    in_block: bool = False,
+) -> Iterator[RankGroup]:
+    """Yield the groups below a path in the mesh, in blocks if there are many."""
+    name, is_last = mesh.dims[len(path)], len(path) == len(mesh.dims) - 1
+    places: dict[int, list[int]] = {}
+    for rank in ranks:
+        places.setdefault(mesh.coordinates[rank][len(path)], []).append(rank)
+    order = sorted(places)
+    size = 1 if in_block else math.ceil(len(order) / _MOST_SIBLINGS)
+    for start in range(0, len(order), size):
+        block = order[start : start + size]
+        inside = [rank for place in block for rank in places[place]]
+        below, span = (path, f"{block[0]}-{block[-1]}") if size > 1 else ((*path, block[0]), "")
+        label = f"{name} {block[0]} – {block[-1]}" if span else f"{name} {block[0]}"
+        is_leaf = is_last and size == 1
+        if is_leaf and name != "rank":
+            label += f" · rank {inside[0]}"
+        key = ".".join(map(str, (*below, span) if span else below))
+        room[0] -= 1
+        is_open = not is_leaf and (opened is None or key in opened) and room[0] > 0
+        yield RankGroup(key, label, depth, tuple(inside), is_open, is_leaf)
+        if is_open:
+            yield from _rows(mesh, inside, below, depth + 1, opened, room, bool(span))

@@ -1,0 +1,172 @@
+"""A statistic of all ranks side by side, and which ranks are far from the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tensortap.record import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from tensortap.table.sources import Integers
+    from tensortap.table.table import Table
+
+    Floats = NDArray[np.float64]
+
+FAR = 8.0  # deviations from which a rank counts as an outlier
+_FEWEST = 4  # ranks of which one can be told from the others
+_TYPICAL = 0.75  # part of the usual deviation that a column has at least
+_LARGEST = 1e6  # deviations, where most ranks are equal
+
+
+class RankMatrix(NamedTuple):
+    """A statistic: one row per rank, one column per step or name; NaN where there is no record."""
+
+    ranks: Integers
+    columns: Integers  # steps, or codes of names
+    value: Floats
+    nonfinite: NDArray[np.bool_]  # tensors with NaN or Inf
+    median: Floats  # of each column
+    deviation: Floats  # distance to the median, in deviations as `deviations` returns them
+
+    @property
+    def outliers(self) -> NDArray[np.bool_]:
+        """Which cells are far from the other ranks, or hold NaN or Inf while most ranks do not."""
+        few = self.nonfinite.mean(axis=0) < 0.5
+        return np.asarray((self.deviation > FAR) | (self.nonfinite & few))
+
+    def select(self, columns: Integers) -> RankMatrix:
+        """Return some columns."""
+        return RankMatrix(
+            self.ranks, self.columns[columns], self.value[:, columns], self.nonfinite[:, columns],
+            self.median[columns], self.deviation[:, columns],
+        )  # fmt: skip
+
+
+def over_steps(table: Table, kind: str, name: str, metric: str) -> RankMatrix:
+    """Return a statistic of one name: ranks by steps."""
+    rows = table.series(kind, name)
+    return _matrix(table, rows, table.step[rows], metric)
+
+
+def over_names(
+    table: Table, kind: str, step: int, metric: str, names: Sequence[str] | None = None
+) -> RankMatrix:
+    """Return a statistic of all names of a kind at one step: ranks by names."""
+    code = table.kinds.index(kind) if kind in table.kinds else -1
+    rows = np.flatnonzero((table.step == step) & (table.kind == code))
+    if names is not None:
+        wanted = set(names)
+        codes = [i for i, name in enumerate(table.names) if name in wanted]
+        rows = rows[np.isin(table.name[rows], codes)]
+    return _matrix(table, rows, table.name[rows].astype(np.int64), metric)
+
+
+def _matrix(table: Table, rows: Integers, column: Integers, metric: str) -> RankMatrix:
+    known = table.is_known(metric, rows)
+    rows, column = rows[known], column[known]
+    ranks, row = np.unique(table.rank[rows], return_inverse=True)
+    columns, column = np.unique(column, return_inverse=True)
+    value = np.full((len(ranks), len(columns)), np.nan)
+    value[row, column] = table.column(metric)[rows]  # of several calls, the last
+    nonfinite = np.zeros(value.shape, np.bool_)
+    nonfinite[row, column] = table.nonfinite(rows) > 0
+    nonfinite |= np.isinf(value)
+    value[np.isinf(value)] = np.nan
+    median, deviation = deviations(value)
+    return RankMatrix(ranks, columns, value, nonfinite, median, deviation)
+
+
+def deviations(value: Floats) -> tuple[Floats, Floats]:
+    """Return the median of each column, and how far its cells are from it.
+
+    The unit is the median of the distances (MAD), scaled so that it is the standard deviation of
+    normally distributed values. Few ranks may be close to each other by chance, so the unit is at
+    least three quarters of what is typical of all columns. Of fewer than four values, none is far.
+
+    >>> median, far = deviations(np.array([[1.0], [1.1], [0.9], [1.05], [5.0]]))
+    >>> median, far.round(1).T
+    (array([1.05]), array([[ 0.7,  0.7,  2. ,  0. , 53.3]]))
+    """
+    median, count = _medians(value)
+    distance = np.abs(value - median)
+    spread, size = 1.4826 * _medians(distance)[0], np.abs(median)
+    usual = spread[size > 0] / size[size > 0]
+    typical = float(np.median(usual[~np.isnan(usual)])) if (usual >= 0).any() else 0.0
+    spread = np.maximum(spread, max(_TYPICAL * typical, 1e-9) * size) + 1e-300  # most may be equal
+    deviation = np.minimum(distance / spread, _LARGEST)
+    deviation[:, count < _FEWEST] = 0.0
+    return median, np.nan_to_num(deviation)
+
+
+def _medians(value: Floats) -> tuple[Floats, Integers]:
+    """Return medians of columns without their NaN, and how many values each has."""
+    count = (~np.isnan(value)).sum(axis=0)
+    if not value.size:
+        return np.full(value.shape[1], np.nan), count
+    ordered = np.sort(value.T, axis=1)  # NaN last
+    at = np.arange(len(count))
+    low = ordered[at, np.maximum(count - 1, 0) // 2]
+    high = ordered[at, np.minimum(count // 2, value.shape[0] - 1)]
+    return 0.5 * (low + high), count
+
+
+class RankProgress(NamedTuple):
+    """How far each rank has come."""
+
+    ranks: Integers
+    records: Integers
+    first: Integers  # step
+    last: Integers  # step
+    behind: Integers  # recorded steps after its last one
+
+
+def progress(table: Table) -> RankProgress:
+    """Return how many records each rank has, its first and last step, and who is behind."""
+    ranks, row = np.unique(table.rank, return_inverse=True)
+    first = np.full(len(ranks), np.iinfo(np.int64).max)
+    last = np.full(len(ranks), np.iinfo(np.int64).min)
+    np.minimum.at(first, row, table.step)
+    np.maximum.at(last, row, table.step)
+    steps = table.steps()
+    behind = len(steps) - np.searchsorted(steps, last, side="right")
+    return RankProgress(ranks, np.bincount(row, minlength=len(ranks)), first, last, behind)
+
+
+class FarRank(NamedTuple):
+    """A tensor of a rank that is far from those of the other ranks."""
+
+    rank: int
+    name: str
+    kind: str
+    first_step: int
+    last_step: int
+    steps: int  # in how many steps
+    deviations: float  # at most
+
+
+def far_ranks(table: Table, metric: str, most_steps: int) -> list[FarRank]:
+    """Return tensors of ranks that are far from the others, the farthest first.
+
+    Only the last recorded steps are examined.
+    """
+    recent = table.steps()[-most_steps:]
+    found: dict[tuple[int, str, str], FarRank] = {}
+    for kind in table.tensor_kinds():
+        if kind in (Kind.VALUE.value, Kind.LOCAL.value):
+            continue
+        for step in recent.tolist():
+            matrix = over_names(table, kind, step, metric)
+            for row, column in zip(*np.nonzero(matrix.outliers), strict=True):
+                rank, name = int(matrix.ranks[row]), table.names[matrix.columns[column]]
+                far = float(matrix.deviation[row, column])
+                known = found.get((rank, name, kind), FarRank(rank, name, kind, step, step, 0, 0.0))
+                found[rank, name, kind] = known._replace(
+                    last_step=step, steps=known.steps + 1, deviations=max(known.deviations, far)
+                )
+    return sorted(found.values(), key=lambda far: (-far.steps, -far.deviations))

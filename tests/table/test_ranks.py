@@ -1,0 +1,107 @@
+"""Ranks side by side: outliers, the tree of a mesh, and what the command prints of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tensortap.record import Kind, Record
+from tensortap.stats import summarize_array
+from tensortap.table.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
+from tensortap.table.ranks import deviations, far_ranks, over_names, over_steps, progress
+from tensortap.table.table import table_of
+from tensortap.viz.figures import ranks_figure
+from tensortap.viz.figures.encoding import untyped
+from tests.commands import type_in
+from tests.web.conftest import Writer
+
+
+def records(ranks=8, steps=10, odd=None, late=None):
+    for rank in range(ranks):
+        for step in range(steps - (3 if rank == late else 0)):
+            size = (1 + rank / 1000) * (5 if rank == odd and step >= 6 else 1)
+            stats = summarize_array(np.full(4, size, "f4"))
+            tags = {"mesh": f"dp={rank // 4}/{ranks // 4} tp={rank % 4}/4"}
+            yield Record("w", Kind.WEIGHT, step, 0, step, rank, ranks, 0, dtype="float32",
+                         shape=(4,), stats=stats, tags=tags)  # fmt: skip
+
+
+def test_marks_only_the_rank_that_is_far():
+    table = table_of(list(records(odd=5)))
+    outliers = over_steps(table, "Weight", "w", "rm2").outliers
+    assert np.argwhere(outliers).tolist() == [[5, step] for step in range(6, 10)]
+    assert over_names(table, "Weight", 7, "rm2").outliers.ravel().tolist() == [False] * 5 + [
+        True, False, False
+    ]  # fmt: skip
+    (far,) = far_ranks(table, "rm2", 20)
+    assert (far.rank, far.name, far.first_step, far.last_step, far.steps) == (5, "w", 6, 9, 4)
+    assert far_ranks(table_of(list(records())), "rm2", 20) == []
+
+
+def test_normal_noise_is_not_far():
+    noise = 1 + 0.02 * np.random.default_rng(0).standard_normal((16, 5000))
+    assert (deviations(noise)[1] > 8).sum() == 0
+    assert deviations(np.array([[1.0], [np.nan], [9.0]]))[1].max() == 0  # too few to tell
+
+
+def test_tells_who_is_behind():
+    made = progress(table_of(list(records(late=2))))
+    assert made.behind.tolist() == [0, 0, 3, 0, 0, 0, 0, 0]
+    assert made.last[2] == 6
+    assert made.records.tolist() == [10, 10, 7, *[10] * 5]
+
+
+def test_a_mesh_is_a_tree_of_at_most_32_siblings():
+    mesh = MeshLayout(("dp", "tp"), {rank: divmod(rank, 8) for rank in range(1024)})
+    top = rank_tree(mesh, (), 512)
+    assert len(top) == 32
+    assert (top[1].key, top[1].label, len(top[1].ranks)) == ("4-7", "dp 4 – 7", 32)
+    opened = rank_tree(mesh, {"4-7", "5"}, 512)
+    assert [row.label for row in opened[1:6]] == [
+        "dp 4 – 7", "dp 4", "dp 5", "tp 0 · rank 40", "tp 1 · rank 41",
+    ]  # fmt: skip
+    leaves = [row.ranks for row in rank_tree(mesh, group_keys(mesh), 1 << 20) if row.is_leaf]
+    assert leaves == [(rank,) for rank in range(1024)]
+    assert len(rank_tree(mesh, group_keys(mesh), 100)) < 200
+    assert mesh.place(41) == "dp 5, tp 1"
+
+
+def test_without_a_mesh_ranks_are_numbered():
+    plain = [Record("x", Kind.VALUE, 0, 0, 0, rank, 2, 0, value=1.0) for rank in range(2)]
+    assert mesh_layout(table_of(plain)) == MeshLayout(("rank",), {0: (0,), 1: (1,)})
+
+
+def test_columns_keep_the_step_of_an_outlier():
+    one = [r for r in records(steps=2000, odd=5) if (r.rank, r.step) == (5, 1234)]
+    table = table_of([*(r for r in records(steps=2000) if (r.rank, r.step) != (5, 1234)), *one])
+    figure = ranks_figure(table, mesh_layout(table), kind="Weight", metric="rm2", name="w")
+    custom = untyped(figure["data"][0]["customdata"])
+    assert custom.shape[1] <= 500
+    far = custom[custom[:, :, 4] > 8]
+    assert set(map(tuple, far[:, :2].tolist())) == {(5.0, 1234.0)}
+    assert [each["rank"] for each in figure["outliers"]] == [5]
+
+
+@pytest.mark.slow
+def test_command(tmp_path):
+    for rank in range(40):
+        run = Writer(tmp_path, "r", rank=rank, world_size=40)
+        for record in records(40, odd=5, late=7):
+            if record.rank == rank:
+                run.put("w", "Weight", record.step, None, record.stats, "float32", (4,),
+                        record.tags)  # fmt: skip
+        run.close(end=rank == 39)
+    code, printed, _ = type_in("ranks", tmp_path / "r", COLUMNS="80")
+    assert code == 1  # without shards, these weights are replicas
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "40 ranks, mesh dp × tp, 397 records, newest step 9"
+    assert lines[2].split() == ["7", "dp", "1,", "tp", "3", "7", "0", "to", "6", "3", "steps"]
+    assert lines[3] == "39 ranks are at step 9"
+    assert "rank 5: 1 tensor far from the other ranks since step 6" in printed
+    found = json.loads(type_in("ranks", tmp_path / "r", "--json")[1])
+    assert found["ranks"][7]["behind"] == 3
+    assert found["ranks"][7]["place"] == "dp 1, tp 3"
+    assert [each["rank"] for each in found["far"]] == [5]
