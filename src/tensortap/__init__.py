@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tensortap.runs.object_files import register_format
     from tensortap.sources.dump import dump
     from tensortap.sources.init import finish, init, update_metadata
+    from tensortap.sources.ops import ops
     from tensortap.sources.trace import trace
     from tensortap.sources.tracing.results import stack_padded_tensors
     from tensortap.sources.track import track
@@ -68,6 +69,7 @@ _LATER = {
     "init": "tensortap.sources.init",
     "list_probes": "tensortap.sources.watch",
     "open": "tensortap.api.open",
+    "ops": "tensortap.sources.ops",
     "read_hdf5": "tensortap.hdf5.reader",
     "read_logframe": "tensortap.table.logframe_schema",
     "register_format": "tensortap.runs.object_files",
@@ -120,6 +122,7 @@ __all__ = [
     "integrations",
     "list_probes",
     "open",
+    "ops",
     "read_hdf5",
     "read_logframe",
     "receipt",

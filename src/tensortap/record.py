@@ -23,6 +23,7 @@ class Kind(enum.StrEnum):
     WEIGHT_GRADIENT = "Weight_Gradient"
     OPTIMISER_STATE = "Optimiser_State"
     LOCAL = "Local"
+    OP = "Op"
     METRIC = "Metric"
     ALERT = "Alert"
 

@@ -71,7 +71,11 @@ def _origin(differences: list[Difference], plan: Plan, bitwise: Difference | Non
     same_ranks = plan.records[0].table.ranks() == plan.records[1].table.ranks()
     if bitwise is not None and same_ranks and plan.order(bitwise) < plan.order(first):
         place = f"{bitwise.key.name} ({bitwise.key.kind}) at step {bitwise.key.step}"
+        if bitwise.key.kind == Kind.OP.value:
+            place = f"{_operation(plan.by_key[bitwise.key])}, at step {bitwise.key.step}"
         return f"culprit: probably {place}, whose bits differ first; {name} exceeds the tolerance"
+    if kind == Kind.OP.value:
+        return f"culprit: {_operation(plan.by_key[first.key])}"
     if kind == Kind.ACTIVATION.value:
         seq = plan.by_key[first.key].seq
         if plan.equal or any(
@@ -86,6 +90,20 @@ def _origin(differences: list[Difference], plan: Plan, bitwise: Difference | Non
     return ""
 
 
+def _operation(item: RecordPair) -> str:
+    """Return an operation in words: its name, its lines, and whether its inputs agree."""
+    one, other = (parts[0].record.tags for parts in (item.a, item.b))
+    lines = [tags.get("line", "") for tags in (one, other)]
+    place = f" at {lines[0]}" if lines[0] else ""
+    if lines[1] and lines[1] != lines[0]:
+        place += f" (in B {lines[1]})"
+    if one.get("inputs") == other.get("inputs"):
+        inputs = "its inputs agree, its output does not"
+    else:
+        inputs = "its inputs differ already"
+    return f"{item.key.name}{place}: {inputs}"
+
+
 def first_bitwise(judged: list[Judged], plan: Plan, rules: RuleSet | None) -> Difference | None:
     """Return the first pair in the order of execution whose bits differ, close or not.
 
@@ -96,7 +114,10 @@ def first_bitwise(judged: list[Judged], plan: Plan, rules: RuleSet | None) -> Di
         if outcome.identical(item) or (rule is not None and rule.expected):
             continue
         found = difference or Difference(item.key, outcome.comparison, outcome.by)
-        return dataclasses.replace(found, explanations=(_last_identical(item, plan),))
+        explanations = [_last_identical(item, plan)]
+        if item.key.kind == Kind.OP.value:
+            explanations.insert(0, _operation(item))
+        return dataclasses.replace(found, explanations=tuple(explanations))
     return None
 
 

@@ -25,6 +25,7 @@ from tensortap.frameworks.observing import (
     TrackObserver,
     WatchObserver,
 )
+from tensortap.frameworks.operations import OperationObserver
 from tensortap.record import Shard, Summary, TensorData, Value
 from tensortap.stats.columns import Memory
 
@@ -217,6 +218,13 @@ class Framework(Protocol):
 
     def open_channel(self, group: Any) -> RankChannel | None:
         """Connect the ranks of a process group; None if there is none, or only this rank."""
+        return None
+
+    def operations(self, model: Any, observer: OperationObserver) -> Hooks | None:
+        """Return hooks that report every operation; None if it is not a model of this framework.
+
+        Without a model they report the operations of any program.
+        """
         return None
 
     def tracing(self) -> ModelTracing | None:

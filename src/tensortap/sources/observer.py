@@ -59,6 +59,7 @@ class TrackOptions(NamedTuple):
     name: str | None = None
     out_path: str | Path | None = None
     digests: bool = False
+    ops: bool = False
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
@@ -342,6 +343,10 @@ class Observer:
                 time.time_ns(), "builtins.float", value=value,
             ), 0,
         )  # fmt: skip
+
+    def send(self, record: Record) -> None:
+        """Send a record that another source has made; no rule sees it."""
+        self._records.send(record, 0)
 
     def _put(self, record: Record, nbytes: int) -> None:
         self._records.send(record, nbytes)

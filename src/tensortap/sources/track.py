@@ -12,6 +12,8 @@ from tensortap.arguments import checked
 from tensortap.frameworks.registry import framework_named, loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.observer import Observer, Stash, TrackOptions
+from tensortap.sources.operation_records import NonFiniteOperation
+from tensortap.sources.ops import OperationRecorder
 from tensortap.sources.options import NamePattern
 
 if TYPE_CHECKING:
@@ -28,9 +30,12 @@ _STATES = ("model_state", "optimizer_state", "grads")
 class Tracker:
     """A model that is being tracked; made by `track`, used in a ``with`` statement."""
 
-    def __init__(self, hooks: Any, observer: Observer) -> None:
+    def __init__(
+        self, hooks: Any, observer: Observer, ops: OperationRecorder | None = None
+    ) -> None:
         self._hooks = hooks  # None after the end, so that the tracker keeps no model alive
         self._observer = observer
+        self._ops = ops
         self._warned = False
 
     def __enter__(self) -> Tracker:
@@ -39,6 +44,8 @@ class Tracker:
         self._observer.begin()
         try:
             self._hooks.attach()
+            if self._ops is not None:
+                self._ops.attach()
         except BaseException:
             self._end()
             raise
@@ -56,6 +63,8 @@ class Tracker:
     def _end(self) -> None:
         hooks, self._hooks = self._hooks, None
         try:
+            if self._ops is not None:
+                self._ops.close()
             if hooks is not None:
                 hooks.detach()
         finally:
@@ -79,6 +88,8 @@ class Tracker:
         except Exception as error:
             pipeline.fault("tracker.step", error)
         observer.advance()
+        if self._ops is not None:
+            self._ops.attach(observer.on)
 
     def _warn_inactive(self) -> None:
         if not self._warned:
@@ -118,6 +129,11 @@ class Tracker:
         if intercept is None:
             raise TypeError("intercept is for JAX; hooks observe everything in a torch model")
         return intercept(function, *args, **kwargs)
+
+    @property
+    def first_nonfinite(self) -> NonFiniteOperation | None:
+        """With ``ops=True``, the operation that made the first NaN or infinity, and why."""
+        return None if self._ops is None else self._ops.found.first_nonfinite
 
     @property
     def unseen(self) -> dict[str, str]:
@@ -193,6 +209,7 @@ def track(
     name: str | None = None,
     out_path: str | Path | None = None,
     digests: bool = False,
+    ops: bool = False,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -210,6 +227,7 @@ def track(
     `out_path` writes a run below that folder while the tracker is entered, for programs without
     `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 21 bytes to every record,
     by which `tap.compare` finds out whether two tensors have the same bits, in whatever shards.
+    `ops=True` also records every operation of the steps that `every` selects, as `tap.ops` does.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
@@ -217,13 +235,17 @@ def track(
     has_state = optimizer_state is not False and optimizer_state is not None
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
-        only_training, init_step, alerts, on_alert, name, out_path, digests,
+        only_training, init_step, alerts, on_alert, name, out_path, digests, ops,
     ))  # fmt: skip
     state = None if isinstance(optimizer_state, bool) else optimizer_state
     if model_state is not None or state is not None:
         if module is not None:
             raise TypeError(
                 "pass either a torch module, or the model_state and optimizer_state of JAX"
+            )
+        if ops:
+            raise TypeError(
+                "ops=True is for torch; use tap.ops() with ops.intercept(function, ...)"
             )
         if stash is not None or tensors or digests:
             observer.unseen["inside compiled functions"] = (
@@ -235,9 +257,16 @@ def track(
     for framework in loaded_frameworks():
         hooks = framework.track(module, optimizer, observer)
         if hooks is not None:
-            return Tracker(hooks, observer)
+            recorder = _operations(module, observer) if ops else None
+            return Tracker(hooks, observer, recorder)
     raise TypeError(
         f"module must be a torch.nn.Module, or pass the model_state of JAX; got {module!r:.100}"
+    )
+
+
+def _operations(module: Any, observer: Observer) -> OperationRecorder:
+    return OperationRecorder(
+        module, observer.send, lambda: observer.step_number, lambda: observer.prefix
     )
 
 

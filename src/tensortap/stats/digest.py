@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any
 
 from tensortap.buffers import view_of
 from tensortap.record import Blob, Fields, Items, Mapping, Number, Opaque, TensorData, Value
+
+_LENGTH = struct.Struct("<q").pack
+
+
+@functools.lru_cache(4096)
+def tensor_head(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return what the digest of a tensor hashes before its bytes."""
+    name, sizes = dtype.encode(), struct.pack(f"<{len(shape)}q", *shape)
+    return b"".join((b"t", _LENGTH(len(name)), name, b"s", _LENGTH(len(sizes)), sizes))
 
 
 def digest(value: Value) -> bytes:
@@ -27,8 +37,7 @@ def digest(value: Value) -> bytes:
 def _feed(hasher: Any, value: Value) -> None:
     # A letter and a length lead every part, so that no two trees give the same stream.
     if isinstance(value, TensorData):
-        _part(hasher, b"t", value.dtype.encode())
-        _part(hasher, b"s", struct.pack(f"<{len(value.shape)}q", *value.shape))
+        hasher.update(tensor_head(value.dtype, value.shape))
         hasher.update(view_of(value.data))
     elif isinstance(value, float):
         hasher.update(b"f" + struct.pack("<d", value))
@@ -52,7 +61,7 @@ def _feed(hasher: Any, value: Value) -> None:
 
 def _feed_container(hasher: Any, value: Items | Mapping | Fields) -> None:
     if isinstance(value, Mapping):
-        hasher.update(b"m" + struct.pack("<q", len(value.items)))
+        hasher.update(b"m" + _LENGTH(len(value.items)))
         for key, part in value.items:
             _feed(hasher, key)
             _feed(hasher, part)
@@ -62,7 +71,7 @@ def _feed_container(hasher: Any, value: Items | Mapping | Fields) -> None:
             _feed(hasher, part)
     else:
         _part(hasher, b"i", value.kind.encode())
-        hasher.update(struct.pack("<q", len(value.items)))
+        hasher.update(_LENGTH(len(value.items)))
         if value.kind in ("set", "frozenset"):
             # the order of a set differs between processes
             hasher.update(b"".join(sorted(digest(part) for part in value.items)))
@@ -72,5 +81,5 @@ def _feed_container(hasher: Any, value: Items | Mapping | Fields) -> None:
 
 
 def _part(hasher: Any, letter: bytes, data: bytes) -> None:
-    hasher.update(letter + struct.pack("<q", len(data)))
+    hasher.update(letter + _LENGTH(len(data)))
     hasher.update(data)

@@ -215,7 +215,7 @@
     room.style.width = `${label + width * cell + 8}px`;
     draw();
   }
-  const letters = { Activation: "A", Gradient: "G", Weight: "W", Weight_Gradient: "∂W", Optimiser_State: "S", Metric: "M", Local: "L", Value: "V", Alert: "!" };
+  const letters = { Activation: "A", Gradient: "G", Weight: "W", Weight_Gradient: "∂W", Optimiser_State: "S", Metric: "M", Local: "L", Op: "O", Value: "V", Alert: "!" };
   function draw() {
     const scale = devicePixelRatio || 1, w = view.clientWidth;
     const h = Math.min(760, Math.max(60, HEAD + rows.length * ROW));

@@ -23,7 +23,8 @@ from tensortap.dtypes import DTYPES, name_of
 from tensortap.errors import CaptureError
 from tensortap.frameworks.numpy.adapter import build as build_numpy
 from tensortap.frameworks.numpy.adapter import describe
-from tensortap.frameworks.observing import TrackHooks, TrackObserver
+from tensortap.frameworks.observing import Hooks, TrackHooks, TrackObserver
+from tensortap.frameworks.operations import OperationObserver
 from tensortap.frameworks.protocol import (
     Adapter,
     Framework,
@@ -76,6 +77,13 @@ class JaxFramework(Framework):
         from tensortap.frameworks.jax.track import JaxTracking
 
         return JaxTracking(model_state, optimizer_state, observer)
+
+    def operations(self, model: Any, observer: OperationObserver) -> Hooks | None:
+        if model is not None:
+            return None
+        from tensortap.frameworks.jax.ops import JaxOperationHooks
+
+        return JaxOperationHooks(observer)
 
     def traced_classes(self) -> Iterable[type]:
         classes: list[type] = [Tracer]

@@ -61,7 +61,7 @@ def evaluate(
                 opener = _OPENERS.get(eqn.primitive.name, _leave)
                 outputs = opener(eqn, inputs, harvest, again)
             else:
-                outputs = _bind(eqn, inputs)
+                outputs = bind(eqn, inputs)
         values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
@@ -72,7 +72,8 @@ def _harvest_value(x: Any, mark: ValueMark, harvest: Harvest, again: bool) -> An
     return x
 
 
-def _bind(eqn: Any, inputs: list[Any], **changed: Any) -> list[Any]:
+def bind(eqn: Any, inputs: list[Any], **changed: Any) -> list[Any]:
+    """Run an operation of a program, with some of its parameters changed."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changed})
     if isinstance(params, tuple):  # before JAX 0.8, functions were separate
         functions, params = params
@@ -105,7 +106,7 @@ def _programs_in(params: dict[str, Any]) -> list[Jaxpr]:
 
 def _leave(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
     """Run the operation unchanged: the marks in it call back."""
-    return _bind(eqn, inputs)
+    return bind(eqn, inputs)
 
 
 def _inline(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
@@ -159,7 +160,7 @@ def _scan(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[An
     body, length = eqn.params["jaxpr"], eqn.params["length"]
     closed, inner = _retrace(body.jaxpr, body.consts, again)
     values = [replace(value, loops=(length, *value.loops)) for value in inner.values]
-    return _take(eqn, _bind(eqn, inputs, jaxpr=closed), values, harvest)
+    return _take(eqn, bind(eqn, inputs, jaxpr=closed), values, harvest)
 
 
 def _cond(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[Any]:
@@ -181,7 +182,7 @@ def _cond(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[An
         program: ClosedJaxpr = jax.make_jaxpr(run)(*closed.in_avals)
         return program
 
-    outputs = _bind(eqn, inputs, branches=tuple(branch(i) for i in range(len(retraced))))
+    outputs = bind(eqn, inputs, branches=tuple(branch(i) for i in range(len(retraced))))
     return _take(eqn, outputs, values, harvest)
 
 
@@ -190,7 +191,7 @@ def _remat(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[A
     closed, inner = _retrace(eqn.params["jaxpr"], (), again)
     if closed.consts:
         return _leave(eqn, inputs, harvest, again)
-    return _take(eqn, _bind(eqn, inputs, jaxpr=closed.jaxpr), inner.values, harvest)
+    return _take(eqn, bind(eqn, inputs, jaxpr=closed.jaxpr), inner.values, harvest)
 
 
 _OPENERS: dict[str, Callable[[Any, list[Any], Harvest, bool], list[Any]]] = {

@@ -24,10 +24,12 @@ from tensortap.frameworks.observing import (
     TrackObserver,
     WatchObserver,
 )
+from tensortap.frameworks.operations import OperationObserver
 from tensortap.frameworks.protocol import Adapter, Framework, InPlace, PendingDigest, rejecting
 from tensortap.frameworks.torch import private, tensors, trace_models
 from tensortap.frameworks.torch.channel import open_channel
 from tensortap.frameworks.torch.device_digest import digest_later
+from tensortap.frameworks.torch.ops import OperationHooks
 from tensortap.frameworks.torch.probes import find_probes
 from tensortap.frameworks.torch.shards import local_shard
 from tensortap.frameworks.torch.stack import stack
@@ -122,6 +124,10 @@ class TorchFramework(Framework):
 
     def open_channel(self, group: Any) -> RankChannel | None:
         return open_channel(group)
+
+    def operations(self, model: Any, observer: OperationObserver) -> Hooks | None:
+        is_program = model is None or isinstance(model, torch.nn.Module)
+        return OperationHooks(model, observer) if is_program else None
 
     def tracing(self) -> ModelTracing | None:
         return trace_models

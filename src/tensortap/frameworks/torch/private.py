@@ -19,6 +19,8 @@ from tensortap.frameworks.origin import caller_name
 Context = contextlib.AbstractContextManager[Any]
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_running_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
@@ -252,6 +254,53 @@ def result_of(collective: Any) -> torch.Tensor:
     """
     result: torch.Tensor = getattr(collective, "elem", collective)
     return result
+
+
+def running_node() -> Any:
+    """Return the node of the graph that a backward pass is running in this thread, or None.
+
+    Buys: operations of a backward pass are told from others, and know which forward they belong to.
+    Otherwise they count as forward operations at the line that called ``backward()``.
+    """
+    return _running_node()
+
+
+def number_of(node: Any) -> int:
+    """Return the number of a node of the graph; nodes are numbered in the order of the forward.
+
+    Buys: the line of the forward for each backward operation. Otherwise it has no line.
+    """
+    number: int = getattr(node, "_sequence_nr", lambda: -1)()
+    return number
+
+
+def next_node() -> int:
+    """Return the number that the next node of the graph will get.
+
+    Buys: with `number_of`, which operation of the forward made a node. Otherwise nobody knows.
+    """
+    return _next_node()
+
+
+def schema_of(operator: Any) -> Any:
+    """Return the schema of an operator, with the names of its arguments; None if it has none.
+
+    Buys: names of arguments, and which of them an operator overwrites. Otherwise the results alone
+    are observed.
+    """
+    return getattr(operator, "_schema", None)
+
+
+def is_compiled(model: torch.nn.Module | None) -> bool:
+    """Return whether a model, or a module in it, is compiled.
+
+    Buys: the user is told that it runs eagerly while operations are recorded, also before its first
+    call. Otherwise from the first graph on.
+    """
+    return model is not None and any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def compiler_is_loaded() -> bool:

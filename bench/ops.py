@@ -1,0 +1,46 @@
+"""Rows on operations: every operation recorded, beside torch's DebugMode on the same step."""
+
+from __future__ import annotations
+
+import time
+
+from bench.harness import Row, in_turns
+from bench.track import _gpt
+
+
+def _timed(run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def operations() -> list[Row]:
+    """Measure what a step costs beyond itself; both hash the inputs and outputs of operations."""
+    from torch.utils._debug_mode import DebugMode
+
+    import tensortap as tap
+
+    rows = []
+    for size in ((2, 64, 4, 32), (4, 256, 8, 128)):
+        training = _gpt(*size)
+
+        def ours(training=training) -> float:
+            with tap.ops(training.model):
+                return _timed(training.step)
+
+        def theirs(training=training) -> float:
+            hashes = DebugMode.log_tensor_hashes(hash_inputs=True)
+            with DebugMode(record_nn_module=True), hashes:
+                return _timed(training.step)
+
+        ours(), theirs()
+        base = sorted(_timed(training.step) for _ in range(5))[2]
+        a, b = in_turns(5, ours, theirs)
+        a, b = ([value - base for value in each] for each in (a, b))
+        name = f"operations of a GPT of {size[0]} layers, {size[1]} wide ÷ DebugMode with hashes"
+        note = f"extra time per step of {base * 1e3:.0f} ms: {sorted(a)[2] * 1e3:.0f} ms"
+        rows.append(Row(name, 0.5, True, a, b, note=note))
+    return rows
+
+
+ROWS = (operations,)

@@ -1,0 +1,1 @@
+"""Why values are not finite, in words."""
