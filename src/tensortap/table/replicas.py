@@ -40,6 +40,7 @@ def places_of(parts: Table, rows: Integers) -> Places:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    parts.prefetch(STATISTICS)
     batched, free = _has_kind(parts, rows, _BATCHED), _has_kind(parts, rows, _FREE)
     cells = parts.take(rows, _PLACE)
     place = codes(*(_coded_lists(cells.column(name))[0] for name in ("shape", "shard_offsets")))

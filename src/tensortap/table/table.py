@@ -25,7 +25,7 @@ from tensortap.errors import NotFound
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
 from tensortap.runs.arrow import numbers, row_indices
-from tensortap.runs.rows import decode_value
+from tensortap.runs.rows import STATISTICS, decode_value
 from tensortap.stats.formats import Exponents
 from tensortap.table.columns import GrowingArray, InternedColumn, SeriesIndex, dense_counts
 from tensortap.table.logframe_schema import KINDS
@@ -196,6 +196,18 @@ class Table:
                     column.extend(_valid(cells) if statistic == _HAS_NUMBER else numbers(cells))
             return column.values[: len(self)]
 
+    def prefetch(self, statistics: Iterable[str]) -> None:
+        """Read statistics together: every pass opens the files of all ranks."""
+        with self.lock:
+            missing = [n for n in statistics if n in STATISTICS and n not in self._statistics]
+            if len(missing) < 2 or not set(missing) <= set(self._source.statistics):
+                return
+            found = {name: GrowingArray(np.float64) for name in missing}
+            for chunk in self.read(missing):
+                for name, column in found.items():
+                    column.extend(numbers(chunk.column(name)))
+            self._statistics |= found
+
     def nonfinite(self, rows: Integers) -> Integers:
         """Return how many values of each of `rows` were NaN or infinite; 0 where unknown."""
         if not self.has(NONFINITE):
@@ -205,6 +217,7 @@ class Table:
 
     def is_known(self, statistic: str, rows: Integers) -> NDArray[np.bool_]:
         """Return for which of `rows` a statistic is known, even if it is NaN."""
+        self.prefetch((statistic, *_NONFINITE_COUNTS))
         value = self.column(statistic)[rows]
         if not self.has(NONFINITE):
             return np.ones(len(rows), np.bool_)  # without counts, NaN has only one meaning
