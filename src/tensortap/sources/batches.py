@@ -5,23 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensortap import frameworks, ranks
 from tensortap.frameworks.observing import Observed
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Record
-from tensortap.stats.columns import Memory, RecordColumns, SummaryColumns, summarize_many
+from tensortap.stats.columns import RecordColumns, SummaryColumns, summarize_many
 
 _TUPLES = 64  # sets of tensors that are observed together
 _now = time.perf_counter_ns
 
-
-class ObservedTensor(NamedTuple):
-    """A tensor and its description."""
-
-    observed: Observed
-    value: Any
+ObservedTensor = tuple[Observed, Any]
+"""A tensor after its description."""
 
 
 def summarize_together(
@@ -31,7 +27,11 @@ def summarize_together(
 ) -> None:
     """Summarize tensors in memory together and hand them to `take`; the others to `take_one`."""
     start = _now()
-    memories = [_memory_of(value) for _, value in found]
+    memories = _memories(found)
+    if memories and None not in memories:
+        take(found, summarize_many(memories))
+        pipeline.ledger.track(_now() - start, len(found))
+        return
     pairs = itertools.groupby(
         zip(found, memories, strict=True), key=lambda pair: pair[1] is not None
     )
@@ -49,11 +49,12 @@ def summarize_together(
         start = _now()
 
 
-def _memory_of(value: Any) -> Memory | None:
+def _memories(found: Sequence[ObservedTensor]) -> list[Any]:
+    memory_of = frameworks.memory_of
     try:
-        return frameworks.memory_of(value)
+        return [memory_of(value) for _, value in found]
     except Exception:  # observing it alone raises again, with its name
-        return None
+        return [None] * len(found)
 
 
 class ColumnMaker:
@@ -69,7 +70,8 @@ class ColumnMaker:
     ) -> RecordColumns:
         """Return the records of tensors as columns."""
         heads = self._all_heads(found)
-        seqs = [pipeline.next_seq() for _ in heads]
+        next_seq = pipeline.next_seq
+        seqs = [next_seq() for _ in heads]
         rank, world_size = ranks.rank_and_world_size()
         return RecordColumns(heads, step, seqs, rank, world_size, time.time_ns(), stats)
 
@@ -86,6 +88,6 @@ class ColumnMaker:
     def _head(self, observed: Observed) -> Record:
         key = observed.kind, observed.name, observed.call
         known = self._heads.get(key)
-        if known is None or known[0] != observed:
+        if known is None or (known[0] is not observed and known[0] != observed):
             known = self._heads[key] = observed, self._head_of(observed)
         return known[1]

@@ -133,6 +133,7 @@ class Observer:
         values = self._whole is not None or options.stash is not None
         self._records = TrackedRecords(options.out_path, values)
         self._maker = ColumnMaker(self._record_of)
+        self._needs_values = values or self.explains or options.digests
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._monitor: AlertMonitor | None = None
         if self.explains:
@@ -212,17 +213,14 @@ class Observer:
 
     def observe_all(self, found: Sequence[tuple[Observed, Any]]) -> None:
         """Make records of tensors in their order; those in memory are summarized together."""
-        tensors = [ObservedTensor(*each) for each in found]
         if self.options.stats:
-            summarize_together(tensors, self._add_all, self.observe)
+            summarize_together(found, self._add_all, self.observe)
             return
-        for observed, value in tensors:
+        for observed, value in found:
             self.observe(observed, value)
 
     def _add_all(self, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
-        options = self.options
-        each = self._monitor is not None or self._whole is not None or options.stash is not None
-        if not (each or options.digests):
+        if not self._needs_values:
             self._records.send_columns(self._maker.columns(found, stats, self.step_number))
             return
         for (observed, value), summary in zip(found, stats.summaries(), strict=True):
@@ -247,7 +245,7 @@ class Observer:
         seq, now = pipeline.next_seq(), time.time_ns()
         record = self._record_of(observed, step, seq, rank, world_size, now, stats)
         nbytes, later = 0, None
-        if value is not None:
+        if value is not None and self._needs_values:
             if self.options.digests:
                 digest = arrays.shard_digest_of(value, observed.shard)
                 if isinstance(digest, PendingDigest):

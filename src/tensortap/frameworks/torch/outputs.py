@@ -23,7 +23,7 @@ from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.layouts import Layouts
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
 from tensortap.frameworks.torch.origins import Origins
-from tensortap.frameworks.torch.shards import observed
+from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.frameworks.torch.uncalled import REASON, UncalledModules, has_forward
 from tensortap.record import Kind, Shard, Summary
 
@@ -58,6 +58,7 @@ class OutputHooks:
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
         self._origins = Origins(root) if observer.explains else None
         self._layouts = Layouts(root)
+        self._descriptions = Descriptions()
         self._collectives = Collectives(observer)
         self._uncalled = UncalledModules(root)
         self._trained_in_eval = False
@@ -176,14 +177,16 @@ class OutputHooks:
             for path, tensor in tensors_in(output, torch.Tensor):
                 own_tags = {**tags, "module": name} if path else tags
                 shard, placed = self._layouts.of(name, original, tensor, (args, kwargs))
-                own_tags = {**own_tags, **placed}
+                if placed:
+                    own_tags = {**own_tags, **placed}
                 if activation:
                     if origins is not None:
                         explain = origins.of_output(name, cls, step, (args, kwargs), output, tensor)
                     all_tags = {**own_tags, "recompute": "1"} if again else own_tags
                     seen = name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
                     if type(tensor) is torch.Tensor:
-                        observer.observe(*observed(*seen), step, None, explain)
+                        found = self._descriptions.observed(*seen)
+                        observer.observe(*found, step, None, explain)
                     else:
                         look = functools.partial(self._observe_later, seen, step, explain)
                         self._collectives.observe(tensor, name, look)
@@ -195,7 +198,7 @@ class OutputHooks:
             observer.fault(name, error)
 
     def _observe_later(self, seen: tuple[Any, ...], step: int, explain: Explain | None) -> None:
-        self.observer.observe(*observed(*seen), step, None, explain)
+        self.observer.observe(*self._descriptions.observed(*seen), step, None, explain)
 
     def _is_trained_in_eval(self, output: Any) -> bool:
         """Return whether a backward pass has gone through the model in ``eval()`` mode."""
@@ -288,7 +291,8 @@ class OutputHooks:
 
             def look() -> None:
                 whole = gradient if gradient.shape == shape else gradient.reshape(shape)
-                seen = observed(name, Kind.GRADIENT, whole, call, cls, all_tags, shard)
+                described = hooks._descriptions.observed
+                seen = described(name, Kind.GRADIENT, whole, call, cls, all_tags, shard)
                 explain: Explain | None = None
                 if hooks._origins is not None and uses is not None:
                     explain = hooks._origins.of_gradient(uses, gradient)

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import itertools
 import os
-from typing import Any
 
 import torch
 from torch.overrides import has_torch_function
@@ -44,13 +43,11 @@ def summarize(value: torch.Tensor, *, threads: int = stats.AUTO) -> Summary | Pe
 def _summarize(value: torch.Tensor, threads: int) -> Summary | PendingSummary:
     if value.is_cuda:
         return reduce_later(value, cuda().port)
-    if value.is_cpu:
-        try:
-            found = _summarize_in_place(value, threads)
-            if found is not None:
-                return found
-        except (RuntimeError, KeyError):
-            pass  # no storage, or an unknown dtype: the snapshot below reports it
+    memory = _memory(value)
+    if memory is not None:
+        found: Summary | None = stats.kernel.summarize(*memory, threads)
+        if found is not None:
+            return found
     node, _ = snapshot_plain(value, None)
     assert isinstance(node, TensorData)
     return stats.summarize_array(as_numpy(node), threads=threads)
@@ -59,39 +56,29 @@ def _summarize(value: torch.Tensor, threads: int) -> Summary | PendingSummary:
 def memory_of(value: torch.Tensor) -> Memory | None:
     """Return where the kernel finds the elements; None for tensors that need the general way."""
     # complex128: magnitudes may be beyond float64
-    if has_torch_function((value,)) or not value.is_cpu or value.dtype is torch.complex128:
+    if has_torch_function((value,)) or value.dtype is torch.complex128:
         return None
-    try:
-        return _memory(value)
-    except (RuntimeError, KeyError):
-        return None  # no storage, or an unknown dtype: the general way reports it
-
-
-def _summarize_in_place(value: torch.Tensor, threads: int) -> Summary | None:
-    memory = _memory(value)
-    if memory is None:
-        return None
-    found: Summary | None = stats.kernel.summarize(*memory, threads)
-    return found
+    return _memory(value)
 
 
 def _memory(value: torch.Tensor) -> Memory | None:
-    dtype = value.dtype
-    name, itemsize, _ = KNOWN[dtype]
-    code = stats.code_of(name)
-    # a nested tensor looks dense apart from `is_nested`
-    if code is None or is_lazy(value, dtype) or value.is_nested:
-        return None
-    count = value.numel()
-    address = value.data_ptr()
-    if count and not address:
-        return None
-    shape: Any = count
-    strides = None
-    if not value.is_contiguous():
-        shape = tuple(value.shape)
+    try:
+        dtype = value.dtype
+        name, itemsize, lazy = KNOWN[dtype]
+        code = stats.code_of(name)
+        # a nested tensor looks dense apart from `is_nested`
+        if code is None or not value.is_cpu or value.is_nested or (lazy and is_lazy(value, dtype)):
+            return None
+        count = value.numel()
+        address = value.data_ptr()
+        if count and not address:
+            return None
+        if value.is_contiguous():
+            return address, code, count, None
         strides = tuple([itemsize * stride for stride in value.stride()])
-    return address, code, shape, strides
+        return address, code, tuple(value.shape), strides
+    except (RuntimeError, KeyError):
+        return None  # no storage, or an unknown dtype: the general way reports it
 
 
 def _share_threads() -> None:

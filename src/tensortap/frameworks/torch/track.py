@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +24,7 @@ from tensortap.frameworks.torch.optimizers import (
 )
 from tensortap.frameworks.torch.outputs import OutputHooks
 from tensortap.frameworks.torch.private import version_of
-from tensortap.frameworks.torch.shards import observed
+from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.record import Kind
 
 log = logging.getLogger("tensortap")
@@ -76,6 +77,9 @@ class ParameterHooks:
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._names: dict[int, str] = {}
         self._shared: dict[str, str] = {}
+        self._paths: dict[str, int] = {}  # of parameters, and their identities
+        self._state_tags: dict[tuple[str, Any], tuple[str, dict[str, str]]] = {}  # after the label
+        self._descriptions = Descriptions()
         self._gradients = _Gradients()
         self._early: dict[str, torch.Tensor] = {}
         self._early_needed = True
@@ -142,9 +146,17 @@ class ParameterHooks:
 
     def _name_parameters(self) -> None:
         """Look up the parameters again: lazy ones and adapters come and go."""
+        paths = {
+            path: id(parameter)
+            for path, parameter in self.root.named_parameters(remove_duplicate=False)
+        }
+        if paths == self._paths and "keras" not in sys.modules and self._parameters:
+            return
+        self._paths = paths
         self._parameters.clear()
         self._names.clear()
         self._shared.clear()
+        self._state_tags.clear()
         for name, parameter in Names(self.root).parameters():
             first = self._names.setdefault(id(parameter), name)
             if first == name:
@@ -282,10 +294,13 @@ class ParameterHooks:
 
     def _observe_state_of(self, name: str, state: Mapping[Any, Any]) -> None:
         for key, value in state.items():
-            label = f"{name}.{key}"
+            known = self._state_tags.get((name, key))
+            if known is None:
+                tags = {"state": str(key), "parameter": name, **self._tags(name)}
+                known = self._state_tags[name, key] = f"{name}.{key}", tags
+            label, tags = known
             if not self.observer.wants(Kind.OPTIMISER_STATE, label):
                 continue
-            tags = {"state": str(key), "parameter": name, **self._tags(name)}
             if isinstance(value, (int, float)):
                 value = torch.tensor(value, dtype=torch.float64)
             for path, tensor in tensors_in(value, torch.Tensor):
@@ -297,7 +312,7 @@ class ParameterHooks:
         try:
             if self._mesh and not hasattr(tensor, "device_mesh"):
                 tags = {**tags, "placements": UNKNOWN, "mesh": self._mesh}
-            self._found.append(observed(name, kind, tensor, call, tags=tags))
+            self._found.append(self._descriptions.observed(name, kind, tensor, call, "", tags))
         except Exception as error:
             self.observer.fault(name, error)
 

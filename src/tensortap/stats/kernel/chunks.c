@@ -278,12 +278,11 @@ Moments take_chunk(Worker *w, const char *data, size_t n)
     const Passes *p = job->passes;
     float *f = w->floats;
     double *d = w->doubles;
-    uint32_t bits;
     switch (job->kind) {
     case FLOAT32:
         return chunk32(w, p, (const void *)data, n);
     case BFLOAT16:
-        EACH(uint16_t, (bits = (uint32_t)in[i] << 16, memcpy(&f[i], &bits, sizeof bits)));
+        p->upper_halves((const void *)data, n, f);
         return chunk32(w, p, f, n);
     case FLOAT16:
         p->halves((const void *)data, n, f);

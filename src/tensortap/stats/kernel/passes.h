@@ -30,6 +30,14 @@ static void PASS(halves)(const uint16_t *restrict in, size_t n, float *restrict 
     }
 }
 
+/* Convert bfloat16 to float32. */
+static void PASS(upper_halves)(const uint16_t *restrict in, size_t n, float *restrict out)
+{
+    uint32_t *bits = (void *)out;
+    for (size_t i = 0; i < n; i++)
+        bits[i] = (uint32_t)in[i] << 16;
+}
+
 /* Find the largest and smallest values and magnitudes, as bits, and count zeros. */
 #define FOR_BITS(N)                                                                               \
     static void PASS(range##N)(const uint##N##_t *restrict bits, size_t n,                        \
@@ -273,9 +281,7 @@ static void PASS(widen)(const float *restrict x, size_t n, double *restrict out)
 static void PASS(brains)(const uint16_t *restrict x, size_t n, double *restrict out)
 {
     float high[BLOCK];
-    uint32_t *bits = (void *)high;
-    for (size_t i = 0; i < n; i++)
-        bits[i] = (uint32_t)x[i] << 16;
+    PASS(upper_halves)(x, n, high);
     PASS(widen)(high, n, out);
 }
 
@@ -453,7 +459,7 @@ static void PASS(digest)(const void *restrict data, size_t n, const Keys *restri
 }
 
 static const Passes PASS(passes) = {
-    PASS(halves), PASS(range32), PASS(range64), PASS(zeros32), PASS(zeros64),
+    PASS(halves), PASS(upper_halves), PASS(range32), PASS(range64), PASS(zeros32), PASS(zeros64),
     PASS(exponents32), PASS(exponents64), PASS(window), PASS(outside), PASS(sums32),
     PASS(sums64), PASS(deviations32), PASS(deviations64),
     PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),

@@ -53,6 +53,7 @@ typedef struct {
 
 typedef struct {
     void (*halves)(const uint16_t *, size_t, float *);
+    void (*upper_halves)(const uint16_t *, size_t, float *);
     void (*range32)(const uint32_t *, size_t, Range32 *);
     void (*range64)(const uint64_t *, size_t, Range64 *);
     size_t (*zeros32)(const uint32_t *, size_t);
