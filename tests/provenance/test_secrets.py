@@ -65,9 +65,9 @@ SHAPES = {
 # names of variables that say that their value is a secret
 NAMED = {
     name: planted(name, length=12)
-    for name in """SSHPASS MYSQL_PW DOCKER_AUTH_CONFIG AUTH_HEADER PGPASSWORD MYSQL_PWD DB_PASS
-    WANDB_API_KEY AWS_SECRET_ACCESS_KEY AZURE_CLIENT_SECRET GITHUB_PAT SENTRY_DSN SESSION_COOKIE
-    REDIS_AUTH HTTP_AUTH_HEADER VAULT_PASSCODE SMTP_CREDS""".split()
+    for name in """SSHPASS VAULT_UNSEAL MYSQL_PW DOCKER_AUTH_CONFIG AUTH_HEADER PGPASSWORD MYSQL_PWD
+    DB_PASS WANDB_API_KEY AWS_SECRET_ACCESS_KEY AZURE_CLIENT_SECRET GITHUB_PAT SENTRY_DSN
+    SESSION_COOKIE REDIS_AUTH HTTP_AUTH_HEADER VAULT_PASSCODE SMTP_CREDS""".split()
 }  # fmt: skip
 # text inside of variables with ordinary names
 INSIDE = {
@@ -90,7 +90,7 @@ INSIDE_SECRETS["basic"] = base64.b64encode(b"me:" + planted("basic").encode()).d
 ARGUMENTS = {
     "pw": ["--pw", "{}"], "p": ["-p", "{}"], "user": ["--user", "me:{}"], "u": ["-u", "me:{}"],
     "equals": ["--token={}"], "hydra": ["+db.password={}"], "json": ['--config={{"secret": "{}"}}'],
-    "key": ["--api-key", "{}"],
+    "key": ["--api-key", "{}"], "attached": ["-p{}"],
 }  # fmt: skip
 ARGUMENT_SECRETS = {name: planted(f"argument {name}", length=14) for name in ARGUMENTS}
 KEY_LINES = [

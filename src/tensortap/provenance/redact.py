@@ -46,7 +46,7 @@ _UNLESS_PLAIN = re.compile(
     r"\w*TOKEN|(API|ACCESS|AUTH|REFRESH|BOT|BEARER|SESSION)TOKENS?|\w*CREDENTIALS?|COOKIES?"
     r"|WEBHOOKS?|JWT|DSN|AUTHORIZATION|(API|ACCESS|PRIVATE|ENCRYPTION|SIGNING|AUTH|LICENSE)KEYS?"
 )
-_LAST = ("PWD", "PW", "PASS", "PAT", "AUTH", "CREDS", "CRED", "CONNSTR")
+_LAST = ("PWD", "PW", "PASS", "PAT", "AUTH", "CREDS", "CRED", "CONNSTR", "UNSEAL")
 _AFTER_AUTH = ("HEADER", "HEADERS", "CONFIG", "STRING", "DATA", "BASIC")
 _OF_TOKENS = frozenset("API ACCESS AUTH REFRESH BOT BEARER SESSION SERVICE USER".split())
 _OF_KEYS = _OF_TOKENS | frozenset(
@@ -70,6 +70,7 @@ _PATH = re.compile(
     r"(~|\.{0,2}/|[A-Za-z]:\\)[^\s:@]*|[\w.-]+(/[\w.-]+)+|[\w-]+\.(json|ya?ml|toml|ini|cfg|txt)"
 )
 _PLAIN = re.compile(r"[-+]?\d{0,9}(\.\d*)?|true|false|yes|no|on|off|none|null|auto", re.IGNORECASE)
+_ATTACHED = re.compile(r"-p(?=.*\d)(?=.*[A-Za-z])[^\s=/]{6,}")  # mysql -pPASSWORD; not -p8080
 _OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~-]{20,}")
 _NOT_A_VALUE = re.compile(r"(use|no|with|without|require|need|has)[-_]", re.IGNORECASE)
 
@@ -262,6 +263,9 @@ class Redactor:
                 flag = ""
                 continue
             flag = ""
+            if _ATTACHED.fullmatch(argument):
+                stored.append(f"-p{HIDDEN}")
+                continue
             name, equals, value = argument.partition("=")
             if equals and re.fullmatch(r"[-+~]{0,2}[\w.@/-]+", name):
                 hidden = self._argument_value(name, value)
