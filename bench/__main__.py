@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     wanted = [word for word in arguments if word != "--markdown"]
     console = Console(width=150)
     table = Table(title="tensortap: ratios within one run", header_style="bold")
-    for column in ("row", "ratio", "middle half", "limit", "naive", "", "note"):
+    for column in ("row", "ratio", "first", "middle half", "limit", "naive", "", "note"):
         table.add_column(column, justify="left" if column in ("row", "note") else "right")
     rows: list[Row] = []
     chosen = [
@@ -67,6 +67,7 @@ def main(arguments: list[str]) -> int:
         table.add_row(
             row.name,
             f"{row.ratio:.2f}",
+            "" if row.first is None else f"{row.first:.2f}",
             f"{low:.2f}–{high:.2f}",
             limit,
             naive,

@@ -34,6 +34,11 @@ class Row:
         return pairs[len(pairs) // 4], pairs[-1 - len(pairs) // 4]
 
     @property
+    def first(self) -> float | None:
+        """Return the ratio of our first call, which nobody warmed up; None if there is only one."""
+        return self.ours[0] / statistics.median(self.base) if len(self.ours) > 1 else None
+
+    @property
     def kept(self) -> bool:
         if self.limit is None:
             return True
@@ -44,6 +49,7 @@ class Row:
         return {
             "name": self.name,
             "ratio": self.ratio,
+            "first": self.first,
             "spread": [low, high],
             "limit": self.limit,
             "at_most": self.at_most,
@@ -74,8 +80,6 @@ def time_of(call: Callable[[], object], loops: int = 1) -> float:
 def in_turns(rounds: int, *calls: Callable[[], float]) -> list[list[float]]:
     """Return the results of the calls, made alternately so that noise affects all alike."""
     found: list[list[float]] = [[] for _ in calls]
-    for call in calls:
-        call()  # warm up
     for _ in range(rounds):
         for results, call in zip(found, calls, strict=True):
             results.append(call())

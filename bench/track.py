@@ -54,7 +54,7 @@ def _tracked(
         receipt = tap.receipt()
         assert not receipt.dropped, receipt
         tap.finish()
-        seen = (receipt.tracked - before) // (rounds + 1) // -(-steps // every)
+        seen = (receipt.tracked - before) // rounds // -(-steps // every)
         step = sorted(b)[len(b) // 2]
         note = (
             f"{seen} tensors per step of {step * 1e3:.0f} ms; the very first {cold[0] / step:.1f}"

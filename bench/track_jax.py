@@ -87,7 +87,7 @@ def track_jax() -> list[Row]:
         assert not tracker.unseen, tracker.unseen
         assert not tap.receipt().dropped
         tap.finish()
-        seen = sum(tap.open(path).reader.counts().values()) // (steps * (rounds + 1))
+        seen = sum(tap.open(path).reader.counts().values()) // (steps * rounds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     note = f"{seen} tensors per step of {sorted(b)[rounds // 2] * 1e3:.0f} ms"
