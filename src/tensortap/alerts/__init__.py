@@ -21,6 +21,7 @@ from tensortap.alerts.rules import (
     inf,
     loss_spike,
     nan,
+    replicas,
     saturated,
     vanishing,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "loss_spike",
     "nan",
     "record_of",
+    "replicas",
     "saturated",
     "vanishing",
 ]

@@ -74,13 +74,21 @@ def may_be_mask(record: Record) -> bool:
 _TEXTS = ("rule", "message", "module", "origin")
 
 
-def record_of(alert: Alert, *, seq: int, time_ns: int, world_size: int = 1) -> Record:
-    """Return the alert as a record of kind Alert under the name of its tensor."""
+def record_of(
+    alert: Alert, *, seq: int, time_ns: int, world_size: int = 1, rank: int | None = None
+) -> Record:
+    """Return the alert as a record of kind Alert under the name of its tensor.
+
+    `rank` is the one that has raised it, if it is about another one.
+    """
     fields: dict[Value, Value] = {name: getattr(alert, name) for name in _TEXTS}
     fields |= {"kind": alert.kind.value, "again": alert.again}
+    if rank is not None and rank != alert.rank:
+        fields["rank"] = alert.rank
     fields["facts"] = Mapping(tuple(alert.facts.items()))
     return Record(
-        alert.name, Kind.ALERT, alert.step, alert.call, seq, alert.rank, world_size, time_ns,
+        alert.name, Kind.ALERT, alert.step, alert.call, seq,
+        alert.rank if rank is None else rank, world_size, time_ns,
         type="tensortap.alerts.Alert", value=Mapping(tuple(fields.items())),
     )  # fmt: skip
 
@@ -89,7 +97,7 @@ def alert_of(record: Record) -> Alert:
     """Return the alert in a record of kind Alert; missing or malformed fields become empty."""
     fields = _string_items(record.value)
     facts = _string_items(fields.get("facts"))
-    again = fields.get("again")
+    again, rank = fields.get("again"), fields.get("rank")
     try:
         kind = Kind(str(fields.get("kind")))
     except ValueError:
@@ -98,7 +106,7 @@ def alert_of(record: Record) -> Alert:
         name=record.name,
         kind=kind,
         step=record.step,
-        rank=record.rank,
+        rank=rank if isinstance(rank, int) else record.rank,
         call=record.call,
         again=again if isinstance(again, int) else 0,
         facts={name: v for name, v in facts.items() if isinstance(v, (int, float))},

@@ -202,6 +202,18 @@ class AlertMonitor:
             self._act(alert)
         return alerts
 
+    def add(self, alert: Alert) -> None:
+        """Take an alert that no rule has raised, and act on it."""
+        with self._lock:
+            self.alerts.append(alert)
+        self._act(alert)
+
+    @property
+    def replicas_every(self) -> int | None:
+        """How often the rule `replicas` compares ranks; None without that rule."""
+        found = (rule for rule in self.rules if _name(rule) == "replicas")
+        return next((getattr(rule, "every", None) for rule in found), None)
+
     def check(self, skipped: Callable[[], bool] = lambda: False) -> None:
         """Raise `StopTraining`, once, if there was an alert and ``on_alert="stop"``.
 

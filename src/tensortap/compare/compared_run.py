@@ -50,6 +50,7 @@ class ComparedRun:
     def __init__(self, source: Any, *, trust: bool = False) -> None:
         self.trust = trust
         self.path: Path | None = None
+        self._table: Table | None = None
         self._held: dict[tuple[int, int, int, int], Record] = {}  # for a live session
         if isinstance(source, (str, Path)):
             self.reader: Any = RunReader(source)
@@ -69,7 +70,8 @@ class ComparedRun:
     def table(self) -> Table:
         """Return the table of all records."""
         if isinstance(self.reader, RunReader):
-            return table_of(self.reader)
+            self._table = self._table or table_of(self.reader)
+            return self._table
         held = [record for name in self.reader.names() for record in self.reader.records(name)]
         self._held = {_place(record): record for record in held}
         return Table(lambda: RecordSource(lambda seen: held[seen:], values=False))

@@ -123,7 +123,8 @@ def compare_runs(
 
 
 def _open(runs: tuple[Any, Any], trust: bool) -> tuple[ComparedRun, ComparedRun]:
-    return ComparedRun(runs[0], trust=trust), ComparedRun(runs[1], trust=trust)
+    a, b = (run if isinstance(run, ComparedRun) else ComparedRun(run, trust=trust) for run in runs)
+    return a, b
 
 
 def _choose(

@@ -32,6 +32,18 @@ class Observed(NamedTuple):
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
 
 
+class ReplicatedTensor(NamedTuple):
+    """A tensor of which other ranks have replicas: `ranks` are all of them.
+
+    Where nothing but its name says so, it is not `certain`.
+    """
+
+    observed: Observed
+    value: Any
+    ranks: tuple[int, ...]
+    certain: bool
+
+
 Explain = Callable[[Summary], dict[str, str]]
 """Returns tags that say where a tensor that is not finite was made; see `origins` of torch."""
 
@@ -106,6 +118,12 @@ class TrackObserver(HookObserver, Protocol):
 
         `explain` is called if those of a device turn out not to be finite.
         """
+
+    def replicas_due(self) -> bool:
+        """Return whether replicas are to be compared in this step."""
+
+    def compare_replicas(self, found: Iterable[ReplicatedTensor]) -> None:
+        """Take the tensors of this step of which other ranks have replicas."""
 
 
 class WatchObserver(HookObserver, Protocol):
@@ -214,6 +232,22 @@ class RankChannel(Protocol):
 
     def close(self) -> None:
         """Disconnect."""
+
+
+class RankStore(Protocol):
+    """Bytes under keys that all ranks share; nothing here waits for another rank."""
+
+    rank: int
+    ranks: tuple[int, ...]
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store bytes."""
+
+    def get(self, keys: Sequence[str]) -> list[bytes] | None:
+        """Return what is stored under these keys; None if one of them is missing."""
+
+    def delete(self, key: str) -> None:
+        """Delete a key, if it exists."""
 
 
 def never_skipped() -> bool:

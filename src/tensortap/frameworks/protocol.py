@@ -21,6 +21,7 @@ from tensortap.frameworks.observing import (
     ModelTracing,
     Probe,
     RankChannel,
+    RankStore,
     TrackHooks,
     TrackObserver,
     WatchObserver,
@@ -224,6 +225,13 @@ class Framework(Protocol):
         """Return hooks that report every operation; None if it is not a model of this framework.
 
         Without a model they report the operations of any program.
+        """
+        return None
+
+    def open_store(self) -> Callable[[str], RankStore] | None:
+        """Return what opens a store of the job's ranks; None if there is none, or only this rank.
+
+        It takes a name, the same on all ranks that share the store, and may wait for the network.
         """
         return None
 

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,71 +18,27 @@ import msgspec
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
-from tensortap.arguments import check_callable, check_count
-from tensortap.frameworks.observing import Explain, Observed, never_skipped
+from tensortap.errors import StopTraining
+from tensortap.frameworks.observing import Explain, Observed, ReplicatedTensor, never_skipped
 from tensortap.frameworks.protocol import PendingDigest, PendingSummary
 from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
 from tensortap.sources.batches import ColumnMaker, ObservedTensor, summarize_together
-from tensortap.sources.options import NamePattern, Patterns
+from tensortap.sources.options import Patterns, TrackOptions
+from tensortap.sources.reference import ReferenceCheck
+from tensortap.sources.replicas import ReplicaCheck
+from tensortap.sources.stash import stashed
 from tensortap.sources.tracked_records import TrackedRecords
 from tensortap.stats.columns import SummaryColumns
 
 log = logging.getLogger("tensortap")
 
-Stash = Callable[[Any], Mapping[str, Any]]
 _OWNER = "tracker.step()"
 _MAX_ALERTS = 1000  # that are kept
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
-
-
-class TrackOptions(NamedTuple):
-    """The options of `track`."""
-
-    include: NamePattern = None
-    exclude: NamePattern = None
-    activations: bool = True
-    gradients: bool = True
-    weights: bool = True
-    optimizer_state: bool = True
-    every: int = 1
-    stats: bool = True
-    tensors: bool | str | re.Pattern[str] = False
-    stash: Stash | None = None
-    only_training: bool = True
-    init_step: int | None = None
-    alerts: Any = False
-    on_alert: Any = None
-    name: str | None = None
-    out_path: str | Path | None = None
-    digests: bool = False
-    ops: bool = False
-
-    def check(self) -> None:
-        """Raise an error that names the first option with a wrong value."""
-        check_count("every", self.every)
-        name: Any = self.name
-        if name is not None and not (isinstance(name, str) and name):
-            raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")
-        if self.init_step is not None:
-            check_count("init_step", self.init_step, 0)
-        if self.stash is not None:
-            check_callable("stash", self.stash)
-
-    @property
-    def kinds(self) -> frozenset[Kind]:
-        """The kinds of records that are switched on."""
-        switches = {
-            Kind.ACTIVATION: self.activations,
-            Kind.GRADIENT: self.gradients,
-            Kind.WEIGHT: self.weights,
-            Kind.WEIGHT_GRADIENT: self.weights and self.gradients,
-            Kind.OPTIMISER_STATE: self.optimizer_state,
-        }
-        return frozenset(kind for kind, on in switches.items() if on)
 
 
 class PendingRecord(NamedTuple):
@@ -133,13 +89,22 @@ class Observer:
         values = self._whole is not None or options.stash is not None
         self._records = TrackedRecords(options.out_path, values)
         self._maker = ColumnMaker(self._record_of)
-        self._needs_values = values or self.explains or options.digests
         self._lock = threading.RLock()  # another thread may ask for records during training
         self._monitor: AlertMonitor | None = None
         if self.explains:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
         elif options.on_alert is not None:
             raise ValueError("on_alert needs alerts=True, or a list of rules")
+        self._reference: ReferenceCheck | None = None
+        self._digests = options.digests
+        if options.reference is not None:
+            self._reference = ReferenceCheck(options.reference, options.atol, options.rtol)
+            self._digests = options.digests or self._reference.has_digests
+        self._needs_values = values or self.explains or self._digests
+        self._replicas: ReplicaCheck | None = None
+        if self._monitor is not None and (n := self._monitor.replicas_every) is not None:
+            selected = Patterns(options.include, options.exclude)
+            self._replicas = ReplicaCheck(n, selected.wants)
 
     def begin(self) -> None:
         self._choose_prefix()
@@ -150,6 +115,10 @@ class Observer:
             first = self._records.run.next_step if self._records.run is not None else 0
         self._own_step = self._first_step = first
         pipeline.clock.begin(first)
+        if self._replicas is not None:
+            self._replicas.begin()
+        if self._reference is not None:
+            self._reference.begin()
         self.active = self.on = True
 
     def _choose_prefix(self) -> None:
@@ -171,6 +140,12 @@ class Observer:
         """Stop observing, and wait for statistics that devices are still computing."""
         self.active = self.on = False
         self.settle()
+        if self._replicas is not None:
+            self._replicas.close()
+            self._poll_replicas()
+        if self._reference is not None:
+            self._reference.close()
+            self._poll_reference()
         self.report_unseen()
         pipeline.clock.release(_OWNER)
         self._records.end(self._own_step)
@@ -221,7 +196,10 @@ class Observer:
 
     def _add_all(self, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
         if not self._needs_values:
-            self._records.send_columns(self._maker.columns(found, stats, self.step_number))
+            columns = self._maker.columns(found, stats, self.step_number)
+            self._records.send_columns(columns)
+            if self._reference is not None:
+                self._reference.take(columns)
             return
         for (observed, value), summary in zip(found, stats.summaries(), strict=True):
             self.add(observed, summary, None, value)
@@ -246,7 +224,7 @@ class Observer:
         record = self._record_of(observed, step, seq, rank, world_size, now, stats)
         nbytes, later = 0, None
         if value is not None and self._needs_values:
-            if self.options.digests:
+            if self._digests:
                 digest = arrays.shard_digest_of(value, observed.shard)
                 if isinstance(digest, PendingDigest):
                     later = digest
@@ -285,7 +263,7 @@ class Observer:
         nbytes = 0
         if self.options.stash is not None:
             try:
-                extra, nbytes = _stashed(self.options.stash(value))
+                extra, nbytes = stashed(self.options.stash(value))
             except Exception as error:
                 kept = f"raised for {record.name!r}, whose record has no extra statistics"
                 pipeline.fault("stash", error, kept)
@@ -348,14 +326,52 @@ class Observer:
 
     def _put(self, record: Record, nbytes: int) -> None:
         self._records.send(record, nbytes)
+        if self._reference is not None:
+            self._reference.take(record, nbytes)
         if self._monitor is not None:
             for alert in self._monitor.see(record):
                 self._alert(alert, record.world_size)
 
-    def _alert(self, alert: Alert, world_size: int) -> None:
+    def _alert(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
         self._alerts.append(alert)
         seq, now = pipeline.next_seq(), time.time_ns()
-        self._records.send(record_of(alert, seq=seq, time_ns=now, world_size=world_size), 0)
+        record = record_of(alert, seq=seq, time_ns=now, world_size=world_size, rank=rank)
+        self._records.send(record, 0)
+
+    # -- replicas ------------------------------------------------------------------------
+
+    def replicas_due(self) -> bool:
+        due = self._replicas is not None and self._replicas.due(self.step_number)
+        return due and pipeline.enabled
+
+    def compare_replicas(self, found: Iterable[ReplicatedTensor]) -> None:
+        assert self._replicas is not None
+        start = _now()
+        try:
+            self._replicas.compare(self.step_number, found, self.prefix)
+        except Exception as error:
+            pipeline.fault("replicas", error, "are not compared in this step")
+        pipeline.ledger.track(_now() - start)
+
+    def _poll_replicas(self) -> None:
+        """Take what the comparison of replicas has found: here, where training may be stopped."""
+        assert self._replicas is not None
+        assert self._monitor is not None
+        rank, world_size = ranks.rank_and_world_size()
+        for alert in self._replicas.poll():
+            self._monitor.add(alert)
+            self._alert(alert, world_size, rank)
+
+    def _poll_reference(self) -> Alert | None:
+        assert self._reference is not None
+        alert = self._reference.poll()
+        if alert is not None:
+            rank, world_size = ranks.rank_and_world_size()
+            log.warning("tensortap: %s", alert)
+            self._alert(alert, world_size, rank)
+            if self._monitor is not None:
+                self._monitor.add(alert)
+        return alert
 
     def report_unseen(self) -> None:
         """Log what is not observed as usual, and record an alert for each name."""
@@ -389,6 +405,14 @@ class Observer:
         self._current = self._own_step if pipeline.clock.owner == _OWNER else None
         selected = (self._own_step - self._first_step) % self.options.every == 0
         self.on = self.active and selected
+        if self._replicas is not None:
+            self._poll_replicas()
+        if self._reference is not None:
+            self._reference.end_step()
+            if self.options.stop:
+                self._reference.wait()
+            if (alert := self._poll_reference()) is not None and self.options.stop:
+                raise StopTraining(str(alert), alert)
         if self._monitor is not None:
             self._monitor.check(self.skipped)
 
@@ -413,31 +437,6 @@ class Observer:
     def run_path(self) -> Path | None:
         """The folder of the run that takes the records, or None."""
         return None if self._records.run is None else self._records.run.path
-
-
-def _stashed(given: Any) -> tuple[list[tuple[Any, Any]], int]:
-    """Return what a stash gave by name, and its bytes; dicts in it are flattened with dots.
-
-    >>> _stashed({"l1": 2, "scalar_stats": {"std": 0.5}, "bins": [3, 4]})[0]
-    [('l1', 2.0), ('scalar_stats.std', 0.5), ('bins', Items(kind='list', items=(3, 4)))]
-    """
-    if not isinstance(given, Mapping):
-        raise TypeError(f"stash must return a dict, got {given!r:.80}")
-    found: list[tuple[Any, Any]] = []
-    total = 0
-    for key, value in given.items():
-        if isinstance(value, Mapping):
-            inner, nbytes = _stashed(value)
-            found += [(f"{key}.{name}", each) for name, each in inner]
-            total += nbytes
-            continue
-        try:
-            found.append((str(key), float(value)))
-        except (TypeError, ValueError, RuntimeError):  # not a single number
-            snapshot, nbytes = arrays.snapshot(value, pipeline.pool)
-            found.append((str(key), snapshot))
-            total += nbytes
-    return found, total
 
 
 def _prefixed_tags(tags: dict[str, str], prefix: str) -> dict[str, str]:

@@ -1,15 +1,18 @@
-"""Names selected by regular expressions, by kind."""
+"""The options of `track`, and names selected by regular expressions, by kind."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
+from tensortap.arguments import check_callable, check_count
 from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
 
 NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
+Stash = Callable[[Any], Mapping[str, Any]]
 
 _KINDS = {
     "activations": Kind.ACTIVATION,
@@ -19,6 +22,58 @@ _KINDS = {
     "optimizer_state": Kind.OPTIMISER_STATE,
     "optimiser_state": Kind.OPTIMISER_STATE,
 }
+
+
+class TrackOptions(NamedTuple):
+    """The options of `track`."""
+
+    include: NamePattern = None
+    exclude: NamePattern = None
+    activations: bool = True
+    gradients: bool = True
+    weights: bool = True
+    optimizer_state: bool = True
+    every: int = 1
+    stats: bool = True
+    tensors: bool | str | re.Pattern[str] = False
+    stash: Stash | None = None
+    only_training: bool = True
+    init_step: int | None = None
+    alerts: Any = False
+    on_alert: Any = None
+    name: str | None = None
+    out_path: str | Path | None = None
+    digests: bool = False
+    ops: bool = False
+    reference: str | Path | None = None
+    stop: bool = False
+    atol: float | None = None
+    rtol: float | None = None
+
+    def check(self) -> None:
+        """Raise an error that names the first option with a wrong value."""
+        check_count("every", self.every)
+        name: Any = self.name
+        if name is not None and not (isinstance(name, str) and name):
+            raise TypeError(f"name must be a text that is not empty, got {name!r:.80}")
+        if self.init_step is not None:
+            check_count("init_step", self.init_step, 0)
+        if self.stash is not None:
+            check_callable("stash", self.stash)
+        if self.reference is None and (self.stop or self.atol is not None or self.rtol is not None):
+            raise ValueError("stop, atol and rtol need reference=, the run to compare with")
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of records that are switched on."""
+        switches = {
+            Kind.ACTIVATION: self.activations,
+            Kind.GRADIENT: self.gradients,
+            Kind.WEIGHT: self.weights,
+            Kind.WEIGHT_GRADIENT: self.weights and self.gradients,
+            Kind.OPTIMISER_STATE: self.optimizer_state,
+        }
+        return frozenset(kind for kind, on in switches.items() if on)
 
 
 class Patterns:

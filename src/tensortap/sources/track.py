@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tensortap.arguments import checked
 from tensortap.frameworks.registry import framework_named, loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.sources.observer import Observer, Stash, TrackOptions
+from tensortap.sources.observer import Observer
 from tensortap.sources.operation_records import NonFiniteOperation
 from tensortap.sources.ops import OperationRecorder
-from tensortap.sources.options import NamePattern
+from tensortap.sources.options import NamePattern, Stash, TrackOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,6 +210,10 @@ def track(
     out_path: str | Path | None = None,
     digests: bool = False,
     ops: bool = False,
+    reference: str | Path | None = None,
+    stop: bool = False,
+    atol: float | None = None,
+    rtol: float | None = None,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -228,6 +232,8 @@ def track(
     `tap.init`; `tracker.path` is the run. `digests=True` adds a digest of 21 bytes to every record,
     by which `tap.compare` finds out whether two tensors have the same bits, in whatever shards.
     `ops=True` also records every operation of the steps that `every` selects, as `tap.ops` does.
+    `reference` is a run with which each step is compared, within `atol` and `rtol` as by
+    `tap.compare`: the first difference is an alert, and `stop=True` raises it as `StopTraining`.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
@@ -236,6 +242,7 @@ def track(
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
         only_training, init_step, alerts, on_alert, name, out_path, digests, ops,
+        reference, stop, atol, rtol,
     ))  # fmt: skip
     state = None if isinstance(optimizer_state, bool) else optimizer_state
     if model_state is not None or state is not None:

@@ -54,6 +54,7 @@ def shard_digest(array: NDArray[Any], shard: Shard | None = None) -> bytes:
     return packed(seed, *sums)
 
 
+@functools.lru_cache(maxsize=4096)
 def seed_of(dtype: str, whole: tuple[int, ...]) -> int:
     """Return the seed of the keys for tensors of a dtype and a shape."""
     import xxhash
@@ -83,6 +84,11 @@ def key_table() -> NDArray[np.uint32]:
 
 def _halves(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
     return np.stack([keys & _LOW, keys >> _U64(32)], axis=1).astype(np.uint32)
+
+
+def sums_of(digest: bytes) -> bytes:
+    """Return the 16 bytes of a digest that depend on the elements."""
+    return digest[-16:]
 
 
 def is_shard_digest(digest: bytes | None) -> bool:
@@ -120,12 +126,12 @@ def _digest_in_numpy(
     at = (numbers.reshape(-1, 1) * _U64(array.itemsize) + parts).reshape(-1)
     words = values << (at % _U64(4) * _U64(8))
     turned = (words << _U64(16) | words >> _U64(16)) & _LOW
-    sums = (np.sum(x * _keys(seed, at // _U64(4), i)) for i, x in enumerate((words, turned)))
+    sums = (np.sum(x * word_keys(seed, at // _U64(4), i)) for i, x in enumerate((words, turned)))
     first, second = map(int, sums)
     return first, second
 
 
-def _keys(seed: int, numbers: NDArray[np.uint64], each: int) -> NDArray[np.uint64]:
+def word_keys(seed: int, numbers: NDArray[np.uint64], each: int) -> NDArray[np.uint64]:
     """Return the keys of words for one of the sums."""
     places, blocks = numbers % _U64(KEYS), numbers // _U64(KEYS)
     key = _mixed(0, places * _U64(2) + _U64(each))

@@ -20,6 +20,7 @@ from tensortap.frameworks.observing import (
     ModelTracing,
     Probe,
     RankChannel,
+    RankStore,
     TrackHooks,
     TrackObserver,
     WatchObserver,
@@ -27,7 +28,7 @@ from tensortap.frameworks.observing import (
 from tensortap.frameworks.operations import OperationObserver
 from tensortap.frameworks.protocol import Adapter, Framework, InPlace, PendingDigest, rejecting
 from tensortap.frameworks.torch import private, tensors, trace_models
-from tensortap.frameworks.torch.channel import open_channel
+from tensortap.frameworks.torch.channel import open_channel, open_store
 from tensortap.frameworks.torch.device_digest import digest_later
 from tensortap.frameworks.torch.ops import OperationHooks
 from tensortap.frameworks.torch.probes import find_probes
@@ -128,6 +129,9 @@ class TorchFramework(Framework):
     def operations(self, model: Any, observer: OperationObserver) -> Hooks | None:
         is_program = model is None or isinstance(model, torch.nn.Module)
         return OperationHooks(model, observer) if is_program else None
+
+    def open_store(self) -> Callable[[str], RankStore] | None:
+        return open_store()
 
     def tracing(self) -> ModelTracing | None:
         return trace_models

@@ -11,9 +11,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -81,3 +82,37 @@ class GlooChannel:
 
     def close(self) -> None:
         self._line = None
+
+
+def open_store() -> Callable[[str], TorchStore] | None:
+    """Return what opens a store of all ranks; None if there is no process group."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    group = distributed.group.WORLD
+    if distributed.get_world_size() < 2 or not hasattr(group, "get_group_store"):
+        return None
+    return functools.partial(TorchStore, group)
+
+
+class TorchStore:
+    """Bytes in the store of the default group, over a connection of our own."""
+
+    def __init__(self, group: Any, name: str) -> None:
+        store = group.get_group_store()
+        # releases without `clone` share the connection, with short operations only
+        store = store.clone() if hasattr(store, "clone") else store
+        self._store = distributed.PrefixStore(f"tensortap/{name}", store)
+        self.rank = distributed.get_rank()
+        self.ranks = tuple(distributed.get_process_group_ranks(group))
+
+    def put(self, key: str, data: bytes) -> None:
+        self._store.set(key, data)
+
+    def get(self, keys: Sequence[str]) -> list[bytes] | None:
+        if not self._store.check(list(keys)):
+            return None
+        return [bytes(self._store.get(key)) for key in keys]
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(RuntimeError):  # stores that cannot
+            self._store.delete_key(key)

@@ -6,12 +6,18 @@ import functools
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from tensortap.frameworks.observing import Observed, TrackObserver, never_skipped, tensors_in
+from tensortap.frameworks.observing import (
+    Observed,
+    ReplicatedTensor,
+    TrackObserver,
+    never_skipped,
+    tensors_in,
+)
 from tensortap.frameworks.torch.layouts import UNKNOWN
 from tensortap.frameworks.torch.meshes import tensor_mesh
 from tensortap.frameworks.torch.names import Names
@@ -24,6 +30,7 @@ from tensortap.frameworks.torch.optimizers import (
 )
 from tensortap.frameworks.torch.outputs import OutputHooks
 from tensortap.frameworks.torch.private import version_of
+from tensortap.frameworks.torch.replicas import Replicas
 from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.record import Kind
 
@@ -58,6 +65,8 @@ class ModelHooks:
             self._outputs.end_step(self._parameters.is_trained)
         finally:
             self._parameters.end_step()
+        if self._observer.replicas_due():
+            self._observer.compare_replicas(self._parameters.replicas())
         if self._observer.capturing and (added := self._outputs.added()):
             # all of them: an adapter changes the names of the modules that it wraps
             self.detach()
@@ -279,32 +288,52 @@ class ParameterHooks:
             self._observe_state()
 
     def _observe_state(self) -> None:
+        for name, _, state in self._states():
+            for key, value in state.items():
+                known = self._state_tags.get((name, key))
+                if known is None:
+                    tags = {"state": str(key), "parameter": name, **self._tags(name)}
+                    known = self._state_tags[name, key] = f"{name}.{key}", tags
+                label, tags = known
+                if not self.observer.wants(Kind.OPTIMISER_STATE, label):
+                    continue
+                if isinstance(value, (int, float)):
+                    value = torch.tensor(value, dtype=torch.float64)
+                for path, tensor in tensors_in(value, torch.Tensor):
+                    self._observe(label + path, Kind.OPTIMISER_STATE, tensor, tags)
+
+    def _states(self) -> Iterator[tuple[str, torch.nn.Parameter, Mapping[Any, Any]]]:
+        """Yield every parameter of the optimizers with its name and state."""
         seen: set[int] = set()  # wrappers show the state of what they wrap as their own
         for optimizer, number, wraps in self.optimizers:
             try:
                 state = optimizer.state
-                if id(state) not in seen:
-                    seen.add(id(state))
-                    for index, parameter in enumerate(parameters_of(optimizer)):
-                        name = self._name_of(parameter, number, index)
-                        self._observe_state_of(name, state.get(parameter) or {})
+                if id(state) in seen:
+                    continue
+                seen.add(id(state))
+                found = [
+                    (self._name_of(parameter, number, index), parameter, state.get(parameter) or {})
+                    for index, parameter in enumerate(parameters_of(optimizer))
+                ]
             except Exception as error:
                 if not wraps:
                     self._report_optimizer(optimizer, "has no state that can be read", error)
-
-    def _observe_state_of(self, name: str, state: Mapping[Any, Any]) -> None:
-        for key, value in state.items():
-            known = self._state_tags.get((name, key))
-            if known is None:
-                tags = {"state": str(key), "parameter": name, **self._tags(name)}
-                known = self._state_tags[name, key] = f"{name}.{key}", tags
-            label, tags = known
-            if not self.observer.wants(Kind.OPTIMISER_STATE, label):
                 continue
-            if isinstance(value, (int, float)):
-                value = torch.tensor(value, dtype=torch.float64)
-            for path, tensor in tensors_in(value, torch.Tensor):
-                self._observe(label + path, Kind.OPTIMISER_STATE, tensor, tags)
+            yield from found
+
+    def replicas(self) -> Iterator[ReplicatedTensor]:
+        """Yield the tensors of which other ranks have replicas."""
+        self._name_parameters()
+        replicas = Replicas(self.root)
+        for name, parameter in self._parameters.items():
+            yield from replicas.of(name, Kind.WEIGHT, parameter)
+        yield from replicas.buffers()
+        for name, parameter, state in self._states():
+            for key, value in state.items():
+                for path, tensor in tensors_in(value, torch.Tensor):
+                    label = f"{name}.{key}{path}"
+                    tags = {"state": str(key), "parameter": name}
+                    yield from replicas.of(label, Kind.OPTIMISER_STATE, tensor, parameter, tags)
 
     def _observe(
         self, name: str, kind: Kind, tensor: torch.Tensor, tags: dict[str, str], call: int = 0

@@ -1,0 +1,279 @@
+"""Compare the replicas of ranks while they train, through a store that all of them share.
+
+Every n-th step, each rank computes the digests of its replicas in the training thread; a thread of
+our own sends them. The first rank of each group reads them and votes. Nobody waits for anybody: a
+rank that is late is compared later, a rank that has died is left out.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import xxhash
+
+from tensortap import frameworks as arrays
+from tensortap.alerts import Alert
+from tensortap.alerts.alert import module_of
+from tensortap.alerts.vote import GroupDigests, ReplicaLayout, ReplicaVote
+from tensortap.errors import TensortapError
+from tensortap.frameworks.observing import Observed, RankStore, ReplicatedTensor
+from tensortap.frameworks.protocol import PendingDigest
+from tensortap.frameworks.registry import loaded_frameworks
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.record import Kind, Record
+from tensortap.stats.shard_digest import sums_of
+
+log = logging.getLogger("tensortap")
+
+_QUEUED = 4  # steps that wait to be sent
+_STORED = 8  # steps of a rank that stay in the store
+_PATIENCE = 60.0  # seconds for which a rank may be late
+_LAST_PATIENCE = 5.0  # at the end of training
+_POLLS = 0.01, 0.2  # seconds between two looks, at first and later
+# how many checks there were of the same tensors: all ranks count alike
+_numbers: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
+
+
+class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank sends in a step."""
+
+    step: int
+    groups: tuple[GroupDigests, ...]
+
+
+OpenStore: TypeAlias = Callable[[str], RankStore]
+_Tensors: TypeAlias = list[tuple[ReplicaLayout, bytes | PendingDigest]]
+_Groups: TypeAlias = dict[tuple[int, ...], _Tensors]  # by ranks
+_Sent: TypeAlias = tuple[int, _Groups]
+_encode = msgspec.msgpack.encode
+_decode_message = msgspec.msgpack.Decoder(ReplicaMessage).decode
+_decode_layouts = msgspec.msgpack.Decoder(tuple[ReplicaLayout, ...]).decode
+
+
+class ReplicaCheck:
+    """Compares replicas every n-th step; `wants` selects tensors by kind and name."""
+
+    def __init__(self, every: int, wants: Callable[[Kind, str], bool]) -> None:
+        self._every = every
+        self._wants = wants
+        self._open: OpenStore | None = None
+        self._queue: queue.Queue[_Sent | None] = queue.Queue(_QUEUED)
+        self._thread: threading.Thread | None = None
+        self._alerts: collections.deque[Alert] = collections.deque()
+
+    def begin(self) -> None:
+        """Look for a store that the ranks share."""
+        found = (each.open_store() for each in loaded_frameworks())
+        self._open = next((each for each in found if each is not None), None)
+
+    def due(self, step: int) -> bool:
+        """Return whether replicas are compared in this step."""
+        return self._open is not None and step % self._every == 0
+
+    def compare(self, step: int, found: Iterable[ReplicatedTensor], prefix: str = "") -> None:
+        """Compute the digests of the tensors and send them."""
+        groups: _Groups = {}
+        last: Any = None
+        digest: bytes | PendingDigest | None = None
+        for observed, value, ranks, certain in found:
+            if self._wants(observed.kind, observed.name):
+                if value is not last:  # a tensor may belong to several groups
+                    last, digest = value, arrays.shard_digest_of(value, observed.shard)
+                if digest is not None:
+                    layout = _layout(observed, prefix, certain)
+                    groups.setdefault(ranks, []).append((layout, digest))
+        if self._thread is None and groups:
+            arguments = self._open, _store_name(groups.values())
+            self._thread = threading.Thread(
+                target=self._run, args=arguments, name="tensortap-replicas", daemon=True
+            )
+            self._thread.start()
+        try:
+            self._queue.put_nowait((step, groups))
+        except queue.Full:
+            pipeline.fault("replicas", TensortapError("earlier ones are still on the way"))
+
+    def poll(self) -> Iterator[Alert]:
+        """Yield the alerts that were raised since the last call."""
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._alerts.popleft()
+
+    def close(self) -> None:
+        """Wait a little for what other ranks have not sent, and stop."""
+        self._open = None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            with contextlib.suppress(queue.Full):
+                self._queue.put(None, timeout=_LAST_PATIENCE)
+            thread.join(2 * _LAST_PATIENCE)
+
+    def _run(self, open_store: OpenStore, name: str) -> None:
+        try:
+            exchange = ReplicaExchange(open_store(name), self._alerts.append)
+            sent = self._queue.get()
+            while sent is not None:
+                exchange.send(*sent)
+                sent = self._next(exchange)
+            exchange.patience = _LAST_PATIENCE
+            while exchange.receive():
+                time.sleep(_POLLS[0])
+        except Exception as error:  # such as a store whose process has ended
+            self._open = None
+            with contextlib.suppress(Exception):  # in strict mode; nobody could catch it here
+                pipeline.fault("replicas", error, "are no longer compared")
+
+    def _next(self, exchange: ReplicaExchange) -> _Sent | None:
+        """Return what is to be sent next, and receive meanwhile."""
+        pause = _POLLS[0]
+        while exchange.receive():
+            try:
+                return self._queue.get(timeout=pause)
+            except queue.Empty:
+                pause = min(2 * pause, _POLLS[1])
+        return self._queue.get()
+
+
+class ReplicaExchange:
+    """Sends the digests of this rank; receives and compares those of groups that it is first in."""
+
+    def __init__(self, store: RankStore, report: Callable[[Alert], object]) -> None:
+        self.patience = _PATIENCE
+        self._store = store
+        self._report = report
+        self._votes: dict[tuple[int, ...], ReplicaVote] = {}
+        self._waiting: collections.deque[_AwaitedStep] = collections.deque()
+        self._layouts: dict[str, tuple[ReplicaLayout, ...]] = {}
+        self._sent: set[str] = set()  # hashes of layouts
+        self._steps: collections.deque[int] = collections.deque()
+        self._last_steps: dict[int, int] = {}  # by rank
+        self._silent: set[int] = set()
+
+    def send(self, step: int, groups: _Groups) -> None:
+        """Store what this rank has, and expect the same of the ranks in its groups."""
+        layouts: dict[str, bytes] = {}
+        found = [_group(ranks, each, layouts) for ranks, each in groups.items()]
+        message = ReplicaMessage(step, tuple(found))
+        store, rank = self._store, self._store.rank
+        for name in layouts.keys() - self._sent:
+            self._sent.add(name)
+            store.put(f"layout/{name}", layouts[name])
+        store.put(f"{message.step}/{rank}", _encode(message))
+        self._steps.append(message.step)
+        if len(self._steps) > _STORED:
+            store.delete(f"{self._steps.popleft()}/{rank}")
+        first_in = [each.ranks for each in message.groups if min(each.ranks) == rank]
+        if first_in:
+            awaited = set().union(*first_in)
+            now = time.monotonic()
+            self._waiting.append(_AwaitedStep(message.step, now, first_in, awaited, {}))
+
+    def receive(self) -> bool:
+        """Compare the steps for which all ranks have sent theirs; return whether any is left."""
+        while self._waiting:
+            oldest = self._waiting[0]
+            waited = time.monotonic() - oldest.since
+            if not self._receive(oldest, waited) and waited < self.patience:
+                break
+            self._waiting.popleft()
+            self._report_silent(oldest)
+            self._compare(oldest)
+        return bool(self._waiting)
+
+    def _receive(self, step: _AwaitedStep, waited: float) -> bool:
+        """Read the messages of the ranks; one by one if some of them are late."""
+        awaited = sorted(step.awaited)
+        for ranks in (awaited, *([rank] for rank in awaited if waited > 1.0)):
+            found = self._store.get([f"{step.step}/{rank}" for rank in ranks])
+            if found is not None:
+                step.awaited.difference_update(ranks)
+                step.messages.update(zip(ranks, map(_decode_message, found), strict=True))
+                if ranks == awaited:
+                    break
+        return not step.awaited
+
+    def _compare(self, step: _AwaitedStep) -> None:
+        for rank in step.messages:
+            self._last_steps[rank] = step.step
+        for ranks in step.groups:
+            digests = {
+                rank: group
+                for rank, message in step.messages.items()
+                for group in message.groups
+                if group.ranks == ranks
+            }
+            for group in digests.values():
+                self._read_layout(group.layout)
+            vote = self._votes.setdefault(ranks, ReplicaVote(ranks))
+            for alert in vote.compare(step.step, digests, self._layouts):
+                self._report(alert)
+
+    def _read_layout(self, name: str) -> None:
+        if name not in self._layouts:
+            found = self._store.get([f"layout/{name}"])
+            if found is None:
+                raise TensortapError(f"a rank has sent digests without their layout {name}")
+            self._layouts[name] = _decode_layouts(found[0])
+
+    def _report_silent(self, step: _AwaitedStep) -> None:
+        """Log which ranks have stopped sending; training may hang, so nobody would see an alert."""
+        self._silent &= step.awaited
+        for rank in sorted(step.awaited - self._silent):
+            if rank in self._last_steps and self.patience == _PATIENCE:
+                self._silent.add(rank)
+                last = self._last_steps[rank]
+                message = (
+                    f"rank {rank} is silent: its last replicas are of step {last:,}, and those of "
+                    f"step {step.step:,} are missing after {self.patience:g} s"
+                )
+                log.warning("tensortap: %s", message)
+                self._report(
+                    Alert("silent", f"rank {rank}", Kind.METRIC, step.step, rank, "", message)
+                )
+
+
+class _AwaitedStep(NamedTuple):
+    """A step for which the messages of some ranks are missing."""
+
+    step: int
+    since: float
+    groups: list[tuple[int, ...]]
+    awaited: set[int]
+    messages: dict[int, ReplicaMessage]
+
+
+def _store_name(groups: Iterable[_Tensors]) -> str:
+    """Return a name that ranks with the same tensors give as well, and no earlier tracker."""
+    names = sorted({(each.kind, each.name) for group in groups for each, _ in group})
+    key = xxhash.xxh3_64_hexdigest(repr(names).encode())
+    return f"replicas/{key}/{next(_numbers[key])}"
+
+
+def _group(ranks: tuple[int, ...], found: _Tensors, layouts: dict[str, bytes]) -> GroupDigests:
+    """Return the digests of a group, once devices have computed them."""
+    encoded = _encode([layout for layout, _ in found])
+    name = xxhash.xxh3_64_hexdigest(encoded)
+    layouts[name] = encoded
+    return GroupDigests(ranks, name, b"".join(map(_sums, (digest for _, digest in found))))
+
+
+def _sums(digest: bytes | PendingDigest) -> bytes:
+    return sums_of(digest.resolve() if isinstance(digest, PendingDigest) else digest)
+
+
+def _layout(observed: Observed, prefix: str, certain: bool) -> ReplicaLayout:
+    record = Record(observed.name, observed.kind, 0, 0, 0, 0, 1, 0, tags=observed.tags)
+    module = module_of(record) if observed.kind is not Kind.VALUE else observed.name
+    return ReplicaLayout(
+        prefix + observed.name, observed.kind, prefix + module, observed.dtype, observed.shape,
+        observed.shard, certain,
+    )  # fmt: skip

@@ -1,0 +1,215 @@
+"""Replicas that several ranks have are compared while they train, with gloo."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+_PROGRAM = """
+import random
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from tensortap import alerts
+
+TRIALS, CLEAN = int(os.environ["TRIALS"]), int(os.environ["CLEAN"])
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.act = nn.LayerNorm(16), nn.Linear(16, 32), nn.ReLU()
+        self.down, self.head = nn.Linear(32, 16), nn.Linear(16, 4, dtype=torch.bfloat16)
+        self.register_buffer("scale", torch.full((16,), 0.5))
+        self.batch = nn.BatchNorm1d(16)
+    def forward(self, x):
+        x = self.batch(self.down(self.act(self.up(self.norm(x)))) * self.scale)
+        return self.head(x.bfloat16())
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+def tensors(model, opt, skip):
+    # by name: whatever several ranks have
+    model = model.module if hasattr(model, "module") else model
+    found = {(n, "Weight"): p for n, p in model.named_parameters()}
+    found["scale", "Value"] = model.scale
+    for n, p in model.named_parameters():
+        for key, value in opt.state[p].items():
+            found[f"{n}.{key}", "Optimiser_State"] = value
+    found = {key: local(t.detach()) for key, t in found.items() if not key[0].startswith(skip)}
+    return {key: t for key, t in found.items() if t.numel()}
+
+def flip(tensor, element, bit):
+    # a view of the same memory, so it changes the tensor in place
+    size = tensor.element_size()
+    assert tensor.is_contiguous()
+    data = tensor.view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8)
+    data.view(-1)[element * size + bit // 8] ^= 1 << bit % 8
+
+def train(model, skip=()):
+    opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+    draw = random.Random(7)  # the same on all ranks
+    torch.manual_seed(rank)
+    expected, sums = [], []
+    rule = alerts.replicas(every=1)
+    off = dict.fromkeys(("activations", "gradients", "weights", "optimizer_state"), False)
+    with tap.track(model, optimizer=opt, alerts=[rule], **off) as tracker:
+        for step in range(2 * TRIALS + CLEAN):
+            model(torch.randn(4, 16) + rank).float().square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+            trial = None
+            if step >= 2 and step % 2 == 0 and step < 2 * TRIALS + 2:
+                named = tensors(model, opt, skip)
+                name, kind = draw.choice(sorted(named))
+                tensor = named[name, kind]
+                victim = draw.randrange(world)
+                element = draw.randrange(1 << 20) % tensor.numel()
+                bit = draw.randrange(8 * tensor.element_size())
+                trial = step, victim, name, kind, bit
+                expected.append(trial)
+                if victim == rank:
+                    flip(tensor, element, bit)
+            tracker.step()
+            if trial and victim == rank:
+                flip(tensor, element, bit)
+    found = [(a.step, a.rank, a.name, a.kind.value, a.facts.get("bit")) for a in tracker.alerts]
+    messages = [a.message for a in tracker.alerts]
+    return dict(expected=expected, found=found, messages=messages, unseen=tracker.unseen)
+
+def ddp():
+    torch.manual_seed(0)
+    return train(nn.parallel.DistributedDataParallel(Net()))
+
+def hsdp():
+    torch.manual_seed(0)
+    model = Net()
+    mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
+    for module in (model.up, model.down, model.head, model):
+        fully_shard(module, mesh=mesh)
+    return train(model)
+
+def tensor_parallel():
+    torch.manual_seed(0)
+    model = Net()
+    mesh = init_device_mesh("cpu", (world,))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    model.batch = nn.Identity()
+    model.forward = lambda x: Net.forward(model, x - rank)  # all ranks need the same batch
+    torch.randn = lambda *size: torch.ones(*size)
+    return train(model, skip=("up", "down.weight"))
+
+result = {each.__name__: each() for each in (ddp, hsdp, tensor_parallel)}
+result["errors"] = tap.receipt().reasons["error"]
+"""
+
+
+@pytest.fixture(scope="module")
+def found(gloo):
+    """What eight ranks have found; they run all programs one after the other."""
+    return gloo(_PROGRAM, world=8, TRIALS="12", CLEAN="6")
+
+
+@pytest.mark.parametrize("layout", ["ddp", "hsdp", "tensor_parallel"])
+def test_one_flipped_bit_is_named(found, layout):
+    expected = found[0][layout]["expected"]
+    assert len(expected) == 12
+    alerts = sorted(alert for results in found for alert in results[layout]["found"])
+    assert alerts == sorted(expected)
+    assert {results["errors"] for results in found} == {0}
+
+
+_TWO = """
+from tensortap import alerts
+
+def without_majority():
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tap.track(model, optimizer=opt, alerts=True, init_step=30) as tracker:
+        for step in range(30, 51):
+            model(torch.ones(2, 4)).sum().backward()
+            opt.step()
+            opt.zero_grad()
+            if step == 38 and rank == 1:
+                model.module.weight.data[2, 1:] += 1
+            tracker.step()
+    return [str(a) for a in tracker.alerts if a.rule == "replicas"]
+
+def models_of_their_own():
+    # they differ from the beginning, as nobody has said that they are replicas
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tap.track(model, optimizer=opt, alerts=[alerts.replicas(every=1)]) as tracker:
+        for step in range(3):
+            model(torch.randn(2, 4)).square().sum().backward()
+            opt.step()
+            opt.zero_grad()
+            tracker.step()
+    return [str(a) for a in tracker.alerts]
+
+def one_rank_tracks():
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 3)))
+    if rank:
+        return []
+    with tap.track(model, alerts=[alerts.replicas(every=1)]) as tracker:
+        tracker.step()
+    return [str(a) for a in tracker.alerts]
+
+def stored():
+    path = tap.init(os.environ["RUNS"])
+    found = without_majority()
+    tap.finish()
+    run = tap.open(path)
+    return [found, [str(a) for a in run.alerts() if a.rule == "replicas"]]
+
+result = {each.__name__: each() for each in
+          (without_majority, models_of_their_own, one_rank_tracks, stored)}
+result["errors"] = tap.receipt().reasons["error"]
+"""
+
+
+def test_two_ranks(gloo, tmp_path):
+    first, second = gloo(_TWO, RUNS=str(tmp_path / "runs"))
+    message = (
+        "step 40 rank 1, weight (Weight): weight differs between rank 0 and rank 1 since step 40, "
+        "without a majority; several of 12 elements differ"
+    )
+    assert (first["without_majority"], second["without_majority"]) == ([message], [])
+    assert first["stored"] == [[message], [message]]
+    for found in (first, second):
+        assert found["models_of_their_own"] == found["one_rank_tracks"] == []
+        assert found["errors"] == 0
+
+
+_DIES = """
+import datetime, time
+from tensortap import alerts
+from tensortap.sources import replicas
+replicas._PATIENCE, replicas._LAST_PATIENCE = 0.5, 0.2
+
+model, opt = nn.Linear(4, 3), None
+torch.manual_seed(0)
+nn.init.ones_(model.weight), nn.init.zeros_(model.bias)
+with tap.track(model, alerts=[alerts.replicas(every=1)]) as tracker:
+    tracker.step()
+    if rank == 2:
+        dist.barrier()
+        os._exit(0)
+    if rank == 1:
+        model.weight.data[0, 0] = 3.0
+    dist.barrier()
+    deadline = time.monotonic() + 60
+    while not any(a.rule == "silent" for a in tracker.alerts) and rank == 0:
+        assert time.monotonic() < deadline
+        tracker.step()
+        time.sleep(0.02)
+print(json.dumps([str(a) for a in tracker.alerts]))
+"""
+
+
+def test_a_rank_that_dies_is_silent_and_hangs_nobody(gloo):
+    printed = gloo.printed(_DIES, 3)
+    assert "rank 2 is silent: its last replicas are of step 0" in printed[0]
+    assert printed[1].strip() == "[]"
