@@ -164,7 +164,7 @@ def compiled_bits() -> list[Row]:
     def vision() -> nn.Module:
         return nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.SiLU(), nn.Flatten(), nn.Linear(576, 10),
+            nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.SiLU(), nn.Flatten(), nn.Linear(400, 10),
         )  # fmt: skip
 
     models: dict[str, Callable[[], nn.Module]] = {

@@ -57,6 +57,9 @@ class HookObserver(Protocol):
     explains: bool
     """True if hooks look for the origin of values that are not finite."""
 
+    summarizes: bool
+    """True if statistics are all that is captured of a tensor."""
+
     unseen: dict[str, str]
     """Names that cannot be observed, or not without a side effect, and why; hooks add to it."""
 

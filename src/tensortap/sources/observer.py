@@ -87,6 +87,7 @@ class Observer:
         self._alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._pending: collections.deque[PendingRecord] = collections.deque()
         values = self._whole is not None or options.stash is not None
+        self.summarizes = options.stats and not (values or options.digests)
         self._records = TrackedRecords(options.out_path, values)
         self._maker = ColumnMaker(self._record_of)
         self._lock = threading.RLock()  # another thread may ask for records during training

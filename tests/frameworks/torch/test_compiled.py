@@ -558,6 +558,12 @@ def model():
 def ddp(net):
     return nn.parallel.DistributedDataParallel(net)
 
+def split(net):  # torch would compile each bucket of gradients on its own
+    for layer in net:
+        layer.append(nn.Linear(4, 70000, bias=False))
+        layer.append(nn.Linear(70000, 4, bias=False))
+    return ddp(net)
+
 def fsdp2(net):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.device_mesh import init_device_mesh
@@ -593,7 +599,7 @@ def graphs(on, way, parallel):
     return counters["stats"]["unique_graphs"], breaks, seen, tracker.unseen
 
 result = {}
-for parallel in (ddp, fsdp2):
+for parallel in (ddp, split, fsdp2):
     expected = graphs(True, "eager", parallel)[2]
     for way in ("whole", "regional"):
         result[f"{parallel.__name__} {way}"] = (
@@ -611,7 +617,7 @@ def test_parallel_models(gloo):
             if way != "fsdp2 whole":  # where the hooks of FSDP break the graph
                 assert graphs == alone[0], way
             assert seen == pytest.approx(expected), way
-            assert len(seen) == 7 * 2 * 2
+            assert len(seen) == (11 if way.startswith("split") else 7) * 2 * 2
             assert unseen == {}
 
 

@@ -1,18 +1,22 @@
 """Outputs of modules inside compiled graphs, and their gradients.
 
 `insert` is what a hook does while torch.compile traces it; a `GraphProbe` gets the tensors when the
-graph runs. Which call a gradient belongs to is not part of a graph: as backward passes go from the
-last call to the first, it is the last call that has got none yet.
+graph runs, or their statistics after a CUDA graph was replayed. Which call a gradient belongs to is
+not part of a graph: as backward passes go from the last call to the first, it is the last call that
+has got none yet.
 """
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.observing import tensors_in
-from tensortap.frameworks.torch import graphs, private
+from tensortap.frameworks.observing import Observed, tensors_in
+from tensortap.frameworks.torch import graphs, private, replayed
+from tensortap.frameworks.torch.hooks import GraphTensors
 from tensortap.frameworks.torch.shards import observed
 from tensortap.record import Kind
 
@@ -23,6 +27,12 @@ if TYPE_CHECKING:
 
 def insert(hook: ModuleHook, module: Any, args: Any, kwargs: Any, output: Any) -> None:
     """Insert operators for the tensors in an output into the graph that is being traced."""
+    if hook.rows is not None and isinstance(output, torch.Tensor) and torch.is_grad_enabled():
+        if output.device == hook.rows.device and replayed.is_captured(output):
+            replayed.reduce(output.detach(), hook.rows, hook.clock)
+            if hook.gradient_rows is not None and output.requires_grad:
+                replayed.reduce_gradient(output, hook.gradient_rows, hook.clock)
+            return
     values, paths = [], []
     for path, tensor in tensors_in(output, torch.Tensor):
         values.append(tensor.detach())
@@ -43,28 +53,58 @@ class ForwardCall(NamedTuple):
     tags: dict[str, str]
 
 
-class GraphProbe:
-    """Takes the outputs of one module, and their gradients, from compiled graphs."""
+class ExpectedGradients:
+    """The calls of a module, in one step, whose gradients are expected."""
 
-    def __init__(self, hooks: OutputHooks, name: str, cls: str, wanted: ModuleCall) -> None:
+    def __init__(self) -> None:
+        self._calls: list[ForwardCall] = []  # those without a gradient
+        self._last: ForwardCall | None = None
+        self._passes = 0  # how many gradients the last one has got
+
+    def expect(self, call: ForwardCall) -> None:
+        self._calls.append(call)
+
+    def next(self) -> ForwardCall | None:
+        """Return the call that a gradient belongs to; None if there was none."""
+        if self._calls:
+            self._last, self._passes = self._calls.pop(), 1
+        elif self._last is not None:  # a second backward pass over the same graph
+            self._passes += 1
+            tags = {**self._last.tags, "backward": str(self._passes)}
+            return self._last._replace(tags=tags)
+        return self._last
+
+
+class GraphProbe:
+    """Takes the outputs of one module, and their gradients, from compiled graphs.
+
+    In CUDA graphs, `rows` are the buffers for both, and the clock of all buffers.
+    """
+
+    def __init__(
+        self,
+        hooks: OutputHooks,
+        name: str,
+        cls: str,
+        wanted: ModuleCall,
+        rows: Sequence[torch.Tensor | None],
+    ) -> None:
         self._hooks = hooks
-        self._name = name
+        self.name = name
         self._cls = cls
         self._wanted = wanted
-        self._calls: dict[str, list[ForwardCall]] = {}  # by path, those without a gradient
-        self._last: dict[str, tuple[ForwardCall, int]] = {}  # and how many gradients it has got
+        self._expected: dict[str, ExpectedGradients] = {}  # by path
         gradient = graphs.probe(self._on_gradient) if wanted.gradient else None
-        self.tensors = graphs.probe(self._on_output), gradient
+        self.tensors = GraphTensors(graphs.probe(self._on_output), gradient, *rows)
 
     def close(self) -> None:
-        for probe in self.tensors:
+        for probe in (self.tensors.output, self.tensors.gradient):
             if probe is not None:
                 graphs.drop(probe)
 
     def end_step(self) -> None:
         """Forget calls without a gradient."""
-        self._calls.clear()
-        self._last.clear()
+        self._expected.clear()
 
     def _on_output(self, values: list[torch.Tensor], note: str) -> None:
         if self._hooks.observer.capturing:
@@ -74,15 +114,15 @@ class GraphProbe:
                 with torch.set_grad_enabled(bool(grad)):
                     self._observe(dict(zip(paths, values, strict=True)))
             except Exception as error:
-                self._hooks.observer.fault(self._name, error)
+                self._hooks.observer.fault(self.name, error)
 
     def _observe(self, output: dict[str, torch.Tensor]) -> None:
         again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
-        counted = self._hooks.count_in_graph(self._wanted, self._name, again, output)
+        counted = self._hooks.count_in_graph(self._wanted, self.name, again, output)
         if counted is None:
             return
         (step, call, activation, gradient), tags = counted
-        name, observer = self._name, self._hooks.observer
+        name, observer = self.name, self._hooks.observer
         for path, tensor in output.items():
             own_tags = {**tags, "module": name} if path else tags
             if activation:
@@ -90,27 +130,62 @@ class GraphProbe:
                 seen = observed(name + path, Kind.ACTIVATION, tensor, call, self._cls, all_tags)
                 observer.observe(*seen, step)
             if gradient and not again:
-                self._calls.setdefault(path, []).append(ForwardCall(step, call, own_tags))
+                expected = self._expected.setdefault(path, ExpectedGradients())
+                expected.expect(ForwardCall(step, call, own_tags))
 
     def _on_gradient(self, values: list[torch.Tensor], path: str) -> None:
         hooks = self._hooks
         if not hooks.observer.active:
             return
         try:
-            calls = self._calls.get(path)
-            if calls:
-                found, passes = calls.pop(), 1
-            elif path in self._last:  # a second backward pass over the same graph
-                found, passes = self._last[path]
-                passes += 1
-            else:
+            expected = self._expected.get(path)
+            found = None if expected is None else expected.next()
+            if found is None:
                 hooks.note_backward()
                 return
-            self._last[path] = found, passes
             step, call, tags = found
-            if passes > 1:
-                tags = {**tags, "backward": str(passes)}
-            seen = observed(self._name + path, Kind.GRADIENT, values[0], call, self._cls, tags)
+            seen = observed(self.name + path, Kind.GRADIENT, values[0], call, self._cls, tags)
             hooks.observer.observe(*seen, step)
         except Exception as error:
-            hooks.observer.fault(self._name, error)
+            hooks.observer.fault(self.name, error)
+
+    def add(self, kind: Kind, call: ForwardCall, row: replayed.Row) -> None:
+        """Record statistics that were read after a CUDA graph was replayed."""
+        if kind is Kind.GRADIENT or self._wanted.activation:
+            dtype, shape, _ = row.kind
+            seen = Observed(self.name, kind, call.call, self._cls, dtype, shape, None, call.tags)
+            self._hooks.observer.observe(seen, None, call.step, row.stats)
+
+
+_TOO_MANY = (
+    f"it was called more than {replayed.ROWS} times in a step: inside CUDA graphs, the statistics "
+    "of further calls, and of all gradients in that step, are dropped"
+)
+
+
+def record_replayed(
+    probes: Sequence[GraphProbe], step: int, rows: list[replayed.Row], full: list[int]
+) -> dict[str, str]:
+    """Record the rows of a step; return the names of modules with too many calls, and why."""
+    calls: collections.Counter[int] = collections.Counter()
+    recomputable: dict[int, list[int]] = collections.defaultdict(list)
+    expected: dict[int, ExpectedGradients] = collections.defaultdict(ExpectedGradients)
+    too_many = {index // 2 for index in full}
+    for row in rows:
+        number, is_gradient = divmod(row.buffer, 2)
+        if is_gradient:
+            found = None if number in too_many else expected[number].next()
+            if found is not None:
+                probes[number].add(Kind.GRADIENT, found, row)
+        elif row.kind.again:  # a backward pass goes from the last call to the first
+            known = recomputable[number]
+            tags = {"recompute": "1"}
+            call = ForwardCall(step, known.pop() if known else 0, tags)
+            probes[number].add(Kind.ACTIVATION, call, row)
+        else:
+            call = ForwardCall(step, calls[number], {})
+            calls[number] += 1
+            recomputable[number].append(call.call)
+            expected[number].expect(call)
+            probes[number].add(Kind.ACTIVATION, call, row)
+    return {probes[number].name: _TOO_MANY for number in too_many}

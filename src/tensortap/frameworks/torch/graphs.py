@@ -33,8 +33,8 @@ Receiver: TypeAlias = Callable[[list[torch.Tensor], str], None]
 _receivers: dict[str | int, Receiver] = {}
 _numbers = itertools.count(1)
 
-_library = torch.library.Library("tensortap", "FRAGMENT")
-_library.define("look(Tensor[] values, Tensor? probe, str key, str note) -> ()", tags=_TAGS)
+library = torch.library.Library("tensortap", "FRAGMENT")
+library.define("look(Tensor[] values, Tensor? probe, str key, str note) -> ()", tags=_TAGS)
 
 
 def _look(values: list[torch.Tensor], probe: torch.Tensor | None, key: str, note: str) -> None:
@@ -57,11 +57,11 @@ def _look_at_batch(
     return None, None
 
 
-_library.impl("look", _look, "CompositeExplicitAutograd")
-torch.library.register_fake("tensortap::look", _look_at_nothing, lib=_library)
+library.impl("look", _look, "CompositeExplicitAutograd")
+torch.library.register_fake("tensortap::look", _look_at_nothing, lib=library)
 if hasattr(torch.library, "register_vmap"):
-    torch.library.register_vmap("tensortap::look", _look_at_batch, lib=_library)
-_kept = private.keep_in_graphs(_library, "tensortap::look")
+    torch.library.register_vmap("tensortap::look", _look_at_batch, lib=library)
+_kept = private.keep_in_graphs(library, "tensortap::look")
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import contextlib
 import copyreg
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,34 +26,54 @@ def _skip_hooks() -> None:
 
 
 constant_when_compiled(_skip_hooks)
+constant_when_compiled(private.splits_for_ddp)
+constant_when_compiled(private.must_not_break)
+
+
+class GraphTensors(NamedTuple):
+    """What tells a hook from others in a graph that they share, for outputs and for gradients.
+
+    That is the number of a receiver or, in CUDA graphs, a buffer, with the clock of all buffers.
+    """
+
+    output: torch.Tensor | None = None
+    gradient: torch.Tensor | None = None
+    output_rows: torch.Tensor | None = None
+    gradient_rows: torch.Tensor | None = None
+    clock: torch.Tensor | None = None
 
 
 class ModuleHook:
     """A hook that torch.compile does not look into; it traces `in_graph` in its place.
 
     That is a function of the hook and its arguments. Modules that share a graph have hooks with
-    the same function, and whatever tells them apart in tensors: the two of `probes`.
+    the same function, and whatever tells them apart in `tensors`.
     """
 
     def __init__(
         self,
         hook: Callable[..., None],
         in_graph: Callable[..., None] | None = None,
-        probes: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+        tensors: GraphTensors | None = None,
     ) -> None:
         def leave(*args: Any) -> None:
             hook(*args)
 
         hide_from_compiler(leave)
         self._leave, self._in_graph = leave, in_graph
-        self.probe, self.gradient_probe = probes
+        self.probe, self.gradient_probe, self.rows, self.gradient_rows, self.clock = (
+            tensors or GraphTensors()
+        )
 
     def __call__(self, *args: Any) -> None:
         if not _compiling():
             self._leave(*args)
         elif self._in_graph is not None:
             _skip_hooks()
-            self._in_graph(self, *args)
+            if not private.splits_for_ddp():
+                self._in_graph(self, *args)
+            elif not private.must_not_break():
+                self._leave(*args)
 
     # for classes that copy or pickle their attributes in a way of their own
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:

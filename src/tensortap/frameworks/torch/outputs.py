@@ -16,13 +16,14 @@ import torch
 from tensortap.frameworks.observing import Explain, HookObserver, tensors_in
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.collectives import Collectives
-from tensortap.frameworks.torch.graph_outputs import GraphProbe, insert
+from tensortap.frameworks.torch.graph_outputs import GraphProbe, insert, record_replayed
 from tensortap.frameworks.torch.graphs import forget_graphs
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.layouts import Layouts
 from tensortap.frameworks.torch.names import Names, type_name, unwrapped
 from tensortap.frameworks.torch.origins import Origins
+from tensortap.frameworks.torch.replayed import ReplayedBuffers
 from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.frameworks.torch.uncalled import REASON, UncalledModules, has_forward
 from tensortap.record import Kind, Shard, Summary
@@ -53,6 +54,7 @@ class OutputHooks:
         self.title = title
         self._undo: list[Callable[[], None]] = []
         self._graph_probes: list[GraphProbe] = []
+        self._replayed: ReplayedBuffers | None = None
         self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
         self._calls: dict[tuple[str, int], int] = {}  # by name and first call
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
@@ -74,7 +76,10 @@ class OutputHooks:
         forget_graphs(OBSERVED, begins=True)
         self._undo.append(functools.partial(forget_graphs, OBSERVED, begins=False))
         self._structure = dict(self.root.named_modules())
-        for i, (name, module) in enumerate(Names(self.root).modules()):
+        modules = list(Names(self.root).modules())
+        if self.observer.summarizes:
+            self._replayed = ReplayedBuffers.of(self.root, 2 * len(modules))
+        for i, (name, module) in enumerate(modules):
             if self.title:  # the model itself comes first
                 name = f"{self.title}.{name}" if i else self.title
             if not i:
@@ -100,7 +105,9 @@ class OutputHooks:
             cls = type_name(unwrapped(module))
             wanted = ModuleCall(0, 0, activation, gradient)
             hook = functools.partial(self._on_output, name, cls, wanted, module)
-            probe = GraphProbe(self, name, cls, wanted)
+            number = len(self._graph_probes)
+            rows = () if self._replayed is None else self._replayed.rows(number, gradient)
+            probe = GraphProbe(self, name, cls, wanted, rows)
             self._graph_probes.append(probe)
             own = module.parameters(recurse=False) if self._layouts.mesh else ()
             if any(hasattr(parameter, "device_mesh") for parameter in own):
@@ -117,6 +124,8 @@ class OutputHooks:
     def detach(self) -> None:
         while self._undo:
             self._undo.pop()()
+        self._record_replayed(wait=True)
+        self._replayed = None
         while self._graph_probes:
             self._graph_probes.pop().close()
         self._remove_leaf_handles()
@@ -130,6 +139,11 @@ class OutputHooks:
     def end_step(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> None:
         """Report modules that are trained but not called, and begin to count calls from zero."""
         self._collectives.poll(most=0)
+        if self._replayed is not None and self._replayed.in_use:
+            self._replayed.end_step(self.observer.step_number if self.observer.capturing else None)
+            self._record_replayed(wait=False)
+            for probe in self._graph_probes:  # which of them were called is known later
+                self._uncalled.called(probe.name)
         if self.observer.capturing and self._calls:
             for name in self._uncalled.trained(is_trained):
                 self.observer.unseen.setdefault(name, REASON)
@@ -141,6 +155,11 @@ class OutputHooks:
             probe.end_step()
         if self._origins is not None:
             self._origins.end_step()
+
+    def _record_replayed(self, wait: bool) -> None:
+        """Record what was computed inside CUDA graphs, as far as it has arrived."""
+        for step in () if self._replayed is None else self._replayed.steps(wait):
+            self.observer.unseen.update(record_replayed(self._graph_probes, *step))
 
     def _on_output(
         self,

@@ -117,27 +117,45 @@ def traced_caller() -> Any:
 
 
 _guarding = 0  # how many want graphs to depend on hooks
-_skipped_guards: bool | None = None  # the user's setting, while it is replaced
+_replaced: dict[str, Any] = {}  # the user's settings of the compiler, while others apply
 
 
 def guard_hooks(change: int = 0) -> None:
     """Make graphs depend on which modules have hooks, as long as anyone wants that.
 
     Buys: of two modules of one class, the one without hooks does not hide the other, whose code it
-    shares. Otherwise it does, if it is compiled first.
+    shares. Otherwise it does, if it is compiled first. And torch does not split graphs for DDP: it
+    cannot split those with operators that have side effects, and would raise.
     """
-    global _guarding, _skipped_guards
+    global _guarding
     _guarding += change
     if not compiler_is_loaded():
         return
     with contextlib.suppress(ImportError, AttributeError):
         from torch._dynamo import config
 
-        if _guarding and _skipped_guards is None:
-            _skipped_guards = config.skip_nnmodule_hook_guards
+        if _guarding and not _replaced:
+            _replaced["skip_nnmodule_hook_guards"] = config.skip_nnmodule_hook_guards
             config.skip_nnmodule_hook_guards = False
-        elif not _guarding and _skipped_guards is not None:
-            config.skip_nnmodule_hook_guards, _skipped_guards = _skipped_guards, None
+            if config.optimize_ddp in (True, "ddp_optimizer"):
+                _replaced["optimize_ddp"] = config.optimize_ddp
+                config.optimize_ddp = False
+        while not _guarding and _replaced:
+            setattr(config, *_replaced.popitem())
+
+
+def splits_for_ddp() -> bool:
+    """Return whether the graph that is being compiled will be split for DDP.
+
+    Buys: a model that was tracked before torch's compiler was loaded does not raise in its first
+    step, and its graph breaks at the modules. Otherwise the first step raises.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        compiler = InstructionTranslator.current_tx().output.compiler_fn
+        return "DDPOptimizer" in getattr(compiler, "__qualname__", "")
+    return False
 
 
 def keep_in_graphs(library: torch.library.Library, operator: str) -> bool:
@@ -153,6 +171,31 @@ def keep_in_graphs(library: torch.library.Library, operator: str) -> bool:
     except (ImportError, AttributeError):
         return False
     return True
+
+
+def captures_cuda_graphs() -> bool:
+    """Return whether the graph that is being compiled becomes a CUDA graph; for hooks.
+
+    Buys: statistics of modules inside CUDA graphs are reduced there. Otherwise Inductor captures
+    the parts between our operators.
+    """
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        backend = InstructionTranslator.current_tx().output.compiler_fn
+    except (ImportError, AttributeError):
+        return False
+    config: dict[str, Any] = getattr(backend, "get_compiler_config", dict)()
+    return bool(config.get("triton.cudagraphs", False))
+
+
+def keep_address(tensor: torch.Tensor) -> None:
+    """Say that a tensor stays where it is, so that CUDA graphs use it and not a copy.
+
+    Buys: what `torch._dynamo.mark_static_address` does, without importing the compiler. Otherwise
+    nothing is seen inside CUDA graphs.
+    """
+    tensor._dynamo_static_input_type = "unguarded"
 
 
 def compiled_graphs() -> int:

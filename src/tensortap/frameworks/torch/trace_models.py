@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tensortap.frameworks.torch import graph_tracing, graphs, private
-from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
+from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
 from tensortap.frameworks.torch.names import unwrapped
 
 TRACED = "functions in them are traced"
@@ -79,7 +79,7 @@ def hook_root(
     def hook(call: Callable[[], None], **options: bool) -> None:
         probe = graphs.probe(lambda values, note: call())
         hooks.callback(graphs.drop, probe)
-        both = ModuleHook(lambda *args: call(), _insert_call, (probe, None))
+        both = ModuleHook(lambda *args: call(), _insert_call, GraphTensors(probe))
         hooks.callback(hook_module(module, both, **options))
 
     hook(lambda: begin(module), before=True)
