@@ -6,12 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tensortap.record import Kind, Record, Shard
 from tensortap.runs.rows import STATISTICS
 from tensortap.stats import summarize_array
-from tensortap.stats.merge import merge, merge_columns
-from tensortap.table.replicas import unequal_replicas
+from tensortap.stats.merge import merge, merge_column, merged_from
+from tensortap.table.replicas import codes, stable_order, unequal_replicas
 from tensortap.table.sources import RecordSource
 from tensortap.table.table import Table, table_of
 
@@ -182,7 +184,10 @@ def test_merging_columns_is_merging_summaries(scale):
     summaries = [summarize_array(array) for array in arrays]
     columns = {name: np.array([getattr(s, name) for s in summaries], float) for name in STATISTICS}
     starts = np.array([0, 2, 3])
-    found = merge_columns(columns, starts)
+    found = {
+        name: merge_column(name, {each: columns[each] for each in merged_from(name)}, starts)
+        for name in STATISTICS
+    }
     for i, group in enumerate((summaries[:2], summaries[2:3], summaries[3:])):
         expected = merge(*group)
         for name in STATISTICS:
@@ -211,6 +216,20 @@ def test_replicas_that_differ_are_outvoted():
     ]
     assert unequal_replicas(table_of(records[:8])) == []
     assert unequal_replicas(table_of([])) == []
+    two = [each for each in records[8:24] if each.rank in (0, 5)]
+    (found,) = unequal_replicas(table_of(two))
+    assert str(found) == "ranks 0, 5 differ in fc.weight (Weight), from step 1 to 2"
+
+
+@given(st.data())
+def test_codes_follow_the_order_of_columns(data):
+    size, number = data.draw(st.integers(0, 8)), st.integers(-3, 3) | st.sampled_from([1 << 62])
+    numbers = st.lists(number, min_size=size, max_size=size)
+    columns = [np.array(data.draw(numbers), np.int64) for _ in range(3)]
+    rows = list(zip(*columns, strict=True))
+    expected = [sorted(set(rows)).index(row) for row in rows]
+    assert codes(*columns).tolist() == expected
+    assert stable_order(codes(*columns)).tolist() == np.argsort(expected, kind="stable").tolist()
 
 
 @pytest.mark.slow

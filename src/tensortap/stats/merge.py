@@ -181,58 +181,59 @@ def merge(*summaries: Summary) -> Summary:
     return summary_of(moments, (count, zeros, nans, posinfs, neginfs), exponents)
 
 
-_POWERS = (("rm2", 2), ("rm4", 4), ("rm8", 8))
+_COUNTED = Summary.__struct_fields__[:5]
+_FINITE = ("count", "nans", "posinfs", "neginfs", "max_abs")
+_EXTREMES = {"min": np.fmin, "max": np.fmax, "max_abs": np.fmax, "min_abs": np.fmin}
+_POWERS = {"rm2": 2, "rm4": 4, "rm8": 8}
 
 
-def merge_columns(columns: Mapping[str, Floats], starts: NDArray[np.int64]) -> dict[str, Floats]:
-    """Return the statistics of groups of summaries, as `merge` does, for many groups at once.
+def merged_from(statistic: str) -> tuple[str, ...]:
+    """Return the statistics of parts from which one of the whole is computed.
 
-    `columns` are the statistics of all summaries, group by group; `starts` are the rows at which
-    the groups begin.
-
-    >>> names = Summary.__struct_fields__[:15]
-    >>> rows = [
-    ...     (2, 0, 0, 0, 0, 1, 2, 1.5, 0.5**0.5, 1.5, 2, 1, 2.5**0.5, 8.5**0.25, 128.5**0.125),
-    ...     (1, 0, 0, 0, 0, 3, 3, 3, 0, 3, 3, 3, 3, 3, 3),
-    ... ]
-    >>> whole = merge_columns(dict(zip(names, np.array(rows, float).T)), np.array([0]))
-    >>> whole["count"], whole["mean"], whole["std"]
-    (array([3.]), array([2.]), array([1.]))
+    >>> merged_from("max"), merged_from("std")[5:]
+    (('max',), ('mean', 'std'))
     """
+    if statistic in _COUNTED or statistic in _EXTREMES:
+        return (statistic,)
+    return (*_FINITE, "mean", "std") if statistic == "std" else (*_FINITE, statistic)
+
+
+def merge_column(
+    statistic: str, columns: Mapping[str, Floats], starts: NDArray[np.int64]
+) -> Floats:
+    """Return one statistic of groups of summaries, as `merge` does, for many groups at once.
+
+    `columns` are the statistics of all summaries that `merged_from` names, group by group;
+    `starts` are the rows at which the groups begin.
+
+    >>> parts = {"count": [2, 1], "nans": [0, 0], "posinfs": [0, 0], "neginfs": [0, 0]}
+    >>> parts |= {"max_abs": [2, 3], "mean": [1.5, 3], "std": [0.5**0.5, 0]}
+    >>> columns = {name: np.array(values, float) for name, values in parts.items()}
+    >>> merge_column("mean", columns, np.array([0])), merge_column("std", columns, np.array([0]))
+    (array([2.]), array([1.]))
+    """
+    if statistic in _COUNTED:
+        return np.asarray(np.add.reduceat(columns[statistic], starts))
+    if statistic in _EXTREMES:
+        return np.asarray(_EXTREMES[statistic].reduceat(columns[statistic], starts))
     lengths = np.diff(np.append(starts, len(columns["count"])))
-    counts = {name: np.add.reduceat(columns[name], starts) for name in _COUNTED}
     n = columns["count"] - columns["nans"] - columns["posinfs"] - columns["neginfs"]
     total = np.add.reduceat(n, starts)
-    figures = {name: np.where(n > 0, columns[name], 0.0) for name in _AVERAGED}
-    extremes = {
-        "min": np.fmin.reduceat(columns["min"], starts),
-        "max": np.fmax.reduceat(columns["max"], starts),
-        "max_abs": np.fmax.reduceat(columns["max_abs"], starts),
-        "min_abs": np.fmin.reduceat(columns["min_abs"], starts),
-    }
     # in units of the largest value of the group, so that no power overflows
-    unit_of_group = np.frexp(np.nan_to_num(extremes["max_abs"]))[1]
+    largest = np.fmax.reduceat(columns["max_abs"], starts)
+    unit_of_group = np.frexp(np.nan_to_num(largest))[1]
     down = -np.repeat(unit_of_group, lengths)
     share = n / np.repeat(np.maximum(total, 1), lengths)
 
-    def average(values: Floats) -> Floats:
-        return np.add.reduceat(values * share, starts)
+    def figures(name: str) -> Floats:
+        return np.asarray(np.ldexp(np.where(n > 0, columns[name], 0.0), down))
 
-    mean = np.ldexp(figures["mean"], down)
-    whole_mean = average(mean)
-    away = mean - np.repeat(whole_mean, lengths)
-    squares = np.ldexp(figures["std"], down) ** 2 * np.maximum(n - 1, 0) + n * away**2
-    variance = np.add.reduceat(squares, starts) / np.maximum(total - 1, 1)
-    merged = {
-        "mean": whole_mean,
-        "std": np.sqrt(variance),
-        "mean_abs": average(np.ldexp(figures["mean_abs"], down)),
-        **{k: average(np.ldexp(figures[k], down) ** p) ** (1 / p) for k, p in _POWERS},
-    }
-    merged = {name: np.ldexp(values, unit_of_group) for name, values in merged.items()}
-    merged = {name: np.where(total > 0, values, np.nan) for name, values in merged.items()}
-    return {**counts, **extremes, **merged}
-
-
-_COUNTED = Summary.__struct_fields__[:5]
-_AVERAGED = ("mean", "std", "mean_abs", "rm2", "rm4", "rm8")
+    if statistic == "std":
+        mean = figures("mean")
+        away = mean - np.repeat(np.add.reduceat(mean * share, starts), lengths)
+        squares = figures("std") ** 2 * np.maximum(n - 1, 0) + n * away**2
+        whole = np.sqrt(np.add.reduceat(squares, starts) / np.maximum(total - 1, 1))
+    else:
+        power = _POWERS.get(statistic, 1)
+        whole = np.add.reduceat(figures(statistic) ** power * share, starts) ** (1 / power)
+    return np.where(total > 0, np.ldexp(whole, unit_of_group), np.nan)

@@ -23,9 +23,16 @@ import numpy as np
 
 from tensortap.runs.arrow import lists, numbers, row_indices
 from tensortap.runs.rows import STATISTICS
-from tensortap.stats.merge import merge_columns
+from tensortap.stats.merge import merge_column, merged_from
 from tensortap.table.logframe_schema import KINDS
-from tensortap.table.replicas import codes, places_of, same_tensor
+from tensortap.table.replicas import (
+    codes,
+    first_of,
+    places_of,
+    same_tensor,
+    stable_order,
+    unequal_groups,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,20 +109,20 @@ class WholeSource:
         parts = self._parts
         if len(np.unique(parts.rank[rows])) < 2:
             return rows, np.ones(len(rows), np.int64)
-        groups = np.arange(len(rows)) + len(rows)  # every row for itself
+        rows = rows[stable_order(parts.rank[rows])]
+        parts.prefetch(merged_from("rm2"))  # what figures show first
         tensors = np.flatnonzero(self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows]))
-        tensors = tensors[np.argsort(parts.rank[rows[tensors]], kind="stable")]
-        groups[tensors] = same_tensor(parts, rows[tensors])
-        several = tensors[np.bincount(groups[tensors])[groups[tensors]] > 1]
-        kept = np.ones(len(rows), np.bool_)
-        groups[several], kept[several] = _mergeable(parts, rows[several], groups[several])
-        rows, groups = rows[kept], groups[kept]
-        order = np.lexsort((parts.rank[rows], groups))
-        rows, groups = rows[order], groups[order]
-        starts = np.flatnonzero(np.diff(groups, prepend=-1))
-        lengths = np.diff(np.append(starts, len(rows)))
-        by_first = np.lexsort((np.arange(len(rows)), np.repeat(rows[starts], lengths)))
-        return rows[by_first], lengths[np.argsort(rows[starts])]
+        groups = same_tensor(parts, rows[tensors])
+        is_shared = np.bincount(groups)[groups] > 1
+        tensors, groups = tensors[is_shared], groups[is_shared]
+        first, kept = np.arange(len(rows)), np.ones(len(rows), np.bool_)
+        is_split, kept[tensors] = _mergeable(parts, rows[tensors], groups)
+        # a group is merged into its first row
+        first[tensors] = np.where(is_split, tensors, tensors[first_of(groups)[groups]])
+        leader = rows[first[kept]]
+        order = stable_order(leader)
+        starts = np.flatnonzero(np.diff(leader[order], prepend=-1))
+        return rows[kept][order], np.diff(np.append(starts, len(order)))
 
 
 class WholeBlock:
@@ -169,8 +176,10 @@ class WholeBlock:
         if name not in self._columns:
             starts, parts = self._member_starts, self._parts
             if name in STATISTICS:
-                given = {each: parts.column(each)[self._members] for each in STATISTICS}
-                self._columns |= merge_columns(given, starts)
+                needed = merged_from(name)
+                parts.prefetch(needed)
+                given = {each: parts.column(each)[self._members] for each in needed}
+                self._columns[name] = merge_column(name, given, starts)
             elif name in _BINS:
                 bins = parts.take(self._members, list(_BINS))
                 self._columns |= zip(_BINS, _merged_bins(bins, starts), strict=True)
@@ -215,22 +224,20 @@ def _merged_bins(bins: pa.Table, starts: Integers) -> tuple[Integers, pa.Array]:
     return low, pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(dense))
 
 
-def _mergeable(parts: Table, rows: Integers, groups: Integers) -> tuple[Integers, Booleans]:
-    """Return the groups after those that cannot be merged were split, and which rows to keep.
+def _mergeable(parts: Table, rows: Integers, groups: Integers) -> tuple[Booleans, Booleans]:
+    """Return which rows are of groups that cannot be merged, and which rows to keep.
 
     `rows` are by rank. Of replicas, the first is kept.
     """
     places = places_of(parts, rows)
     within = codes(groups, places.batch)
-    differ = places.must_agree & (_counts(within, places.content)[within] > 1)
-    several = np.isin(groups, groups[places.apart | differ])
+    is_split = np.zeros(int(groups.max(initial=-1)) + 1, np.bool_)
+    is_split[groups[places.apart]] = True
+    checked = np.flatnonzero(places.must_agree)
+    if len(checked):
+        unequal = unequal_groups(parts, rows, within)
+        is_split[groups[checked[unequal[within[checked]]]]] = True
+    split = is_split[groups]
     first = np.zeros(len(rows), np.bool_)
-    first[np.unique(codes(groups, places.batch, places.place), return_index=True)[1]] = True
-    ungrouped = np.arange(len(rows)) + (1 << 62)  # beyond all groups
-    return np.where(several, ungrouped, groups), first | several
-
-
-def _counts(groups: Integers, values: Integers) -> Integers:
-    """Return how many different values each group has."""
-    pairs = np.unique(np.stack([groups, values]), axis=1)
-    return np.bincount(pairs[0])
+    first[first_of(codes(within, places.place))] = True
+    return split, first | split
