@@ -20,8 +20,8 @@ from bench.processes import measure as measure_in_child
 MODULES = (
     "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.compiled",
     "bench.track_jax", "bench.ranks", "bench.compare", "bench.compare_runs", "bench.films",
-    "bench.trace", "bench.trace_hdf5", "bench.watch", "bench.ops", "bench.peers.live",
-    "bench.peers.storing", "bench.peers.tracking", "bench.peers.comparing",
+    "bench.trace", "bench.trace_hdf5", "bench.watch", "bench.ops", "bench.scale",
+    "bench.peers.live", "bench.peers.storing", "bench.peers.tracking", "bench.peers.comparing",
 )  # fmt: skip
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "peers.md"

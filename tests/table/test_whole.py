@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.record import Kind, Record, Shard
+from tensortap.runs import tables
 from tensortap.runs.rows import STATISTICS
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
 from tensortap.table.replicas import codes, stable_order, unequal_replicas
 from tensortap.table.sources import RecordSource
 from tensortap.table.table import Table, table_of
+from tests.viz.conftest import RunWriter
 
 _RANDOM = np.random.default_rng(0)
 
@@ -283,3 +287,23 @@ def test_32_simulated_ranks(run_program, tmp_path):
         print("whole")
         """
     assert run_program(tmp_path, program).splitlines()[-1] == "whole"
+
+
+def test_a_refresh_opens_only_the_tables_of_ranks_that_wrote(tmp_path, monkeypatch):
+    made = RunWriter(tmp_path, 3)
+    values = [Record("x", Kind.VALUE, 0, 0, 0, rank, 3, 0, value=1.0) for rank in range(3)]
+    made.write(values)
+    table = table_of(made.path)
+    for path in (made.path / "records").glob("**/*"):
+        os.utime(path, (1, 1))  # as if they had been written long ago
+    table.refresh()
+    opened = []
+    real = tables.open_regular
+    monkeypatch.setattr(tables, "open_regular", lambda path: opened.append(path) or real(path))
+    assert not table.refresh()
+    assert opened == []
+    made.write([msgspec.structs.replace(values[1], step=1, seq=1)])
+    assert table.refresh()
+    assert [path.parent.name for path in opened] == ["00001"]
+    assert table.step.tolist() == [0, 0, 0, 1]
+    made.close()

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import struct
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,6 +49,7 @@ _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
 _REQUIRED = (*COLUMNS[:8], "missing")
 _KINDS = frozenset(kind.value for kind in Kind)
 _EXPONENTS = 1 << 15  # longdouble has 16,445 below 0
+_CLOCK_TICK = 1_000_000_000  # nanoseconds in which a file may change without a new time
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -209,9 +211,14 @@ class RankTables:
         self._folder = layout.records_folder(run, rank)
         self._tail_part = -1
         self._tail_offset = 0
+        self._seen: tuple[int, ...] = ()
 
     def refresh(self) -> None:
         """Read what was written since the last refresh."""
+        seen = self._files_seen()
+        if seen and seen == self._seen:
+            return
+        self._seen = seen
         self._counts = None
         self._read_tail()
         # after the tail, so that a tail that is sealed in the meantime is found as a part
@@ -219,6 +226,17 @@ class RankTables:
             self.parts.append(_read_part_file(self._own(path), self.rank))
         if self._tail_part < len(self.parts):
             self.tail = []
+
+    def _files_seen(self) -> tuple[int, ...]:
+        """Return what changes with every file and append; empty if the clock cannot tell yet."""
+        try:
+            folder, tail = self._folder.stat(), (self._folder / layout.TAIL).stat()
+        except OSError:
+            return ()
+        newest = max(folder.st_mtime_ns, tail.st_mtime_ns)
+        if time.time_ns() - newest < _CLOCK_TICK:
+            return ()
+        return folder.st_mtime_ns, tail.st_mtime_ns, tail.st_size, tail.st_ino
 
     def _own(self, path: Path) -> Path:
         """Return the path of a table; raise CorruptFile if a link leads out of the run."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.record import Kind
-from tensortap.runs.arrow import coded, lists, numbers, row_indices, scalar
+from tensortap.runs.arrow import coded, lists, numbers, row_indices
 from tensortap.runs.rows import STATISTICS
 
 if TYPE_CHECKING:
@@ -64,25 +64,19 @@ def _chunk_places(
 
     Places and batches are numbered over all chunks, by `shapes` and `batches`.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     local = codes(*(_list_codes(cells.column(name)) for name in ("shape", "shard_offsets")))
     one_of_each = cells.select(["shape", "shard_offsets"]).take(row_indices(first_of(local)))
     keys = zip(*(column.to_pylist() for column in one_of_each.columns), strict=True)
     texts = [(tuple(shape or ()), tuple(offsets or ())) for shape, offsets in keys]
     place = np.array([shapes.setdefault(t, len(shapes)) for t in texts], np.int32)[local]
-    tag = {
-        key: pc.map_lookup(cells.column("tags"), scalar(key, pa.string()), "first")
-        for key in ("placements", "batch")
-    }
-    of_row, words = coded(tag["batch"])
-    batch = np.array([batches.setdefault(w, len(batches)) for w in words], np.int32)[of_row]
+    layout, batch_tag, words = _tags(cells.column("tags"), "placements", "batch")
+    words.append("")  # for rows without the tag, whose code is -1
+    batch = np.array([batches.setdefault(w, len(batches)) for w in words], np.int32)[batch_tag]
     lengths, placements, words = _text_lists(cells.column("shard_placements"))
     is_sum = np.array([word.startswith("P") for word in words], np.bool_)[placements]
     sums, ends = np.append(0, np.cumsum(is_sum)), np.cumsum(lengths)
     partial = sums[ends] > sums[ends - lengths]
-    flags = _is_valid(cells.column("shard_shape")), _is_valid(tag["placements"]), partial
+    flags = _is_valid(cells.column("shard_shape")), layout >= 0, partial
     return place, batch, *flags
 
 
@@ -247,6 +241,26 @@ def _text_lists(column: pa.ChunkedArray) -> tuple[Integers, Integers, list[str]]
     lengths = np.nan_to_num(numbers(pc.list_value_length(column))).astype(np.int64)
     items, texts = coded(pa.chunked_array([c.flatten() for c in column.chunks], pa.string()))
     return lengths, items.astype(np.int64), texts
+
+
+def _tags(column: pa.ChunkedArray, *keys: str) -> tuple[Any, ...]:
+    """Return the codes of the values that each tag has, -1 for none, and the values."""
+    import pyarrow as pa
+
+    cells = column.combine_chunks()
+    ends = np.from_dlpack(cells.offsets) if len(cells) else np.zeros(1, np.int32)
+    inside = slice(int(ends[0]), int(ends[-1]))
+    names, known = coded(pa.chunked_array([cells.keys[inside]], pa.string()))
+    items, texts = coded(pa.chunked_array([cells.items[inside]], pa.string()))
+    row = np.repeat(np.arange(len(cells)), np.diff(ends))
+    found = []
+    for key in keys:
+        codes_of_row = np.full(len(cells), -1)
+        if key in known:
+            at = np.flatnonzero(names == known.index(key))
+            codes_of_row[row[at]] = items[at]
+        found.append(codes_of_row)
+    return *found, texts
 
 
 def _is_valid(column: pa.ChunkedArray) -> Booleans:

@@ -125,7 +125,7 @@ class Table:
     def whole(self) -> Table:
         """Return a table of whole tensors, which merges what the ranks recorded of each."""
         with self.lock:
-            if self._parts is not None or len(self.ranks()) < 2:
+            if self._parts is not None or (self._whole is None and len(self.ranks()) < 2):
                 return self
             if self._whole is None:
                 self._whole = Table(WholeSource(self).open, parts=self)

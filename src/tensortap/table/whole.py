@@ -70,14 +70,17 @@ class WholeSource:
         self._read = 0
         self._reported_step = -(1 << 62)
         self._waiting = np.empty(0, np.int64)
+        self._last_steps: dict[int, int] = {}  # of ranks
         return self
 
     def refresh(self) -> None:
         """Report new rows of the table of parts."""
         parts = self._parts
         new = np.arange(self._read, len(parts))
+        if parts.generation == self._generation:
+            self._note_last_steps(new)
         late = self._is_tensor(new) & (parts.step[new] <= self._reported_step)
-        if parts.generation != self._generation or (late.any() and len(parts.ranks()) > 1):
+        if parts.generation != self._generation or (late.any() and len(self._last_steps) > 1):
             self.outdated = True
             return
         self._read = len(parts)
@@ -91,12 +94,19 @@ class WholeSource:
                 self._reported_step = max(self._reported_step, int(parts.step[tensors].max()))
             self.blocks = [*self.blocks, WholeBlock(parts, *self._grouped(rows))]
 
+    def _note_last_steps(self, rows: Integers) -> None:
+        ranks, of_row = np.unique(self._parts.rank[rows], return_inverse=True)
+        last = np.full(len(ranks), np.iinfo(np.int64).min)
+        np.maximum.at(last, of_row, self._parts.step[rows])
+        for rank, step in zip(ranks.tolist(), last.tolist(), strict=True):
+            self._last_steps[rank] = max(step, self._last_steps.get(rank, step))
+
     def _ready(self, rows: Integers) -> Booleans:
         """Return which rows are of steps that every rank has passed, or that are old."""
-        step, rank, ranks = self._parts.step, self._parts.rank, self._parts.ranks()
-        if len(ranks) < 2:
+        step = self._parts.step
+        if len(self._last_steps) < 2:
             return rows >= 0
-        passed = min(int(step[rank == each].max()) for each in ranks)
+        passed = min(self._last_steps.values())
         passed = max(passed, int(np.unique(step[rows])[-_AWAITED_STEPS:][0]))
         return np.asarray((step[rows] < passed) | ~self._is_tensor(rows))
 
