@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tensortap.hdf5.callback import HDF5
     from tensortap.hdf5.reader import read_hdf5
     from tensortap.runs.object_files import register_format
+    from tensortap.sources.blackbox import blackbox
     from tensortap.sources.dump import dump
     from tensortap.sources.init import finish, init, update_metadata
     from tensortap.sources.ops import ops
@@ -57,6 +58,7 @@ _LATER = {
     "HDF5": "tensortap.hdf5.callback",
     "Recorder": "tensortap.films.recorder",
     "array_of": "tensortap.frameworks.view",
+    "blackbox": "tensortap.sources.blackbox",
     "close": "tensortap.api.session",
     "compare": "tensortap.compare.api",
     "describe": "tensortap.api.session",
@@ -103,6 +105,7 @@ __all__ = [
     "__version__",
     "alerts",
     "array_of",
+    "blackbox",
     "catch",
     "catch_grad",
     "close",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,9 @@ from tensortap.record import Kind, Record
 
 _MAX_TENSORS = 20_000  # tensors whose state is kept
 _MAX_ALERTS = 1000  # alerts that are kept
+
+listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects whose method `notify` gets every alert."""
 
 Action = str | Callable[[Alert], object]
 
@@ -275,6 +279,8 @@ class AlertMonitor:
         return alert
 
     def _act(self, alert: Alert) -> None:
+        for listener in list(listeners):
+            listener.notify(alert)
         for action in self._actions:
             if action == "stop":
                 # a gradient overflow may be harmless: another alert takes its place

@@ -259,7 +259,7 @@ def never_skipped() -> bool:
 
 
 def tensors_in(
-    value: Any, tensor: type, path: str = "", depth: int = 0
+    value: Any, tensor: type | tuple[type, ...], path: str = "", depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
     """Yield the tensors in the output of a module, each with its path; ignore everything else.
 

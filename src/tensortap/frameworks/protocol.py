@@ -27,6 +27,7 @@ from tensortap.frameworks.observing import (
     WatchObserver,
 )
 from tensortap.frameworks.operations import OperationObserver
+from tensortap.frameworks.replaying import Training
 from tensortap.record import Shard, Summary, TensorData, Value
 from tensortap.stats.columns import Memory
 
@@ -233,6 +234,10 @@ class Framework(Protocol):
 
         It takes a name, the same on all ranks that share the store, and may wait for the network.
         """
+        return None
+
+    def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
+        """Return a program whose steps can be run again; None for models of others."""
         return None
 
     def tracing(self) -> ModelTracing | None:

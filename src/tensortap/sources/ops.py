@@ -25,7 +25,9 @@ class OperationRecorder:
         send: Callable[[Record], object],
         step: Callable[[], int],
         prefix: Callable[[], str] = str,
+        always: bool = False,
     ) -> None:
+        self._always = always  # also while capturing is off
         self.remarks: dict[str, str] = {}
         self.found = OperationRecords(send, prefix)
         self._step = step
@@ -42,7 +44,7 @@ class OperationRecorder:
     @property
     def capturing(self) -> bool:
         """Whether operations are recorded now."""
-        return self._attached and pipeline.enabled
+        return self._attached and (self._always or pipeline.enabled)
 
     @property
     def step_number(self) -> int:

@@ -27,6 +27,7 @@ from tensortap.frameworks.observing import (
 )
 from tensortap.frameworks.operations import OperationObserver
 from tensortap.frameworks.protocol import Adapter, Framework, InPlace, PendingDigest, rejecting
+from tensortap.frameworks.replaying import Training
 from tensortap.frameworks.torch import private, tensors, trace_models
 from tensortap.frameworks.torch.channel import open_channel, open_store
 from tensortap.frameworks.torch.device_digest import digest_later
@@ -36,6 +37,7 @@ from tensortap.frameworks.torch.shards import local_shard
 from tensortap.frameworks.torch.stack import stack
 from tensortap.frameworks.torch.summarize import memory_of, summarize
 from tensortap.frameworks.torch.track import ModelHooks
+from tensortap.frameworks.torch.training import TorchTraining
 from tensortap.frameworks.torch.watch import hooks_on
 from tensortap.record import Shard, TensorData
 
@@ -132,6 +134,10 @@ class TorchFramework(Framework):
 
     def open_store(self) -> Callable[[str], RankStore] | None:
         return open_store()
+
+    def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
+        is_module = isinstance(model, torch.nn.Module)
+        return TorchTraining(model, optimizer, others) if is_module else None
 
     def tracing(self) -> ModelTracing | None:
         return trace_models

@@ -1,0 +1,68 @@
+"""What the black box needs to know about a training program to run its steps again."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+
+class KeptState(NamedTuple):
+    """A copy of everything that a step changes, and its bytes."""
+
+    content: Any
+    nbytes: int
+
+
+class KeptBatch(NamedTuple):
+    """A copy of the arguments of a step in the memory of the host, and its bytes."""
+
+    content: Any
+    nbytes: int
+
+
+class Training(Protocol):
+    """A training program whose steps can be run again."""
+
+    rank: int
+    world_size: int
+
+    def keep_state(self) -> KeptState:
+        """Copy parameters, buffers, gradients, and the states of optimizer and others."""
+
+    def keep_present(self) -> KeptState:
+        """Do the same, and remember which tensors hold it, to put everything back as it is."""
+
+    def restore(self, kept: KeptState) -> None:
+        """Write a copy back."""
+
+    def keep_moment(self) -> Any:
+        """Return the random states and the settings of the optimizer: what may change anywhere."""
+
+    def restore_moment(self, moment: Any) -> None:
+        """Set the random states and the settings of the optimizer."""
+
+    def keep_batch(self, batch: Any) -> KeptBatch:
+        """Copy the arguments of a step."""
+
+    def batch_of(self, kept: KeptBatch) -> Any:
+        """Return fresh copies of the arguments, on their devices."""
+
+    def rows_of(self, kept: KeptBatch) -> int:
+        """Return how many rows the batch has; 0 if its tensors do not have the same number."""
+
+    def mixed(self, kept: KeptBatch, other: KeptBatch, rows: frozenset[int]) -> Any:
+        """Return the `other` batch with some rows of the first."""
+
+    def is_bad(self, result: Any, whole: bool) -> bool:
+        """Return whether the result is not finite or, with `whole`, anything in the state."""
+
+    def digest_of(self, result: Any) -> bytes:
+        """Return a digest of the result of a step."""
+
+    def digest(self) -> bytes:
+        """Return a digest of the whole state."""
+
+    def agree(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank; every rank has to call this."""
+
+    def gather(self, value: str) -> list[str]:
+        """Return the texts of all ranks, by rank; every rank has to call this."""
