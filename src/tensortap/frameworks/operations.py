@@ -88,6 +88,7 @@ class Operation(NamedTuple):
     outputs: list[OperationOutput]
     scalars: dict[str, Any]
     node: str = ""
+    is_view: bool = False  # it computes nothing
 
     @property
     def place(self) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ log = logging.getLogger("tensortap")
 
 _MEMORY = 2 << 30  # bytes of batches; the state is kept once on top of it
 _TRIALS = 64  # executions to find the rows of a batch
-_PHASES = ("forward", "recompute", "backward", "optimizer")
 
 
 @dataclass(slots=True)
@@ -222,10 +221,10 @@ class BlackBox:
 
     def _first(self, own: NonFiniteOperation | None) -> tuple[NonFiniteOperation | None, int]:
         """Return the finding of the rank where it began, if it is this one, and that rank."""
-        order = len(_PHASES) + 1 if own is None else _PHASES.index(own.phase)
-        carried = own is not None and own.why.startswith("its input")
-        found = self._training.gather(json.dumps([order, carried]))
-        rank = min(range(len(found)), key=lambda each: json.loads(found[each]))
+        # all ranks run the same program: what others send arrives later in it
+        order = sys.maxsize if own is None else own.order
+        found = self._training.gather(str(order))
+        rank = min(range(len(found)), key=lambda each: int(found[each]))
         return own, rank if len(found) > 1 else self._training.rank
 
     def _rows(self, base: KeptState, step: KeptStep, other: KeptStep, rank: int) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ class NonFiniteOperation(NamedTuple):
     output: str
     why: str
     parameter: str = ""
+    order: int = 0  # number of operations before it
 
     def __str__(self) -> str:
         of = f" of {self.parameter or self.module}" if self.parameter or self.module else ""
@@ -142,8 +143,8 @@ class OperationRecords:
     def _new_origin(
         self, operation: Operation, bad: list[OperationOutput], step: int, rank: int
     ) -> Origin | None:
-        if _is_deliberate(operation, bad) or len(self.origins) >= _ORIGINS:
-            return None
+        if operation.is_view or len(self.origins) >= _ORIGINS or _is_deliberate(operation, bad):
+            return None  # a view may also show memory that nothing has been written to yet
         line, stats = operation.line, bad[0].stats
         assert stats is not None
         try:
@@ -155,6 +156,7 @@ class OperationRecords:
             operation.place + bad[0].path, operation.name, operation.phase, operation.module, step,
             operation.call, rank, line, line.code, tuple(map(_facts, operation.inputs[:8])),
             f"{_counts(stats)} of {stats.count:,}", reason, bad[0].parameter,
+            self.count,
         ))  # fmt: skip
         self.origins.append(origin)
         return origin

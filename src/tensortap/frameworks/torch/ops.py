@@ -64,6 +64,7 @@ class OperatorKind(NamedTuple):
     arguments: tuple[str, ...] = ()
     written: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()
+    is_view: bool = False
 
 
 @functools.cache
@@ -80,6 +81,7 @@ def _kind_of(operator: Any) -> OperatorKind:
         name.lstrip("_"), str(operator), skip, tuple(arg.name for arg in schema.arguments),
         frozenset(arg.name for arg in writes),
         frozenset(arg.name for arg in writes if not arg.kwarg_only),
+        bool(getattr(operator, "is_view", False)),
     )  # fmt: skip
 
 
@@ -193,6 +195,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[misc]
         self._observer.operation(Operation(
             kind.name, kind.type, place.phase, place.module, place.call, index, place.line,
             seen.inputs, outputs, seen.scalars, place.node,
+            kind.is_view,
         ))  # fmt: skip
 
 
@@ -285,7 +288,8 @@ def _nothing() -> None:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    return array_of(tensor.detach())
+    # of a copy: torch never resizes memory again that a NumPy array has seen, as FSDP has to
+    return array_of(tensor.detach().clone())
 
 
 def _memory(tensor: torch.Tensor) -> int:
