@@ -21,8 +21,10 @@ from tensortap.files import CorruptFile, contained, file_mode, open_regular, pla
 from tensortap.limits import format_size
 from tensortap.record import TensorData
 
-_HEADER = 64 << 10  # bytes reserved for the header: enough for some hundred tensors
 _LENGTH = 8  # bytes of the header's length
+# Bytes reserved for the header: enough for some hundred tensors, and tensors begin at a multiple of
+# 64. Files are copied several times as slowly where memory and file are aligned differently.
+_HEADER = (64 << 10) - _LENGTH
 _MAX_DIMENSIONS = 64
 _LARGEST_HEADER = 16 << 20  # bytes: a hundred thousand tensors; in memory up to 25 times as much
 _OPEN_FILES = 64
@@ -137,20 +139,26 @@ def sync_folder(folder: Path) -> None:
 
 
 _KEPT_NBYTES = 64 << 20  # of buffers that wait for the next payload
-_SMALLEST_KEPT = 1 << 20
+_SMALLEST_KEPT = 64 << 10
+_ALIGNMENT = 64
 _kept: list[Any] = []
 
 
-def _buffer(nbytes: int) -> Any:
-    """Return memory for a payload: the last one's if it is free, because new pages take longer."""
+def _buffer(nbytes: int, start: int) -> Any:
+    """Return memory for a payload at this position in a file, aligned as it is there.
+
+    The memory of the last one is used if it is free, because new pages take longer.
+    """
     import numpy as np
 
     if nbytes < _SMALLEST_KEPT:
         return np.empty(nbytes, np.uint8)
+    nbytes += _ALIGNMENT
     memory = _kept.pop() if _kept else None  # without a lock: finalizers run anywhere
     if memory is None or not nbytes <= memory.nbytes <= 2 * nbytes:
         memory = np.empty(nbytes, np.uint8)  # large memory comes as few large pages
-    data = memory[:nbytes]
+    lead = (start - memory.ctypes.data) % _ALIGNMENT
+    data = memory[lead : lead + nbytes - _ALIGNMENT]
     weakref.finalize(data, _keep, memory).atexit = False
     return data
 
@@ -172,7 +180,7 @@ class FilePayload:
     def view(self) -> memoryview:
         """The bytes, read-only."""
         try:
-            data = _buffer(self.nbytes)
+            data = _buffer(self.nbytes, self._start)
         except MemoryError:
             if self._file.mapped:
                 return self._map()
