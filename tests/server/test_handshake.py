@@ -92,7 +92,8 @@ def test_rejects_and_counts_a_wrong_key(server, bystander):
         client.send_message(wire.QUERY, wire.Query(1, "overview"))
         assert client.receive(0.5) is None
     wait_for(lambda: server.rejected["wrong key"] >= 2)
-    assert set(server.rejected) == {"wrong key"}
+    # libzmq tries again, and a client that closes meanwhile has not finished its handshake
+    assert set(server.rejected) <= {"wrong key", "failed handshake"}
     assert set(answers.overview(server).rejected) == {"wrong key"}
 
 
