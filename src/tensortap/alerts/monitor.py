@@ -214,7 +214,7 @@ class AlertMonitor:
 
     @property
     def replicas_every(self) -> int | None:
-        """How often the rule `replicas` compares ranks; None without that rule."""
+        """Return the interval in steps of the rule `replicas`; None without that rule."""
         found = (rule for rule in self.rules if _name(rule) == "replicas")
         return next((getattr(rule, "every", None) for rule in found), None)
 

@@ -1,6 +1,6 @@
-"""What hooks report about single operations of a program, and to whom.
+"""The protocol between hooks that observe single operations and the source that records them.
 
-An `Operation` is handed over while its tensors are still valid. Whoever takes it keeps digests,
+Hooks hand an `Operation` over while its tensors are still valid. The source keeps digests,
 statistics and words, never a tensor.
 """
 
@@ -103,10 +103,10 @@ class Operation(NamedTuple):
 
 
 class OperationObserver(Protocol):
-    """Whoever takes operations."""
+    """Takes the operations that hooks observe."""
 
     remarks: dict[str, str]
-    """What the user should know, such as that compiled code runs eagerly; hooks add to it."""
+    """Remarks for the user, such as that compiled code runs eagerly; hooks add to them."""
 
     @property
     def capturing(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the black box needs to know about a training program to run its steps again."""
+"""The protocol by which the black box saves, restores and repeats steps of a program."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _ORIGINS = 64  # of values that are not finite, per step: more are not explained
 
 
 class InputFacts(NamedTuple):
-    """What an operation read: name, dtype, shape, digest, and statistics if they are known."""
+    """An input of an operation: name, dtype, shape, digest, and statistics if they are known."""
 
     name: str
     dtype: str

@@ -31,7 +31,7 @@ constant_when_compiled(private.must_not_break)
 
 
 class GraphTensors(NamedTuple):
-    """What tells a hook from others in a graph that they share, for outputs and for gradients.
+    """Identify a hook among others in a shared graph, for outputs and for gradients.
 
     That is the number of a receiver or, in CUDA graphs, a buffer, with the clock of all buffers.
     """

@@ -53,7 +53,7 @@ _UNWRITTEN = ("empty", "new_empty", "_empty")
 
 
 class OperatorKind(NamedTuple):
-    """What is known about an operator before it runs.
+    """Facts about an operator that hold for all its calls.
 
     `written` are the arguments that it overwrites; those in `changed` it reads as well.
     """
@@ -293,6 +293,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _memory(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage; 0 for tensors without one, such as sparse ones."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):

@@ -27,7 +27,7 @@ from tensortap.record import Summary
 from tensortap.stats import packed
 
 ROWS = 8
-"""How many calls of a module in one step are kept."""
+"""Largest number of calls of a module that are kept per step."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _CLOCK, _KIND, _VECTOR = 0, 1, 2  # the words of a row: when, of which kind, and the statistics
@@ -35,7 +35,7 @@ _WORDS = _VECTOR + packed.layout("float32").words
 
 
 class RowKind(NamedTuple):
-    """What the host knows of a row: it is the same whenever a recorded graph is replayed."""
+    """Metadata of a row on the host, the same in every replay of a recorded graph."""
 
     dtype: str
     shape: tuple[int, ...]
