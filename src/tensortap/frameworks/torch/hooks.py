@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import copyreg
+import functools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,20 +16,48 @@ import torch
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.hidden import constant_when_compiled, hide_from_compiler
 
+log = logging.getLogger("tensortap")
+
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
 # takes whatever a hook takes and does nothing; a pickle with it loads without tensortap
 _NOTHING = contextlib.nullcontext().__exit__
 
 
-def _skip_hooks() -> None:
-    """Keep the compiler from compiling hooks one by one where the user's code breaks the graph."""
+def _skip_frames() -> None:
+    """Keep the compiler from compiling more where a graph breaks than it would without hooks.
+
+    It would compile hooks one by one, and modules of torch because they have hooks.
+    """
     private.skip_frame(ModuleHook.__call__.__code__)
+    for cls in list(_hooked):
+        _skip_forward(cls, True)
     private.guard_hooks()
 
 
-constant_when_compiled(_skip_hooks)
-constant_when_compiled(private.splits_for_ddp)
-constant_when_compiled(private.must_not_break)
+def _skip_forward(cls: type, skip: bool) -> None:
+    code = getattr(getattr(cls, "forward", None), "__code__", None)
+    if code is not None and cls.__module__.startswith(("torch.nn.", "torch.ao.")):
+        private.skip_frame(code, skip, calls=False)
+
+
+@functools.cache
+def _report_split() -> None:
+    log.warning(
+        "tensortap: modules are not seen inside graphs with fullgraph=True that torch splits for "
+        "DDP: set torch._dynamo.config.optimize_ddp = False"
+    )
+
+
+def _may_leave() -> bool:
+    """Return whether the graph that is being compiled may break; report it if it may not."""
+    if private.must_not_break():
+        _report_split()
+        return False
+    return True
+
+
+for _function in (_skip_frames, _may_leave, private.splits_for_ddp):
+    constant_when_compiled(_function)
 
 
 class GraphTensors(NamedTuple):
@@ -69,10 +99,10 @@ class ModuleHook:
         if not _compiling():
             self._leave(*args)
         elif self._in_graph is not None:
-            _skip_hooks()
+            _skip_frames()
             if not private.splits_for_ddp():
                 self._in_graph(self, *args)
-            elif not private.must_not_break():
+            elif _may_leave():
                 self._leave(*args)
 
     # for classes that copy or pickle their attributes in a way of their own
@@ -97,6 +127,10 @@ def hook_module(
     with _lock:
         _hooked[cls] += 1
         copyreg.dispatch_table.setdefault(cls, _reduced)
+        if not private.compiler_is_loaded():
+            private.when_compiler_loads(_skip_frames)
+        elif _hooked[cls] == 1:
+            _skip_frames()
 
     def undo() -> None:
         handle.remove()
@@ -104,6 +138,8 @@ def hook_module(
             _hooked[cls] -= 1
             if not _hooked[cls]:
                 del _hooked[cls]
+                if private.compiler_is_loaded():
+                    _skip_forward(cls, False)
                 if copyreg.dispatch_table.get(cls) is _reduced:
                     del copyreg.dispatch_table[cls]
 

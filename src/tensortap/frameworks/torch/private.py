@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.abc
+import importlib.util
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, SimpleNamespace
@@ -65,8 +67,8 @@ def backward_pass() -> int:
     return _graph_task()
 
 
-def skip_frame(code: CodeType) -> None:
-    """Run this code, and all that it calls, without compiling it; graphs still look into it.
+def skip_frame(code: CodeType, skip: bool = True, calls: bool = True) -> None:
+    """Run this code, and all that it `calls`, without compiling it; graphs still look into it.
 
     Buys: where a graph breaks at a hook, the hook is not compiled once for every module. Otherwise
     compiling takes longer.
@@ -75,8 +77,8 @@ def skip_frame(code: CodeType) -> None:
         from torch._C._dynamo import eval_frame
         from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-        skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-        eval_frame.set_code_exec_strategy(code, skip)
+        actions = [FrameAction.SKIP if on else FrameAction.DEFAULT for on in (skip, skip and calls)]
+        eval_frame.set_code_exec_strategy(code, FrameExecStrategy(*actions))
 
 
 def must_not_break() -> bool:
@@ -96,17 +98,18 @@ def must_not_break() -> bool:
     )
 
 
-def traced_caller() -> Any:
+def traced_caller(*skipped: str) -> Any:
     """Return the frame of the user's function that is being compiled; None if it is not known.
 
-    Buys: a value that compiled code catches without a name is named after the expression.
-    Otherwise it has no name and is not captured.
+    Frames of the modules `skipped` are not taken. Buys: a value that compiled code catches without
+    a name is named after the expression, and a NaN in a graph has a line. Otherwise that value is
+    not captured, and the NaN has no line.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         compiler: Any = frame.f_locals.get("self")  # which interprets the code of one function
         module = getattr(compiler, "f_globals", {}).get("__name__", "tensortap.")
-        if not module.startswith(("torch._dynamo", "tensortap.")):
+        if not module.startswith(("torch._dynamo", "tensortap.", *skipped)):
             with contextlib.suppress(AttributeError):
                 return SimpleNamespace(
                     f_code=compiler.f_code, f_globals=compiler.f_globals, f_back=None,
@@ -130,6 +133,7 @@ def guard_hooks(change: int = 0) -> None:
     global _guarding
     _guarding += change
     if not compiler_is_loaded():
+        when_compiler_loads(guard_hooks)
         return
     with contextlib.suppress(ImportError, AttributeError):
         from torch._dynamo import config
@@ -147,8 +151,8 @@ def guard_hooks(change: int = 0) -> None:
 def splits_for_ddp() -> bool:
     """Return whether the graph that is being compiled will be split for DDP.
 
-    Buys: a model that was tracked before torch's compiler was loaded does not raise in its first
-    step, and its graph breaks at the modules. Otherwise the first step raises.
+    Buys: if the program turns `optimize_ddp` on while a model is tracked, its graphs break at the
+    modules. Otherwise the next step raises.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -349,6 +353,41 @@ def is_compiled(model: torch.nn.Module | None) -> bool:
 def compiler_is_loaded() -> bool:
     """Return whether the program has imported torch's compiler."""
     return "torch._dynamo" in sys.modules
+
+
+class _CompilerFinder(importlib.abc.MetaPathFinder):
+    """Finds torch's compiler as the other finders do, and calls functions once it is loaded."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Callable[[], None], None] = {}
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != "torch._dynamo":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute, calls = loader.exec_module, list(self.calls)
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                for call in calls:
+                    call()
+
+            loader.exec_module = exec_module
+        self.calls.clear()
+        return spec
+
+
+_finder = _CompilerFinder()
+
+
+def when_compiler_loads(call: Callable[[], None]) -> None:
+    """Call a function when the program imports torch's compiler, which it has not done yet."""
+    _finder.calls[call] = None
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
 
 
 def root_mesh(mesh: Any) -> Any:
