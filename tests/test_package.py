@@ -26,7 +26,7 @@ def test_public_names():
         "HDF5", "Kind", "Receipt", "Record", "Recorder", "Shard", "StopTraining", "Summary",
         "TensorData", "TensortapError", "__version__", "alerts", "array_of", "blackbox", "catch",
         "catch_grad", "close", "compare", "describe", "disable", "dump", "enable", "errors",
-        "finish", "flush", "get", "get_all", "help", "ingest_all", "init", "integrations",
+        "finish", "flush", "get", "get_all", "graft", "help", "ingest_all", "init", "integrations",
         "list_probes", "open", "ops", "read_hdf5", "read_logframe", "receipt", "register_format",
         "serve", "stack_padded_tensors", "status", "step", "summarize", "summary", "testing",
         "trace", "track", "update_metadata", "validate_logframe", "view", "viz", "watch",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tensortap.runs.object_files import register_format
     from tensortap.sources.blackbox import blackbox
     from tensortap.sources.dump import dump
+    from tensortap.sources.graft import graft
     from tensortap.sources.init import finish, init, update_metadata
     from tensortap.sources.ops import ops
     from tensortap.sources.trace import trace
@@ -66,6 +67,7 @@ _LATER = {
     "finish": "tensortap.sources.init",
     "get": "tensortap.api.session",
     "get_all": "tensortap.api.session",
+    "graft": "tensortap.sources.graft",
     "help": "tensortap.api.session",
     "ingest_all": "tensortap.api.session",
     "init": "tensortap.sources.init",
@@ -119,6 +121,7 @@ __all__ = [
     "flush",
     "get",
     "get_all",
+    "graft",
     "help",
     "ingest_all",
     "init",

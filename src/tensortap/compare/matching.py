@@ -127,7 +127,7 @@ def choose(table: Table, choice: Choice, *, rename: bool) -> ChosenRecords:
     """Return the records that are to be compared; `rename` spells names as the other run does."""
     names = table.names
     if rename and choice.renames:
-        names = [_renamed(name, choice.renames) for name in names]
+        names = [renamed(name, choice.renames) for name in names]
         _check_renames(table.names, names)
     if choice.kinds:
         chosen = [kind in choice.kinds for kind in table.kinds]
@@ -149,7 +149,8 @@ def choose(table: Table, choice: Choice, *, rename: bool) -> ChosenRecords:
     return ChosenRecords(table, np.flatnonzero(keep), names)
 
 
-def _renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
+def renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    """Return a name of the first run as the second run spells it."""
     for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name

@@ -7,6 +7,7 @@ observer says what to capture, takes it, and takes the errors.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -59,6 +60,9 @@ class HookObserver(Protocol):
 
     summarizes: bool
     """True if statistics are all that is captured of a tensor."""
+
+    inputs: bool
+    """True if the tensors that modules are called with are captured, too."""
 
     unseen: dict[str, str]
     """Names that cannot be observed, or not without a side effect, and why; hooks add to it."""
@@ -251,6 +255,59 @@ class RankStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Delete a key, if it exists."""
+
+
+def map_tensors(
+    value: Any, tensor: type, function: Callable[[str, Any], Any], path: str = "", depth: int = 0
+) -> Any:
+    """Return the value with `function` applied to each tensor in it and its path.
+
+    Containers with a tensor that changes are copied; everything else stays as it is.
+
+    >>> map_tensors({"a": (1.5, "b")}, float, lambda path, x: f"{path} {x}")
+    {'a': ('[a][0] 1.5', 'b')}
+    """
+    if isinstance(value, tensor):
+        return function(path, value)
+    if value is None or isinstance(value, (str, bytes, int, float)) or depth > _DEPTH:
+        return value
+
+    def changed(key: Any, item: Any) -> Any:
+        return map_tensors(item, tensor, function, f"{path}[{key}]", depth + 1)
+
+    if isinstance(value, Mapping):
+        found = {key: changed(key, item) for key, item in value.items()}
+        if all(found[key] is item for key, item in value.items()):
+            return value
+        copied: Any = copy.copy(value)
+        for key, item in found.items():
+            copied[key] = item
+        return copied
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", range(len(value)))
+        items = [changed(key, item) for key, item in zip(names, value, strict=False)]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name, None)
+            if (new := changed(field.name, item)) is not item:
+                object.__setattr__(copied, field.name, new)
+        return copied
+    return value
+
+
+def inputs_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: type
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that a module is called with; the path continues the module's name.
+
+    >>> list(inputs_of((1.5,), {"mask": (2.5, 3.5)}, float))
+    [('.input[0]', 1.5), ('.input[mask][0]', 2.5), ('.input[mask][1]', 3.5)]
+    """
+    return tensors_in({**dict(enumerate(args)), **kwargs}, tensor, ".input")
 
 
 def never_skipped() -> bool:

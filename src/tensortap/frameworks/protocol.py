@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
+from tensortap.frameworks.grafting import GraftHooks, GraftSource
 from tensortap.frameworks.observing import (
     Hooks,
     ModelTracing,
@@ -238,6 +239,10 @@ class Framework(Protocol):
 
     def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
         """Return a program whose steps can be run again; None for models of others."""
+        return None
+
+    def graft(self, model: Any, source: GraftSource) -> GraftHooks | None:
+        """Return hooks that exchange tensors with recorded ones; None for models of others."""
         return None
 
     def tracing(self) -> ModelTracing | None:

@@ -160,7 +160,7 @@ def _why_not(
         if not found:
             word = "rank" if len(ranks) == 1 else "ranks"
             return f"no {name!r} on rank {rank}; it is on {word} {_few(ranks)}"
-    return f"no {name!r} at step {step}; {_nearest(step or 0, {r.step for r in found})}"
+    return f"no {name!r} at step {step}; {nearest_steps(step or 0, {r.step for r in found})}"
 
 
 def _few(values: list[int]) -> str:
@@ -170,7 +170,8 @@ def _few(values: list[int]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _nearest(step: int, steps: set[int]) -> str:
+def nearest_steps(step: int, steps: set[int]) -> str:
+    """Return which of some steps are nearest, in words."""
     below = [s for s in steps if s < step]
     above = [s for s in steps if s > step]
     if below and above:
@@ -181,7 +182,16 @@ def _nearest(step: int, steps: set[int]) -> str:
 def _no_name(name: str, names: list[str]) -> str:
     if not names:
         return f"no {name!r}: nothing has been captured yet"
+    return f"no {name!r}; {similar_names(name, names)}"
+
+
+def similar_names(name: str, names: list[str]) -> str:
+    """Return the names that somebody may have meant, in words.
+
+    >>> similar_names("atn", ["attn", "mlp"])
+    "did you mean 'attn'?"
+    """
     near = difflib.get_close_matches(name, names, 3, 0.5) or [n for n in names if name in n][:3]
     if near:
-        return f"no {name!r}; did you mean {' or '.join(repr(n) for n in near)}?"
-    return f"no {name!r}; there are {len(names)} names, the first is {names[0]!r}"
+        return f"did you mean {' or '.join(repr(n) for n in near)}?"
+    return f"there are {len(names)} names, the first is {names[0]!r}"

@@ -68,7 +68,7 @@ class Observer:
         patterns = Patterns(options.include, options.exclude, options.kinds)
         self.kinds = patterns.kinds
         self.wants = patterns.wants
-        self.only_training = options.only_training
+        self.only_training, self.inputs = options.only_training, options.inputs
         self.fault = pipeline.fault
         self.active = False
         self.on = False  # whether `every` selects this step

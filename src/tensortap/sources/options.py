@@ -49,6 +49,7 @@ class TrackOptions(NamedTuple):
     stop: bool = False
     atol: float | None = None
     rtol: float | None = None
+    inputs: bool = False
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""

@@ -214,6 +214,7 @@ def track(
     stop: bool = False,
     atol: float | None = None,
     rtol: float | None = None,
+    inputs: bool = False,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -234,6 +235,8 @@ def track(
     `ops=True` also records every operation of the steps that `every` selects, as `tap.ops` does.
     `reference` is a run with which each step is compared, within `atol` and `rtol` as by
     `tap.compare`: the first difference is an alert, and `stop=True` raises it as `StopTraining`.
+    `inputs=True` also records the tensors that each module is called with, as ``name.input[0]``;
+    `tap.bisect` tells a module from the code before it by them. Compiled graphs do not have them.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
@@ -242,7 +245,7 @@ def track(
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
         only_training, init_step, alerts, on_alert, name, out_path, digests, ops,
-        reference, stop, atol, rtol,
+        reference, stop, atol, rtol, inputs,
     ))  # fmt: skip
     state = None if isinstance(optimizer_state, bool) else optimizer_state
     if model_state is not None or state is not None:

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import has_torch_function
 
 from tensortap.errors import CaptureError
+from tensortap.frameworks.grafting import GraftHooks, GraftSource
 from tensortap.frameworks.observing import (
     Hooks,
     ModelTracing,
@@ -31,6 +32,7 @@ from tensortap.frameworks.replaying import Training
 from tensortap.frameworks.torch import private, tensors, trace_models
 from tensortap.frameworks.torch.channel import open_channel, open_store
 from tensortap.frameworks.torch.device_digest import digest_later
+from tensortap.frameworks.torch.grafts import ModelGrafts
 from tensortap.frameworks.torch.ops import OperationHooks
 from tensortap.frameworks.torch.probes import find_probes
 from tensortap.frameworks.torch.shards import local_shard
@@ -138,6 +140,9 @@ class TorchFramework(Framework):
     def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
         is_module = isinstance(model, torch.nn.Module)
         return TorchTraining(model, optimizer, others) if is_module else None
+
+    def graft(self, model: Any, source: GraftSource) -> GraftHooks | None:
+        return ModelGrafts(model, source) if isinstance(model, torch.nn.Module) else None
 
     def tracing(self) -> ModelTracing | None:
         return trace_models

@@ -82,12 +82,12 @@ class ModuleHook:
 
     def __init__(
         self,
-        hook: Callable[..., None],
+        hook: Callable[..., Any],
         in_graph: Callable[..., None] | None = None,
         tensors: GraphTensors | None = None,
     ) -> None:
-        def leave(*args: Any) -> None:
-            hook(*args)
+        def leave(*args: Any) -> Any:
+            return hook(*args)
 
         hide_from_compiler(leave)
         self._leave, self._in_graph = leave, in_graph
@@ -111,6 +111,13 @@ class ModuleHook:
 
     def __reduce__(self) -> Any:
         return _NOTHING.__reduce__()
+
+
+class ReplacingHook(ModuleHook):
+    """A hook whose result takes the place of what the module gets or returns."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self._leave(*args)
 
 
 def hook_module(

@@ -56,10 +56,18 @@ class Layouts:
             found = (self._shard(each) for _, each in tensors_in(inputs, torch.Tensor)
                      if each.shape == tensor.shape)  # fmt: skip
             shard = next((each for each in found if each is not None), _of_columns(module, tensor))
-        if shard is None:
-            return None, {"placements": UNKNOWN, "mesh": self.mesh, "batch": self._batch}
-        self._known[id(tensor)] = KnownLayout(weakref.ref(tensor), shard)
-        placements = " ".join(shard.placements)
+        if shard is not None:
+            self._known[id(tensor)] = KnownLayout(weakref.ref(tensor), shard)
+        return self._placed(shard)
+
+    def of_input(self, tensor: torch.Tensor) -> tuple[Shard | None, dict[str, str]]:
+        """Return which part a tensor is that a module is called with, and its tags."""
+        if not self.mesh or hasattr(tensor, "device_mesh"):
+            return None, {}
+        return self._placed(self._shard(tensor))
+
+    def _placed(self, shard: Shard | None) -> tuple[Shard | None, dict[str, str]]:
+        placements = UNKNOWN if shard is None else " ".join(shard.placements)
         return shard, {"placements": placements, "mesh": self.mesh, "batch": self._batch}
 
     def _shard(self, tensor: torch.Tensor) -> Shard | None:

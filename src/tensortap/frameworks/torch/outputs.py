@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.observing import Explain, HookObserver, tensors_in
+from tensortap.frameworks.observing import Explain, HookObserver, inputs_of, tensors_in
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.collectives import Collectives
 from tensortap.frameworks.torch.graph_outputs import GraphProbe, insert, record_replayed
@@ -113,6 +113,10 @@ class OutputHooks:
             if any(hasattr(parameter, "device_mesh") for parameter in own):
                 note = functools.partial(self._on_computed, name)
                 self._undo.append(hook_module(module, ModuleHook(note), prepend=True))
+            if self.observer.inputs and activation:
+                note = functools.partial(self._on_inputs, name, cls)
+                undo = hook_module(module, ModuleHook(note), before=True, with_kwargs=True)
+                self._undo.append(undo)
             both = ModuleHook(hook, insert, probe.tensors)
             self._undo.append(hook_module(module, both, with_kwargs=True))
             self._uncalled.add(name, module)
@@ -160,6 +164,29 @@ class OutputHooks:
         """Record what was computed inside CUDA graphs, as far as it has arrived."""
         for step in () if self._replayed is None else self._replayed.steps(wait):
             self.observer.unseen.update(record_replayed(self._graph_probes, *step))
+
+    def _on_inputs(
+        self, name: str, cls: str, module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> None:
+        """Observe what a module is called with, before it changes that in place."""
+        observer, training = self.observer, self.root.training
+        if not observer.capturing or (observer.only_training and not training):
+            return
+        if private.backward_pass() != -1:  # a checkpoint recomputes what was observed before
+            return
+        mode = _mode_tags(training)
+        first = GENERATED if mode is _GENERATING else 0
+        call = self._calls.get((name, first), first)
+        tags = {**mode, "module": name, "input": "1"}
+        try:
+            for path, tensor in inputs_of(args, kwargs, torch.Tensor):
+                shard, placed = self._layouts.of_input(tensor)
+                own_tags = {**tags, **placed}
+                seen = name + path, Kind.ACTIVATION, tensor, call, cls, own_tags, shard
+                look = functools.partial(self._observe_later, seen, observer.step_number, None)
+                self._collectives.observe(tensor, name, look)
+        except Exception as error:
+            observer.fault(name, error)
 
     def _on_output(
         self,

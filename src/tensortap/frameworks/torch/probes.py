@@ -45,7 +45,7 @@ def find_probes(
 class _Notes:
     """An observer that notes what hooks see, by name."""
 
-    only_training = explains = summarizes = False
+    only_training = explains = summarizes = inputs = False
     kinds = (Kind.ACTIVATION, Kind.GRADIENT)
     active = capturing = True
     step_number = 0

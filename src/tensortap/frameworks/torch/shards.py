@@ -6,12 +6,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from tensortap.frameworks.observing import Observed
 from tensortap.frameworks.torch.meshes import first_rank, mesh_tag
-from tensortap.frameworks.torch.tensors import dtype_name
-from tensortap.record import Kind, Shard
+from tensortap.frameworks.torch.tensors import build, dtype_name
+from tensortap.record import Kind, Shard, TensorData
 
 _DESCRIPTIONS = 1 << 16  # that are kept: calls within `generate` have no end
 _NO_TAGS: dict[str, str] = {}
@@ -30,6 +31,27 @@ def local_shard(tensor: Any) -> tuple[Any, Shard]:
     with torch.no_grad():
         local = waited(tensor.to_local())
     return local.detach(), shard_of(tensor, tuple(tensor.placements))
+
+
+def recorded_part(data: TensorData, tensor: Any) -> torch.Tensor:
+    """Return a recorded tensor, or the part of it that this rank has of a DTensor."""
+    found: torch.Tensor = build(msgspec.structs.replace(data, framework="torch"))
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
+        local, shard = local_shard(tensor)
+        if found.shape == tensor.shape != local.shape:
+            pairs = zip(shard.offsets, local.shape, strict=True)
+            found = found[tuple(slice(start, start + size) for start, size in pairs)]
+    return found
+
+
+def like(tensor: Any, value: torch.Tensor) -> Any:
+    """Return the value with the dtype, the device and the layout of a tensor."""
+    value = value.to(tensor.device, tensor.dtype)
+    if hasattr(tensor, "device_mesh"):
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(value, tensor.device_mesh, tensor.placements, run_check=False)
+    return value
 
 
 def waited(tensor: Any) -> Any:
