@@ -17,7 +17,7 @@ from tensortap.frameworks.observing import tensors_in
 from tensortap.frameworks.torch import private
 
 
-class RunningCall:
+class GraftedCall:
     """A call of a module that has not returned."""
 
     def __init__(self, site: CallSite) -> None:
@@ -48,11 +48,11 @@ class Segments:
     """The segments of one step."""
 
     def __init__(self) -> None:
-        self._calls: dict[CallSite, RunningCall] = {}
-        self._outputs: dict[Any, list[tuple[RunningCall, Any]]] = {}  # by node: what computed it
+        self._calls: dict[CallSite, GraftedCall] = {}
+        self._outputs: dict[Any, list[tuple[GraftedCall, Any]]] = {}  # by node: what computed it
         self._readers: dict[Any, dict[str, bool]] | None = None
 
-    def add(self, call: RunningCall, start: Any, node: Any) -> None:
+    def add(self, call: GraftedCall, start: Any, node: Any) -> None:
         """Take an output of a module, computed by `start`; `node` is what others read.
 
         Both are the same if the module has changed its input in place.
@@ -77,7 +77,7 @@ class Segments:
             return (site.parent.module,)
         return tuple([name for name, custom in readers.items() if custom] or readers)
 
-    def _follow(self, call: RunningCall, start: Any, in_place: bool) -> None:
+    def _follow(self, call: GraftedCall, start: Any, in_place: bool) -> None:
         """Note a module as a reader of all that an output of it was computed from."""
         seeds = _next(start) if in_place else [start]
         reached, computes, custom = self._walk(seeds, call.inputs)
@@ -88,7 +88,7 @@ class Segments:
         for node in reached - self._outputs.keys():
             self._follow_input(call, node, readers)
 
-    def _follow_input(self, call: RunningCall, node: Any, readers: dict[str, bool]) -> None:
+    def _follow_input(self, call: GraftedCall, node: Any, readers: dict[str, bool]) -> None:
         """Note the readers of an input, and the module around it, whose code computed it."""
         parent = call.site.parent
         around = None if parent is None else self._calls.get(parent)

@@ -19,7 +19,7 @@ from tensortap.frameworks.observing import map_tensors, tensors_in
 from tensortap.frameworks.snapshot import digest_of
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.graft_parameters import ParameterGrafts
-from tensortap.frameworks.torch.graft_segments import RunningCall, Segments
+from tensortap.frameworks.torch.graft_segments import GraftedCall, Segments
 from tensortap.frameworks.torch.hooks import ReplacingHook, hook_module
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.shards import like, local_part, recorded_part
@@ -53,8 +53,8 @@ class ModelGrafts:
         self._step = -1
         # inputs of the calls so far, of modules with several: a checkpoint may repeat them
         self._calls: dict[str, list[bytes]] = {}
-        self._stack: list[RunningCall] = []
-        self._repeated: list[RunningCall] = []  # of which a checkpoint may leave some
+        self._stack: list[GraftedCall] = []
+        self._repeated: list[GraftedCall] = []  # of which a checkpoint may leave some
         self._known: dict[int, Any] = {}  # tensors that are as in the reference, by id
         self._random: Any = None  # the last random state
         self._segments = Segments()
@@ -113,7 +113,7 @@ class ModelGrafts:
         stack = self._repeated if again else self._stack
         if self._source.judges and not again:
             self._note_random()
-        opened = RunningCall(CallSite(name, call, stack[-1].site if stack else None))
+        opened = GraftedCall(CallSite(name, call, stack[-1].site if stack else None))
         stack.append(opened)
         if not self._source.judges:
             opened.read_all(args, kwargs)
@@ -135,7 +135,7 @@ class ModelGrafts:
         return max((i for i, each in enumerate(calls) if each == given), default=0)
 
     def _exchange_input(
-        self, opened: RunningCall, module: torch.nn.Module, again: bool, path: str, tensor: Any
+        self, opened: GraftedCall, module: torch.nn.Module, again: bool, path: str, tensor: Any
     ) -> Any:
         name, call, parent = opened.site
         known = self._is_known(tensor) or parent is None
@@ -192,7 +192,7 @@ class ModelGrafts:
         return map_tensors(output, torch.Tensor, exchange)
 
     def _exchange_output(
-        self, opened: RunningCall, inputs: set[int], again: bool, path: str, tensor: Any
+        self, opened: GraftedCall, inputs: set[int], again: bool, path: str, tensor: Any
     ) -> Any:
         name, call, _ = opened.site
         found = self._recorded(name + path, Kind.ACTIVATION, call, tensor)
