@@ -1,7 +1,7 @@
 """Vote on replicas: which rank has another tensor than the others, and in which element.
 
 Ranks send the digests of their replicas, 16 bytes per tensor. The first rank of each group of
-ranks compares them here.
+ranks compares them here, or whoever reads the records of all ranks.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ class GroupDigests(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[int, ...]
     layout: str
     sums: bytes
+
+
+class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank sends in a step."""
+
+    step: int
+    groups: tuple[GroupDigests, ...]
 
 
 class ReplicaVote:

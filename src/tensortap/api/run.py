@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from tensortap.text.records import record_line
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tensortap.alerts import Alert
+    from tensortap.alerts import Alert, Rule
     from tensortap.table.table import Table
 
 
@@ -217,17 +217,22 @@ class Run(Values):
 
         return frames.metrics_of(self.reader, names)
 
-    def alerts(self) -> list[Alert]:
-        """Return the alerts of the run in order."""
-        from tensortap.alerts import alert_of
+    @checked
+    def alerts(self, rules: Iterable[Rule] | bool = False) -> list[Alert]:
+        """Return the alerts that training raised, and those about ranks that disagree, in order.
 
-        heads = [
-            head
-            for name in self.reader.names(Kind.ALERT)
-            for head in self.reader.records(name, kind=Kind.ALERT)
-        ]
-        heads.sort(key=lambda r: (r.step, r.seq, r.rank))
-        return [alert_of(self.reader.load(head)) for head in heads]
+        With `rules`, as for ``tap.track(alerts=...)``, return those that they raise for the
+        statistics of whole tensors instead.
+        """
+        from tensortap.table.rank_alerts import ballot_alerts, rank_alerts, rule_alerts
+
+        if rules is not False:
+            return rule_alerts(self.table(), rules)
+        alerts = self.table().alerts()
+        if len(self.reader.ranks) > 1:
+            more = [*rank_alerts(self.table()), *ballot_alerts(self.reader)]
+            alerts = sorted([*alerts, *more], key=lambda alert: alert.step)
+        return alerts
 
     def table(self, *, compute: bool = False) -> Table:
         """Return the columns of the run; `compute` adds statistics that were not recorded."""

@@ -22,6 +22,7 @@ from msgspec import structs
 
 from tensortap import frameworks
 from tensortap.api.lookup import Values
+from tensortap.api.rank_watch import RankWatch
 from tensortap.arguments import check_seconds, check_text, checked
 from tensortap.errors import NotFound, TensortapError, WireError
 from tensortap.history import History
@@ -61,7 +62,7 @@ def start(
         address = Address(address.host, parse_port(port))
     try:
         history, key = History(parse_size(memory, "memory")), keys.make_key()
-        return Server(address, history, key, answer=answers.answer, keep=keep)
+        server = Server(address, history, key, answer=answers.answer, keep=keep)
     except TensortapError as error:
         if os.strerror(errno.EADDRINUSE) in str(error):
             raise TensortapError(
@@ -69,6 +70,8 @@ def start(
                 f"with tap.open('{address}') or tensortap top, or choose another port"
             ) from None
         raise
+    RankWatch(server).start()
+    return server
 
 
 @checked

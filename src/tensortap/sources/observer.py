@@ -105,7 +105,7 @@ class Observer:
         self._replicas: ReplicaCheck | None = None
         if self._monitor is not None and (n := self._monitor.replicas_every) is not None:
             selected = Patterns(options.include, options.exclude)
-            self._replicas = ReplicaCheck(n, selected.wants)
+            self._replicas = ReplicaCheck(n, selected.wants, self._records.offer)
 
     def begin(self) -> None:
         self._choose_prefix()

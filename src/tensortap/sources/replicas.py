@@ -2,7 +2,8 @@
 
 Every n-th step, each rank computes the digests of its replicas in the training thread; a thread of
 our own sends them. The first rank of each group reads them and votes. Nobody waits for anybody: a
-rank that is late is compared later, a rank that has died is left out.
+rank that is late is compared later, a rank that has died is left out. In a job without a store, the
+digests become records, and the live session or the reader of the run votes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import msgspec
 import xxhash
 
 from tensortap import frameworks as arrays
+from tensortap import ranks as job
 from tensortap.alerts import Alert
 from tensortap.alerts.alert import module_of
-from tensortap.alerts.vote import GroupDigests, ReplicaLayout, ReplicaVote
+from tensortap.alerts.ballots import BALLOT, Ballot, value_of_ballot
+from tensortap.alerts.vote import GroupDigests, ReplicaLayout, ReplicaMessage, ReplicaVote
 from tensortap.errors import TensortapError
 from tensortap.frameworks.observing import Observed, RankStore, ReplicatedTensor
 from tensortap.frameworks.protocol import PendingDigest
@@ -38,19 +41,13 @@ _QUEUED = 4  # steps that wait to be sent
 _STORED = 8  # steps of a rank that stay in the store
 _PATIENCE = 60.0  # seconds for which a rank may be late
 _LAST_PATIENCE = 5.0  # at the end of training
+_LAYOUTS_EVERY = 16  # ballots
 _POLLS = 0.01, 0.2  # seconds between two looks, at first and later
 # how many checks there were of the same tensors: all ranks count alike
 _numbers: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
-class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank sends in a step."""
-
-    step: int
-    groups: tuple[GroupDigests, ...]
-
-
-OpenStore: TypeAlias = Callable[[str], RankStore]
+OpenExchange: TypeAlias = Callable[[str], "ReplicaExchange | BallotRecords"]
 _Tensors: TypeAlias = list[tuple[ReplicaLayout, bytes | PendingDigest]]
 _Groups: TypeAlias = dict[tuple[int, ...], _Tensors]  # by ranks
 _Sent: TypeAlias = tuple[int, _Groups]
@@ -60,20 +57,33 @@ _decode_layouts = msgspec.msgpack.Decoder(tuple[ReplicaLayout, ...]).decode
 
 
 class ReplicaCheck:
-    """Compares replicas every n-th step; `wants` selects tensors by kind and name."""
+    """Compares replicas every n-th step; `wants` selects tensors by kind and name.
 
-    def __init__(self, every: int, wants: Callable[[Kind, str], bool]) -> None:
+    `record` takes the digests of a job whose ranks share no store.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        wants: Callable[[Kind, str], bool],
+        record: Callable[[Record], object],
+    ) -> None:
         self._every = every
         self._wants = wants
-        self._open: OpenStore | None = None
+        self._record = record
+        self._open: OpenExchange | None = None
         self._queue: queue.Queue[_Sent | None] = queue.Queue(_QUEUED)
         self._thread: threading.Thread | None = None
         self._alerts: collections.deque[Alert] = collections.deque()
 
     def begin(self) -> None:
-        """Look for a store that the ranks share."""
+        """Look for a store that the ranks share; without one, make records."""
         found = (each.open_store() for each in loaded_frameworks())
-        self._open = next((each for each in found if each is not None), None)
+        open_store = next((each for each in found if each is not None), None)
+        if open_store is not None:
+            self._open = lambda name: ReplicaExchange(open_store(name), self._alerts.append)
+        elif job.rank_and_world_size()[1] > 1:
+            self._open = lambda name: BallotRecords(name, self._record)
 
     def due(self, step: int) -> bool:
         """Return whether replicas are compared in this step."""
@@ -117,9 +127,9 @@ class ReplicaCheck:
                 self._queue.put(None, timeout=_LAST_PATIENCE)
             thread.join(2 * _LAST_PATIENCE)
 
-    def _run(self, open_store: OpenStore, name: str) -> None:
+    def _run(self, open_exchange: OpenExchange, name: str) -> None:
         try:
-            exchange = ReplicaExchange(open_store(name), self._alerts.append)
+            exchange = open_exchange(name)
             sent = self._queue.get()
             while sent is not None:
                 exchange.send(*sent)
@@ -132,7 +142,7 @@ class ReplicaCheck:
             with contextlib.suppress(Exception):  # in strict mode; nobody could catch it here
                 pipeline.fault("replicas", error, "are no longer compared")
 
-    def _next(self, exchange: ReplicaExchange) -> _Sent | None:
+    def _next(self, exchange: ReplicaExchange | BallotRecords) -> _Sent | None:
         """Return what is to be sent next, and receive meanwhile."""
         pause = _POLLS[0]
         while exchange.receive():
@@ -239,6 +249,37 @@ class ReplicaExchange:
                 self._report(
                     Alert("silent", f"rank {rank}", Kind.METRIC, step.step, rank, "", message)
                 )
+
+
+class BallotRecords:
+    """Sends the digests of this rank as records; whoever has those of all ranks compares them."""
+
+    patience = 0.0  # nothing is received
+
+    def __init__(self, name: str, record: Callable[[Record], object]) -> None:
+        self._name = name
+        self._record = record
+        self._count = 0
+
+    def send(self, step: int, groups: _Groups) -> None:
+        """Record what this rank has."""
+        layouts: dict[str, bytes] = {}
+        found = tuple(_group(ranks, each, layouts) for ranks, each in groups.items())
+        # layouts take more than digests, and a session may begin later than the job
+        again = self._count % _LAYOUTS_EVERY == 0
+        given = {name: _decode_layouts(data) for name, data in layouts.items()} if again else {}
+        self._count += 1
+        value = value_of_ballot(Ballot(self._name, ReplicaMessage(step, found), given))
+        rank, world_size = job.rank_and_world_size()
+        seq, now = pipeline.next_seq(), time.time_ns()
+        self._record(
+            Record(BALLOT, Kind.VALUE, step, 0, seq, rank, world_size, now, "builtins.bytes",
+                   value=value)
+        )  # fmt: skip
+
+    def receive(self) -> bool:
+        """Return that nothing is awaited."""
+        return False
 
 
 class _AwaitedStep(NamedTuple):

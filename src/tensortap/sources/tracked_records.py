@@ -76,6 +76,13 @@ class TrackedRecords:
             return
         self._keep(record)
 
+    def offer(self, record: Record) -> None:
+        """Send a record to a run or a live session; drop it if there is none."""
+        if pipeline.expecting:
+            connections.connect()
+        if pipeline.on:
+            pipeline.put(record, 0)
+
     def _keep(self, record: Record | RecordColumns) -> None:
         self.memory.keep(record)
         if self.memory.evicted and not self._warned:

@@ -76,7 +76,7 @@ def _chunk_places(
     is_sum = np.array([word.startswith("P") for word in words], np.bool_)[placements]
     sums, ends = np.append(0, np.cumsum(is_sum)), np.cumsum(lengths)
     partial = sums[ends] > sums[ends - lengths]
-    flags = _is_valid(cells.column("shard_shape")), layout >= 0, partial
+    flags = is_valid(cells.column("shard_shape")), layout >= 0, partial
     return place, batch, *flags
 
 
@@ -263,7 +263,8 @@ def _tags(column: pa.ChunkedArray, *keys: str) -> tuple[Any, ...]:
     return *found, texts
 
 
-def _is_valid(column: pa.ChunkedArray) -> Booleans:
+def is_valid(column: pa.ChunkedArray) -> Booleans:
+    """Return which cells of a column are not null."""
     import pyarrow.compute as pc
 
     return numbers(pc.cast(pc.is_valid(column), "int8")) > 0

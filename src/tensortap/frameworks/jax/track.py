@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from tensortap.frameworks.jax.adapter import Deferred
 from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack, summary_at
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.jax.modules import Wants, haiku_name, key_name
-from tensortap.frameworks.observing import Explain, Observed, TrackObserver
+from tensortap.frameworks.jax.replicas import replicas_of
+from tensortap.frameworks.observing import Explain, Observed, ReplicatedTensor, TrackObserver
 from tensortap.record import Kind, Summary
 from tensortap.stats.packed import layout
 
@@ -97,6 +98,8 @@ class JaxTracking:
         if unknown:
             raise TypeError(f"{', '.join(unknown)} is not tracked")
         self._calls.clear()
+        if given and self.observer.replicas_due():
+            self.observer.compare_replicas(self._replicas(given))
         if not self.observer.capturing or not given:
             return
         observations = observe_trees(
@@ -109,6 +112,13 @@ class JaxTracking:
         with jax.transfer_guard("allow"):  # the user's guard is not meant for us
             for seen, pending, array, _ in observations:
                 self.observer.add(seen, None, pending, array)
+
+    def _replicas(self, given: dict[str, Any]) -> Iterator[ReplicatedTensor]:
+        """Yield the parameters and the optimizer state of which other processes have replicas."""
+        states = (given.get(name) for name in ("model_state", "optimizer_state"))
+        with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+            for seen, array in _leaves(self.observer.wants, *states, like=self._like):
+                yield from replicas_of(seen, array)
 
 
 # -- trees of parameters, gradients and optimizer state --------------------------------------
@@ -126,6 +136,29 @@ def observe_trees(
 
     `like` are parameters that name the optimizer's state if `params` are not given.
     """
+    wanted = list(_leaves(wants, params, optimizer_state, grads, like=like))
+    if not wanted:
+        return []
+    with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+        packed = _pack_all([array for _, array in wanted])
+    vector, start = Deferred(packed, packed.nbytes), 0
+    observations = []
+    for seen, array in wanted:
+        summary = summary_at(vector, start, seen.dtype, seen.shape)
+        observations.append(Observation(seen, summary, array))
+        start += layout(seen.dtype).words
+    return observations
+
+
+def _leaves(
+    wants: Wants,
+    params: Any = None,
+    optimizer_state: Any = None,
+    grads: Any = None,
+    *,
+    like: Any = None,
+) -> Iterator[tuple[Observed, Any]]:
+    """Yield the arrays of the trees that are wanted, with their names."""
     leaves: list[tuple[Kind, str, dict[str, str], Any]] = []
     for kind, tree in ((Kind.WEIGHT, params), (Kind.WEIGHT_GRADIENT, grads)):
         leaves += [(kind, parameter_name(path), {}, array) for path, array in arrays_of(tree)]
@@ -136,21 +169,11 @@ def observe_trees(
             name, part = state_name(path, parameters)
             tags = {"state": part, "parameter": name}
             leaves.append((Kind.OPTIMISER_STATE, f"{name}.{part}", tags, array))
-    wanted = [leaf for leaf in leaves if wants(leaf[0], leaf[1])]
-    if not wanted:
-        return []
-    with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-        packed = _pack_all([array for *_, array in wanted])
-    vector, start = Deferred(packed, packed.nbytes), 0
-    observations = []
-    for kind, name, tags, array in wanted:
-        # as inside a jitted function
-        dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
-        shape = tuple(np.shape(array))
-        seen = Observed(name, kind, 0, "", dtype, shape, None, tags)
-        observations.append(Observation(seen, summary_at(vector, start, dtype, shape), array))
-        start += layout(dtype).words
-    return observations
+    for kind, name, tags, array in leaves:
+        if wants(kind, name):
+            # as inside a jitted function
+            dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(array)).name
+            yield Observed(name, kind, 0, "", dtype, tuple(np.shape(array)), None, tags), array
 
 
 _pack_all = jax.jit(lambda arrays: jnp.concatenate([pack(jnp.asarray(x)) for x in arrays]))

@@ -17,6 +17,7 @@ from torch import distributed
 from tensortap.frameworks.observing import ReplicatedTensor
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.shards import observed
+from tensortap.ranks import rank_and_world_size
 from tensortap.record import Kind
 
 Group = tuple[tuple[int, ...], bool]  # ranks, and whether it is certain
@@ -91,7 +92,9 @@ class Replicas:
 
 
 def _everyone() -> tuple[int, ...]:
-    return tuple(distributed.get_process_group_ranks(distributed.group.WORLD))
+    if distributed.is_available() and distributed.is_initialized():
+        return tuple(distributed.get_process_group_ranks(distributed.group.WORLD))
+    return tuple(range(rank_and_world_size()[1]))
 
 
 @functools.lru_cache(maxsize=256)

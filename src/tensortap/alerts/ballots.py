@@ -1,0 +1,91 @@
+"""Digests of replicas as records, for jobs whose ranks share no store.
+
+Each rank records one ballot per check. Whoever has the records of all ranks counts them: a live
+session while they arrive, a run when its alerts are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tensortap.alerts.alert import Alert
+from tensortap.alerts.vote import GroupDigests, ReplicaLayout, ReplicaMessage, ReplicaVote
+from tensortap.record import Blob, Kind, Record
+
+BALLOT = "tensortap.replicas"
+"""The name of such records."""
+
+_LATER = 4  # steps that wait for the ballots of a rank
+_MOST = 1 << 14  # ballots and layouts that wait; records may come from anyone
+
+
+class Ballot(msgspec.Struct, frozen=True, array_like=True):
+    """The digests of a rank in a step; `check` tells apart the models that a job compares.
+
+    `layouts` are given from time to time, by their hash.
+    """
+
+    check: str
+    message: ReplicaMessage
+    layouts: dict[str, tuple[ReplicaLayout, ...]] = {}
+
+
+_decode = msgspec.msgpack.Decoder(Ballot).decode
+
+
+def value_of_ballot(ballot: Ballot) -> Blob:
+    """Return the value of the record of a ballot."""
+    return Blob("bytes", msgspec.msgpack.encode(ballot))
+
+
+class BallotBox:
+    """Counts ballots: a group of ranks is compared in a step once all of them have sent theirs."""
+
+    def __init__(self) -> None:
+        self._votes: dict[Any, ReplicaVote] = {}
+        self._layouts: dict[str, tuple[ReplicaLayout, ...]] = {}
+        self._waiting: dict[Any, dict[int, dict[int, GroupDigests]]] = {}  # step → rank
+        self._counted: dict[Any, int] = {}  # the last step
+
+    def add(self, record: Record) -> list[Alert]:
+        """Take a record; return the alerts about replicas that have begun to differ."""
+        if record.name != BALLOT or record.kind is not Kind.VALUE:
+            return []
+        try:
+            ballot = _decode(record.value.data) if isinstance(record.value, Blob) else None
+        except msgspec.DecodeError:
+            return []
+        if ballot is None or len(self._layouts) + len(self._waiting) > _MOST:
+            return []
+        self._layouts.update(ballot.layouts)
+        alerts: list[Alert] = []
+        for digests in ballot.message.groups:
+            group, step = (ballot.check, digests.ranks), ballot.message.step
+            if step > self._counted.get(group, -1) and record.rank in digests.ranks:
+                self._waiting.setdefault(group, {}).setdefault(step, {})[record.rank] = digests
+                alerts += self._count(group)
+        return alerts
+
+    def close(self) -> list[Alert]:
+        """Count what is left, without the ranks that are missing."""
+        return [alert for group in list(self._waiting) for alert in self._count(group, True)]
+
+    def _count(self, group: tuple[str, tuple[int, ...]], is_last: bool = False) -> list[Alert]:
+        ranks, waiting = group[1], self._waiting[group]
+        alerts: list[Alert] = []
+        for step in sorted(waiting):
+            later = {rank for each in waiting if each >= step for rank in waiting[each]}
+            if len(later) < len(ranks) and len(waiting) <= _LATER and not is_last:
+                break  # what is missing may still come: a rank sends its ballots in order
+            digests = {r: d for r, d in waiting.pop(step).items() if self._is_known(d)}
+            self._counted[group] = step
+            vote = self._votes.setdefault(group, ReplicaVote(ranks))
+            if len(digests) > 1:
+                alerts += vote.compare(step, digests, self._layouts)
+        return alerts
+
+    def _is_known(self, digests: GroupDigests) -> bool:
+        layout = self._layouts.get(digests.layout)
+        return layout is not None and len(digests.sums) == 16 * len(layout)

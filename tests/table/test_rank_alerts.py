@@ -1,0 +1,170 @@
+"""Alerts about ranks that are far from the others, behind or silent: of runs, and live."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+import tensortap as tap
+from tensortap import alerts
+from tensortap.alerts import Alert, record_of
+from tensortap.record import Kind, Record, Shard
+from tensortap.stats import summarize_array
+from tensortap.table.rank_alerts import LiveRanks, rank_alerts
+from tensortap.table.rank_monitor import RankLimits
+from tensortap.table.table import table_of
+from tests.viz.conftest import RunWriter
+
+SECOND = 10**9
+
+
+def job(steps=12, size=lambda rank, step, name: 1.0, ends=None, kind=Kind.ACTIVATION, tags=None):
+    """Yield the records of eight ranks in the order in which a server gets them."""
+    noise = np.random.default_rng(0)
+    for step in range(steps):
+        for rank in range(8):
+            if step >= (ends or {}).get(rank, steps):
+                continue
+            for seq, name in enumerate(("first", "second")):
+                level = size(rank, step, name) * (1 + 0.05 * noise.standard_normal())
+                yield Record(
+                    name, kind, step, 0, 10 * step + seq, rank, 8, step * SECOND,
+                    dtype="float32", shape=(4,), stats=summarize_array(np.full(4, level, "f4")),
+                    tags={} if tags is None else tags(rank),
+                )  # fmt: skip
+
+
+def found(records, limits=None):
+    """Return the alerts of a run, after checking that a live session raises the same."""
+    records = list(records)
+    live = LiveRanks(limits)
+    parts = [records[n : n + 5] for n in range(0, len(records), 5)]
+    seen = [alert for part in parts for alert in live.see(part, part[-1].time_ns)]
+    stored = rank_alerts(table_of(records), limits)
+    assert [str(a) for a in seen if a.rule == "outlier"] == [
+        str(a) for a in stored if a.rule == "outlier"
+    ]
+    return stored, seen
+
+
+def test_a_rank_that_is_far_is_named_once_with_its_first_tensor():
+    stored, _ = found(job(size=lambda rank, step, _: 5.0 if rank == 6 and step >= 4 else 1.0))
+    (alert,) = stored
+    assert (alert.rule, alert.rank, alert.name, alert.step) == ("outlier", 6, "first", 8)
+    assert "rank 6 is far from the other ranks since step 4: its RMS is " in alert.message
+    assert alert.message.endswith("; so are 1 more of its tensors")
+    assert alert.facts["tensors"] == 2
+
+
+def test_a_few_steps_or_a_small_distance_are_no_alarm():
+    assert (
+        found(job(size=lambda rank, step, _: 5.0 if rank == 6 and 4 <= step < 8 else 1.0))[0] == []
+    )
+    assert found(job(size=lambda rank, _, __: 1.8 if rank == 6 else 1.0))[0] == []
+
+
+def test_a_problem_that_returns_is_reported_again():
+    bad = {*range(3, 8), *range(9, 14)}
+    size = lambda rank, step, _: 0.01 if rank == 2 and step in bad else 1.0
+    assert [alert.step for alert in found(job(16, size))[0]] == [7, 13]
+
+
+def test_only_ranks_that_should_be_alike_are_compared():
+    """Ranks along tp hold other columns; along dp they are alike."""
+    mesh = lambda rank: {"mesh": f"dp={rank // 2}/4 tp={rank % 2}/2", "placements": "S(1)"}
+    columns = lambda rank, step, name: 100.0 if rank % 2 else 1.0
+    weights = lambda records: (
+        [Record("w", Kind.WEIGHT, 0, 0, 99, rank, 8, 0, tags=mesh(rank)) for rank in range(8)]
+        + list(records)
+    )
+    assert found(weights(job(size=columns, tags=mesh)))[0] == []
+    odd = lambda rank, step, name: columns(rank, step, name) * (9 if rank == 3 else 1)
+    (alert,) = found(weights(job(size=odd, tags=mesh)))[0]
+    assert (alert.rank, alert.name, alert.facts["median"] > 50) == (3, "first", True)
+
+
+def test_shards_of_a_parameter_are_not_compared():
+    shard = Shard((8, 4), (0, 0), ("S(0)",))
+    size = lambda rank, step, name: 9.0 if rank == 1 else 1.0
+    records = list(job(size=size, kind=Kind.WEIGHT))
+    assert len(found(records)[0]) == 1
+    assert found([msgspec.structs.replace(r, shard=shard) for r in records])[0] == []
+
+
+def test_a_rank_that_went_silent():
+    limits = RankLimits(seconds=5)
+    (alert,), live = found(job(12, ends={3: 5}), limits)
+    assert (alert.rule, alert.rank, alert.step) == ("silent", 3, 11)
+    assert "its last record is of step 4, most ranks are at step 11, 7 s later" in alert.message
+    assert [(a.rule, a.rank) for a in live] == [("silent", 3)]
+    # in a job that waits for it nobody comes further, but time passes
+    records = list(job(12, ends={3: 11}))
+    assert rank_alerts(table_of(records), limits) == []
+    session = LiveRanks(limits)
+    assert session.see(records, 12 * SECOND) == []
+    (alert,) = session.see([], 30 * SECOND)
+    assert alert.rule == "silent"
+    assert session.see([], 40 * SECOND) == []  # reported once
+
+
+def test_a_straggler_is_behind_by_the_time_of_its_records():
+    """Records that only arrive late are no reason."""
+    slow = [
+        Record("x", Kind.METRIC, step, 0, step, rank, 8, (step * (3 if rank == 1 else 1)) * SECOND,
+               value=0.5)
+        for step in range(40) for rank in range(8) if rank != 1 or step <= 13
+    ]  # fmt: skip
+    (alert,) = rank_alerts(table_of(slow))
+    assert (alert.rule, alert.rank, alert.facts["behind"]) == ("straggler", 1, 26)
+    assert "rank 1 is 26 recorded steps behind: it is at step 13" in alert.message
+    live = LiveRanks()
+    on_time = [r for r in job(40) if r.rank != 1]
+    late = [r for r in job(40) if r.rank == 1]
+    assert live.see(late[:10], 5 * SECOND) == []
+    assert live.see(on_time, 40 * SECOND) == []
+    assert live.see(late[10:], 41 * SECOND) == []
+
+
+def test_no_false_alarm_in_clean_steps_of_eight_ranks():
+    """Sizes of gradients of small batches have long tails, and every tensor has its own."""
+    draw = np.random.default_rng(1)
+    level = 10 ** draw.uniform(-4, 2, 20)
+    values = level * np.exp(0.3 * draw.standard_t(3, (1000, 8, 20)))
+    assert rank_alerts(table_of(metrics(values))) == []
+    values[500:505, 5, 7] *= 1000
+    assert [alert.rank for alert in rank_alerts(table_of(metrics(values)))] == [5]
+
+
+def metrics(values):
+    """Return one record per step, rank and name."""
+    return [
+        Record(
+            f"layer{i}", Kind.METRIC, step, 0, i, rank, 8, step, value=float(values[step, rank, i])
+        )
+        for step, rank, i in np.ndindex(values.shape)
+    ]
+
+
+def test_alerts_of_a_run(tmp_path):
+    """Recorded ones and those about ranks; rules see whole tensors, not the parts of ranks."""
+    nan = Alert("nan", "first", Kind.ACTIVATION, 2, 0, "first", "holds NaN")
+    run = RunWriter(tmp_path, 8)
+    run.write(job(size=lambda rank, step, _: 5.0 if rank == 6 else 1.0))
+    run.write([record_of(nan, seq=500, time_ns=0, world_size=8)])
+    # on each rank, one of eight values is not zero; half of the ranks have only zeros
+    for step in range(4):
+        for rank in range(8):
+            values = np.zeros(8, "f4")
+            values[0] = rank % 2
+            run.write([
+                Record("dying", Kind.ACTIVATION, step, 0, 600 + step, rank, 8, 0, dtype="float32",
+                       shape=(8,), stats=summarize_array(values))
+            ])  # fmt: skip
+    run.close()
+    opened = tap.open(run.path)
+    assert [(a.rule, a.name, a.step) for a in opened.alerts()] == [
+        ("nan", "first", 2), ("outlier", "first", 4)
+    ]  # fmt: skip
+    assert opened.alerts(rules=[alerts.dead(share=0.95)]) == []
+    (found,) = opened.alerts(rules=[alerts.dead(share=0.9)])
+    assert (found.name, found.step, found.facts["zeros"]) == ("dying", 2, 60 / 64)
