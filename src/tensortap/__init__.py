@@ -23,7 +23,7 @@ from tensortap.sources.catch import catch, catch_grad, disable, enable, flush, r
 
 if TYPE_CHECKING:
     from tensortap import integrations, testing, viz
-    from tensortap.api.lookup import summarize
+    from tensortap.api.lookup import quantize_error, summarize
     from tensortap.api.open import open
     from tensortap.api.session import (
         close,
@@ -74,6 +74,7 @@ _LATER = {
     "list_probes": "tensortap.sources.watch",
     "open": "tensortap.api.open",
     "ops": "tensortap.sources.ops",
+    "quantize_error": "tensortap.api.lookup",
     "read_hdf5": "tensortap.hdf5.reader",
     "read_logframe": "tensortap.table.logframe_schema",
     "register_format": "tensortap.runs.object_files",
@@ -129,6 +130,7 @@ __all__ = [
     "list_probes",
     "open",
     "ops",
+    "quantize_error",
     "read_hdf5",
     "read_logframe",
     "receipt",

@@ -197,12 +197,17 @@ class Run(Values):
         """Return what each tensor would lose in a format (``"float8_e4m3fn"``), and its best scale.
 
         By default for the latest step of each tensor; `step` is another one, or ``"all"``. All
-        ranks and calls of a step count together. `name` is a regular expression.
+        ranks and calls of a step count together. `name` is a regular expression. A block format
+        (``"mxfp8_e4m3"``, ``"nvfp4"``) needs values: one row per tensor that was kept whole.
         """
         need_pandas("run.formats()")
+        from tensortap.stats.blocks import BLOCK_FORMATS
         from tensortap.table import frames
+        from tensortap.table.block_formats import block_formats_of
 
         table = self.table(compute=compute)
+        if dtype in BLOCK_FORMATS:
+            return block_formats_of(self.reader, table, dtype, name=name, kind=kind, step=step)
         return frames.formats_of(table, dtype, name=name, kind=kind, step=step)
 
     @checked

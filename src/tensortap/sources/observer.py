@@ -29,7 +29,7 @@ from tensortap.sources.batches import ColumnMaker, ObservedTensor, summarize_tog
 from tensortap.sources.options import Patterns, TrackOptions
 from tensortap.sources.reference import ReferenceCheck
 from tensortap.sources.replicas import ReplicaCheck
-from tensortap.sources.stash import stashed
+from tensortap.sources.stash import stash_of, stashed
 from tensortap.sources.tracked_records import TrackedRecords
 from tensortap.stats.columns import SummaryColumns
 
@@ -86,7 +86,8 @@ class Observer:
         self._first_step = 0
         self._alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._pending: collections.deque[PendingRecord] = collections.deque()
-        values = self._whole is not None or options.stash is not None
+        self._stash = stash_of(options.stash, options.formats)
+        values = self._whole is not None or self._stash is not None
         self.summarizes = options.stats and not (values or options.digests)
         self._records = TrackedRecords(options.out_path, values)
         self._maker = ColumnMaker(self._record_of)
@@ -262,9 +263,9 @@ class Observer:
         """Return the record with what the user's stash gave and, if selected, the tensor."""
         extra: list[tuple[Any, Any]] = []
         nbytes = 0
-        if self.options.stash is not None:
+        if self._stash is not None:
             try:
-                extra, nbytes = stashed(self.options.stash(value))
+                extra, nbytes = stashed(self._stash(value))
             except Exception as error:
                 kept = f"raised for {record.name!r}, whose record has no extra statistics"
                 pipeline.fault("stash", error, kept)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from tensortap.arguments import check_callable, check_count
 from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
+from tensortap.stats.blocks import check_format
 
 NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
 Stash = Callable[[Any], Mapping[str, Any]]
@@ -50,6 +51,7 @@ class TrackOptions(NamedTuple):
     atol: float | None = None
     rtol: float | None = None
     inputs: bool = False
+    formats: Sequence[str] = ()
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
@@ -61,6 +63,8 @@ class TrackOptions(NamedTuple):
             check_count("init_step", self.init_step, 0)
         if self.stash is not None:
             check_callable("stash", self.stash)
+        for each in self.formats:
+            check_format(each)
         if self.reference is None and (self.stop or self.atol is not None or self.rtol is not None):
             raise ValueError("stop, atol and rtol need reference=, the run to compare with")
 

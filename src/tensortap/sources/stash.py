@@ -1,12 +1,16 @@
-"""Extra statistics, which a function of the user returns for each tensor."""
+"""Extra statistics of each tensor: from a function of the user, and losses in block formats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tensortap import frameworks as arrays
+from tensortap.frameworks.view import array_of
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.stats.blocks import quantize_array
 
 
 def stashed(given: Any) -> tuple[list[tuple[Any, Any]], int]:
@@ -32,3 +36,25 @@ def stashed(given: Any) -> tuple[list[tuple[Any, Any]], int]:
             found.append((str(key), snapshot))
             total += nbytes
     return found, total
+
+
+def stash_of(
+    given: Callable[[Any], Mapping[str, Any]] | None, formats: Sequence[str]
+) -> Callable[[Any], Mapping[str, Any]] | None:
+    """Return a stash that adds the losses in block formats to what the user's stash gives.
+
+    >>> stash_of(lambda x: {"l1": 3.0}, ["mxfp4"])(np.ones((1, 32), np.float32))["mxfp4"]["sqnr"]
+    inf
+    """
+    if not formats:
+        return given
+
+    def stash(value: Any) -> dict[str, Any]:
+        array = array_of(value)
+        found = {} if given is None else dict(given(value))
+        if array is not None and array.dtype.kind not in "biuc":
+            array = np.atleast_1d(array)
+            found |= {each: quantize_array(array, each).totals() for each in formats}
+        return found
+
+    return stash

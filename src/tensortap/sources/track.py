@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +215,7 @@ def track(
     atol: float | None = None,
     rtol: float | None = None,
     inputs: bool = False,
+    formats: Sequence[str] = (),
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -237,6 +238,8 @@ def track(
     `tap.compare`: the first difference is an alert, and `stop=True` raises it as `StopTraining`.
     `inputs=True` also records the tensors that each module is called with, as ``name.input[0]``;
     `tap.bisect` tells a module from the code before it by them. Compiled graphs do not have them.
+    `formats` are block formats, such as ``["mxfp8_e4m3", "nvfp4"]``: the loss of each float tensor
+    in them is recorded with its statistics, as `tap.quantize_error` computes it.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
@@ -245,7 +248,7 @@ def track(
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
         only_training, init_step, alerts, on_alert, name, out_path, digests, ops,
-        reference, stop, atol, rtol, inputs,
+        reference, stop, atol, rtol, inputs, formats,
     ))  # fmt: skip
     state = None if isinstance(optimizer_state, bool) else optimizer_state
     if model_state is not None or state is not None:
@@ -257,9 +260,10 @@ def track(
             raise TypeError(
                 "ops=True is for torch; use tap.ops() with ops.intercept(function, ...)"
             )
-        if stash is not None or tensors or digests:
+        if stash is not None or tensors or digests or formats:
             observer.unseen["inside compiled functions"] = (
-                "stash, tensors and digests see states only; use tap.catch inside the function"
+                "stash, tensors, digests and formats see states only; "
+                "use tap.catch inside the function"
             )
         hooks = framework_named("jax").track_states(model_state, state, observer)
         assert hooks is not None

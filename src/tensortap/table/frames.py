@@ -323,22 +323,9 @@ def formats_of(
     exponents leave it open. Multiplied by ``scale = 2**shift``, at most ``scaled`` is lost.
     """
     pd = need_pandas("run.formats()")
-    import pyarrow as pa
-
     target = limits(dtype)
     table = table_of(origin)
-    rows, cells = rows_with_statistics(table, ["tags"])
-    columns = {
-        "name": layer_names(table, rows, cells),
-        "tensor_type": tensor_types(table, rows, cells),
-        "step": table.step[rows],
-    }
-    keys = pa.table(columns).to_pandas()
-    chosen = np.flatnonzero(_matches(keys, name, kind, step))
-    if step is None:
-        newest = keys.iloc[chosen].groupby(["name", "tensor_type"])["step"].transform("max")
-        chosen = chosen[keys["step"].to_numpy()[chosen] == newest.to_numpy()]
-    keys, rows = keys.iloc[chosen].reset_index(drop=True), rows[chosen]
+    keys, rows = chosen_rows(table, name, kind, step)
     groups = keys.groupby(["name", "tensor_type", "step"], sort=False)
     tensors = groups.size().reset_index().drop(columns=0)
     group = groups.ngroup().to_numpy()
@@ -351,6 +338,29 @@ def formats_of(
     frame = pd.concat([tensors, pd.concat(parts, ignore_index=True)], axis=1)
     frame.insert(list(frame.columns).index("scaled"), "scale", np.exp2(frame["shift"]))
     return frame
+
+
+def chosen_rows(
+    table: Table, name: str | None, kind: Kind | str | None, step: int | str | None
+) -> tuple[pd.DataFrame, Integers]:
+    """Return name, tensor_type and step of the rows with statistics that match, and the rows.
+
+    Without `step` these are the rows of the latest step of each tensor.
+    """
+    import pyarrow as pa
+
+    rows, cells = rows_with_statistics(table, ["tags"])
+    columns = {
+        "name": layer_names(table, rows, cells),
+        "tensor_type": tensor_types(table, rows, cells),
+        "step": table.step[rows],
+    }
+    keys = pa.table(columns).to_pandas()
+    chosen = np.flatnonzero(_matches(keys, name, kind, step))
+    if step is None:
+        newest = keys.iloc[chosen].groupby(["name", "tensor_type"])["step"].transform("max")
+        chosen = chosen[keys["step"].to_numpy()[chosen] == newest.to_numpy()]
+    return keys.iloc[chosen].reset_index(drop=True), rows[chosen]
 
 
 def _matches(keys: Any, name: str | None, kind: Kind | str | None, step: int | str | None) -> Any:

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "variants.h"
+
 /* The kind of an element. All 8-bit dtypes are BYTES, with a table of their 256 values. */
 typedef enum {
     FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT16, UINT16, INT32, UINT32, INT64, UINT64,
@@ -103,5 +105,27 @@ typedef struct {
 /* Compare two arrays of real numbers with the same shape; return DONE or NO_MEMORY. */
 Outcome compare(const Elements *a, const Elements *b, const Rules *rules, int threads,
                 Difference *found);
+
+/* A format with one scale per block of values. Its scale is a power of two if `scale` has no digits:
+ * then `top` is the exponent of the largest element. Otherwise it is at least `least`, and `whole`
+ * is the scale of the whole tensor. */
+typedef struct {
+    BlockFormat element, scale;
+    size_t block;
+    int top;
+    float least, whole;
+} BlockRules;
+
+/* One element per block. */
+typedef struct {
+    float *scale;
+    uint32_t *underflow, *saturated;
+    double *signal, *noise;
+} BlockColumns;
+
+/* Quantize rows of values, which end with a shorter block if their length is no multiple of it;
+ * `values` gets what they become, unless it is NULL. A block has at most CHUNK values. */
+void quantize_blocks(const float *in, size_t rows, size_t length, const BlockRules *rules,
+                     float *values, BlockColumns out);
 
 #endif

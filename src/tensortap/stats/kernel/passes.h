@@ -458,13 +458,55 @@ static void PASS(digest)(const void *restrict data, size_t n, const Keys *restri
     sums[1] += turned_sum + ((uint64_t)turned_top << 32);
 }
 
+/* Round values divided by the scale of their block to a format, ties to even, and multiply them by
+ * it again. Adding a power of two rounds a magnitude to a multiple of the last digit. `out` may be
+ * `in`. */
+static void PASS(round_block)(const float *in, size_t n, float inverse, float scale,
+                              const BlockFormat *format, float *out, RoundedSums *result)
+{
+    const int32_t least = (int32_t)format->least, up = (24 - format->digits) << 23;
+    const float largest = format->largest, over = format->over;
+    uint32_t underflow = 0, saturated = 0;
+    double signal[8] = {0}, noise[8] = {0};
+    for (size_t start = 0; start < n; start += 8) {
+        size_t end = n - start < 8 ? n - start : 8;
+        float x[8] = {0}, made[8];
+        memcpy(x, in + start, end * sizeof *x);
+        for (int i = 0; i < 8; i++) {
+            float scaled = x[i] * inverse, size = fabsf(scaled), half, rounded;
+            int32_t bits, exponent;
+            saturated += size >= over && fabsf(x[i]) < INFINITY;
+            size = size < largest ? size : largest;
+            memcpy(&bits, &size, sizeof bits);
+            exponent = bits & INT32_C(0x7F800000);
+            exponent = (exponent > least ? exponent : least) + up;
+            memcpy(&half, &exponent, sizeof half);
+            rounded = (size + half) - half;
+            underflow += rounded == 0.0f && x[i] != 0.0f;
+            made[i] = copysignf(rounded, x[i]) * scale;
+        }
+        for (int i = 0; i < 8; i++) {
+            double value = fabsf(x[i]) < INFINITY ? x[i] : 0.0;
+            double error = fabsf(x[i]) < INFINITY ? (double)made[i] - value : 0.0;
+            signal[i] += value * value;
+            noise[i] += error * error;
+        }
+        memcpy(out + start, made, end * sizeof *x);
+    }
+    *result = (RoundedSums){underflow, saturated, 0.0, 0.0};
+    for (int i = 0; i < 8; i++) {
+        result->signal += signal[i];
+        result->noise += noise[i];
+    }
+}
+
 static const Passes PASS(passes) = {
     PASS(halves), PASS(upper_halves), PASS(range32), PASS(range64), PASS(zeros32), PASS(zeros64),
     PASS(exponents32), PASS(exponents64), PASS(window), PASS(outside), PASS(sums32),
     PASS(sums64), PASS(deviations32), PASS(deviations64),
     PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),
     PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(places), PASS(apart),
-    PASS(digest),
+    PASS(digest), PASS(round_block),
 };
 
 #undef FOR_BITS

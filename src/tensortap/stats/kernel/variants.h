@@ -51,6 +51,20 @@ typedef struct {
     uint32_t of[4][KEYS];
 } Keys;
 
+/* A floating-point format: digits with the first one, the bits of its smallest normal number as
+ * float32, its largest number, and the first magnitude that is too large even after rounding. */
+typedef struct {
+    int digits;
+    uint32_t least;
+    float largest, over;
+} BlockFormat;
+
+/* How many values became zero or too large, and the sums of squares of values and errors. */
+typedef struct {
+    uint32_t underflow, saturated;
+    double signal, noise;
+} RoundedSums;
+
 typedef struct {
     void (*halves)(const uint16_t *, size_t, float *);
     void (*upper_halves)(const uint16_t *, size_t, float *);
@@ -80,6 +94,8 @@ typedef struct {
     void (*places)(const double *, size_t, const Ruler *, int64_t *);
     uint64_t (*apart)(const int64_t *, const int64_t *, size_t);
     void (*digest)(const void *, size_t, const Keys *, size_t, const uint64_t[2], uint64_t *);
+    void (*round_block)(const float *, size_t, float inverse, float scale, const BlockFormat *,
+                        float *out, RoundedSums *);
 } Passes;
 
 const Passes *used_passes(void);
