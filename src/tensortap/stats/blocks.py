@@ -174,8 +174,10 @@ class _Rules(NamedTuple):
         if format != "nvfp4":
             return cls((element, _POWER_OF_TWO), block, top, 0.0, 1.0)
         scale = _rounding(_SCALE)
-        sizes = np.abs(values)
-        largest = sizes.max(initial=0.0, where=np.isfinite(sizes))
+        largest = max(values.max(), -values.min())
+        if not np.isfinite(largest):
+            sizes = np.abs(values)
+            largest = sizes.max(initial=0.0, where=np.isfinite(sizes))
         whole = np.float32(largest) / np.float32(scale.largest * element.largest)
         return cls((element, scale), block, top, _LEAST_SCALE, float(whole) or 1.0)
 

@@ -124,7 +124,7 @@ typedef struct {
 } BlockColumns;
 
 /* Quantize rows of values, which end with a shorter block if their length is no multiple of it;
- * `values` gets what they become, unless it is NULL. A block has at most CHUNK values. */
+ * `values` gets what they become. A block has at most CHUNK values. */
 void quantize_blocks(const float *in, size_t rows, size_t length, const BlockRules *rules,
                      float *values, BlockColumns out);
 

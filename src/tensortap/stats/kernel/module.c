@@ -362,7 +362,7 @@ static PyObject *kernel_digest(PyObject *module, PyObject *args)
 /* quantize(in, rows, length, (element, scale), block, top, least, whole, values, columns)
  *
  * A format is (digits, bits of the smallest normal float32, largest, over). `in` and `values` are
- * addresses of float32, `values` may be 0, and `columns` are the five addresses of BlockColumns. */
+ * addresses of float32, and `columns` are the five addresses of BlockColumns. */
 static PyObject *kernel_quantize(PyObject *module, PyObject *args)
 {
     (void)module;

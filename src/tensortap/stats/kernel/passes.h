@@ -458,46 +458,48 @@ static void PASS(digest)(const void *restrict data, size_t n, const Keys *restri
     sums[1] += turned_sum + ((uint64_t)turned_top << 32);
 }
 
-/* Round values divided by the scale of their block to a format, ties to even, and multiply them by
- * it again. Adding a power of two rounds a magnitude to a multiple of the last digit. `out` may be
- * `in`. */
-static void PASS(round_block)(const float *in, size_t n, float inverse, float scale,
-                              const BlockFormat *format, float *out, RoundedSums *result)
+/* Round values divided by the scale of their block to a format, and multiply them by it again. Errors
+ * are exact in float32: a value and what it becomes are close, or one of them is 0. */
+static inline __attribute__((always_inline)) void PASS(round_values)(
+    const float *restrict in, size_t n, float inverse, float scale, const BlockFormat *given,
+    float *restrict out, RoundedSums *result)
 {
-    const int32_t least = (int32_t)format->least, up = (24 - format->digits) << 23;
-    const float largest = format->largest, over = format->over;
+    const BlockFormat format = *given;
     uint32_t underflow = 0, saturated = 0;
-    double signal[8] = {0}, noise[8] = {0};
-    for (size_t start = 0; start < n; start += 8) {
-        size_t end = n - start < 8 ? n - start : 8;
-        float x[8] = {0}, made[8];
-        memcpy(x, in + start, end * sizeof *x);
-        for (int i = 0; i < 8; i++) {
-            float scaled = x[i] * inverse, size = fabsf(scaled), half, rounded;
-            int32_t bits, exponent;
-            saturated += size >= over && fabsf(x[i]) < INFINITY;
-            size = size < largest ? size : largest;
-            memcpy(&bits, &size, sizeof bits);
-            exponent = bits & INT32_C(0x7F800000);
-            exponent = (exponent > least ? exponent : least) + up;
-            memcpy(&half, &exponent, sizeof half);
-            rounded = (size + half) - half;
-            underflow += rounded == 0.0f && x[i] != 0.0f;
-            made[i] = copysignf(rounded, x[i]) * scale;
-        }
-        for (int i = 0; i < 8; i++) {
-            double value = fabsf(x[i]) < INFINITY ? x[i] : 0.0;
-            double error = fabsf(x[i]) < INFINITY ? (double)made[i] - value : 0.0;
-            signal[i] += value * value;
-            noise[i] += error * error;
-        }
-        memcpy(out + start, made, end * sizeof *x);
+    float errors[CHUNK];
+    for (size_t i = 0; i < n; i++) {
+        float size = fabsf(in[i] * inverse), rounded = round_to(size, &format);
+        saturated += size >= format.over;
+        underflow += (rounded == 0.0f) & (in[i] != 0.0f);
+        out[i] = copysignf(rounded, in[i]) * scale;
+        errors[i] = out[i] - in[i];
     }
-    *result = (RoundedSums){underflow, saturated, 0.0, 0.0};
-    for (int i = 0; i < 8; i++) {
-        result->signal += signal[i];
-        result->noise += noise[i];
+    F64 signal[VECTORS] = {{0}}, noise[VECTORS] = {{0}}, x[VECTORS], error[VECTORS];
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        FOR_VECTORS LOAD32(x[k], in + i);
+        FOR_VECTORS LOAD32(error[k], errors + i);
+        FOR_VECTORS signal[k] += x[k] * x[k];
+        FOR_VECTORS noise[k] += error[k] * error[k];
     }
+    if (i < n) {
+        LOAD_END(x, in + i, n - i, 0.0);
+        LOAD_END(error, errors + i, n - i, 0.0);
+        FOR_VECTORS signal[k] += x[k] * x[k];
+        FOR_VECTORS noise[k] += error[k] * error[k];
+    }
+    *result = (RoundedSums){underflow, saturated, PASS(fold)(signal), PASS(fold)(noise)};
+}
+
+static void PASS(round_block)(const float *restrict in, size_t n, float inverse, float scale,
+                              const BlockFormat *format, float *restrict out, RoundedSums *result)
+{
+    if (n == 32) /* the usual sizes, with loops that the compiler unrolls */
+        PASS(round_values)(in, 32, inverse, scale, format, out, result);
+    else if (n == 16)
+        PASS(round_values)(in, 16, inverse, scale, format, out, result);
+    else
+        PASS(round_values)(in, n, inverse, scale, format, out, result);
 }
 
 static const Passes PASS(passes) = {

@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define CHUNK 4096 /* elements: as float64 they fit into the first-level cache */
 #define BLOCK 1024 /* pairs: all intermediate results fit into it, too */
@@ -58,6 +59,20 @@ typedef struct {
     uint32_t least;
     float largest, over;
 } BlockFormat;
+
+/* Return a magnitude rounded to a format, ties to even, and clamped. Adding a power of two rounds it to
+ * a multiple of the last digit. */
+static inline float round_to(float size, const BlockFormat *format)
+{
+    int32_t bits, exponent, least = (int32_t)format->least;
+    float half;
+    size = size < format->largest ? size : format->largest;
+    memcpy(&bits, &size, sizeof bits);
+    exponent = bits & INT32_C(0x7F800000);
+    exponent = (exponent > least ? exponent : least) + ((24 - format->digits) << 23);
+    memcpy(&half, &exponent, sizeof half);
+    return (size + half) - half;
+}
 
 /* How many values became zero or too large, and the sums of squares of values and errors. */
 typedef struct {
