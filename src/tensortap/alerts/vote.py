@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -48,15 +49,25 @@ class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
     groups: tuple[GroupDigests, ...]
 
 
+class UnequalTensor(NamedTuple):
+    """A tensor in which several elements differ, and a rank of each side."""
+
+    layout: ReplicaLayout
+    right: int
+    wrong: int
+
+
 class ReplicaVote:
     """Compares the replicas of one group of ranks, step by step.
 
     Tensors of which it is not certain that they are replicas are compared if all tensors of their
-    module were equal when they were first seen.
+    module were equal when they were first seen. `unequal` are those of the last step in which more
+    than one element differs.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
+        self.unequal: list[UnequalTensor] = []
         self._seen: set[_Tensor] = set()
         self._seen_layouts: set[str] = set()
         self._ignored: set[str] = set()  # modules whose tensors are not replicas
@@ -69,6 +80,7 @@ class ReplicaVote:
         layouts: Mapping[str, Sequence[ReplicaLayout]],
     ) -> list[Alert]:
         """Return alerts for the tensors that have begun to differ in this step, by rank."""
+        self.unequal = []
         if len({(each.layout, each.sums) for each in digests.values()}) < 2:
             self._reported.clear()
             for name in {each.layout for each in digests.values()} - self._seen_layouts:
@@ -108,6 +120,9 @@ class ReplicaVote:
                 continue
             if len(alerts) < _MOST:
                 alerts.append(_alert(step, by_rank, sides))
+                if "element" not in alerts[-1].facts:
+                    right, wrong = sides[0][0], sides[1][0]
+                    self.unequal.append(UnequalTensor(by_rank[wrong][1], right, wrong))
         self._reported = reported
         hidden = len(reported) - len(alerts)
         if len(alerts) == _MOST and hidden:

@@ -32,13 +32,19 @@ from tensortap.frameworks.observing import Observed, RankStore, ReplicatedTensor
 from tensortap.frameworks.protocol import PendingDigest
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind, Record
+from tensortap.record import Kind, Record, TensorData
+from tensortap.sources.replica_values import (
+    ReplicaAnswers,
+    ReplicaQuestions,
+    WantedTensor,
+    copy_of,
+)
 from tensortap.stats.shard_digest import sums_of
 
 log = logging.getLogger("tensortap")
 
-_QUEUED = 4  # steps that wait to be sent
-_STORED = 8  # steps of a rank that stay in the store
+_QUEUED = 8  # steps that wait to be sent
+_STORED = 16  # steps of a rank that stay in the store
 _PATIENCE = 60.0  # seconds for which a rank may be late
 _LAST_PATIENCE = 5.0  # at the end of training
 _LAYOUTS_EVERY = 16  # ballots
@@ -50,7 +56,7 @@ _numbers: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 OpenExchange: TypeAlias = Callable[[str], "ReplicaExchange | BallotRecords"]
 _Tensors: TypeAlias = list[tuple[ReplicaLayout, bytes | PendingDigest]]
 _Groups: TypeAlias = dict[tuple[int, ...], _Tensors]  # by ranks
-_Sent: TypeAlias = tuple[int, _Groups]
+_Sent: TypeAlias = tuple[int, _Groups, TensorData | None]
 _encode = msgspec.msgpack.encode
 _decode_message = msgspec.msgpack.Decoder(ReplicaMessage).decode
 _decode_layouts = msgspec.msgpack.Decoder(tuple[ReplicaLayout, ...]).decode
@@ -74,6 +80,7 @@ class ReplicaCheck:
         self._open: OpenExchange | None = None
         self._queue: queue.Queue[_Sent | None] = queue.Queue(_QUEUED)
         self._thread: threading.Thread | None = None
+        self._exchange: ReplicaExchange | BallotRecords | None = None
         self._alerts: collections.deque[Alert] = collections.deque()
 
     def begin(self) -> None:
@@ -94,6 +101,8 @@ class ReplicaCheck:
         groups: _Groups = {}
         last: Any = None
         digest: bytes | PendingDigest | None = None
+        wanted = None if self._exchange is None else self._exchange.wanted
+        copied: TensorData | None = None
         for observed, value, ranks, certain in found:
             if self._wants(observed.kind, observed.name):
                 if value is not last:  # a tensor may belong to several groups
@@ -101,6 +110,8 @@ class ReplicaCheck:
                 if digest is not None:
                     layout = _layout(observed, prefix, certain)
                     groups.setdefault(ranks, []).append((layout, digest))
+                    if wanted and (layout.kind, layout.name) == (wanted.kind, wanted.name):
+                        copied = copy_of(value)
         if self._thread is None and groups:
             arguments = self._open, _store_name(groups.values())
             self._thread = threading.Thread(
@@ -108,7 +119,7 @@ class ReplicaCheck:
             )
             self._thread.start()
         try:
-            self._queue.put_nowait((step, groups))
+            self._queue.put_nowait((step, groups, copied))
         except queue.Full:
             pipeline.fault("replicas", TensortapError("earlier ones are still on the way"))
 
@@ -129,7 +140,7 @@ class ReplicaCheck:
 
     def _run(self, open_exchange: OpenExchange, name: str) -> None:
         try:
-            exchange = open_exchange(name)
+            exchange = self._exchange = open_exchange(name)
             sent = self._queue.get()
             while sent is not None:
                 exchange.send(*sent)
@@ -167,8 +178,14 @@ class ReplicaExchange:
         self._steps: collections.deque[int] = collections.deque()
         self._last_steps: dict[int, int] = {}  # by rank
         self._silent: set[int] = set()
+        self._answers, self._questions = ReplicaAnswers(store), ReplicaQuestions(store)
 
-    def send(self, step: int, groups: _Groups) -> None:
+    @property
+    def wanted(self) -> WantedTensor | None:
+        """The tensor of which another rank wants the values."""
+        return self._answers.wanted
+
+    def send(self, step: int, groups: _Groups, copied: TensorData | None = None) -> None:
         """Store what this rank has, and expect the same of the ranks in its groups."""
         layouts: dict[str, bytes] = {}
         found = [_group(ranks, each, layouts) for ranks, each in groups.items()]
@@ -181,6 +198,10 @@ class ReplicaExchange:
         self._steps.append(message.step)
         if len(self._steps) > _STORED:
             store.delete(f"{self._steps.popleft()}/{rank}")
+        if copied is not None:
+            self._answers.send(step, copied)
+        self._answers.look()
+        self._questions.reach(step)
         first_in = [each.ranks for each in message.groups if min(each.ranks) == rank]
         if first_in:
             awaited = set().union(*first_in)
@@ -197,7 +218,10 @@ class ReplicaExchange:
             self._waiting.popleft()
             self._report_silent(oldest)
             self._compare(oldest)
-        return bool(self._waiting)
+        if (alert := self._questions.receive()) is not None:
+            self._report(alert)
+        is_asking = self._questions.is_waiting and self.patience == _PATIENCE
+        return bool(self._waiting) or is_asking
 
     def _receive(self, step: _AwaitedStep, waited: float) -> bool:
         """Read the messages of the ranks; one by one if some of them are late."""
@@ -226,6 +250,8 @@ class ReplicaExchange:
             vote = self._votes.setdefault(ranks, ReplicaVote(ranks))
             for alert in vote.compare(step.step, digests, self._layouts):
                 self._report(alert)
+            for unequal in vote.unequal[:1]:
+                self._questions.ask(unequal)
 
     def _read_layout(self, name: str) -> None:
         if name not in self._layouts:
@@ -255,13 +281,14 @@ class BallotRecords:
     """Sends the digests of this rank as records; whoever has those of all ranks compares them."""
 
     patience = 0.0  # nothing is received
+    wanted: WantedTensor | None = None
 
     def __init__(self, name: str, record: Callable[[Record], object]) -> None:
         self._name = name
         self._record = record
         self._count = 0
 
-    def send(self, step: int, groups: _Groups) -> None:
+    def send(self, step: int, groups: _Groups, _: TensorData | None = None) -> None:
         """Record what this rank has."""
         layouts: dict[str, bytes] = {}
         found = tuple(_group(ranks, each, layouts) for ranks, each in groups.items())
