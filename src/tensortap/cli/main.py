@@ -18,6 +18,7 @@ from tensortap.cli import (
     film,
     ls,
     ranks,
+    replay,
     report,
     reproduce,
     serve,
@@ -40,7 +41,8 @@ app = typer.Typer(
 )
 for command in (
     serve.serve, top.top, view.view, doctor.doctor, ls.ls, ranks.ranks, show.show, compare.compare,
-    export.export, film.film, report.report, reproduce.reproduce, demo.demo,
+    export.export, film.film, report.report, reproduce.reproduce,
+    replay.replay, demo.demo,
 ):  # fmt: skip
     app.command()(command)
 

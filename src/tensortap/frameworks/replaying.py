@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -45,6 +47,26 @@ class Training(Protocol):
 
     def batch_of(self, kept: KeptBatch) -> Any:
         """Return fresh copies of the arguments, on their devices."""
+
+    def plain_state(self, kept: KeptState) -> Any:
+        """Return a copy of the state as tensors in plain containers, for another process."""
+
+    def state_from(self, given: Any) -> KeptState:
+        """Return what `plain_state` made, for `restore`; raise ValueError if it does not fit."""
+
+    def plain_step(self, kept: KeptBatch, moment: Any) -> Any:
+        """Return arguments and random states as tensors in plain containers."""
+
+    def step_from(self, given: Any) -> tuple[KeptBatch, Any]:
+        """Return what `plain_step` made; raise ValueError if it does not fit."""
+
+    def observe_gradients(
+        self, patterns: Sequence[str], take: Callable[[str, Any], None]
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Hand copies of the gradients of matching modules and parameters to `take`, with names.
+
+        Raise NotFound if a pattern matches nothing.
+        """
 
     def rows_of(self, kept: KeptBatch) -> int:
         """Return how many rows the batch has; 0 if its tensors do not have the same number."""

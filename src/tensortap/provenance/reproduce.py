@@ -30,6 +30,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.files import CorruptFile, contained, folder_mode, read_small, restrict
@@ -69,11 +70,15 @@ class Reproduced:
         lines = [*exports, *self.script.read_text("utf-8").splitlines()]
         return "\n".join(printable(line, len(line)) for line in lines)
 
-    def start(self) -> int:
-        """Run the program with this Python, and return its exit status."""
+    def start(self, output: TextIO | None = None, **variables: str) -> int:
+        """Run the program with this Python, and return its exit status.
+
+        `output` gets what it prints, and `variables` are added to its environment.
+        """
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-        environ = {**os.environ, "PYTHON": sys.executable, "PATH": path}
-        return subprocess.run(["sh", str(self.script)], env=environ, check=False).returncode
+        environ = {**os.environ, "PYTHON": sys.executable, "PATH": path, **variables}
+        command = ["sh", str(self.script)]
+        return subprocess.run(command, env=environ, stdout=output, check=False).returncode
 
 
 def reproduce(
@@ -112,6 +117,27 @@ def reproduce(
         raise
 
 
+def in_place(run: Path, folder: Path) -> Reproduced:
+    """Write files into `folder` that start a run again where it ran, with the code as it is now."""
+    recipe = Recipe(_load_runtime(run), "", None)
+    (folder / "environment.sh").write_text(recipe.environment(), "utf-8")
+    restrict(folder / "environment.sh")
+    script = folder / "run.sh"
+    script.write_text(recipe.script(run), "utf-8")
+    return Reproduced(folder, script, tuple(map(printable, recipe.missing)), ())
+
+
+def _load_runtime(run: Path) -> StoredRuntime:
+    first = versions.first_version(run, "runtime_info")
+    runtime = load(run, "runtime_info", first, StoredRuntime)
+    if runtime is None:
+        raise NotFound(
+            f"{run} cannot be reproduced: it has no readable runtime_info.json; "
+            "tap.init() creates folders that can"
+        )
+    return runtime
+
+
 def _load_git_info(run: Path, version: int | None) -> StoredGit:
     numbers = versions.numbers(run, "git_info")
     if version is None:
@@ -131,14 +157,7 @@ class _Job:
         self._out = out
         self._version = version
         self._say = say
-        first = versions.first_version(run, "runtime_info")
-        runtime = load(run, "runtime_info", first, StoredRuntime)
-        if runtime is None:
-            raise NotFound(
-                f"{run} cannot be reproduced: it has no readable runtime_info.json; "
-                "tap.init() creates folders that can"
-            )
-        self._runtime = runtime
+        self._runtime = _load_runtime(run)
         first = versions.first_version(run, "packages")
         self._packages = load(run, "packages", first, StoredPackages)
         self._git_info = _load_git_info(run, version)

@@ -6,10 +6,11 @@ does not notice. `load_state_dict` of an optimizer would convert dtypes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,17 +22,29 @@ from tensortap import ranks
 from tensortap.frameworks.observing import tensors_in
 from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
 from tensortap.frameworks.snapshot import digest_of
+from tensortap.frameworks.torch.gradient_probes import observe_gradients
+from tensortap.frameworks.torch.held import (
+    HeldTensor,
+    held_from,
+    held_nbytes,
+    hold,
+    local,
+    plain,
+    released,
+)
 from tensortap.frameworks.torch.optimizers import find_optimizers, parameters_of
 from tensortap.frameworks.torch.tensors import quiet
+from tensortap.record import Opaque
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class HeldTensor(NamedTuple):
-    """A copy of a tensor in the memory of the host; `holder` is the tensor that it came from."""
+class Place(NamedTuple):
+    """Where a part of the state is: of a module, a buffer, a parameter, its gradient, or a slot."""
 
-    copy: torch.Tensor
-    holder: torch.Tensor | None = None
+    kind: str
+    name: str
+    key: str = ""
 
 
 class TorchTraining(Training):
@@ -47,19 +60,38 @@ class TorchTraining(Training):
 
     # -- the state ------------------------------------------------------------------------------
 
-    def _places(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield what a step may change: the container or object, the key in it, and the value."""
-        for module in self._model.modules():
+    def _places(self) -> Iterator[tuple[Place, Any]]:
+        """Yield what a step may change: where it is, and its value."""
+        for path, module in self._model.named_modules():
             for name, value in (*module.__dict__.items(), *module._buffers.items()):
                 if isinstance(value, (torch.Tensor, *_PLAIN)):
-                    table = module._buffers if name in module._buffers else module.__dict__
-                    yield table, name, value
-        for parameter in self._model.parameters():
-            yield _Itself(parameter), "data", parameter
-            yield _Gradient(parameter), "grad", parameter.grad
-        for optimizer in self._optimizers:
-            for parameter in parameters_of(optimizer):
-                yield _Slot(optimizer.state, parameter), None, optimizer.state.get(parameter)
+                    yield (
+                        Place("buffer" if name in module._buffers else "module", path, name),
+                        value,
+                    )
+        for name, parameter in self._model.named_parameters():
+            yield Place("parameter", name), parameter
+            yield Place("gradient", name), parameter.grad
+        for number, optimizer in enumerate(self._optimizers):
+            for index, parameter in enumerate(parameters_of(optimizer)):
+                place = Place("optimizer", str(number), str(index))
+                yield place, optimizer.state.get(parameter)
+
+    def _owners(self) -> Callable[[Place], Any]:
+        """Return a function that finds what holds the value of a place."""
+        modules = dict(self._model.named_modules())
+        parameters = dict(self._model.named_parameters())
+        slots = [list(parameters_of(optimizer)) for optimizer in self._optimizers]
+
+        def owner(place: Place) -> Any:
+            kind, name, key = place
+            if kind in ("parameter", "gradient"):
+                return parameters[name]
+            if kind == "optimizer":
+                return self._optimizers[int(name)].state, slots[int(name)][int(key)]
+            return modules[name]._buffers if kind == "buffer" else modules[name].__dict__
+
+        return owner
 
     def keep_state(self) -> KeptState:
         return self._keep(held=False)
@@ -69,27 +101,29 @@ class TorchTraining(Training):
 
     def _keep(self, held: bool) -> KeptState:
         with quiet():
-            places = [(owner, key, _copied(value, held)) for owner, key, value in self._places()]
+            places = [(place, hold(value, held)) for place, value in self._places()]
             states = [copy.deepcopy(_state_of(other)) for other in self._others]
         moment = self.keep_moment()
-        nbytes = sum(_nbytes(value) for _, _, value in places)
+        nbytes = sum(held_nbytes(value) for _, value in places)
         return KeptState((places, states, moment), nbytes)
 
     def restore(self, kept: KeptState) -> None:
         places, states, moment = kept.content
+        owner = self._owners()
         with quiet():
-            for owner, key, value in places:
-                _write(owner, key, value)
+            for place, value in places:
+                _write(owner(place), place, value)
             for other, state in zip(self._others, states, strict=True):
                 _load(other, copy.deepcopy(state))
-        self.restore_moment(moment)
+        if moment is not None:
+            self.restore_moment(moment)
 
     def digest(self) -> bytes:
         hasher = xxh3_128()
         with quiet():
-            for _, _, value in self._places():
+            for _, value in self._places():
                 for _, tensor in tensors_in(value, torch.Tensor):
-                    hasher.update(digest_of(_local(tensor)))
+                    hasher.update(digest_of(local(tensor)))
         return hasher.digest()
 
     # -- moments ---------------------------------------------------------------------------------
@@ -123,13 +157,13 @@ class TorchTraining(Training):
 
     def keep_batch(self, batch: Any) -> KeptBatch:
         with quiet():
-            kept = _map(batch, lambda x: (x.detach().to("cpu", copy=True), x.device))
+            kept = hold(batch)
         nbytes = sum(x.nbytes for _, x in tensors_in(batch, (torch.Tensor, np.ndarray)))
         return KeptBatch(kept, nbytes)
 
     def batch_of(self, kept: KeptBatch) -> Any:
         with quiet():
-            return _unmap(kept.content)
+            return released(kept.content)
 
     def rows_of(self, kept: KeptBatch) -> int:
         sizes = {len(x) if x.ndim else -1 for _, x in tensors_in(kept.content, torch.Tensor)}
@@ -148,6 +182,65 @@ class TorchTraining(Training):
                 good[chosen] = bad[chosen].to(good.device)
         return args
 
+    # -- for another process ----------------------------------------------------------------
+
+    def plain_state(self, kept: KeptState) -> Any:
+        places, states, _ = kept.content
+        value, layouts = plain([(tuple(place), held) for place, held in places])
+        return {"places": value, "layouts": layouts, "others": states}
+
+    def state_from(self, given: Any) -> KeptState:
+        with _checked(), quiet():
+            held = held_from(given["places"], given["layouts"])
+            places = [(Place(*place), value) for place, value in held]
+            self._check_places(places)
+            present = [_state_of(other) for other in self._others]
+            if len(present) != len(given["others"]):
+                raise ValueError(f"it has {len(given['others'])} others, and here {len(present)}")
+            states = [_merged(*pair) for pair in zip(given["others"], present, strict=True)]
+        return KeptState((places, states, None), sum(held_nbytes(value) for _, value in places))
+
+    def _check_places(self, places: list[tuple[Place, Any]]) -> None:
+        """Raise ValueError unless the model and the optimizers have all places, and no others."""
+        owner = self._owners()
+        for place, value in places:
+            found = owner(place)
+            if place.kind == "parameter" and local(found).shape != value.copy.shape:
+                raise ValueError(
+                    f"the parameter {place.name} has the shape {tuple(value.copy.shape)}, and here "
+                    f"{tuple(local(found).shape)}"
+                )
+            if place.kind == "module" and not isinstance(
+                found.get(place.key), (torch.Tensor, *_PLAIN)
+            ):
+                raise ValueError(f"{place.key} of the module {place.name!r} is no number here")
+        stored = {place for place, _ in places if place.kind in ("parameter", "optimizer")}
+        for place, _ in self._places():
+            if place.kind in ("parameter", "optimizer") and place not in stored:
+                raise ValueError(f"it has no {place.kind} {place.name} {place.key}".rstrip())
+
+    def plain_step(self, kept: KeptBatch, moment: Any) -> Any:
+        batch, layouts = plain(kept.content)
+        (version, numbers, gauss), *others = moment
+        # the position apart: the other numbers stay the same for some hundred calls
+        python = version, np.array(numbers[:-1], np.uint32), numbers[-1], gauss
+        return {"batch": batch, "layouts": layouts, "moment": [python, *others]}
+
+    def step_from(self, given: Any) -> tuple[KeptBatch, Any]:
+        with _checked(), quiet():
+            batch = held_from(given["batch"], given["layouts"])
+            (version, numbers, position, gauss), *others = given["moment"]
+            moment = ((version, (*numbers.tolist(), position), gauss), *others)
+            args, kwargs = batch
+            if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+                raise TypeError("the arguments of a step are a tuple and a dict")
+        return KeptBatch(batch, held_nbytes(batch)), moment
+
+    def observe_gradients(
+        self, patterns: Sequence[str], take: Callable[[str, Any], None]
+    ) -> contextlib.AbstractContextManager[Any]:
+        return observe_gradients(self._model, patterns, take)
+
     # -- judging ---------------------------------------------------------------------------------
 
     def is_bad(self, result: Any, whole: bool) -> bool:
@@ -156,14 +249,14 @@ class TorchTraining(Training):
                 return True
             return whole and any(
                 _is_bad(tensor)
-                for owner, _, value in self._places()
-                if isinstance(owner, (_Itself, _Gradient))
+                for place, value in self._places()
+                if place.kind in ("parameter", "gradient")
                 for _, tensor in tensors_in(value, torch.Tensor)
             )
 
     def digest_of(self, result: Any) -> bytes:
         with quiet():
-            parts = [digest_of(_local(x)) for _, x in tensors_in(result, torch.Tensor)]
+            parts = [digest_of(local(x)) for _, x in tensors_in(result, torch.Tensor)]
             parts += [digest_of(x) for _, x in tensors_in(result, float)]
         return b"".join(parts)
 
@@ -192,88 +285,75 @@ class TorchTraining(Training):
         return found
 
 
+@contextlib.contextmanager
+def _checked() -> Iterator[None]:
+    """Raise ValueError if data of a run is not what a training program can use."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"here is no {error}") from None
+    except (TypeError, AttributeError, IndexError, StopIteration, RuntimeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _merged(stored: Any, present: Any) -> Any:
+    """Return a stored state; what a run cannot hold, such as functions, comes from the present."""
+    if isinstance(stored, Opaque):
+        return copy.deepcopy(present)
+    if isinstance(stored, dict) and isinstance(present, dict):
+        return {key: _merged(item, present.get(key)) for key, item in stored.items()}
+    return stored
+
+
 def _is_distributed() -> bool:
     ready = dist.is_available() and dist.is_initialized()
     return bool(ready and dist.get_world_size() > 1)
 
 
-class _Itself(NamedTuple):
-    tensor: torch.Tensor
-
-
-class _Gradient(NamedTuple):
-    parameter: torch.Tensor
-
-
-class _Slot(NamedTuple):
-    state: dict[Any, Any]
-    parameter: torch.Tensor
-
-
 # -- values -------------------------------------------------------------------------------------
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a distributed tensor that this rank has, in the same memory."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _is_bad(value: Any) -> bool:
     if isinstance(value, float):
         return not np.isfinite(value)
-    value = _local(value)
+    value = local(value)
     is_float = value.is_floating_point() or value.is_complex()
     return bool(is_float and not torch.isfinite(value).all())
-
-
-def _copied(value: Any, held: bool) -> Any:
-    if isinstance(value, torch.Tensor):
-        content = _local(value).detach().to("cpu", copy=True)
-        return HeldTensor(content, value if held else None)
-    if isinstance(value, dict):
-        return {key: _copied(item, held) for key, item in value.items()}
-    return copy.deepcopy(value)
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, HeldTensor):
-        return int(value.copy.nbytes)
-    return sum(map(_nbytes, value.values())) if isinstance(value, dict) else 0
 
 
 def _filled(kept: HeldTensor, present: Any) -> torch.Tensor:
     """Return the tensor that held the copy, or the present one, with the bits of the copy."""
     target = kept.holder if kept.holder is not None else present
     same = isinstance(target, torch.Tensor) and (
-        _local(target).shape == kept.copy.shape and target.dtype == kept.copy.dtype
+        local(target).shape == kept.copy.shape and target.dtype == kept.copy.dtype
     )
     if not same:
-        return kept.copy.clone()
-    _local(target).data.copy_(kept.copy)
+        return kept.copy.to(kept.device, copy=True)
+    local(target).data.copy_(kept.copy)
     return target
 
 
-def _write(owner: Any, key: Any, kept: Any) -> None:
-    if isinstance(owner, _Itself):
-        _filled(kept, owner.tensor)
-    elif isinstance(owner, _Gradient):
-        gradient = owner.parameter.grad
-        owner.parameter.grad = None if kept is None else _filled(kept, gradient)
-    elif isinstance(owner, _Slot):
+def _write(owner: Any, place: Place, kept: Any) -> None:
+    if place.kind == "parameter":
+        _filled(kept, owner)
+    elif place.kind == "gradient":
+        owner.grad = None if kept is None else _filled(kept, owner.grad)
+    elif place.kind == "optimizer":
+        state, parameter = owner
         if kept is None:
-            owner.state.pop(owner.parameter, None)
+            state.pop(parameter, None)
             return
-        present = owner.state.setdefault(owner.parameter, {})
+        present = state.setdefault(parameter, {})
         for name in [name for name in present if name not in kept]:
             del present[name]
         for name, item in kept.items():
             present[name] = _rebuilt(item, present.get(name))
     else:
-        owner[key] = _rebuilt(kept, owner.get(key))
+        owner[place.key] = _rebuilt(kept, owner.get(place.key))
 
 
 def _rebuilt(kept: Any, present: Any) -> Any:
-    return _filled(kept, present) if isinstance(kept, HeldTensor) else copy.deepcopy(kept)
+    return _filled(kept, present) if isinstance(kept, HeldTensor) else released(kept)
 
 
 def _state_of(other: Any) -> Any:
@@ -285,29 +365,3 @@ def _load(other: Any, state: Any) -> None:
         other.load_state_dict(state)
     else:
         other.set_state(state)
-
-
-def _map(value: Any, function: Any) -> Any:
-    """Return a tree with what `function` returns for each tensor in it."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return type(value)((key, _map(item, function)) for key, item in value.items())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(item, function) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(item, function) for item in value)
-    return copy.deepcopy(value)
-
-
-def _unmap(value: Any) -> Any:
-    """Return a tree with fresh tensors for the pairs of copies and devices in it."""
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.device):
-        return value[0].to(value[1], copy=True)
-    if isinstance(value, dict):
-        return type(value)((key, _unmap(item)) for key, item in value.items())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_unmap, value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_unmap, value))
-    return copy.deepcopy(value)

@@ -1,0 +1,196 @@
+"""Run the steps that a black box has kept again, and find out why one went wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
+from tensortap.record import Record
+from tensortap.sources.operation_records import NonFiniteOperation
+from tensortap.sources.ops import OperationRecorder
+from tensortap.sources.verdicts import DATA, DETERMINISTIC, FINITE, TRANSIENT, Verdict, paragraph
+
+_TRIALS = 64  # executions to find the rows of a batch
+
+
+@dataclass(slots=True)
+class KeptStep:
+    """A step since the last snapshot: its arguments, its random states, and what it returned."""
+
+    number: int
+    batch: KeptBatch
+    moment: Any
+    digest: bytes = b""
+    bad: bool = False
+
+
+class Trial(NamedTuple):
+    """One execution of a step from the state before it."""
+
+    bad: bool
+    recorder: OperationRecorder | None = None
+
+
+class Explainer:
+    """Explains the first bad one of some steps; leaves the state of the training changed."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        model: Any,
+        training: Training,
+        snapshot: KeptState,
+        steps: Sequence[KeptStep],
+        spare: KeptStep | None,
+    ) -> None:
+        self._step = step
+        self._model = model
+        self._training = training
+        self._snapshot = snapshot
+        self._steps = steps
+        self._spare = spare  # a good step before the snapshot
+
+    def explain(self) -> tuple[Verdict, list[Record]]:
+        """Run the steps again; return the verdict, and the operations of the bad step."""
+        training = self._training
+        bad, differs = self._replay(len(self._steps), stop=True)
+        if bad is None:
+            wrong = [each.number for each in self._steps if each.bad]
+            last = wrong[0] if wrong else self._steps[-1].number
+            kind = TRANSIENT if wrong or differs is not None else FINITE
+            return self._verdict(kind, last, None, (), len(self._steps), differs, None), []
+        step = self._steps[bad]
+        self._replay(bad, stop=False)
+        base = training.keep_state()
+        records: list[Record] = []
+        trial = self._try(base, step, training.batch_of(step.batch), records)
+        replayed = bad + 1
+        if not trial.bad:
+            return self._verdict(TRANSIENT, step.number, None, (), replayed, differs, None), []
+        assert trial.recorder is not None
+        finding, rank = self._first(trial.recorder.found.first_nonfinite)
+        other = self._other(bad)
+        rows: tuple[int, ...] = ()
+        kind = DETERMINISTIC
+        if other is not None:
+            own = training.rank == rank
+            replaced = self._try(base, step, training.batch_of((other if own else step).batch))
+            if not replaced.bad:
+                kind = DATA
+                rows = self._rows(base, step, other, rank)
+        tried = None if other is None else other.number
+        return self._verdict(
+            kind, step.number, finding, rows, replayed, differs, tried, rank
+        ), records  # fmt: skip
+
+    def _replay(self, count: int, stop: bool) -> tuple[int | None, int | None]:
+        """Run the first steps again; return which is bad, and the number of one that differs."""
+        training = self._training
+        training.restore(self._snapshot)
+        differs: int | None = None
+        for index, step in enumerate(self._steps[:count]):
+            training.restore_moment(step.moment)
+            args, kwargs = training.batch_of(step.batch)
+            result = self._step(*args, **kwargs)
+            changed = training.agree(training.digest_of(result) != step.digest)
+            if changed and differs is None:
+                differs = step.number
+            if stop and training.agree(training.is_bad(result, whole=True)):
+                return index, differs
+        return None, differs
+
+    def _try(
+        self, base: KeptState, step: KeptStep, batch: Any, records: list[Record] | None = None
+    ) -> Trial:
+        """Run a step from the state before it, with this batch."""
+        training = self._training
+        training.restore(base)
+        training.restore_moment(step.moment)
+        args, kwargs = batch
+        recorder = None
+        if records is not None:
+            recorder = OperationRecorder(
+                self._model, records.append, lambda: step.number, always=True
+            )
+            recorder.attach()
+        try:
+            result = self._step(*args, **kwargs)
+        finally:
+            if recorder is not None:
+                recorder.close()
+        return Trial(training.agree(training.is_bad(result, whole=True)), recorder)
+
+    def _other(self, bad: int) -> KeptStep | None:
+        good = [each for each in self._steps[:bad] if not each.bad]
+        return good[-1] if good else self._spare
+
+    def _first(self, own: NonFiniteOperation | None) -> tuple[NonFiniteOperation | None, int]:
+        """Return the finding of the rank where it began, if it is this one, and that rank."""
+        # all ranks run the same program: what others send arrives later in it
+        order = sys.maxsize if own is None else own.order
+        found = self._training.gather(str(order))
+        rank = min(range(len(found)), key=lambda each: int(found[each]))
+        return own, rank if len(found) > 1 else self._training.rank
+
+    def _rows(self, base: KeptState, step: KeptStep, other: KeptStep, rank: int) -> tuple[int, ...]:
+        """Return the rows of the batch of a rank that make the step bad, each by itself."""
+        training, own = self._training, self._training.rank == rank
+        count = training.rows_of(step.batch) if own else 0
+        count = int(max(map(int, training.gather(str(count)))))
+        found: list[int] = []
+        waiting, left = [range(count)], _TRIALS
+        while waiting and count and left:
+            rows = waiting.pop(0)
+            left -= 1
+            try:
+                chosen = frozenset(rows)
+                batch = (
+                    training.mixed(step.batch, other.batch, chosen)
+                    if own
+                    else training.batch_of(step.batch)
+                )
+                failed = False
+            except (ValueError, IndexError):
+                batch, failed = training.batch_of(step.batch), True
+            if training.agree(failed):
+                return ()
+            if self._try(base, step, batch).bad:
+                if len(rows) == 1:
+                    found.append(rows[0])
+                else:
+                    half = len(rows) // 2
+                    waiting += [rows[:half], rows[half:]]
+        return tuple(sorted(found))
+
+    def _verdict(
+        self,
+        kind: str,
+        step: int,
+        finding: NonFiniteOperation | None,
+        rows: tuple[int, ...],
+        replayed: int,
+        differs: int | None,
+        other: int | None,
+        rank: int | None = None,
+    ) -> Verdict:
+        training = self._training
+        rank = training.rank if rank is None else rank
+        place = _place(finding)
+        if training.world_size > 1:
+            place = training.gather(place)[rank]
+        named = f" on rank {rank}" if training.world_size > 1 else ""
+        text = paragraph(kind, step, named, place, rows, replayed, differs, other)
+        return Verdict(kind, step, rank, finding, rows, replayed, differs is None, other, text)
+
+
+def _place(finding: NonFiniteOperation | None) -> str:
+    if finding is None:
+        return "No operation was seen to make it"
+    of = finding.parameter or finding.module
+    owner = f" of {of}" if of else ""
+    line = f" at {finding.line}" if finding.line.file else ""
+    code = f" ({finding.code})" if finding.code else ""
+    return f"{finding.operation}{owner} in the {finding.phase}{line}{code}: {finding.why}"
