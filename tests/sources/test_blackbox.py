@@ -240,6 +240,8 @@ def test_verdict_and_operations_are_in_the_run(tmp_path, caplog):
     run = tap.open(path)
     alert = next(each for each in run.alerts() if each.rule == "why")
     assert alert.message == box.verdict.text
+    assert alert.explanation == box.verdict.finding.explanation
+    assert alert.explanation.code in box.verdict.text
     assert box.verdict.text in caplog.text
     assert any(record.kind is Kind.OP and record.tags.get("why") for record in run.records())
 

@@ -134,6 +134,54 @@ def test_first_nonfinite_names_operation_line_inputs_and_reason():
     assert all(r.tags["made"] == found.name for r in later)
 
 
+def test_explanation_has_the_lines_and_the_chain(tmp_path):
+    path = tap.init(tmp_path)
+    model, step = training(masked=True)
+    with tap.ops(model) as ops:
+        step()
+        step()  # one verdict, however long it goes on
+    assert {record.kind for record in ops.records} == {Kind.OP}
+    tap.finish()
+    (alert,) = tap.open(path).alerts()
+    assert (alert.rule, alert.kind, alert.explanation) == (
+        "why", Kind.OP, ops.first_nonfinite.explanation)  # fmt: skip
+    assert alert.message.endswith("row [1, 2] is fully masked")
+    found = alert.explanation
+    assert found.code == "return scores.softmax(-1) @ x"
+    assert found.line == found.first_line + 3
+    assert found.source[2].strip() == 'scores = scores.masked_fill(mask, float("-inf"))'
+    chain = [link.operation for link in found.chain]
+    assert chain == ["randn", "addmm", "bmm", "masked_fill"]  # without views
+    assert found.chain[1].code == "scores = self.query(x) @ x.transpose(-1, -2)"
+    assert "-Inf 7!" in found.chain[-1].output
+
+
+def test_credentials_near_the_line_are_hidden(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "wall-paper-42")
+
+    def program():
+        api_key = "sk-proj-abcdefghijklmnopqrstuvwx1234567890"
+        x = torch.zeros(2).log(), "wall-paper-42"
+        return api_key, x
+
+    with tap.ops() as ops:
+        program()
+    source = "\n".join(ops.first_nonfinite.explanation.source)
+    assert 'api_key = "***"' in source
+    assert 'x = torch.zeros(2).log(), "***"' in source
+    assert "***" in ops.first_nonfinite.code
+
+
+def test_a_tracker_explains_once():
+    model, step = training(masked=True)
+    with tap.track(model, ops=True) as tracker:
+        for _ in range(3):
+            step()
+            tracker.step()
+    alerts = [record for record in tracker.records if record.kind is Kind.ALERT]
+    assert [record.step for record in alerts] == [0]
+
+
 def test_masks_and_finite_programs_have_no_finding():
     model, step = training()
     with tap.ops(model) as ops:

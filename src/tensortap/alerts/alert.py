@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 
+from tensortap.alerts.explanation import OperationExplanation, decode_explanation
+from tensortap.errors import NotFound
 from tensortap.record import Kind, Mapping, Record, Value
 
 _PARAMETER_KINDS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE))
@@ -28,7 +31,8 @@ class Alert(msgspec.Struct, frozen=True):
 
     `kind` is the kind of the tensor, `module` the module it belongs to, `origin` the module that
     caused the problem. `again` counts how often the rule found the problem in this tensor between
-    its previous alert and this one, without reporting it.
+    its previous alert and this one, without reporting it. `explanation` is the operation behind it,
+    if it is known.
     """
 
     rule: str
@@ -42,6 +46,7 @@ class Alert(msgspec.Struct, frozen=True):
     call: int = 0
     again: int = 0
     facts: dict[str, float] = {}
+    explanation: OperationExplanation | None = None
 
     def __str__(self) -> str:
         rank = f" rank {self.rank}" if self.rank else ""
@@ -71,6 +76,26 @@ def may_be_mask(record: Record) -> bool:
     return stats.neginfs > 0 and not stats.posinfs
 
 
+WHY = "why"  # the rule of verdicts: which operation, and why
+NO_VERDICT = (
+    "there is no verdict. Wrap the step function: "
+    "step = tap.blackbox(train_step, model, optimizer), or run a bad step inside of: "
+    "with tap.ops(model)"
+)
+
+
+def verdict_of(
+    alerts: Iterable[Alert], step: int | None = None, rank: int | None = None
+) -> Alert | None:
+    """Return the newest verdict, or that of a step or rank; one with an explanation comes first."""
+    all_ = [each for each in alerts if each.rule == WHY]
+    found = [e for e in all_ if step in (None, e.step) and rank in (None, e.rank)]
+    if all_ and not found:
+        known = ", ".join(map(str, sorted({each.step for each in all_})[:8]))
+        raise NotFound(f"no verdict of this step and rank; verdicts are of steps {known}")
+    return max(found, key=lambda e: (e.step, e.explanation is not None), default=None)
+
+
 _TEXTS = ("rule", "message", "module", "origin")
 
 
@@ -86,6 +111,8 @@ def record_of(
     if rank is not None and rank != alert.rank:
         fields["rank"] = alert.rank
     fields["facts"] = Mapping(tuple(alert.facts.items()))
+    if alert.explanation is not None:
+        fields["explanation"] = msgspec.json.encode(alert.explanation).decode()
     return Record(
         alert.name, Kind.ALERT, alert.step, alert.call, seq,
         alert.rank if rank is None else rank, world_size, time_ns,
@@ -110,6 +137,7 @@ def alert_of(record: Record) -> Alert:
         call=record.call,
         again=again if isinstance(again, int) else 0,
         facts={name: v for name, v in facts.items() if isinstance(v, (int, float))},
+        explanation=decode_explanation(str(fields.get("explanation", ""))),
         **{name: str(fields.get(name, "")) for name in _TEXTS},
     )
 

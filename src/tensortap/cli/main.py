@@ -25,6 +25,7 @@ from tensortap.cli import (
     show,
     top,
     view,
+    why,
 )
 from tensortap.errors import TensortapError
 from tensortap.files import plain
@@ -42,7 +43,7 @@ app = typer.Typer(
 for command in (
     serve.serve, top.top, view.view, doctor.doctor, ls.ls, ranks.ranks, show.show, compare.compare,
     export.export, film.film, report.report, reproduce.reproduce,
-    replay.replay, demo.demo,
+    replay.replay, why.why, demo.demo,
 ):  # fmt: skip
     app.command()(command)
 

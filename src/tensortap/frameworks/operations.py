@@ -6,7 +6,6 @@ statistics and words, never a tensor.
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
 import sysconfig
@@ -33,11 +32,6 @@ class SourceLine(NamedTuple):
     def short(self) -> str:
         """The line without the folder."""
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
-
-    @property
-    def code(self) -> str:
-        """The text of the line, if the file can be read."""
-        return linecache.getline(self.file, self.line).strip() if self.file else ""
 
 
 class OperationInput(NamedTuple):

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tensortap.alerts.alert import Alert, record_of
+from tensortap.alerts.alert import WHY, Alert, record_of
 from tensortap.alerts.monitor import listeners
 from tensortap.arguments import check_callable, check_count
 from tensortap.errors import NotFound
@@ -220,11 +220,10 @@ class BlackBox:
             log.warning("tensortap: %s", verdict.text)
         for record in records:
             pipeline.put(record)
-        finding = verdict.finding
-        name = "blackbox" if finding is None else finding.name
-        module = "" if finding is None else finding.module
-        alert = Alert("why", name, Kind.OP, verdict.step, self.training.rank, module, verdict.text)
-        world_size = self.training.world_size
+        rank, world_size = self.training.rank, self.training.world_size
+        alert = Alert(WHY, "blackbox", Kind.OP, verdict.step, rank, "", verdict.text)
+        if verdict.finding is not None and rank == verdict.rank:  # where it began
+            alert = verdict.finding.alert(verdict.text)
         pipeline.put(record_of(
             alert, seq=pipeline.next_seq(), time_ns=time.time_ns(), world_size=world_size
         ))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import time
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensortap import ranks
+from tensortap.alerts.alert import WHY, Alert
+from tensortap.alerts.explanation import OperationExplanation
 from tensortap.alerts.reasons.why import why
 from tensortap.frameworks.operations import (
     Operation,
@@ -19,9 +22,11 @@ from tensortap.frameworks.operations import (
 )
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
+from tensortap.sources.explanations import RecordedOperation, explanation_of
 from tensortap.stats import summarize_array
 
 _ORIGINS = 64  # of values that are not finite, per step: more are not explained
+_RECENT = 4096  # records of operations in which a chain is looked for
 
 
 class InputFacts(NamedTuple):
@@ -58,6 +63,16 @@ class NonFiniteOperation(NamedTuple):
     why: str
     parameter: str = ""
     order: int = 0  # number of operations before it
+    explanation: OperationExplanation | None = None
+
+    def alert(self, message: str = "") -> Alert:
+        """Return the alert that shows people why."""
+        place = f" at {self.line}" if self.line.file else ""
+        return Alert(
+            WHY, self.name, Kind.OP, self.step, self.rank, self.module,
+            message or f"step {self.step}: {self.operation}{place}: {self.why}", call=self.call,
+            explanation=self.explanation,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         of = f" of {self.parameter or self.module}" if self.parameter or self.module else ""
@@ -84,6 +99,7 @@ class OperationRecords:
         self._prefix = prefix
         self.origins: list[Origin] = []
         self._tainted: dict[int, Origin] = {}  # by memory
+        self._recent: collections.deque[RecordedOperation] = collections.deque(maxlen=_RECENT)
         self.count = 0
 
     @property
@@ -94,6 +110,7 @@ class OperationRecords:
     def end_step(self) -> None:
         """Forget where memory came from; the next step writes it again."""
         self._tainted.clear()
+        self._recent.clear()
 
     def add(self, operation: Operation, step: int) -> None:
         """Make a record for each output of an operation."""
@@ -111,11 +128,13 @@ class OperationRecords:
                 finding = origin.finding
                 own = {**own, "origin": prefix + finding.module, "why": finding.why,
                        "made": prefix + finding.name}  # fmt: skip
-            self._send(Record(
+            record = Record(
                 f"{prefix}{place}{each.path}", Kind.OP, step, operation.call, pipeline.next_seq(),
                 rank, world_size, now, operation.type, each.dtype, each.shape, each.shard,
                 each.digest, None, each.stats, own,
-            ))  # fmt: skip
+            )  # fmt: skip
+            self._send(record)
+            self._recent.append(RecordedOperation(record, operation.line, operation.is_view))
         self.count += 1
 
     # -- values that are not finite -------------------------------------------------------------
@@ -147,16 +166,18 @@ class OperationRecords:
             return None  # a view may also show memory that nothing has been written to yet
         line, stats = operation.line, bad[0].stats
         assert stats is not None
+        name, explanation = operation.place + bad[0].path, None
+        reason = f"{operation.name} made {_counts(stats)}"
         try:
             reason = why(operation)
+            explanation = explanation_of(operation, self._prefix() + name, reason, self._recent)
         except Exception as error:  # words must not cost the finding
             pipeline.fault(operation.place, error, "was not explained")
-            reason = f"{operation.name} made {_counts(stats)}"
         origin = Origin(NonFiniteOperation(
-            operation.place + bad[0].path, operation.name, operation.phase, operation.module, step,
-            operation.call, rank, line, line.code, tuple(map(_facts, operation.inputs[:8])),
-            f"{_counts(stats)} of {stats.count:,}", reason, bad[0].parameter,
-            self.count,
+            name, operation.name, operation.phase, operation.module, step, operation.call, rank,
+            line, "" if explanation is None else explanation.code,
+            tuple(map(_facts, operation.inputs[:8])), f"{_counts(stats)} of {stats.count:,}",
+            reason, bad[0].parameter, self.count, explanation,
         ))  # fmt: skip
         self.origins.append(origin)
         return origin

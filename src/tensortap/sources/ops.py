@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
+from tensortap import ranks
+from tensortap.alerts.alert import record_of
 from tensortap.frameworks.operations import Operation
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Record
+from tensortap.record import Kind, Record
 from tensortap.sources.operation_records import NonFiniteOperation, OperationRecords
 from tensortap.sources.tracked_records import TrackedRecords
 
@@ -27,7 +30,8 @@ class OperationRecorder:
         prefix: Callable[[], str] = str,
         always: bool = False,
     ) -> None:
-        self._always = always  # also while capturing is off
+        self._always = always  # also while capturing is off; then the caller reports the finding
+        self._send = send
         self.remarks: dict[str, str] = {}
         self.found = OperationRecords(send, prefix)
         self._step = step
@@ -57,7 +61,7 @@ class OperationRecorder:
         self._attached = on
         for hooks in self._hooks if on else reversed(self._hooks):
             hooks.attach() if on else hooks.detach()
-        self.found.end_step()
+        self._end_step()
         for name, remark in self.remarks.items():
             if name not in self._reported:
                 self._reported.add(name)
@@ -73,8 +77,19 @@ class OperationRecorder:
         step = self._step()
         if step != self._last_step:
             self._last_step = step
-            self.found.end_step()
+            self._end_step()
         self.found.add(operation, step)
+
+    def _end_step(self) -> None:
+        self.found.end_step()
+        finding = self.found.first_nonfinite
+        if finding is not None and "why" not in self._reported and not self._always:
+            self._reported.add("why")
+            world_size = ranks.rank_and_world_size()[1]
+            self._send(record_of(
+                finding.alert(), seq=pipeline.next_seq(), time_ns=time.time_ns(),
+                world_size=world_size,
+            ))  # fmt: skip
 
     def fault(self, name: str, error: Exception) -> object:
         return pipeline.fault(name, error)
@@ -113,7 +128,7 @@ class Operations:
     @property
     def records(self) -> list[Record]:
         """The records so far, of kind Op, in the order of execution."""
-        return list(self._kept)
+        return [record for record in self._kept if record.kind is Kind.OP]
 
     @property
     def evicted(self) -> int:

@@ -139,8 +139,17 @@ def sketch(array: NDArray[Any], summary: Summary, width: int = 8) -> str:
         where = ((x - first) * (width / (last - first))).clip(0, width - 1).astype(np.int64)
     counts = np.bincount(where, minlength=width)
     counts[[0, -1]] = counts[[0, -1]].clip(1)  # minimum and maximum exist, sampled or not
-    levels = -(-counts * len(_BLOCKS) // counts.max())
-    return "".join(_BLOCKS[level - 1] if level else _GAP for level in levels.tolist())
+    return bars(counts.tolist())
+
+
+def bars(counts: Sequence[int]) -> str:
+    """Draw counts, one block character each; `·` stands for 0.
+
+    >>> bars([1, 0, 8])
+    '▁·█'
+    """
+    levels = [-(-count * len(_BLOCKS) // max(counts)) if count else 0 for count in counts]
+    return "".join(_BLOCKS[level - 1] if level else _GAP for level in levels)
 
 
 def sparkline(numbers: Sequence[float]) -> str:

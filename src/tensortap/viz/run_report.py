@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensortap.alerts.alert import verdict_of
 from tensortap.arguments import check_path, checked
 from tensortap.errors import MissingExtra
 from tensortap.files import CorruptFile, read_small
@@ -19,6 +20,7 @@ from tensortap.viz.figures.encoding import Figure, share
 from tensortap.viz.figures.theme import dark_colors
 from tensortap.viz.html_file import escape, html_file, html_table, static_text, write_html_file
 from tensortap.viz.notable import FORMATS, largest_losses, last_finite_step, notable_layers
+from tensortap.viz.why import why_html
 
 if TYPE_CHECKING:
     from tensortap.alerts import Alert
@@ -81,6 +83,7 @@ class RunReport:
         yield "<main>"
         if self.alerts:
             yield self._first_alert(self.alerts[0])
+            yield self._why()
         if self.table.metrics():
             yield self._training()
         yield self._overview()
@@ -164,6 +167,10 @@ class RunReport:
             f'<div class="dim">{alert.kind.value} · step {alert.step:,}{rank}</div>'
             f"<p>{escape(alert.message)}</p>{origin}</section>"
         )
+
+    def _why(self) -> str:
+        verdict = verdict_of(self.alerts)
+        return "" if verdict is None else _section("Why", why_html(verdict, self._figure))
 
     def _training(self) -> str:
         figure = training_figure(self.table, height=220, step=self.first_alert)

@@ -30,7 +30,7 @@ from tensortap.web.http_timeout import TimedProtocol
 from tensortap.web.jobs import Jobs
 from tensortap.web.push import Push
 from tensortap.web.responses import ResponseCache, endpoint, json_endpoint
-from tensortap.web.routes import compare, figures, run, tensors
+from tensortap.web.routes import compare, figures, operations, run, tensors
 
 log = logging.getLogger("tensortap")
 
@@ -50,6 +50,7 @@ _CACHED = {
     "run": run.run,
     "tensor_steps": run.tensor_steps,
     "alerts": run.alerts,
+    "why": operations.why,
     "provenance": run.provenance,
     "sparklines": figures.sparklines,
     "training": figures.training,

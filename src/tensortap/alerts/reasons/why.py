@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.alerts.reasons import elementwise, reductions  # noqa: F401  they register
+from tensortap.alerts.reasons import elementwise, reductions  # noqa: F401  reductions registers
 from tensortap.alerts.reasons.operands import (
     REASONS,
     Array,
@@ -19,13 +19,17 @@ from tensortap.alerts.reasons.operands import (
     kinds,
     value_range,
 )
-from tensortap.frameworks.operations import BACKWARD, Operation
+from tensortap.frameworks.operations import (
+    BACKWARD,
+    Operation,
+    OperationInput,
+    OperationOutput,
+)
 
 
 def why(operation: Operation) -> str:
     """Return in words why the outputs of an operation are not finite."""
-    bad = next((i for i, x in enumerate(operation.outputs) if _is_bad(x.stats)), 0)
-    operands = operands_of(operation, bad)
+    operands = operands_of(operation, first_bad(operation))
     with np.errstate(all="ignore"):
         found = None
         if operands.node:
@@ -35,20 +39,36 @@ def why(operation: Operation) -> str:
         return found or _already(operands) or _facts(operands)
 
 
-def _is_bad(stats: Any) -> bool:
-    return stats is not None and stats.finite != stats.count
+def first_bad(operation: Operation) -> int:
+    """Return the index of the first output that is not finite."""
+    outputs = (x.stats for x in operation.outputs)
+    return next((i for i, x in enumerate(outputs) if x is not None and x.finite != x.count), 0)
+
+
+def is_elementwise(name: str) -> bool:
+    """Return whether an element of the output is made of those at its place in the inputs.
+
+    Softmax counts, too: its bad elements fill whole rows.
+    """
+    return "softmax" in name or any(
+        reason.__module__ == elementwise.__name__ for reason in REASONS.get(name, ())
+    )
+
+
+def selected(operation: Operation, bad: int) -> tuple[list[OperationInput], list[OperationOutput]]:
+    """Return inputs and outputs; of an operation on lists, those of the output `bad`."""
+    inputs = operation.inputs
+    if "[" not in (inputs[0].name if inputs else ""):
+        return inputs, operation.outputs
+    # lists of an optimizer; what is not a list (a step, a scale) belongs to all of them
+    inputs = [x for x in inputs if "[" not in x.name or x.name.endswith(f"[{bad}]")]
+    return inputs, operation.outputs[bad : bad + 1]
 
 
 def operands_of(operation: Operation, bad: int) -> Operands:
-    """Return the operands; of an operation on lists, those of the first output that is bad."""
+    """Return the operands; of an operation on lists, those of the output `bad`."""
     name = operation.name.removesuffix("_").removeprefix("foreach_")
-    inputs = operation.inputs
-    if "[" in (inputs[0].name if inputs else ""):
-        # lists of an optimizer; what is not a list (a step, a scale) belongs to all of them
-        inputs = [x for x in inputs if "[" not in x.name or x.name.endswith(f"[{bad}]")]
-        outputs = operation.outputs[bad : bad + 1]
-    else:
-        outputs = list(operation.outputs)
+    inputs, outputs = selected(operation, bad)
     arrays = {x.name.partition("[")[0]: floats(x.array()) for x in inputs}
     dtype = outputs[0].dtype if outputs else ""
     made = [found for x in outputs if (found := floats(x.array())) is not None]

@@ -81,7 +81,7 @@ def _kind_of(operator: Any) -> OperatorKind:
         name.lstrip("_"), str(operator), skip, tuple(arg.name for arg in schema.arguments),
         frozenset(arg.name for arg in writes),
         frozenset(arg.name for arg in writes if not arg.kwarg_only),
-        bool(getattr(operator, "is_view", False)),
+        bool(getattr(operator, "is_view", False)) or name == "_unsafe_view",
     )  # fmt: skip
 
 

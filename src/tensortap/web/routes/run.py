@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow.compute as pc
 
+from tensortap.alerts.alert import WHY
 from tensortap.files import CorruptFile, read_small
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.readers.run import RunReader
@@ -72,7 +73,8 @@ def alerts(request: PageRequest) -> dict[str, Any]:
     half = _MAX_ALERTS // 2
     shown = found if len(found) <= _MAX_ALERTS else [*found[:half], *found[-half:]]
     rows = [{"kind": a.kind.value, **{key: getattr(a, key) for key in _ALERT}} for a in shown]
-    return {"total": len(found), "alerts": rows}
+    explained = sorted({alert.step for alert in found if alert.rule == WHY})
+    return {"total": len(found), "alerts": rows, "explained": explained[:_MAX_ALERTS]}
 
 
 # -- provenance ------------------------------------------------------------------------------

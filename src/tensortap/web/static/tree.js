@@ -35,7 +35,7 @@ export function drawRuns() {
 }
 
 function selectRun(id) {
-  if (id !== get().run) set({ run: id, step: null, span: "", name: [], ...WHOLE_TENSOR }, true);
+  if (id !== get().run) set({ run: id, step: null, span: "", why: "", name: [], ...WHOLE_TENSOR }, true);
 }
 
 /** Draws the filters and the tree. */

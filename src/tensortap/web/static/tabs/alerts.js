@@ -1,15 +1,19 @@
-// Alerts: what was wrong, where, and since when. A click opens the tensor at that step.
+// Alerts: what was wrong, where, and since when. A click opens the tensor at that step, "Why" the
+// operation behind it.
 import { request } from "../api.js";
 import {
-  $, card, count, dim, empty, fill, h, kindText, labelled, plural, select, setOptions, table, tools,
+  $, button, card, count, dim, empty, fill, h, kindText, labelled, plural, select, setOptions, table, tools,
 } from "../dom.js";
 import { model } from "../model.js";
 import { set } from "../state.js";
+import { drawVerdict, verdictCard } from "./why.js";
 
 const rule = select("Rule", (value) => set({ rule: value }));
 const summary = dim();
 const bar = tools(labelled("Rule", rule), summary);
 const body = card();
+// rules about values that are not finite, which a verdict of their step explains
+const EXPLAINED_RULES = ["nan", "inf", "why"];
 let countedRun = "";
 
 /** Shows the number of alerts on the tab. */
@@ -21,10 +25,10 @@ function showBadge(total) {
 export const alerts = {
   id: "alerts",
   title: "Alerts",
-  mount: (panel) => panel.append(bar, body),
+  mount: (panel) => panel.append(bar, verdictCard, body),
 
   async show(state) {
-    const { total, alerts: all } = await request("alerts", { run: model.run.id });
+    const { total, alerts: all, explained } = await request("alerts", { run: model.run.id });
     showBadge(total);
     const rules = [...new Set(all.map((alert) => alert.rule))].sort();
     setOptions(rule, [["", "all"], ...rules], rules.includes(state.rule) ? state.rule : "");
@@ -33,8 +37,9 @@ export const alerts = {
       : `the first and the last ${count(all.length / 2)} of ${count(total)}`);
     bar.hidden = !total;
     const none = "No rule raised an alert, or none was active: rules need runs tracked with";
-    fill(body, total ? table(["Step", "Rule", "Name", "Message"], shown.map(alertRow), [0])
+    fill(body, total ? table(["Step", "Rule", "Name", "Message"], shown.map((alert) => alertRow(alert, explained)), [0])
       : empty("No alerts", none, "tap.track(model, alerts=True)"));
+    await drawVerdict(state);
   },
 
   async receive(news) {
@@ -46,7 +51,7 @@ export const alerts = {
   },
 };
 
-function alertRow(alert) {
+function alertRow(alert, explained) {
   const { name, kind, step, rank, origin, again } = alert;
   const target = kind === "Metric" ? { tab: "overview" }
     : { tab: "exponents", name: [name], kind, over: "" };
@@ -56,6 +61,16 @@ function alertRow(alert) {
   return h("tr", { class: "clickable", tabindex: "0", onclick: open, onkeydown },
     h("td", { class: "num" }, count(step)), h("td", {}, h("span", { class: "rule" }, alert.rule)),
     h("td", {}, name, detail(kindText(kind) + (rank ? ` · rank ${rank}` : ""))),
-    h("td", {}, alert.message, origin && detail(`began in ${origin}`),
+    h("td", {}, whyButton(alert, explained), alert.message, origin && detail(`began in ${origin}`),
       again > 0 && detail(`raised ${plural(again, "time")} before`)));
+}
+
+function whyButton({ rule, step }, explained) {
+  if (!EXPLAINED_RULES.includes(rule) || !explained.includes(step)) return null;
+  const open = (event) => {
+    event.stopPropagation(); // the row opens the tensor
+    set({ why: String(step) }, true);
+  };
+  const onkeydown = (event) => event.stopPropagation();
+  return button("Why", open, { class: "why", onkeydown, "aria-label": `Why, step ${step}` });
 }

@@ -1,0 +1,109 @@
+"""The page in a real browser: why values stopped being finite, and operations of modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tensortap as tap
+from tensortap.alerts.alert import Alert, record_of
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.record import Kind
+from tests.viz.test_why import HOSTILE, hostile_explanation
+from tests.web.conftest import serving
+from tests.web.test_page import Tab, chromium, pytestmark  # noqa: F401
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.log(self.inner(x) * 0) + x
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with a verdict of a bad batch at step 2, and a hostile one at step 3."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("runs")
+    path = tap.init(folder)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(x):
+        optimizer.zero_grad()
+        scale = torch.log(x.abs().sum(1, keepdim=True))
+        loss = (scale * model(x)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = tap.blackbox(train_step, model, optimizer)
+    with tap.track(model, optimizer, alerts=True) as tracker:
+        for number in range(3):
+            x = torch.randn(6, 4)
+            if number == 2:
+                x[3] = 0
+            tracker.step(loss=step(x))
+    with tap.ops(net := Net()):
+        net(torch.ones(2, 4))
+    alert = Alert("why", HOSTILE, Kind.OP, 9, 0, "", HOSTILE, explanation=hostile_explanation())
+    pipeline.put(record_of(alert, seq=9999, time_ns=0))
+    tap.finish()
+    return path
+
+
+@pytest.fixture(scope="module")
+def tab(chromium, run):  # noqa: F811
+    with serving(run) as page, Tab(chromium, page) as tab:
+        yield tab
+
+
+def test_why_is_beside_the_alert(tab, run):
+    tab.go(f"run={run.name}&tab=alerts")
+    q = tab.page
+    card = q.locator(".verdict")
+    assert card.is_hidden()
+    row = q.locator("#panel-alerts tbody tr", has_text="nan").first
+    row.locator("button.why").click()
+    tab.shown("alerts")
+    assert tab.state()["why"] == "2"
+    q.wait_for_selector(".verdict .barlayer")
+    text = card.inner_text()
+    for words in (
+        "step 2: data. log in the forward", "check row 3 of the batch",
+        "scale = torch.log(x.abs().sum(1, keepdim=True))", "in run.<locals>.train_step",
+        "log of 0: 1 element is 0", "1 bad element", "[3, 0]", "-inf", "What led there",
+        "train_step:1:sum",
+    ):  # fmt: skip
+        assert words in text, words
+    here = card.locator("pre .here")
+    assert here.inner_text().split(None, 1)[1].startswith("scale = torch.log")
+    assert card.locator("pre span").count() == 7
+    assert card.locator(".barlayer").count() == 2  # self and output
+    titles = " ".join(card.locator(".gtitle").all_text_contents())
+    assert "1 marked" in titles
+    q.click(".verdict button")
+    tab.shown("alerts")
+    assert card.is_hidden()
+    q.go_back()
+    tab.shown("alerts")
+    assert card.is_visible()
+    tab.check()
+
+
+def test_hostile_explanations_are_only_text(tab, run):
+    tab.go(f"run={run.name}&tab=alerts&why=9")
+    q = tab.page
+    q.wait_for_selector(".verdict .barlayer")
+    assert HOSTILE in q.locator(".verdict").inner_text()
+    assert not q.locator(".verdict img, .verdict b, .verdict iframe").count()
+    tab.check()
+
+
+def test_a_step_without_a_verdict_is_said(tab, run):
+    tab.go(f"run={run.name}&tab=alerts&why=77")
+    assert "verdicts are of steps" in tab.page.locator("#notice").inner_text()
+    tab.check()
