@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 PAGES = (
-    "compare figures films hdf5 live notebook numerics page quickstart runs trace track watch"
+    "compare figures films hdf5 health live notebook numerics page quickstart runs trace track "
+    "watch"
 ).split()
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tensortap.hdf5.reader import read_hdf5
     from tensortap.runs.object_files import register_format
     from tensortap.sources.blackbox import blackbox
+    from tensortap.sources.coord_check import coord_check
     from tensortap.sources.dump import dump
     from tensortap.sources.graft import graft
     from tensortap.sources.init import finish, init, update_metadata
@@ -62,6 +63,7 @@ _LATER = {
     "blackbox": "tensortap.sources.blackbox",
     "close": "tensortap.api.session",
     "compare": "tensortap.compare.api",
+    "coord_check": "tensortap.sources.coord_check",
     "describe": "tensortap.api.session",
     "dump": "tensortap.sources.dump",
     "finish": "tensortap.sources.init",
@@ -113,6 +115,7 @@ __all__ = [
     "catch_grad",
     "close",
     "compare",
+    "coord_check",
     "describe",
     "disable",
     "dump",

@@ -29,6 +29,7 @@ from tensortap.frameworks.observing import (
 )
 from tensortap.frameworks.operations import OperationObserver
 from tensortap.frameworks.replaying import Training
+from tensortap.frameworks.widths import WidthTask, WidthTraining
 from tensortap.record import Shard, Summary, TensorData, Value
 from tensortap.stats.columns import Memory
 
@@ -244,6 +245,18 @@ class Framework(Protocol):
     def graft(self, model: Any, source: GraftSource) -> GraftHooks | None:
         """Return hooks that exchange tensors with recorded ones; None for models of others."""
         return None
+
+    def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
+        """Return a model that is trained on one batch; None for models of others."""
+        return None
+
+    def keeping_random_state(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context after which the random state is as it was."""
+        return contextlib.nullcontext()
+
+    def seed(self, number: int) -> None:
+        """Seed the random numbers of the framework, if it has a global state of them."""
+        return
 
     def tracing(self) -> ModelTracing | None:
         """Return what `trace` needs to know about models."""

@@ -34,6 +34,7 @@ from tensortap.frameworks.protocol import (
     rejecting,
 )
 from tensortap.frameworks.view import as_numpy, payload_at
+from tensortap.frameworks.widths import WidthTask, WidthTraining
 from tensortap.record import Shard, Summary, TensorData
 from tensortap.stats import summarize_array
 
@@ -84,6 +85,11 @@ class JaxFramework(Framework):
         from tensortap.frameworks.jax.ops import JaxOperationHooks
 
         return JaxOperationHooks(observer)
+
+    def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
+        from tensortap.frameworks.jax.widths import flax_training
+
+        return flax_training(model, optimizer, task)
 
     def traced_classes(self) -> Iterable[type]:
         classes: list[type] = [Tracer]

@@ -45,13 +45,30 @@ def marked_modules(
     _thread.marking = _Marking(wants, on_error, collector, explains)
     try:
         with contextlib.ExitStack() as stack:
-            for library in ("flax.linen", "haiku"):
-                if library in sys.modules:
-                    stack.enter_context(sys.modules[library].intercept_methods(_intercept))
-            stack.enter_context(_wrapped_methods(tuple(_base_classes())))
+            _enter_hooks(stack)
             yield
     finally:
         _thread.marking = outer
+
+
+def module_outputs(function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """Call a function that is not jitted; return the arrays that its modules return, by name."""
+    outer: _Marking | None = getattr(_thread, "marking", None)
+    collecting = _thread.marking = _Collecting()
+    try:
+        with contextlib.ExitStack() as stack:
+            _enter_hooks(stack)
+            function(*args)
+    finally:
+        _thread.marking = outer
+    return collecting.outputs
+
+
+def _enter_hooks(stack: contextlib.ExitStack) -> None:
+    for library in ("flax.linen", "haiku"):
+        if library in sys.modules:
+            stack.enter_context(sys.modules[library].intercept_methods(_intercept))
+    stack.enter_context(_wrapped_methods(tuple(_base_classes())))
 
 
 def key_name(key: Any) -> str:
@@ -174,6 +191,19 @@ class _Marking:
             if id(module) in names:
                 return names[id(module)]
         return None
+
+
+class _Collecting(_Marking):
+    """Keeps the arrays that modules return, of the last call of each."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: True, lambda *_: None, Collector(), explains=False)
+        self.outputs: dict[str, Any] = {}
+
+    def _mark(self, output: Any, name: str, cls: type, origin: MarkOrigin | None) -> Any:
+        if isinstance(output, jax.Array):
+            self.outputs[name] = output
+        return output
 
 
 _WRAPPED = (

@@ -41,6 +41,8 @@ from tensortap.frameworks.torch.summarize import memory_of, summarize
 from tensortap.frameworks.torch.track import ModelHooks
 from tensortap.frameworks.torch.training import TorchTraining
 from tensortap.frameworks.torch.watch import hooks_on
+from tensortap.frameworks.torch.widths import TorchWidthTraining
+from tensortap.frameworks.widths import WidthTask, WidthTraining
 from tensortap.record import Shard, TensorData
 
 
@@ -140,6 +142,17 @@ class TorchFramework(Framework):
     def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
         is_module = isinstance(model, torch.nn.Module)
         return TorchTraining(model, optimizer, others) if is_module else None
+
+    def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
+        is_module = isinstance(model, torch.nn.Module)
+        return TorchWidthTraining(model, optimizer, task) if is_module else None
+
+    def keeping_random_state(self) -> contextlib.AbstractContextManager[Any]:
+        kept: contextlib.AbstractContextManager[Any] = torch.random.fork_rng()
+        return kept
+
+    def seed(self, number: int) -> None:
+        torch.manual_seed(number)
 
     def graft(self, model: Any, source: GraftSource) -> GraftHooks | None:
         return ModelGrafts(model, source) if isinstance(model, torch.nn.Module) else None
