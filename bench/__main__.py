@@ -14,21 +14,21 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.harness import Row
-from bench.peers.page import write_table
+from bench.pages import write_tables
 from bench.processes import measure as measure_in_child
 
 MODULES = (
     "bench.live", "bench.load", "bench.runs", "bench.stats", "bench.track", "bench.compiled",
-    "bench.track_jax", "bench.ranks", "bench.compare", "bench.compare_runs", "bench.films",
+    "bench.compiled_ways", "bench.track_jax", "bench.ranks", "bench.compare",
+    "bench.compare_runs", "bench.films",
     "bench.trace", "bench.trace_hdf5", "bench.watch", "bench.ops", "bench.scale",
     "bench.peers.live", "bench.peers.storing", "bench.peers.tracking", "bench.peers.comparing",
 )  # fmt: skip
 RESULTS = pathlib.Path(__file__).with_name("results.json")
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "peers.md"
 
 
 def main(arguments: list[str]) -> int:
-    markdown = "--markdown" in arguments  # also write rows beside peers into the documentation
+    markdown = "--markdown" in arguments  # also write tables of the documentation
     wanted = [word for word in arguments if word != "--markdown"]
     console = Console(width=150)
     table = Table(title="tensortap: ratios within one run", header_style="bold")
@@ -83,8 +83,8 @@ def main(arguments: list[str]) -> int:
     RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     console.print(f"saved to {RESULTS}", style="dim")
     if markdown:
-        write_table(rows, PAGE)
-        console.print(f"saved to {PAGE}", style="dim")
+        for page in write_tables(rows):
+            console.print(f"saved to {page}", style="dim")
     if failed:
         console.print(f"failed: {', '.join(failed)}", style="bold red")
         return 2

@@ -1,21 +1,20 @@
-"""Rows on tracking inside graphs of torch.compile: costs, what is seen, bits."""
+"""Rows on tracking inside graphs of torch.compile: costs and bits."""
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench.harness import Row
 from bench.runs import _folder, _no_server
 
-WAYS = ("eager", "compile", "fullgraph", "regional")
-SETTINGS = ("plain", "DDP", "FSDP2", "checkpoint", "autocast")
+BITS = "bits of a compiled "
+DTYPES = ("float32", "bfloat16", "autocast")
 
 
 def compiled() -> list[Row]:
@@ -64,91 +63,6 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-# -- what is seen ----------------------------------------------------------------------------
-
-
-def compiled_ways() -> list[Row]:
-    """Measure ways to compile a small GPT, with ahead-of-time autograd: seen, graphs, costs."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(2)
-    _no_server()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return [row for way in WAYS for setting in SETTINGS for row in _way(way, setting)]
-
-
-def _way(way: str, setting: str) -> Iterator[Row]:
-    import torch
-    from torch._dynamo.utils import counters
-
-    import tensortap as tap
-
-    found = []
-    for on in (False, True):
-        torch._dynamo.reset()
-        counters.clear()
-        model, call = _model(way, setting)
-        tracker = tap.track(model, weights=False, optimizer_state=False)
-        if on:
-            tracker.__enter__()
-        try:
-            step = functools.partial(_step, call, setting, tracker if on else None)
-            times = [_seconds(step) for _ in range(9)][2:]
-        except torch._dynamo.exc.Unsupported:
-            return  # torch itself cannot: the hooks of FSDP break the graph
-        modules = 25  # of two layers, and of what is around them
-        seen = {(r.kind, r.name) for r in tracker.records if r.step == 1 and r.stats}
-        note = f"{len(seen)} of {2 * modules} seen, {len(tracker.unseen)} unseen"
-        found.append((times, counters["stats"]["unique_graphs"], note))
-        if on:
-            tracker.__exit__(None, None, None)
-    (base, alone, _), (ours, graphs, note) = found
-    name = f"{way}, {setting}: tracked ÷ untracked"
-    yield Row(name, 1.5, True, ours, base, note=f"{note}, graphs {graphs} ({alone})")
-
-
-def _model(way: str, setting: str) -> tuple[Any, Any]:
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.utils.checkpoint import checkpoint
-
-    from bench.gpt import GPT
-
-    torch.manual_seed(0)
-    model = GPT(layers=2, vocabulary=1024)
-    if setting == "checkpoint":
-        for block in model.blocks:
-            forward = block.forward
-            block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
-    options: dict[str, Any] = {
-        "backend": "aot_eager",
-        "fullgraph": way in ("fullgraph", "regional"),
-    }
-    if way == "regional":
-        for block in model.blocks:
-            block.compile(**options)
-    call: Any = model
-    if setting == "DDP":
-        call = torch.nn.parallel.DistributedDataParallel(model)
-    elif setting == "FSDP2":
-        for module in (*model.blocks, model):
-            fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
-    return model, torch.compile(call, **options) if way in ("compile", "fullgraph") else call
-
-
-def _step(call: Any, setting: str, tracker: Any) -> None:
-    import torch
-
-    tokens = torch.randint(1024, (8, 128), generator=torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", torch.bfloat16, enabled=setting == "autocast"):
-        loss = call(tokens).square().mean()
-    loss.backward()
-    if tracker is not None:
-        tracker.step()
-
-
 # -- bits ------------------------------------------------------------------------------------
 
 
@@ -178,9 +92,7 @@ def compiled_bits() -> list[Row]:
         "perceptron": torch.randn(32, 64),
     }
     return [
-        _bits(name, make, inputs[name], dtype)
-        for name, make in models.items()
-        for dtype in ("float32", "bfloat16", "autocast")
+        _bits(name, make, inputs[name], dtype) for name, make in models.items() for dtype in DTYPES
     ]
 
 
@@ -216,10 +128,22 @@ def _bits(name: str, make: Callable[[], Any], x: Any, dtype: str) -> Row:
         key: (value - found[1][key]).abs().max().item() / max(value.abs().max().item(), 1e-30)
         for key, value in found[0].items()
     }
-    most = max(differ, key=lambda key: differ[key])
-    note = "bit-identical" if not differ[most] else f"{differ[most]:.1e} of the largest, in {most}"
-    return Row(f"bits of a compiled {name}, {dtype}", 1.01, True, [1 + differ[most]], [1.0],
-               note=note)  # fmt: skip
+    most = sorted(differ, key=lambda key: -differ[key])[:3]
+    largest = ", ".join(f"{differ[key]:.1e} ({key})" for key in most if differ[key])
+    return Row(f"{BITS}{name}, {dtype}", 1.01, True, [1 + differ[most[0]]], [1.0],
+               note=largest or "bit-identical")  # fmt: skip
 
 
-ROWS = (compiled, compiled_ways, compiled_bits)
+def bits_table(rows: Iterable[Row]) -> list[str]:
+    """Return the lines of a table with the largest differences; none without the rows."""
+    found = {row.name.removeprefix(BITS): row.note for row in rows if row.name.startswith(BITS)}
+    models = dict.fromkeys(name.partition(",")[0] for name in found)
+    lines = [f"| model | {' | '.join(DTYPES)} |", "| --- " * (1 + len(DTYPES)) + "|"]
+    lines += [
+        f"| {model} | {' | '.join(found[f'{model}, {dtype}'] for dtype in DTYPES)} |"
+        for model in models
+    ]
+    return lines if found else []
+
+
+ROWS = (compiled, compiled_bits)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
-
 from bench.harness import Row
 
-BEGIN, END = "<!-- measured -->\n", "<!-- end -->"
 
-
-def write_table(rows: list[Row], page: pathlib.Path) -> None:
-    """Replace the table of a page with the rows beside peers."""
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    lines = ["| Work | tensortap | peer | ratio | measured |", "| --- | --- | --- | --- | --- |"]
-    lines += [_line(row) for row in rows if row.peer]
-    page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}{after}")
+def table(rows: list[Row]) -> list[str]:
+    """Return the lines of a table of the rows beside peers; none if there are none."""
+    lines = [_line(row) for row in rows if row.peer]
+    titles = ["| Work | tensortap | peer | ratio | measured |", "| --- | --- | --- | --- | --- |"]
+    return [*titles, *lines] if lines else []
 
 
 def _line(row: Row) -> str:

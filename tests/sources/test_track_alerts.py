@@ -288,10 +288,13 @@ class Layer(nn.Module):
         return (x + self.attn(x=h)) * (torch.nan if self.fault == "last" else 1)
 
 
-def alerts_of(fault, batch=1.0):
+def alerts_of(fault, batch=1.0, compiled=lambda model: (), **options):
     torch.manual_seed(0)
     model = Layer(fault)
-    with tap.track(model, alerts=[alerts.nan(), alerts.inf()], weights=False) as tracker:
+    for part in compiled(model):
+        part.compile(backend="aot_eager", fullgraph=True)
+    rules = [alerts.nan(), alerts.inf()]
+    with tap.track(model, alerts=rules, weights=False, **options) as tracker:
         model(torch.rand(3, 4) * batch).square().mean().backward()
         tracker.step()
     return tracker.alerts

@@ -16,12 +16,14 @@ from torch.utils.checkpoint import (
 )
 
 import tensortap as tap
+from bench.compiled_ways import SMALL, Case, run
 from tensortap.alerts import nan
 from tensortap.pipeline.pipeline import Pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.record import Kind
 from tensortap.sinks.memory import MemorySink
 from tensortap.sources import catch as catching
+from tests.sources.test_track_alerts import alerts_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -188,8 +190,9 @@ def test_shapes_that_change(counters):
     assert found[0] == found[1]
 
 
-def test_selection_and_values(counters):
-    """`include`, `tensors`, `stash` and alerts as without a compiler."""
+@pytest.mark.parametrize("options", [{"include": "^(0|1|Layer)$"}, {"exclude": "^2"}])
+def test_selection_and_values(options, counters):
+    """`include`, `exclude`, `tensors`, `stash` and alerts as without a compiler."""
     x = torch.randn(3, 4)
     found = []
     for compiled in (False, True):
@@ -197,10 +200,10 @@ def test_selection_and_values(counters):
         model[1].register_forward_hook(lambda m, a, out: out * torch.nan)
         call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
         tracker = tracked(
-            model, call, x, include=r"^(0|1|Layer)$", tensors="0", alerts=[nan()],
+            model, call, x, **options, tensors="0", alerts=[nan()],
             stash=lambda value: {"most": float(value.max())}, weights=False,
         )  # fmt: skip
-        alerts = [(a.rule, a.name, a.kind, a.step) for a in tracker.alerts if a.rule == "nan"]
+        alerts = [a for a in tracker.alerts if a.rule == "nan"]
         rows = [
             (r.kind, r.name, repr(r.stats), repr(r.value)) for r in tracker.records
             if r.kind in (ACT, GRAD)
@@ -208,7 +211,33 @@ def test_selection_and_values(counters):
         found.append((alerts, rows))
     assert found[0] == found[1]
     assert found[0][0]
+    assert "2" not in {name for _, name, *_ in found[0][1]}
+    assert any(value != "None" for *_, value in found[0][1])
     assert graphs(counters) == 1
+
+
+@pytest.mark.parametrize("part", ["model", "attn"])
+def test_origin_of_values_that_are_not_finite(part, counters):
+    """The code between two modules is named as without a compiler, with its line."""
+
+    def compiled(model):
+        return [model if part == "model" else model.attn]
+
+    for fault in ("between", "outside", "last") if part == "model" else ("in place", "outside"):
+        for options in ({}, {"include": "o_proj|^drop|^Layer"}) if fault == "outside" else ({},):
+            torch._dynamo.reset()
+            first, *_ = alerts_of(fault, compiled=compiled, **options)
+            assert first == alerts_of(fault, **options)[0], fault
+            assert "made in " in first.message
+    assert alerts_of("", torch.nan, compiled)[0] == alerts_of("", torch.nan)[0]
+    assert not counters["graph_break"]
+
+
+def test_origin_of_a_gradient_that_is_not_finite():
+    """Inside a graph, a module is not told from the code before it."""
+    first, *_ = alerts_of("backward", compiled=lambda model: [model])
+    assert (first.name, first.kind, first.origin) == ("attn.q", GRAD, "attn.o_proj")
+    assert "its backward pass, or an operation between the two, made it" in first.message
 
 
 # -- what models do ------------------------------------------------------------------------
@@ -561,6 +590,26 @@ def test_transformed_functions(caught):
     assert [(name, value) for name, _, _, value in caught()] == [("x", [[1.0, 1.0]] * 3)]
 
 
+def test_catch_in_checkpoints_and_exported_programs(caught, counters):
+    def block(x):
+        y = x * 2
+        tap.catch(y, "y")
+        return y.sin()
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return checkpoint(block, x, use_reentrant=False)
+
+    call = torch.compile(Model(), backend="aot_eager", fullgraph=True)
+    call(torch.ones(2, requires_grad=True)).sum().backward()
+    found = caught()
+    assert {(name, tuple(value)) for name, _, _, value in found} == {("y", (2.0, 2.0))}
+    assert graphs(counters) == 1
+    program = torch.export.export(Model(), (torch.ones(2),))  # knows nothing of it
+    assert "tensortap" not in str(program.graph)
+    assert program.module()(torch.ones(2)).tolist() == Model()(torch.ones(2)).tolist()
+
+
 def test_catch_takes_only_tensors_in_graphs(caught, caplog):
     @torch.compile(backend="eager", fullgraph=True)
     def function(x):
@@ -668,6 +717,38 @@ def test_a_backend_that_was_never_used_raises_no_warning():
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("in place", options=(("dynamic", True),)),
+        Case("fullgraph", "selective", options=(("mode", "reduce-overhead"),)),
+    ],
+    ids=["dynamic, in place", "selective checkpoints, reduce-overhead"],
+)
+def test_inductor_of_a_transformer(case):
+    """`make bench ARGS=compiled_options` runs all options."""
+    case = dataclasses.replace(case, backend="inductor", **SMALL)
+    _, graphs, note = run(case, True, steps=2)
+    assert (graphs, note) == (1, "50 of 50 seen, 0 unseen")
+
+
+def test_weights_are_tracked_without_operators():
+    """So the bits of a compiled model without any can be compared."""
+    model, found = mlp(), []
+
+    def backend(graph, inputs):
+        found.append(str(graph.graph))
+        return graph.forward
+
+    call = torch.compile(model, backend=backend, fullgraph=True)
+    for kinds in (True, False):
+        tracker = tracked(model, call, torch.randn(3, 4), activations=kinds, gradients=kinds)
+        assert {r.name for r in tracker.records if r.kind is WEIGHT} == dict(
+            model.named_parameters()
+        ).keys()
+    assert ["tensortap" in graph for graph in found] == [True, False]
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])

@@ -123,15 +123,20 @@ class GraphProbe:
             return
         (step, call, activation, gradient), tags = counted
         name, observer = self.name, self._hooks.observer
+        origins, explain = None if again else self._hooks.origins, None
+        if origins is not None:
+            explain = origins.of_graph_output(name, self._cls, step)
         for path, tensor in output.items():
             own_tags = {**tags, "module": name} if path else tags
             if activation:
                 all_tags = {**own_tags, "recompute": "1"} if again else own_tags
                 seen = observed(name + path, Kind.ACTIVATION, tensor, call, self._cls, all_tags)
-                observer.observe(*seen, step)
+                observer.observe(*seen, step, None, explain)
             if gradient and not again:
                 expected = self._expected.setdefault(path, ExpectedGradients())
                 expected.expect(ForwardCall(step, call, own_tags))
+        if origins is not None:
+            origins.passed_in_graph(name)
 
     def _on_gradient(self, values: list[torch.Tensor], path: str) -> None:
         hooks = self._hooks

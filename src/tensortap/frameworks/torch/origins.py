@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.observing import Explain, tensors_in
+from tensortap.frameworks.observing import Explain, HookObserver, tensors_in
 from tensortap.frameworks.origin import EnclosingCall, behind, origin_tags
 from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.graph_origins import GraphCalls, eager_caller
 from tensortap.frameworks.torch.hidden import hide_from_compiler
-from tensortap.frameworks.torch.names import Names
+from tensortap.frameworks.torch.names import Names, unwrapped
 from tensortap.frameworks.torch.shards import local_part
 from tensortap.frameworks.torch.tensors import quiet
 from tensortap.record import Summary
@@ -47,7 +48,8 @@ class TensorRange(NamedTuple):
 class Origins:
     """Finds out for the first non-finite tensor of a pass where it was made."""
 
-    def __init__(self, root: torch.nn.Module) -> None:
+    def __init__(self, root: torch.nn.Module, observer: HookObserver) -> None:
+        self.graph_calls = GraphCalls(observer, evidence_of)
         self._root = weakref.ref(root)  # hooks on outputs that the model keeps refer to this
         self._uses: dict[int, TensorUses] = {}
         self._ranges: dict[int, TensorRange] = {}
@@ -64,6 +66,7 @@ class Origins:
         self._ranges.clear()
         self._gradients = []  # another list: what is explained later has the old one
         self._last_output = ""
+        self.graph_calls.clear()
 
     # -- the forward pass ------------------------------------------------------------------
 
@@ -115,30 +118,61 @@ class Origins:
     def _gather(self, name: str, cls: str, inputs: Any, look: Any) -> Any:
         """Return a function of nothing that tells where an output was made, without the tensors."""
         own: Evidence = look(inputs)
-        last, root = self._last_output, self._root
         calls = private.module_calls() if own else []
         outer = [
             (weakref.ref(above.module), call.caller, look(above.inputs))
             for call, above in itertools.pairwise(calls)
         ]
+        return functools.partial(self._origin, name, cls, self._last_output, own, outer)
 
-        def tell() -> dict[str, str]:
-            model = root()
-            modules = () if model is None else Names(model).modules()
-            names = {id(module): path for path, module in modules}
-            inside = last.startswith(f"{name}.") or (last and name == names.get(id(model)))
-            after = f"{cls.rpartition('.')[2]}.forward, after {last}" if inside else ""
-            enclosing = [
-                EnclosingCall(
-                    names.get(id(module()), type(module()).__name__),
-                    caller,
-                    functools.partial(_read, evidence),
-                )
-                for module, caller, evidence in outer
+    def _origin(
+        self, name: str, cls: str, last: str, own: Evidence, outer: list[tuple[Any, str, Evidence]]
+    ) -> dict[str, str]:
+        """Return the tags of an output of which these are the inputs, its own and those around."""
+        model = self._root()
+        modules = () if model is None else Names(model).modules()
+        names = {id(module): path for path, module in modules}
+        root_name = "" if model is None else names.get(id(unwrapped(model)))
+        inside = last.startswith(f"{name}.") or (last and name == root_name)
+        after = f"{cls.rpartition('.')[2]}.forward, after {last}" if inside else ""
+        enclosing, before = [], name
+        for module, caller, evidence in outer:
+            this = module if isinstance(module, str) else _name_of(module(), names)
+            if this != before:  # not a wrapper
+                enclosing.append(EnclosingCall(this, caller, functools.partial(_read, evidence)))
+            before = this
+        return origin_tags(name, _read(own), after, last, enclosing)
+
+    # -- inside compiled graphs ------------------------------------------------------------
+
+    def passed_in_graph(self, name: str) -> None:
+        """Note that a module has returned inside a graph."""
+        self._last_output, self._last_memory = name, 0
+
+    def of_graph_output(self, name: str, cls: str, step: int) -> Explain | None:
+        """Return what finds the tags of an output inside a graph; None if its call is not known."""
+        running = self.graph_calls.running(name)
+        if not running:
+            return None
+
+        def gather() -> Any:
+            own = running[0].evidence
+            calls: list[tuple[Any, str, Evidence]] = list(running)
+            calls += [
+                (weakref.ref(frame.module), frame.caller, evidence_of(frame.inputs))
+                for frame in (private.module_calls() if own else ())
+                if not isinstance(frame.module, torch.fx.GraphModule)  # the graph itself
             ]
-            return origin_tags(name, _read(own), after, last, enclosing)
+            outer = [
+                (above[0], call[1] or eager_caller(), above[2])
+                for call, above in itertools.pairwise(calls)
+            ]
+            return functools.partial(self._origin, name, cls, self._last_output, own, outer)
 
-        return tell
+        if isinstance(running[0].evidence, list):
+            tell = gather()
+            return lambda stats: self._tell(step, tell, stats) if _is_bad(stats) else {}
+        return lambda stats: {} if self._explained == step else self._tell(step, gather(), stats)
 
     def _tell(self, step: int, tell: Any, stats: Summary) -> dict[str, str]:
         """Return the tags of the first output of a step that is not finite."""
@@ -196,6 +230,19 @@ class Origins:
 
         hide_from_compiler(on_gradient)
         tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
+
+
+def evidence_of(value: Any) -> Evidence:
+    """Return what tensors contain; of those on a device, their ranges."""
+    tensors = [tensor for _, tensor in tensors_in(value, torch.Tensor)]
+    if not any(map(on_device, tensors)):
+        return _worst(value)
+    return [extent for extent in map(_range, tensors) if extent is not None]
+
+
+def _name_of(module: Any, names: dict[int, str]) -> str:
+    inner = unwrapped(module)
+    return names.get(id(inner), type(inner).__name__)
 
 
 def on_device(tensor: torch.Tensor) -> bool:

@@ -58,7 +58,7 @@ class OutputHooks:
         self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
         self._calls: dict[tuple[str, int], int] = {}  # by name and first call
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
-        self._origins = Origins(root) if observer.explains else None
+        self.origins = Origins(root, observer) if observer.explains else None
         self._layouts = Layouts(root)
         self._descriptions = Descriptions()
         self._collectives = Collectives(observer)
@@ -120,6 +120,8 @@ class OutputHooks:
             both = ModuleHook(hook, insert, probe.tensors)
             self._undo.append(hook_module(module, both, with_kwargs=True))
             self._uncalled.add(name, module)
+        if self.origins is not None:  # the last, because it ends a call
+            self._undo.append(self.origins.graph_calls.attach(module, name))
 
     def _on_computed(self, name: str, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self.observer.capturing:
@@ -157,8 +159,8 @@ class OutputHooks:
         self._remove_leaf_handles()
         for probe in self._graph_probes:
             probe.end_step()
-        if self._origins is not None:
-            self._origins.end_step()
+        if self.origins is not None:
+            self.origins.end_step()
 
     def _record_replayed(self, wait: bool) -> None:
         """Record what was computed inside CUDA graphs, as far as it has arrived."""
@@ -217,7 +219,7 @@ class OutputHooks:
             if counted is None:
                 return
             step, call, activation, gradient = counted
-            origins, explain = None if again else self._origins, None
+            origins, explain = None if again else self.origins, None
             if origins is not None:
                 origins.called(name, (args, kwargs))
             for path, tensor in tensors_in(output, torch.Tensor):
@@ -320,7 +322,7 @@ class OutputHooks:
         shard: Shard | None,
     ) -> None:
         passes: list[int] = []
-        uses = None if self._origins is None else self._origins.uses(tensor)
+        uses = None if self.origins is None else self.origins.uses(tensor)
         shape = tensor.shape
         this = weakref.ref(self)  # the model may keep this output, which must not keep the model
 
@@ -340,8 +342,8 @@ class OutputHooks:
                 described = hooks._descriptions.observed
                 seen = described(name, Kind.GRADIENT, whole, call, cls, all_tags, shard)
                 explain: Explain | None = None
-                if hooks._origins is not None and uses is not None:
-                    explain = hooks._origins.of_gradient(uses, gradient)
+                if hooks.origins is not None and uses is not None:
+                    explain = hooks.origins.of_gradient(uses, gradient)
                 stats = observer.observe(*seen, step, hooks._known_stats(gradient), explain)
                 hooks._last = weakref.ref(gradient), private.version_of(gradient), stats
 

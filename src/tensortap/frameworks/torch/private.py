@@ -251,6 +251,9 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return base
 
 
+_WRAPPERS = "torch._dynamo.eval_frame"  # what calls a compiled module
+
+
 class RunningCall(NamedTuple):
     """A call of a module that is under way, and the function and line that made it."""
 
@@ -272,7 +275,9 @@ def module_calls() -> list[RunningCall]:
     while (above := frame.f_back) is not None:
         if frame.f_code is codes[0]:
             local = frame.f_locals
-            while above.f_back is not None and above.f_code in codes:
+            while above.f_back is not None and (
+                above.f_code in codes or above.f_globals.get("__name__") == _WRAPPERS
+            ):
                 above = above.f_back
             inputs = local["args"], local["kwargs"]
             calls.append(RunningCall(local["self"], inputs, caller_name(above)))
