@@ -44,9 +44,9 @@ def widths_figure(sizes: Iterable[Any], step: int, theme: str = "light") -> Figu
     made = layout(
         theme,
         height=420,
-        title={"text": f"Mean size over the width, step {step}"},
-        xaxis={"type": "log", "title": "width", "tickvals": sorted({r.width for r in sizes})},
+        xaxis={"type": "log", "title": f"width (step {step})", "tickvals": sorted({r.width for r in sizes})},
         yaxis={"type": "log", "title": "mean |x|", "exponentformat": "power"},
         showlegend=True,
+        legend={"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},
     )
     return {"data": data, "layout": made}
