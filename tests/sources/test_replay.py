@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +16,10 @@ from torch import nn
 
 import tensortap as tap
 from tensortap.errors import NotFound, TensortapError
+from tensortap.files import CorruptFile
+from tensortap.frameworks.snapshot import borrow
+from tensortap.runs.journal import JournalFile, JournalReader
+from tensortap.runs.replayable import SegmentHead, StepHead, split
 
 STEPS, EVERY = 40, 20
 VOCABULARY, LENGTH, WIDTH = 31, 12, 16
@@ -265,3 +272,124 @@ def test_options_are_checked(tmp_path):
         tap.init(tmp_path, blackbox={"evry": 3})
     run, _ = recorded(tmp_path, steps=14, every=2, options={"every": 5})
     assert len(list((run.path / "blackbox/00000").glob("*.steps"))) == 3  # at 0, 6 and 12
+
+
+# -- damage and hostility -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(boxed, tmp_path):
+    """A copy of a run, its folder of snapshots, and a program that can replay it."""
+    run, program = boxed
+    path = tmp_path / "run"
+    shutil.copytree(run.path, path)
+    return path, path / "blackbox/00000", program
+
+
+def ask(path, program, step=EVERY + 2):
+    return tap.open(path).replay(step, "blocks.0", step_fn=program.step)
+
+
+@pytest.mark.fault("damaged snapshots")
+def test_damaged_snapshots_are_one_sentence(copied):
+    path, folder, program = copied
+    before = state(program)
+    (stored,) = folder.glob("000001.safetensors")
+    data = bytearray(stored.read_bytes())
+    data[-1000] ^= 1
+    stored.write_bytes(data)
+    with pytest.raises(CorruptFile, match=f"snapshot of step {EVERY} is damaged: its digest"):
+        ask(path, program)
+    stored.write_bytes(data[:-2000])
+    with pytest.raises(CorruptFile, match="truncated"):
+        ask(path, program)
+    stored.unlink()
+    with pytest.raises(CorruptFile, match="missing"):
+        ask(path, program)
+    assert ask(path, program, step=2).same  # of another snapshot
+    assert state(program) == before
+
+
+@pytest.mark.fault("damaged snapshots")
+def test_random_damage_never_gives_other_values(copied, record_property):
+    path, folder, program = copied
+    expected = bits(ask(path, program).values["blocks.0"][0])
+    files = [file for file in sorted(folder.iterdir()) if file.name.startswith("000001")]
+    draw = random.Random(0)
+    for _ in range(24):
+        file = draw.choice(files)
+        data = file.read_bytes()
+        damaged = bytearray(data)
+        for _ in range(draw.choice([1, 9])):
+            damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged[: draw.choice([None, draw.randrange(len(damaged))])])
+        with contextlib.suppress(TensortapError):
+            found = ask(path, program)
+            assert not found.same or bits(found.values["blocks.0"][0]) == expected
+        file.write_bytes(data)
+    record_property("tried", 24)
+
+
+def forge(folder, **changes):
+    """Rewrite the second journal with other fields in its frames, and right checksums."""
+    reader = JournalReader(folder / "000001.steps")
+    frames = [(frame.kind, reader.read(frame)) for frame in reader.frames()]
+    journal = JournalFile(folder / "000001.steps")
+    for kind, data in frames:
+        if kind == b"h":
+            head = msgspec.msgpack.decode(data, type=SegmentHead)
+            own = {key: value for key, value in changes.items() if hasattr(head, key)}
+            data = msgspec.msgpack.encode(msgspec.structs.replace(head, **own))
+        elif kind == b"s":
+            step = msgspec.msgpack.decode(data, type=StepHead)
+            own = {k: v for k, v in changes.items() if hasattr(step, k) and k != "value"}
+            data = msgspec.msgpack.encode(msgspec.structs.replace(step, **own))
+        journal.append(kind, data)
+    journal.close()
+
+
+def cell(value):
+    return split(borrow(value))[0]
+
+
+PLACES = {"layouts": [], "others": [{}]}
+FORGED = {
+    "a path out of the run": {"payloads": (("../../../run.json", "0"),)},
+    "another format": {"format": 99},
+    "no snapshot": {"value": b""},
+    "not a state": {"value": cell({"places": 3})},
+    "a method": {"value": cell({"places": [(("module", "", "forward"), "x")], **PLACES})},
+    "a module": {"value": cell({"places": [(("module", "evil", "x"), 1)], **PLACES})},
+    "an optimizer": {"value": cell({"places": [(("optimizer", "9", "9"), {})], **PLACES})},
+    "other tensors": {"tensors": (10**9,)},
+}
+
+
+@pytest.mark.attack("hostile snapshots of a black box")
+@pytest.mark.parametrize("name", FORGED)
+def test_hostile_snapshots_are_one_sentence(copied, name):
+    path, folder, program = copied
+    before = state(program)
+    forge(folder, **FORGED[name])
+    with pytest.raises(TensortapError) as error:
+        ask(path, program)
+    assert len(str(error.value).splitlines()) == 1
+    assert state(program) == before
+
+
+def test_batches_that_a_run_cannot_hold(tmp_path):
+    program = Program()
+    box = tap.blackbox(
+        lambda tokens, extra: program.train_step(tokens, tokens),
+        program.model, program.optimizer, program.schedule, every=4,
+    )  # fmt: skip
+    path = tap.init(tmp_path, blackbox=True)
+    for number in range(6):
+        extra = program if number == 2 else {"name": "x", "pair": (1, None), "array": np.ones(3)}
+        box(torch.zeros(2, LENGTH, dtype=torch.long), extra)
+    tap.finish()
+    run = tap.open(path)
+    assert run.replayable() == [(0, 1), (4, 5)]
+    assert run.replay(5, "blocks.0", step_fn=box).same
+    with pytest.raises(NotFound, match=r"batch of step 2 is not in the run: a .*Program cannot"):
+        run.replay(3, "blocks.0", step_fn=box)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +60,7 @@ def _ask(
     )
     if not yes:
         typer.confirm("tensortap: start it?", abort=True, err=True)
-    status = program.start(sys.stderr, **{VARIABLE: str(work)})
+    status = program.start(2, **{VARIABLE: str(work)})
     try:
         found: dict[str, Any] = json.loads((work / ANSWER).read_text("utf-8"))
     except FileNotFoundError:

@@ -30,7 +30,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from tensortap.errors import NotFound, TensortapError
 from tensortap.files import CorruptFile, contained, folder_mode, read_small, restrict
@@ -70,10 +69,10 @@ class Reproduced:
         lines = [*exports, *self.script.read_text("utf-8").splitlines()]
         return "\n".join(printable(line, len(line)) for line in lines)
 
-    def start(self, output: TextIO | None = None, **variables: str) -> int:
+    def start(self, output: int | None = None, **variables: str) -> int:
         """Run the program with this Python, and return its exit status.
 
-        `output` gets what it prints, and `variables` are added to its environment.
+        `output` is the descriptor for what it prints; `variables` are added to its environment.
         """
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
         environ = {**os.environ, "PYTHON": sys.executable, "PATH": path, **variables}

@@ -7,12 +7,14 @@ import fnmatch
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensortap import frameworks, ranks
 from tensortap.errors import NotFound, TensortapError
+from tensortap.files import plain
 from tensortap.frameworks.operations import Operation
 from tensortap.frameworks.replaying import Training
 from tensortap.frameworks.snapshot import borrow, describe
@@ -162,7 +164,8 @@ def replay(box: Any, run: Path, step: int, paths: Sequence[str]) -> Replay:
     probes = ReplayedProbes(box.step_function, box.model, training, paths)
     proof = _Proof()
     with box.rewound():
-        training.restore(_fitting(training.state_from, segment.snapshot(), segment.head.step))
+        with _fitting(segment.head.step):
+            training.restore(training.state_from(frameworks.rebuild(segment.snapshot())))
         replayed = _run_again(box.step_function, training, segment, step, probes, proof)
     _check_found(probes.values, paths, step)
     same, words = proof.words(step)
@@ -171,11 +174,16 @@ def replay(box: Any, run: Path, step: int, paths: Sequence[str]) -> Replay:
     return Replay(step, segment.head.step, replayed, same, probes.values, text)
 
 
-def _fitting(convert: Callable[[Any], Any], stored: Any, step: int) -> Any:
+@contextlib.contextmanager
+def _fitting(step: int) -> Iterator[None]:
+    """Say that what is stored of a step is not of this program, whatever error shows it."""
     try:
-        return convert(frameworks.rebuild(stored))
-    except ValueError as error:
-        raise TensortapError(f"step {step} of the run does not fit this program: {error}") from None
+        yield
+    except TensortapError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        said = plain(str(error), 200)
+        raise TensortapError(f"step {step} of the run does not fit this program: {said}") from None
 
 
 def _run_again(
@@ -190,9 +198,10 @@ def _run_again(
     for count, stored in enumerate(segment.steps, 1):
         if stored.number > step and stored.head.unstored:
             return count - 1
-        batch, moment = _fitting(training.step_from, segment.value(stored), stored.number)
-        training.restore_moment(moment)
-        args, kwargs = training.batch_of(batch)
+        with _fitting(stored.number):
+            batch, moment = training.step_from(frameworks.rebuild(segment.value(stored)))
+            training.restore_moment(moment)
+            args, kwargs = training.batch_of(batch)
         asked = stored.number == step
         with probes.attached(step) if asked else contextlib.nullcontext():
             result = function(*args, **kwargs)
@@ -226,8 +235,11 @@ def answer(box: Any, request: ReplayRequest) -> None:
             "text": found.text, "same": found.same, "snapshot": found.snapshot,
             "replayed": found.replayed, "run": str(path),
         }  # fmt: skip
-    except (TensortapError, OSError, TypeError, ValueError) as error:
+    except TensortapError as error:
         content, status = {"error": str(error)}, 2
+    except Exception as error:  # of the program
+        traceback.print_exc()
+        content, status = {"error": f"the step raised {type(error).__name__}: {error}"}, 2
     if rank == 0:
         write_json(request.folder / ANSWER, content)
     sys.stdout.flush()
