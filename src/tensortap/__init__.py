@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tensortap import alerts, errors
 from tensortap._version import __version__
 from tensortap.errors import StopTraining, TensortapError
+from tensortap.locks import import_late
 from tensortap.pipeline.receipt import Receipt
 from tensortap.record import Kind, Record, Shard, Summary, TensorData
 from tensortap.sources.catch import catch, catch_grad, disable, enable, flush, receipt, step
@@ -158,17 +159,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "integrations":
-        import tensortap.integrations
-
-        return tensortap.integrations
+        return import_late("tensortap.integrations")
     module = _LATER.get(name)
     if module is None:
         raise AttributeError(f"module 'tensortap' has no attribute {name!r}")
-    import importlib
-
     if not module:  # a module of that name
-        return importlib.import_module(f"tensortap.{name}")
-    found = globals()[name] = getattr(importlib.import_module(module), name)
+        return import_late(f"tensortap.{name}")
+    found = globals()[name] = getattr(import_late(module), name)
     return found
 
 

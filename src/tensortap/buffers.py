@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from tensortap.limits import has_room
 from tensortap.locks import SafeLock
@@ -89,7 +89,6 @@ class Segment:
     """Memory that is mapped at once; `number` is 0 for memory outside the arena."""
 
     fd = -1
-    recycled = False  # whether returned blocks are leased again
 
     def __init__(self, number: int, nbytes: int, shared: bool) -> None:
         self.number = number
@@ -120,10 +119,9 @@ class Segment:
 class Lease:
     """A block of a pool; dropping the last reference returns it."""
 
-    __slots__ = ("__weakref__", "_pool", "_wait", "address", "nbytes", "offset", "segment")
+    __slots__ = ("__weakref__", "_wait", "address", "nbytes", "offset", "segment")
 
-    def __init__(self, pool: Pool, segment: Segment, offset: int, nbytes: int) -> None:
-        self._pool = pool
+    def __init__(self, segment: Segment, offset: int, nbytes: int) -> None:
         self._wait: Callable[[], None] | None = None
         self.segment = segment
         self.offset = offset
@@ -151,11 +149,6 @@ class Lease:
         """The memory, to be filled."""
         return self.segment.memory[self.offset : self.offset + self.nbytes]
 
-    def __del__(self) -> None:
-        # only one operation without a lock: this runs in any thread, at any point
-        if self.segment.recycled:
-            self._pool._returned.append((self.segment, self.offset, _pages(self.nbytes)))
-
 
 class OutOfMemory(MemoryError):
     """The pool cannot grow: it has reached its limit, or the machine is low on memory."""
@@ -165,27 +158,61 @@ class Region:
     """A segment whose blocks are recycled."""
 
     def __init__(self, segment: Segment) -> None:
-        segment.recycled = True
         self.segment = segment
         self.end = 0  # of what was ever leased
-        self.leased = 0  # blocks
+        self._size = 0  # of what was added
         self._extents: list[tuple[int, int]] = []  # free (offset, size), in order
         self._free: dict[int, list[int]] = {}  # offsets of returned blocks by size
+        self._leased: dict[weakref.ref[Lease], tuple[int, int]] = {}
+
+    @property
+    def leased(self) -> int:
+        """Number of leased blocks."""
+        return len(self._leased)
 
     def append(self, offset: int, size: int) -> None:
         """Add memory behind all that was added before."""
+        self._size = offset + size
         if self._extents and sum(self._extents[-1]) == offset:
             offset, before = self._extents.pop()
             size += before
         self._extents.append((offset, size))
 
-    def give_back(self, offset: int, size: int) -> None:
-        """Take back a block."""
-        self._free.setdefault(size, []).append(offset)
-        self.leased -= 1
+    def lease(self, nbytes: int, returned: Callable[[object], None]) -> Lease | None:
+        """Lease a block; `returned` gets the reference to it when it has gone. None: no room."""
+        size = _pages(nbytes)
+        offset = self._allocate(size)
+        if offset is None:
+            return None
+        lease = Lease(self.segment, offset, nbytes)
+        # not __del__: no handler interrupts C code, and a full stack is no reason to fail
+        self._leased[weakref.ref(lease, returned)] = offset, size
+        return lease
 
-    def allocate(self, size: int) -> int | None:
-        """Return the offset of a free block; None if there is none."""
+    def give_back(self, reference: weakref.ref[Lease]) -> None:
+        """Take back a block that has gone, if it was one of this region."""
+        place = self._leased.pop(reference, None)
+        if place is not None:
+            self._free.setdefault(place[1], []).append(place[0])
+
+    def reclaim(self) -> None:
+        """Find blocks that an exception kept from being leased or given back.
+
+        A signal handler may raise one between any two lines above.
+        """
+        leased = {ref: place for ref, place in self._leased.items() if ref() is not None}
+        free = sum([size * len(offsets) for size, offsets in self._free.items()])
+        free += sum([size for _, size in self._extents])
+        if free + sum([size for _, size in leased.values()]) == self._size:
+            return
+        self._leased, self._extents, start = leased, [], 0
+        self._free.clear()
+        for offset, size in sorted([*leased.values(), (self._size, 0)]):
+            if offset > start:
+                self._extents.append((start, offset - start))
+            start = offset + size
+
+    def _allocate(self, size: int) -> int | None:
         offsets = self._free.get(size)
         offset = offsets.pop() if offsets else self._carve(size)  # returned last: it is warm
         if offset is None and self._free:
@@ -193,7 +220,6 @@ class Region:
             offset = self._carve(size)
         if offset is not None:
             self.end = max(self.end, offset + size)
-            self.leased += 1
         return offset
 
     def _carve(self, size: int) -> int | None:
@@ -245,7 +271,8 @@ class Pool:
         self._private_used = 0.0  # when a block of it was leased
         self._chunk: tuple[Segment, int] | None = None  # for small blocks, and how much is used
         self._others: weakref.WeakSet[Segment] = weakref.WeakSet()
-        self._returned: collections.deque[tuple[Segment, int, int]] = collections.deque()
+        self._returned: collections.deque[Any] = collections.deque()  # references to leases
+        self._reclaimed = time.monotonic()
 
     @property
     def taken(self) -> int:
@@ -260,25 +287,24 @@ class Pool:
         size = _pages(nbytes)
         # no lock in a signal handler or finalizer that interrupted us
         if not self._lock.acquire():
-            return Lease(self, self._grow(size), 0, nbytes)
+            return Lease(self._grow(size), 0, nbytes)
         try:
             self._collect()
-            region = self._arena
-            offset = None
-            if region is not None and not self.arena_is_wanted:
-                offset = region.allocate(size)
-            if offset is None:
-                region = self._private_region(size)
-                offset = region.allocate(size) if region is not None else None
-            if region is not None and offset is not None:
-                return Lease(self, region.segment, offset, nbytes)
+            arena, lease = self._arena, None
+            if arena is not None and not self.arena_is_wanted:
+                lease = arena.lease(nbytes, self._returned.append)
+            private = self._private_region(size) if lease is None else None
+            if private is not None:
+                lease = private.lease(nbytes, self._returned.append)
+            if lease is not None:
+                return lease
             if size >= _HUGE:
-                return Lease(self, self._grow(size), 0, nbytes)
+                return Lease(self._grow(size), 0, nbytes)
             segment, used = self._chunk or (None, 0)
             if segment is None or used + size > segment.nbytes:
                 segment, used = self._grow(size, _CHUNK), 0
             self._chunk = segment, used + size
-            return Lease(self, segment, used, nbytes)
+            return Lease(segment, used, nbytes)
         finally:
             self._lock.release()
 
@@ -289,10 +315,9 @@ class Pool:
             return None
         try:
             self._collect()
-            offset = arena.allocate(_pages(nbytes))
+            return arena.lease(nbytes, self._returned.append)
         finally:
             self._lock.release()
-        return None if offset is None else Lease(self, arena.segment, offset, nbytes)
 
     def renew(self) -> None:
         """Use new memory from now on: a server that was lost may still read the old arena."""
@@ -332,14 +357,18 @@ class Pool:
 
     def tidy(self) -> None:
         """Release private memory that nobody needs beside the arena."""
-        private = self._private
-        if private is None or not self._arena_is_ready:
+        now, private = time.monotonic(), self._private
+        if now - self._reclaimed < _KEPT or not self._lock.acquire():
             return
-        if time.monotonic() - self._private_used > _KEPT and self._lock.acquire():
-            self._collect()
-            if not private.leased:
+        self._reclaimed = now
+        self._collect()
+        for region in (self._arena, private):
+            if region is not None:
+                region.reclaim()
+        if private is not None and self._arena_is_ready and not private.leased:
+            if now - self._private_used > _KEPT:
                 self._private = self._chunk = None
-            self._lock.release()
+        self._lock.release()
 
     def _private_region(self, size: int) -> Region | None:
         """Return the private memory that is recycled; None if a block does not fit into it."""
@@ -353,10 +382,10 @@ class Pool:
     def _collect(self) -> None:
         """Take back what was returned."""
         for _ in range(len(self._returned)):  # a handler may return more meanwhile
-            segment, offset, size = self._returned.popleft()
+            reference = self._returned.popleft()
             for region in (self._arena, self._private):
-                if region is not None and region.segment is segment:
-                    region.give_back(offset, size)
+                if region is not None:
+                    region.give_back(reference)
 
     def _grow(self, size: int, wanted: int = 0) -> Segment:
         """Return new private memory, of the size that is wanted if there is as much."""

@@ -6,8 +6,12 @@ collections can strike, also while a lock is held.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,8 +21,10 @@ import numpy as np
 import pytest
 
 import tensortap
+from tensortap import buffers, locks
+from tensortap.api import session
 from tensortap.buffers import Pool
-from tensortap.locks import Notifier, SafeLock
+from tensortap.locks import Latch, Notifier, SafeLock
 from tensortap.pipeline.pipeline import Pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.sinks.memory import MemorySink
@@ -129,6 +135,8 @@ def test_real_signals_and_finalizers_while_threads_capture():
 
     def handler(*_):
         caught.append(capture(pipeline, LARGE, "handler"))
+        if any(thread.is_alive() for thread in threads):  # only now: it may have taken longer
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
 
     def work():
         for i in range(1000):
@@ -138,10 +146,10 @@ def test_real_signals_and_finalizers_while_threads_capture():
     before, threshold = signal.signal(signal.SIGALRM, handler), gc.get_threshold()
     threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
     gc.set_threshold(50)
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
         for thread in threads:
             thread.start()
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
         deadline = time.monotonic() + 60
         i = 0
         while any(thread.is_alive() for thread in threads):
@@ -157,6 +165,196 @@ def test_real_signals_and_finalizers_while_threads_capture():
     receipt = pipeline.receipt()
     calls = sum(counter.calls for counter in pipeline.counters.values())
     assert (receipt.captured + receipt.dropped, receipt.reasons["error"]) == (calls, 0)
+
+
+FIRST = """
+import contextlib, gc, json, signal, sys
+way, folder = sys.argv[1:]
+import numpy as np
+import tensortap as tap
+values = [np.ones(1), np.ones(2500), np.ones(1 << 17), 0.5, {"a": [np.ones(3000)]}]
+if way != "live":
+    import torch
+    values += [torch.ones(1), torch.ones(5000), torch.ones(1 << 18), torch.ones(3).bfloat16()]
+    model = torch.nn.Linear(2, 2)
+numbers = {"handler": 0, "finalizer": 0, "main": 0}
+stop = False
+
+def take(who):
+    i = numbers[who]
+    numbers[who] += 1
+    value = values[i % len(values)]
+    if i % 5:
+        tap.catch(value, f"{who} {i % len(values)}", changed=i % 3 == 0)
+    else:
+        tap.catch(value)
+
+def forward():
+    batch = torch.ones(1, 2)
+    model(batch)
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        stop or take("finalizer")
+
+def handler(*_):
+    Garbage()
+    take("handler")
+    if numbers["handler"] % 7 == 0:
+        signal.raise_signal(signal.SIGALRM)  # within this one
+    if way == "hooks":
+        forward()
+    stop or signal.setitimer(signal.ITIMER_REAL, 0.005)  # only now: it may take longer than that
+
+signal.signal(signal.SIGALRM, handler)
+gc.set_threshold(20)
+signal.setitimer(signal.ITIMER_REAL, 0.005)
+with contextlib.ExitStack() as stack:
+    if way != "live":
+        path = tap.init(folder)
+    if way == "hooks":
+        stack.enter_context(tap.watch(model, on_record=id, rate=None, start_method="fork"))
+        stack.enter_context(tap.track(model))
+        stack.enter_context(tap.trace(forward, ["batch"]))
+    while numbers["main"] < 200 or min(numbers.values()) < 30:
+        take("main")
+        if way == "hooks":
+            forward()
+    stop = True
+    signal.setitimer(signal.ITIMER_REAL, 0)
+flushed, receipt = tap.flush(60), tap.receipt()
+tap.finish()
+stored = [] if way == "live" else [r for r in tap.open(path).records() if r.kind == tap.Kind.VALUE]
+counts = receipt.captured, receipt.skipped, receipt.reasons, numbers, len(stored)
+print(json.dumps([flushed, *counts]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault("signals and finalizers during the first capture")
+@pytest.mark.parametrize("way", ["live", "run", "hooks"])
+def test_handlers_and_finalizers_capture_before_the_first_capture_is_prepared(way, tmp_path):
+    """Nothing is lost while modules are imported and queues, threads and workers are started."""
+    server = session.start("127.0.0.1", 0, "256MB")
+    program = tmp_path / "program.py"  # a file: functions are traced by their source
+    program.write_text(FIRST)
+    where = str(server.address) if way == "live" else "127.0.0.1:1"
+    environment = {**os.environ, "TENSORTAP_SERVER": where}
+    command = [sys.executable, str(program), way, str(tmp_path / "runs")]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "Error" not in done.stderr
+        assert "Exception" not in done.stderr
+        flushed, captured, skipped, reasons, numbers, stored = json.loads(done.stdout)
+        assert flushed
+        assert min(numbers.values()) > 10
+        unheard = reasons.pop("disconnected")  # before there was a run
+        assert not any(reasons.values())
+        if way == "live":
+            assert not unheard
+        if way != "hooks":  # these capture as well
+            assert captured == (server.history.written if way == "live" else stored)
+            assert captured + skipped + unheard == sum(numbers.values())
+    finally:
+        server.close()
+
+
+def test_a_full_stack_leaves_locks_and_memory_as_they_were():
+    pipeline = Pipeline()
+    queue = Queue(MemorySink(1 << 20, pipeline.ledger), budget=1 << 20, name="test")
+    pipeline.attach(queue)
+    capture(pipeline, LARGE, "first")
+    depths = []
+
+    def descend():
+        try:
+            descend()
+        except RecursionError:
+            with contextlib.suppress(RecursionError):  # one frame more is free at every return
+                capture(pipeline, LARGE, "deep")
+                depths.append(1)
+            raise
+
+    for _ in range(3):
+        with pytest.raises(RecursionError):
+            descend()
+    assert len(depths) > 500
+    finishes(lambda: capture(pipeline, LARGE, "another thread"))
+    assert queue.flush(30)
+    assert pipeline.pool._lock._owner is None
+    queue.close()
+    queue.sink._records.clear()
+    pipeline.pool._reclaimed = 0.0
+    pipeline.pool.tidy()
+    assert pipeline.pool._private.leased == 0
+
+
+def test_a_safe_lock_ends_with_the_frame_that_has_it():
+    lock, results = SafeLock(), []
+
+    def interrupted():
+        assert lock.acquire()
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # it was a frame of this thread, then of another one
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        finishes(lambda: results.append(lock.acquire()))
+    assert results == [True, True]
+    assert lock.acquire()
+    lock.release()
+
+
+def test_the_pool_finds_blocks_that_an_exception_has_lost(monkeypatch):
+    pool = Pool(1 << 20, shared=False)
+    held = pool.acquire(1 << 19)
+    with monkeypatch.context() as patch:
+        patch.setattr(buffers, "Lease", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.acquire(1 << 19)
+    assert pool._private._allocate(1 << 19) is None
+    pool._reclaimed = 0.0
+    pool.tidy()
+    assert pool.acquire(1 << 19).segment is held.segment
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_no_handler_runs_while_a_thread_waits_for_preparations():
+    handled, done, results = [], threading.Event(), []
+
+    def handler(*_):
+        handled.append(len(results))
+        locks.prepare(lambda: None)
+
+    def work():
+        signal.raise_signal(signal.SIGUSR1)  # another thread: only a note for the main one
+        done.wait(0.1)
+        results.append(1)
+        return threading.current_thread()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        thread = locks.prepare(work)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert thread is not threading.current_thread()
+    assert handled == [1]
+    with pytest.raises(ZeroDivisionError):
+        locks.prepare(lambda: 1 / 0)
+
+
+def test_latch_is_given_up_after_a_while():
+    latch = Latch()
+    assert not latch.wait(0.01)
+    latch.open()
+    assert latch.wait(0)
 
 
 def test_safe_lock_is_refused_to_the_thread_that_has_it():

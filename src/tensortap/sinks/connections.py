@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from tensortap.locks import SafeLock, importing
+from tensortap.locks import prepare
 from tensortap.pipeline.pipeline import Pipeline, pipeline
 from tensortap.pipeline.queue import Queue
 from tensortap.settings import buffer_size, flag, overflow_policy
@@ -32,7 +32,6 @@ class Connections:
     def _reset(self) -> None:
         self._default: Queue | None = None
         self._queues: dict[Address, Queue] = {}
-        self._lock = SafeLock()
         self._pipeline.expecting = True  # until the default session was looked for
         self._pipeline.refresh()
 
@@ -40,20 +39,24 @@ class Connections:
         """Connect to the default session at the first call; return whether anybody listens."""
         pipeline = self._pipeline
         if pipeline.expecting and pipeline.enabled and not pipeline.closed:
-            try:
-                self._default = self._queue(parse_address())
-            except ValueError as error:
-                if not pipeline.queues or pipeline.strict:
-                    raise
-                # a mistake in the environment must not cost the run a value
-                log.warning("tensortap: TENSORTAP_SERVER: %s; not connecting", error)
-            else:
-                if self._default is None:
-                    return False
-                pipeline.attach(self._default)
-            pipeline.expecting = False
-            pipeline.refresh()
+            prepare(self._connect)
         return pipeline.on
+
+    def _connect(self) -> None:
+        pipeline = self._pipeline
+        if not pipeline.expecting:
+            return
+        try:
+            self._default = self._queue(parse_address())
+        except ValueError as error:
+            if not pipeline.queues or pipeline.strict:
+                raise
+            # a mistake in the environment must not cost the run a value
+            log.warning("tensortap: TENSORTAP_SERVER: %s; not connecting", error)
+        else:
+            pipeline.attach(self._default)
+        pipeline.expecting = False
+        pipeline.refresh()
 
     @property
     def session(self) -> Address | None:
@@ -67,35 +70,26 @@ class Connections:
         """Return the queues that accept a value for `server` instead of the default session."""
         if not self._pipeline.enabled or self._pipeline.closed:
             return ()
-        addressed = self._queue(parse_address(server))
+        address = parse_address(server)
+        addressed = self._queues.get(address) or prepare(lambda: self._queue(address))
         queues = [queue for queue in self._pipeline.queues if queue is not self._default]
-        if addressed is not None:
-            queues.append(addressed)
-        return [queue for queue in queues if queue.accepting]
+        return [queue for queue in (*queues, addressed) if queue.accepting]
 
-    def _queue(self, address: Address) -> Queue | None:
-        """Return the queue to a session; None in a signal handler that interrupted its creation."""
+    def _queue(self, address: Address) -> Queue:
+        """Return the queue to a session; call it in `prepare`."""
         found = self._queues.get(address)
         if found is not None:
             return found
         start = time.perf_counter_ns()
-        with importing:
-            from tensortap.sinks.live import LiveSink
-        if not self._lock.acquire():
-            return None
-        try:
-            queue = self._queues.get(address)
-            if queue is None:
-                arena = not flag("TENSORTAP_NO_ARENA")
-                budget, pipeline = buffer_size(), self._pipeline
-                sink = LiveSink(address, pipeline.pool, pipeline.ledger, arena=arena)
-                queue = self._queues[address] = Queue(
-                    sink, budget=budget, overflow=overflow_policy(), name=f"live-{address}"
-                )
-                self._pipeline.attach(queue, every_record=False)
-        finally:
-            self._lock.release()
-        self._pipeline.ledger.charge("connecting", time.perf_counter_ns() - start)
+        from tensortap.sinks.live import LiveSink
+
+        arena, pipeline = not flag("TENSORTAP_NO_ARENA"), self._pipeline
+        sink = LiveSink(address, pipeline.pool, pipeline.ledger, arena=arena)
+        queue = self._queues[address] = Queue(
+            sink, budget=buffer_size(), overflow=overflow_policy(), name=f"live-{address}"
+        )
+        pipeline.attach(queue, every_record=False)
+        pipeline.ledger.charge("connecting", time.perf_counter_ns() - start)
         return queue
 
 

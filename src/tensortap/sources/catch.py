@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from tensortap.arguments import check_count, check_seconds, check_text, check_whole
 from tensortap.frameworks.protocol import CompiledRun, Framework
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.torch.hidden import constant_when_compiled, replace_when_compiled
+from tensortap.locks import prepare
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.pipeline.receipt import Receipt
 from tensortap.pipeline.selection import CallCounter
@@ -49,7 +51,7 @@ def catch(
     try:
         if name is None:
             frame = _getframe(1)
-            name = _known.get((id(frame.f_code), frame.f_lasti)) or _sites.lookup(frame)
+            name = _known.get((id(frame.f_code), frame.f_lasti)) or _name_at(frame)
         try:
             counter = pipeline.counters[name]
         except KeyError:
@@ -79,6 +81,11 @@ def catch(
         return pipeline.capture(value, counter, number, when, changed, shard, queues)
     except Exception as error:
         return _fault(name, error, every)
+
+
+def _name_at(frame: FrameType) -> str:
+    """Name a call after its source, which can take longer than until the next signal."""
+    return prepare(functools.partial(_sites.lookup, frame))
 
 
 def _first_call(name: str, every: Any, first: Any) -> CallCounter:
@@ -153,7 +160,7 @@ def catch_grad(
     `catch`, and count gradients.
     """
     try:
-        name = f"{_sites.lookup(_getframe(1))}.grad" if name is None else name
+        name = f"{_name_at(_getframe(1))}.grad" if name is None else name
         capture = functools.partial(
             catch, name=name, every=every, first=first, when=when, changed=changed, server=server
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,8 @@ class NumpyFramework(Framework):
     def adapter(self, cls: type) -> Adapter | None:
         if cls is np.ndarray:
             return _ARRAY
-        if np.ma.MaskedArray in cls.__mro__:
+        # not np.ma: NumPy imports it then, and a handler that interrupts that fills the stack
+        if getattr(sys.modules.get("numpy.ma"), "MaskedArray", None) in cls.__mro__:
             return _MASKED
         if np.ndarray in cls.__mro__:
             return _SUBCLASS
