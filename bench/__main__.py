@@ -62,12 +62,13 @@ def main(arguments: list[str]) -> int:
     for row in rows:
         low, high = row.spread
         limit = "" if row.limit is None else f"{'≤' if row.at_most else '≥'} {row.limit:g}"
+        first = "" if row.first is None else f"{row.first:.2f}"
         naive = f"{row.naive:.2f}" if row.naive is not None else ""
         mark = "" if row.limit is None else "[green]✓[/]" if row.kept else "[red]✗[/]"
         table.add_row(
             row.name,
             f"{row.ratio:.2f}",
-            "" if row.first is None else f"{row.first:.2f}",
+            first + ("" if row.first_kept else " [red]✗[/]"),
             f"{low:.2f}–{high:.2f}",
             limit,
             naive,
@@ -88,7 +89,7 @@ def main(arguments: list[str]) -> int:
     if failed:
         console.print(f"failed: {', '.join(failed)}", style="bold red")
         return 2
-    return 0 if all(row.kept for row in rows) else 1
+    return 0 if all(row.kept and row.first_kept for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -162,8 +162,9 @@ def sizes() -> list[Row]:
         limit = 1.5 if nbytes >= 1 << 20 else math.inf
         first = f"first {len(cold)} catches of {size}, no pause ÷ memcpy into a warm buffer"
         note = f"{dropped} dropped: over budget" if dropped else ""
-        rows.append(Row(first, limit, True, list(cold), list(cold_base), note=note))
-        rows.append(Row(f"catch of {size} ÷ memcpy into a warm buffer", limit, True, steady, base))
+        rows.append(Row(first, limit, True, list(cold), list(cold_base), note=note, cold_row=True))
+        name = f"catch of {size} ÷ memcpy into a warm buffer"
+        rows.append(Row(name, limit, True, steady, base, cold_row=True))
     return rows
 
 
