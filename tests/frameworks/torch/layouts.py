@@ -6,9 +6,9 @@ import torch, tensortap as tap
 from torch import nn
 
 class Shift(nn.Module):
-    def __init__(self):
+    def __init__(self, size=5):
         super().__init__()
-        self.shift = nn.Parameter(torch.zeros(5))
+        self.shift = nn.Parameter(torch.zeros(size))
     def forward(self, x):
         return x + self.shift
 
@@ -67,22 +67,27 @@ class Scatter(torch.autograd.Function):
         return torch.cat(parts)
 
 class Net(nn.Module):
-    def __init__(self, moe):
+    def __init__(self, moe, deep):
         super().__init__()
         self.norm, self.q_proj, self.act = Shift(), nn.Linear(5, 8), nn.ReLU()
         self.moe = Moe() if moe else None
         self.o_proj, self.out = nn.Linear(8, 4), nn.Linear(4, 3)
+        self.more = nn.ModuleList([Shift(3) for _ in range(4 if deep else 0)])
     def forward(self, x):
         x = self.norm(x)
         if self.moe is not None:
             x = self.moe(x)
-        return self.out(self.o_proj(self.act(self.q_proj(x))))
+        x = self.out(self.o_proj(self.act(self.q_proj(x))))
+        for each in self.more:
+            x = each(x)
+        return x
 
-def model(moe=False):
-    net = Net(moe).double()
+def model(moe=False, deep=False):
+    net = Net(moe, deep).double()
     draw = torch.Generator().manual_seed(0)
+    most = 1 if moe else 3  # products of more layers would need more than 53 bits
     for parameter in net.parameters():
-        parameter.data = torch.randint(-3, 4, parameter.shape, generator=draw).double()
+        parameter.data = torch.randint(-most, most + 1, parameter.shape, generator=draw).double()
     return net
 
 def batch():
@@ -149,9 +154,10 @@ def experts():
     return net, look
 
 def stages():
-    begin = ["o_proj"] if world == 2 else ["q_proj", "o_proj", "out"]
+    begin = {2: ["o_proj"], 4: ["q_proj", "o_proj", "out"]}.get(world)
+    begin = begin or ["q_proj", "o_proj", "out", *(f"more.{i}" for i in range(4))]
     half = torch.zeros(4, 8, 5).double()
-    pipe = pipeline(model(), (half,), split_spec={name: SplitPoint.BEGINNING for name in begin})
+    pipe = pipeline(model(deep=world == 8), (half,), split_spec={name: SplitPoint.BEGINNING for name in begin})
     stage = pipe.build_stage(rank, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.sum(), scale_grads=False)
     def look(net):

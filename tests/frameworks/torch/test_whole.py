@@ -13,7 +13,7 @@ _WORLDS = {
     1: "ddp fsdp",
     2: "ddp fsdp tp sp pp ep tp-bug pp-bug",
     4: "ddp fsdp hsdp tp_fsdp tp sp pp ep tp-bug fsdp-bug tp_fsdp-bug tp_fsdp-digests",
-    8: "ddp fsdp hsdp tp_fsdp tp",
+    8: "ddp fsdp hsdp tp_fsdp tp pp ep",
 }
 _KINDS = ("Activation", "Gradient", "Weight", "Weight_Gradient", "Optimiser_State")
 _MOMENTS = ("mean", "std", "mean_abs", "rm2", "rm4", "rm8")
@@ -40,12 +40,12 @@ def one_process(tmp_path_factory):
     space, found = {}, {}
     exec(MODEL, space)
 
-    def run(scale=1.0, parts=1, moe=False, **options):
-        key = scale, parts, moe, *options
+    def run(scale=1.0, parts=1, moe=False, deep=False, **options):
+        key = scale, parts, moe, deep, *options
         if key not in found:
             folder = tmp_path_factory.mktemp("one")
             look = lambda net: space["backward"](net, space["batch"](), scale, parts)
-            space["train"](space["model"](moe), folder, look, **options)
+            space["train"](space["model"](moe, deep), folder, look, **options)
             tap.finish()
             found[key] = tap.open(next(folder.iterdir()))
         return found[key]
@@ -58,7 +58,13 @@ def reference(one_process, layout, world, **options):
     name = layout.partition("-")[0]
     # over how many parts of the batch the gradients of weights are averaged
     averaged = {"tp": 1, "sp": 1, "pp": 1, "tp_fsdp": max(world // 2, 1)}.get(name, world)
-    return one_process(1 / averaged, 2 if name == "pp" else 1, name == "ep", **options)
+    return one_process(1 / averaged, **_model(name, world), **options)
+
+
+def _model(layout, world):
+    """Return the model of a layout: one with experts, or with a layer for each of eight stages."""
+    is_deep = layout == "pp" and world == 8
+    return {"parts": 2 if layout == "pp" else 1, "moe": layout == "ep", "deep": is_deep}
 
 
 def described(run):
@@ -94,7 +100,7 @@ def test_whole_tensors_are_those_of_one_process(layouts, one_process, layout, wo
     found = described(layouts(world)[f"{layout}-{world}"])
     wanted = described(reference(one_process, layout, world))
     # the gradient of an output is of the loss of one rank, which is not averaged
-    whole_loss = described(one_process(1.0, 2 if layout == "pp" else 1, layout == "ep"))
+    whole_loss = described(one_process(1.0, **_model(layout, world)))
     names = {key for key in wanted if not (layout == "pp" and key[1] == "net.Net")}
     if layout == "sp":  # the gradients of replicated parameters are partial sums
         names = {key for key in names if key[0] != "Weight_Gradient" or "_proj." in key[1]}
