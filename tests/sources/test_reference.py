@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import tensortap as tap
+from tensortap.runs import tables
+from tensortap.sources.reference import ReferenceRun
 
 
 def train(steps=4, change=None, *, seed=0, **options):
@@ -76,6 +78,25 @@ def test_works_beside_a_run_and_alerts(good, tmp_path):
     )  # fmt: skip
     assert [alert.rule for alert in seen] == ["reference"]
     assert tap.open(tracker.path).alerts() == seen
+
+
+def test_only_the_steps_that_are_compared_are_read(tmp_path, monkeypatch, no_errors):
+    monkeypatch.setattr(tables, "ROW_GROUP", 64)
+    path = train(30, out_path=tmp_path).path
+    read = []
+    look_at = ReferenceRun.look_at
+
+    def look(run, low, high):
+        look_at(run, low, high)
+        read.append((low, len(run.table())))
+
+    monkeypatch.setattr(ReferenceRun, "look_at", look)
+    late = lambda model, step: scaled(model, 2) if step == 25 else None
+    with pytest.raises(tap.StopTraining, match=r"step 25, 1 \(Gradient\)"):
+        train(30, change=late, reference=path, stop=True)
+    assert [step for step, _ in read] == list(range(26))
+    assert len(tap.open(path).table()) > 600
+    assert max(rows for _, rows in read) <= 3 * 64
 
 
 def test_a_run_with_other_steps_says_so(good, caplog):

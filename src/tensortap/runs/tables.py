@@ -299,9 +299,18 @@ class RankTables:
         return counts
 
     def units(
-        self, name: str | None = None, step: int | None = None, after: int = -1
+        self,
+        name: str | None = None,
+        step: int | None = None,
+        after: int = -1,
+        *,
+        until: int | None = None,
     ) -> list[Unit]:
-        """Return what may hold a name, a step, or records after a seq, oldest first."""
+        """Return what may hold a name, a step, or records after a seq, oldest first.
+
+        With `until`, the steps from `step` to this one.
+        """
+        last = step if until is None else until
         units: list[Unit] = []
         for index, part in enumerate(self.parts):
             contents = part.contents
@@ -310,7 +319,7 @@ class RankTables:
             units += [
                 (index, group)
                 for group, (low, high) in enumerate(part.steps)
-                if step is None or low <= step <= high
+                if step is None or last is None or (low <= last and step <= high)
             ]
         return [*units, TAIL] if self.tail else units
 

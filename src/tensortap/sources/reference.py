@@ -31,8 +31,11 @@ from tensortap.frameworks.observing import RankStore
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
+from tensortap.runs.tables import Unit
 from tensortap.stats.columns import RecordColumns
 from tensortap.stats.shard_digest import is_shard_digest
+from tensortap.table.sources import RunWindow
+from tensortap.table.table import Table
 
 log = logging.getLogger("tensortap")
 
@@ -51,7 +54,7 @@ class ReferenceCheck:
 
     def __init__(self, path: str | Path, atol: float | None, rtol: float | None) -> None:
         check_tolerance(atol, rtol)
-        self._run = ComparedRun(path)
+        self._run = ReferenceRun(path)
         self._atol, self._rtol = atol, rtol
         self._step: _Step = []
         self._bytes = 0
@@ -65,7 +68,7 @@ class ReferenceCheck:
     @property
     def has_digests(self) -> bool:
         """Whether the reference has digests, so that they are worth computing."""
-        table = self._run.table()
+        table = self._run.table()  # of the first records
         first = np.arange(min(len(table), 256))
         return any(map(is_shard_digest, table.take(first, ["digest"]).column(0).to_pylist()))
 
@@ -148,6 +151,7 @@ class ReferenceCheck:
 
     def _compare(self, records: list[Record], own: bool) -> None:
         steps = [record.step for record in records]
+        self._run.look_at(min(steps), max(steps))
         several = own and len(self._run.reader.ranks) > 1
         report = compare_runs(
             self._run, ComparedRun(StepReader(records)), steps=(min(steps), max(steps)),
@@ -159,6 +163,27 @@ class ReferenceCheck:
         if report.first is not None:
             self._found = _alert(report, self._run.title, records)
             self._done = True
+
+
+class ReferenceRun(ComparedRun):
+    """The reference, of which only the steps that are compared are in memory."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        first = [(rank, unit) for rank, t in self.reader.by_rank.items() for unit in t.units()[:1]]
+        self._units: list[tuple[int, Unit]] = []
+        self._open(first[:1])
+
+    def look_at(self, low: int, high: int) -> None:
+        """Read what may hold the records from one step to another."""
+        by_rank = self.reader.by_rank.items()
+        units = [(rank, unit) for rank, t in by_rank for unit in t.units(step=low, until=high)]
+        if units != self._units:
+            self._open(units)
+
+    def _open(self, units: list[tuple[int, Unit]]) -> None:
+        self._units = units
+        self._table = Table(lambda: RunWindow(self.reader, units))
 
 
 class StepReader:

@@ -157,7 +157,8 @@ def stages():
     begin = {2: ["o_proj"], 4: ["q_proj", "o_proj", "out"]}.get(world)
     begin = begin or ["q_proj", "o_proj", "out", *(f"more.{i}" for i in range(4))]
     half = torch.zeros(4, 8, 5).double()
-    pipe = pipeline(model(deep=world == 8), (half,), split_spec={name: SplitPoint.BEGINNING for name in begin})
+    spec = {name: SplitPoint.BEGINNING for name in begin}
+    pipe = pipeline(model(deep=world == 8), (half,), split_spec=spec)
     stage = pipe.build_stage(rank, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.sum(), scale_grads=False)
     def look(net):
