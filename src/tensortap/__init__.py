@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tensortap.hdf5.callback import HDF5
     from tensortap.hdf5.reader import read_hdf5
     from tensortap.runs.object_files import register_format
+    from tensortap.sources.bisect import bisect
     from tensortap.sources.blackbox import blackbox
     from tensortap.sources.coord_check import coord_check
     from tensortap.sources.dump import dump
@@ -61,6 +62,7 @@ _LATER = {
     "HDF5": "tensortap.hdf5.callback",
     "Recorder": "tensortap.films.recorder",
     "array_of": "tensortap.frameworks.view",
+    "bisect": "tensortap.sources.bisect",
     "blackbox": "tensortap.sources.blackbox",
     "close": "tensortap.api.session",
     "compare": "tensortap.compare.api",
@@ -111,6 +113,7 @@ __all__ = [
     "__version__",
     "alerts",
     "array_of",
+    "bisect",
     "blackbox",
     "catch",
     "catch_grad",

@@ -7,6 +7,7 @@ TENSORTAP_ARENA      bytes of recycled memory for snapshots: "256MB"
 TENSORTAP_OVERFLOW   what a full queue to a live session does: "latest" or "block"
 TENSORTAP_SHARED     let the umask decide who reads a run, not only its user
 TENSORTAP_NO_ARENA   send tensors over the socket instead of shared memory
+TENSORTAP_BISECT     set by `tensortap bisect`: the folder of its options and reports
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import typer
 
 from tensortap._version import __version__
 from tensortap.cli import (
+    bisect,
     compare,
     demo,
     doctor,
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 for command in (
     serve.serve, top.top, view.view, doctor.doctor, ls.ls, ranks.ranks, show.show, compare.compare,
-    export.export, film.film, report.report, reproduce.reproduce,
+    bisect.bisect, export.export, film.film, report.report, reproduce.reproduce,
     replay.replay, why.why, demo.demo,
 ):  # fmt: skip
     app.command()(command)

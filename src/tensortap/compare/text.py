@@ -44,10 +44,10 @@ def comparison_text(found: Comparison, a: str, b: str, most: int = _ROWS) -> Gro
     verdict: list[RenderableType] = [_headline(bool(found), a, b), Text(plain(found.line))]
     if not found.parts:
         return Group(*verdict)
-    table = _table("path", "max|Δ|", "relative", "cosine", "differ", "why")
+    table = figure_table("path", "max|Δ|", "relative", "cosine", "differ", "why")
     for part in found.parts[:most]:
         name = Text(plain(part.path), style="bold")
-        table.add_row(name, *_figures(part), Text(_why(part)))
+        table.add_row(name, *figures_of_row(part), Text(_why(part)))
     return Group(*verdict, Text(), table, *_more(found.differing - min(most, len(found.parts))))
 
 
@@ -77,7 +77,7 @@ def _provenance(report: CompareReport, most: int = 12) -> RenderableType | None:
     rows = rows_of(report.provenance)
     if not rows:
         return None
-    table = _table("around them", "first", "second")
+    table = figure_table("around them", "first", "second")
     for row in rows[:most]:
         table.add_row(*(Text(plain(cell)) for cell in row))
     return Group(table, *_more(len(rows) - most))
@@ -126,7 +126,7 @@ def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
     figures = ("max|Δ|", "relative", "cosine", "differ")
     narrow = why and width < _WIDE
     kept = (figures[0], figures[3]) if narrow else figures
-    table = _table(
+    table = figure_table(
         "step", *(["rank"] if ranked else []), "name", "kind", *kept, *(["why"] if why else []),
     )  # fmt: skip
     if narrow:
@@ -138,7 +138,7 @@ def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
         if ranked:
             cells.append("all" if key.rank < 0 else str(key.rank))
         cells += [Text(plain(key.name), style="bold"), Text(key.kind, style="dim")]
-        found = dict(zip(figures, _figures(each.comparison), strict=True))
+        found = dict(zip(figures, figures_of_row(each.comparison), strict=True))
         cells += [found[name] for name in kept]
         if why:
             cells.append(Text(_why(each.comparison, each.expected)))
@@ -146,7 +146,7 @@ def _difference_table(shown: tuple[Difference, ...], width: int) -> Table:
     return table
 
 
-def _figures(found: Comparison) -> Iterator[str]:
+def figures_of_row(found: Comparison) -> Iterator[str]:
     """Return max|Δ|, relative difference, cosine, and the share that differs."""
     measured = bool(found.max_abs or found.max_rel)
     relative = found.rel_l2 if found.rel_l2 is not None else found.max_rel
@@ -168,7 +168,7 @@ def _missing(report: CompareReport, most: int) -> RenderableType:
     from rich.text import Text
 
     title = "missing, which is allowed" if report.allow_missing else "missing"
-    table = _table(title, "kind", "records", "steps", "rank", "")
+    table = figure_table(title, "kind", "records", "steps", "rank", "")
     found = gaps(report.missing)
     for gap in found[:most]:
         table.add_row(
@@ -193,7 +193,8 @@ def _ranks(gap: Gap) -> str:
     return f"{shown}, …" if len(gap.ranks) > 4 else shown
 
 
-def _table(*columns: str) -> Table:
+def figure_table(*columns: str) -> Table:
+    """Return an empty table in the style of all comparisons; columns of numbers are aligned."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)

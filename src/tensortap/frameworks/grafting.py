@@ -35,7 +35,19 @@ class Swap(NamedTuple):
     certain: bool = True
 
 
-class GraftSource(Protocol):
+class BeforeStep(Protocol):
+    """Whoever provides weights and optimizer state from before a step."""
+
+    def states(self, parameter: str) -> list[str]:
+        """Return which tensors of the optimizer's state are recorded for a parameter."""
+
+    def recorded(
+        self, name: str, kind: Kind, call: int, shape: tuple[int, ...]
+    ) -> TensorData | None:
+        """Return the recorded tensor for one of this shape; None to leave it as it is."""
+
+
+class GraftSource(BeforeStep, Protocol):
     """Whoever provides recorded tensors and judges computed ones."""
 
     judges: bool
@@ -55,14 +67,6 @@ class GraftSource(Protocol):
     def calls(self, module: str) -> int:
         """Return how many calls of a module are recorded in this step."""
 
-    def recorded(
-        self, name: str, kind: Kind, call: int, shape: tuple[int, ...]
-    ) -> TensorData | None:
-        """Return the recorded tensor for one of this shape; None to leave it as it is."""
-
-    def states(self, parameter: str) -> list[str]:
-        """Return which tensors of the optimizer's state are recorded for a parameter."""
-
     def swap(self, swap: Swap) -> bool:
         """Judge a tensor; return whether the recorded one takes its place."""
 
@@ -73,13 +77,16 @@ class GraftHooks(Protocol):
     modules: list[str]
     """The names of all modules of the model."""
 
+    stepping: Callable[[Any], object] | None
+    """A function that is called with each optimizer before its step, or None."""
+
     def attach(self) -> None:
         """Install the hooks."""
 
     def detach(self) -> None:
         """Remove every hook."""
 
-    def load(self, before: GraftSource) -> None:
+    def load(self, before: BeforeStep) -> None:
         """Put recorded weights and optimizer state into the program, before a step."""
 
     def end_step(self) -> None:

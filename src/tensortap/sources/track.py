@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -271,6 +272,10 @@ def track(
     for framework in loaded_frameworks():
         hooks = framework.track(module, optimizer, observer)
         if hooks is not None:
+            if "TENSORTAP_BISECT" in os.environ:
+                from tensortap.sources.bisect_program import bisected
+
+                hooks = bisected(hooks, module, observer)
             recorder = _operations(module, observer) if ops else None
             return Tracker(hooks, observer, recorder)
     raise TypeError(

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tensortap.frameworks.grafting import GraftSource, Swap
+from tensortap.frameworks.grafting import BeforeStep, GraftSource, Swap
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import parameters_of
-from tensortap.frameworks.torch.shards import like, local_part, recorded_part
+from tensortap.frameworks.torch.shards import computed_part, like, local_part, recorded_part
 from tensortap.record import Kind
 
 
@@ -26,7 +26,8 @@ class ParameterGrafts:
         self._names: dict[int, str] = {}
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._owners: dict[int, tuple[str, ...]] = {}
-        self._before: GraftSource | None = None
+        self._before: BeforeStep | None = None
+        self.stepping: Callable[[Any], object] | None = None  # called with each optimizer once
         self._stepped: dict[int, Any] = {}  # optimizers, by id
 
     def attach(self) -> None:
@@ -48,7 +49,7 @@ class ParameterGrafts:
         self._owners.clear()
         self._stepped.clear()
 
-    def load(self, before: GraftSource) -> None:
+    def load(self, before: BeforeStep) -> None:
         """Put recorded weights into the model, and state into each optimizer before its step."""
         self._before = before
         with torch.no_grad():
@@ -63,7 +64,10 @@ class ParameterGrafts:
         known = [each for each in parameters_of(optimizer) if id(each) in self._names]
         if not known:
             return
-        self._stepped[id(optimizer)] = optimizer
+        if id(optimizer) not in self._stepped:
+            self._stepped[id(optimizer)] = optimizer
+            if self.stepping is not None:
+                self.stepping(optimizer)
         for parameter in known:
             self._exchange_gradient(parameter)
             if self._before is not None:
@@ -79,7 +83,7 @@ class ParameterGrafts:
         if data is None:
             return
         found = recorded_part(data, parameter)
-        computed = None if gradient is None else local_part(gradient)
+        computed = None if gradient is None else computed_part(gradient)
         owners = functools.partial(self._owned_by, parameter)
         swap = Swap(name, Kind.WEIGHT_GRADIENT, computed, found, readers=owners)
         if self._source.swap(swap):
@@ -89,7 +93,7 @@ class ParameterGrafts:
                 else:
                     local_part(gradient).copy_(found)
 
-    def _load_state(self, before: GraftSource, optimizer: Any, parameter: Any) -> None:
+    def _load_state(self, before: BeforeStep, optimizer: Any, parameter: Any) -> None:
         name = self._names[id(parameter)]
         state = optimizer.state[parameter]
         for key in before.states(name):
@@ -129,7 +133,7 @@ class ParameterGrafts:
         for label, kind, value in found:
             data = self._source.recorded(label, kind, 0, tuple(value.shape))
             if data is not None:
-                computed = local_part(value.detach())
+                computed = computed_part(value)
                 self._source.swap(
                     Swap(label, kind, computed, recorded_part(data, value), readers=owners)
                 )

@@ -22,7 +22,7 @@ from tensortap.frameworks.torch.graft_parameters import ParameterGrafts
 from tensortap.frameworks.torch.graft_segments import GraftedCall, Segments
 from tensortap.frameworks.torch.hooks import ReplacingHook, hook_module
 from tensortap.frameworks.torch.names import Names
-from tensortap.frameworks.torch.shards import like, local_part, recorded_part
+from tensortap.frameworks.torch.shards import computed_part, like, local_part, recorded_part
 from tensortap.record import Kind
 
 
@@ -60,8 +60,10 @@ class ModelGrafts:
         self._segments = Segments()
         self._parameters = ParameterGrafts(root, source)
         self.load = self._parameters.load
+        self.stepping: Callable[[Any], object] | None = None
 
     def attach(self) -> None:
+        self._parameters.stepping = self.stepping
         stance = torch.compiler.set_stance("force_eager")
         stance.__enter__()
         self._undo.append(functools.partial(stance.__exit__, None, None, None))
@@ -128,7 +130,9 @@ class ModelGrafts:
         calls = self._calls.setdefault(name, [])
         given = b""
         if self._source.calls(name) > 1:
-            given = b"".join(digest_of(local_part(x)) for _, x in tensors_in(inputs, torch.Tensor))
+            given = b"".join(
+                digest_of(computed_part(x)) for _, x in tensors_in(inputs, torch.Tensor)
+            )
         if not again:
             calls.append(given)
             return len(calls) - 1
@@ -143,12 +147,12 @@ class ModelGrafts:
         if found is not None:
             around = self._stack[-2] if self._stack[1:] else None
             swap = Swap(
-                name + path, Kind.ACTIVATION, local_part(tensor.detach()), found, opened.site, True,
+                name + path, Kind.ACTIVATION, computed_part(tensor), found, opened.site, True,
                 random=around is not None and around.random,
                 certain=around is None or around.certain,
             )  # fmt: skip
             replaced = again or self._source.swap(swap)
-            if replaced and not _same_bits(local_part(tensor), found):
+            if replaced and not _same_bits(computed_part(tensor), found):
                 if getattr(module, "inplace", False):  # whoever else has the tensor sees it change
                     tensor.data.copy_(found)
                 else:
@@ -200,13 +204,13 @@ class ModelGrafts:
         in_place = id(tensor) in inputs and opened.changed(tensor)
         if found is not None:
             swap = Swap(
-                name + path, Kind.ACTIVATION, local_part(tensor.detach()), found, opened.site,
+                name + path, Kind.ACTIVATION, computed_part(tensor), found, opened.site,
                 random=opened.random, certain=opened.certain,
             )  # fmt: skip
             if again or self._source.swap(swap):
                 if not in_place:
                     tensor = _with_value(tensor, found)
-                elif not _same_bits(local_part(tensor), found):
+                elif not _same_bits(computed_part(tensor), found):
                     local_part(tensor.data).copy_(found)
         if self._source.judges:
             if found is not None:
@@ -225,7 +229,7 @@ class ModelGrafts:
             return None
         readers = functools.partial(self._segments.readers, node, site)
         swap = Swap(
-            site.module + path, Kind.GRADIENT, local_part(gradient), found, site, readers=readers
+            site.module + path, Kind.GRADIENT, computed_part(gradient), found, site, readers=readers
         )
         return like(gradient, found) if self._source.swap(swap) else None
 

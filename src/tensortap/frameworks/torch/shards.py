@@ -33,6 +33,12 @@ def local_shard(tensor: Any) -> tuple[Any, Shard]:
     return local.detach(), shard_of(tensor, tuple(tensor.placements))
 
 
+def computed_part(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor, detached; wait for a collective that computes it."""
+    found: torch.Tensor = local_part(waited(tensor.detach()))
+    return found
+
+
 def recorded_part(data: TensorData, tensor: Any) -> torch.Tensor:
     """Return a recorded tensor, or the part of it that this rank has of a DTensor."""
     found: torch.Tensor = build(msgspec.structs.replace(data, framework="torch"))

@@ -1,0 +1,145 @@
+"""`bisect`: find every module that does not compute what a reference computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensortap.arguments import checked
+from tensortap.compare.compared_run import ComparedRun
+from tensortap.compare.faulty_modules import BisectReport
+from tensortap.compare.matching import parse_mapping
+from tensortap.compare.recorded_step import RecordedStep
+from tensortap.compare.rules import RuleSet, load_rules
+from tensortap.compare.tensors import Tolerance, check_tolerance
+from tensortap.errors import NotFound, TensortapError
+from tensortap.frameworks.grafting import GraftHooks
+from tensortap.frameworks.registry import loaded_frameworks
+from tensortap.frameworks.replaying import KeptState, Training
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.sources.graft import grafting
+from tensortap.sources.judge import Judge, RecordedTensors
+
+
+class BisectOptions(NamedTuple):
+    """What is compared, and how."""
+
+    run: Any
+    step: int | None = None
+    mapping: tuple[Any, ...] = ()
+    atol: float | None = None
+    rtol: float | None = None
+    rules: str | None = None
+
+
+class Bisection:
+    """Judges one step of a model by a run; entered just before the step."""
+
+    def __init__(self, model: Any, options: BisectOptions, rules: RuleSet | None = None) -> None:
+        check_tolerance(options.atol, options.rtol)
+        if rules is None and options.rules is not None:
+            rules = load_rules(options.rules)
+        renames = [parse_mapping(m) if isinstance(m, str) else m for m in options.mapping]
+        run = ComparedRun(options.run)
+        recorded = RecordedStep(run, options.step, renames)
+        self.step, self.reference = recorded.step, run.title
+        self._before: RecordedTensors | None = None
+        # a run of each n-th step has none: then the program has its own weights
+        with contextlib.suppress(NotFound):
+            self._before = RecordedTensors(RecordedStep(run, self.step - 1, renames))
+        tolerance = Tolerance(threads=1).given(options.atol, options.rtol)
+        self.judge = Judge(recorded, tolerance, rules, self._before)
+        self.hooks: GraftHooks = grafting(model, self.judge)
+
+    def begin(self) -> None:
+        """Start from the recorded weights, if there are any from before the step."""
+        self.hooks.attach()
+        if self._before is not None:
+            self.hooks.load(self._before)
+
+    def end(self) -> None:
+        """Remove everything."""
+        self.hooks.detach()
+
+
+@checked
+def bisect(
+    step_fn: Callable[[], Any],
+    model: Any,
+    run: Any,
+    *,
+    step: int | None = None,
+    mapping: Iterable[str | tuple[str, str]] = (),
+    atol: float | None = None,
+    rtol: float | None = None,
+    rules: RuleSet | str | Path | None = None,
+) -> BisectReport:
+    """Find all modules that do not compute what the reference computes from its inputs.
+
+    `step_fn` runs one training step, with the batch of the reference: forward, and if you like
+    backward and optimizer. It is called once. Meanwhile the tensors of `run` take the place of
+    those computed, so that each module is judged on its own and one bug does not hide another.
+    Record the reference with ``tap.track(model, optimizer, tensors=True, inputs=True)``.
+
+    `step` is the recorded step, by default the first; before a later one, the model gets the
+    recorded weights and optimizer state of the step before. `mapping`, `atol`, `rtol` and `rules`
+    are those of `tap.compare`. Afterwards the model, its optimizers and the random states are as
+    before.
+
+    >>> import tempfile, torch, tensortap as tap
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()), torch.ones(1, 2)
+    >>> with tap.track(model, tensors=True, inputs=True, out_path=tempfile.mkdtemp()) as tracker:
+    ...     model(x).sum().backward()
+    ...     tracker.step()
+    >>> model[1] = torch.nn.ReLU()
+    >>> tap.bisect(lambda: model(x).sum().backward(), model, tracker.path).modules
+    ('1',)
+    """
+    given = None if rules is None or isinstance(rules, RuleSet) else str(rules)
+    options = BisectOptions(run, step, tuple(mapping), atol, rtol, given)
+    bisection = Bisection(model, options, rules if isinstance(rules, RuleSet) else None)
+    kept = _KeptProgram(model)
+    enabled = pipeline.enabled
+    pipeline.switch(False)  # nobody records what is executed with values of another run
+    try:
+        bisection.hooks.stepping = kept.keep_optimizer
+        bisection.begin()
+        try:
+            step_fn()
+            bisection.hooks.end_step()
+        except TensortapError:
+            raise
+        except Exception as error:
+            module = bisection.hooks.running
+            if not module:
+                raise
+            bisection.judge.raised(module, error)
+    finally:
+        bisection.end()
+        kept.restore()
+        pipeline.switch(enabled)
+    return bisection.judge.report(bisection.reference)
+
+
+class _KeptProgram:
+    """The state of a model and of the optimizers that make a step meanwhile."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._kept: list[tuple[Training, KeptState]] = []
+        self.keep_optimizer(None)
+
+    def keep_optimizer(self, optimizer: Any) -> None:
+        """Keep the state of the model and of an optimizer, just before its step."""
+        for framework in loaded_frameworks():
+            training = framework.training(self._model, optimizer, ())
+            if training is not None:
+                self._kept.append((training, training.keep_present()))
+
+    def restore(self) -> None:
+        """Put everything back; the first copy is the one from before the step."""
+        while self._kept:
+            training, kept = self._kept.pop()
+            training.restore(kept)
