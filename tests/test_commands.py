@@ -17,7 +17,7 @@ COMMANDS = typer.main.get_command(command_line.app).commands
 
 # what comes before the option: {run}, {file} and {new} are paths
 ARGUMENTS = {
-    "compare": "{run} {run}", "demo": "", "doctor": "", "export": "{run} {new}.npz",
+    "bisect": "{run} true", "compare": "{run} {run}", "demo": "", "doctor": "", "export": "{run} {new}.npz",
     "film": "{run} w {new}.gif", "ls": "{folder}", "report": "{run} {new}.html",
     "reproduce": "{run}", "serve": "--port 0", "show": "{run} w", "top": "127.0.0.1:9 --once",
     "view": "{run} --no-browser --port 0",
@@ -25,6 +25,10 @@ ARGUMENTS = {
 
 # by command and option: values, and what the message says beside the option's name
 WRONG = {
+    "bisect": {
+        "--step": "x", "--atol": "x -1 nan", "--rtol": "x -1 nan",
+        "--rules": "{new} {folder} {file}", "--map": "x (=x x=\\9 =",
+    },
     "compare": {
         "--atol": "x -1 nan", "--rtol": "x -1 nan", "--rules": "{new} {folder} {file}",
         "--map": "x (=x x=\\9 =", "--steps": "x 9:3 1:2:3 99:", "--names": "( zzz",
@@ -70,6 +74,8 @@ CASES = [
 ]
 # arguments: the message contains the value
 ARGUMENTS_WRONG = [
+    ("bisect {new} true", "{new}"), ("bisect {run}", "Missing argument"),
+    ("bisect {run} true", "has no step of a tracked model"),
     ("compare {new} {run}", "{new}"), ("compare {run} {file}", "{file}"),
     ("compare {run}", "Missing argument"), ("compare {run} {run} {run}", "{run}"),
     ("doctor x:y", "port must be a number"), ("export {new} {new}.npz", "{new}"),

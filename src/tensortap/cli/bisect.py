@@ -45,9 +45,11 @@ def bisect(
     from tensortap.sources.bisect_program import FOLDER, read_reports, write_options
 
     where = run if "://" in run else str(Path(run).absolute())
-    number = RecordedStep(ComparedRun(where), step).step  # raises before anything starts
     given = None if rules is None else str(rules.absolute())
-    options = BisectOptions(where, number, tuple(mapping), atol, rtol, given)
+    options = BisectOptions(where, step, tuple(mapping), atol, rtol, given)
+    options.check()  # before anything starts
+    number = RecordedStep(ComparedRun(where), step).step
+    options = options._replace(step=number)
     with tempfile.TemporaryDirectory(prefix="tensortap") as name:
         folder = Path(name)
         write_options(folder, options)

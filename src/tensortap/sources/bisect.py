@@ -33,16 +33,27 @@ class BisectOptions(NamedTuple):
     rtol: float | None = None
     rules: str | None = None
 
+    @property
+    def renames(self) -> list[tuple[str, str]]:
+        """The mapping, as patterns and replacements."""
+        return [parse_mapping(each) if isinstance(each, str) else each for each in self.mapping]
+
+    def check(self) -> None:
+        """Raise an error that names the first option with a wrong value."""
+        check_tolerance(self.atol, self.rtol)
+        _ = self.renames
+        if self.rules is not None:
+            load_rules(self.rules)
+
 
 class Bisection:
     """Judges one step of a model by a run; entered just before the step."""
 
     def __init__(self, model: Any, options: BisectOptions, rules: RuleSet | None = None) -> None:
-        check_tolerance(options.atol, options.rtol)
+        options.check()
         if rules is None and options.rules is not None:
             rules = load_rules(options.rules)
-        renames = [parse_mapping(m) if isinstance(m, str) else m for m in options.mapping]
-        run = ComparedRun(options.run)
+        run, renames = ComparedRun(options.run), options.renames
         recorded = RecordedStep(run, options.step, renames)
         self.step, self.reference = recorded.step, run.title
         self._before: RecordedTensors | None = None
