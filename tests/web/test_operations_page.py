@@ -8,7 +8,7 @@ import torch
 import tensortap as tap
 from tensortap.alerts.alert import Alert, record_of
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind
+from tensortap.record import Kind, Record
 from tests.viz.test_why import HOSTILE, hostile_explanation
 from tests.web.conftest import serving
 from tests.web.test_page import Tab, chromium, pytestmark  # noqa: F401
@@ -51,6 +51,9 @@ def run(tmp_path_factory):
         net(torch.ones(2, 4))
     alert = Alert("why", HOSTILE, Kind.OP, 9, 0, "", HOSTILE, explanation=hostile_explanation())
     pipeline.put(record_of(alert, seq=9999, time_ns=0))
+    tags = {"module": HOSTILE, "op": HOSTILE, "index": "0", "line": HOSTILE, "why": HOSTILE,
+            "made": "x"}  # fmt: skip
+    pipeline.put(Record(f"{HOSTILE}:0:{HOSTILE}", Kind.OP, 9, 0, 9998, 0, 1, 0, tags=tags))
     tap.finish()
     return path
 
@@ -107,3 +110,49 @@ def test_a_step_without_a_verdict_is_said(tab, run):
     tab.go(f"run={run.name}&tab=alerts&why=77")
     assert "verdicts are of steps" in tab.page.locator("#notice").inner_text()
     tab.check()
+
+
+def test_a_module_unfolds_into_its_operations(tab, run):
+    tab.go(f"run={run.name}&tab=operations&step=3")
+    q = tab.page
+    rows = q.locator("#panel-operations tbody tr")
+    assert "step 3 · 6 records" in q.locator("#panel-operations").inner_text()
+    module = rows.filter(has_text="Net")
+    assert module.count() == 1
+    module.click()
+    q.wait_for_selector("#panel-operations tr.operation")
+    operations = q.locator("#panel-operations tr.operation")
+    texts = operations.all_inner_texts()
+    log = next(text for text in texts if "log" in text)
+    for words in ("forward", "test_operations_page.py:", "Net.forward", "log of 0: 8 elements",
+                  "[2, 4] f32", "-Inf"):  # fmt: skip
+        assert words in log, words
+    assert any("from Net:" in text and "add" in text for text in texts)
+    assert tab.state()["module"] == "Net"
+    rows.filter(has_text="Net").first.press("Enter")
+    q.wait_for_function("!document.querySelector('#panel-operations tr.operation')")
+    rows.filter(has_text="Net").first.click()
+    operations.filter(has_text="log").first.click()
+    tab.shown("exponents")
+    assert tab.state()["kind"] == "Op"
+    assert q.locator("#tree [role=treeitem]", has_text="log").count()
+    tab.check()
+
+
+def test_hostile_operations_are_only_text(tab, run):
+    tab.go(f"run={run.name}&tab=operations&step=9")
+    q = tab.page
+    q.locator("#panel-operations tr.module").first.click()
+    q.wait_for_selector("#panel-operations tr.operation")
+    assert q.locator("#panel-operations").inner_text().count(HOSTILE) == 2
+    assert not q.locator("#panel-operations img, #panel-operations b").count()
+    tab.check()
+
+
+def test_runs_without_operations_say_how_to_record_them(chromium, tmp_path):  # noqa: F811
+    path = tap.init(tmp_path)
+    tap.catch(1.0, "x")
+    tap.finish()
+    with serving(path) as page, Tab(chromium, page) as tab:
+        tab.open("operations")
+        assert "tap.ops(model)" in tab.page.locator("#panel-operations").inner_text()

@@ -51,6 +51,7 @@ _CACHED = {
     "tensor_steps": run.tensor_steps,
     "alerts": run.alerts,
     "why": operations.why,
+    "operations": operations.operations,
     "provenance": run.provenance,
     "sparklines": figures.sparklines,
     "training": figures.training,

@@ -114,7 +114,7 @@ def ranks(request: PageRequest) -> dict[str, Any]:
         step, opened = None, request.text("open")
         if request.text("across") == "layers":
             steps = table.steps(kind)
-            step = _at_or_before(steps, request.integer("step")) if len(steps) else 0
+            step = at_or_before(steps, request.integer("step")) if len(steps) else 0
         figure = ranks_figure(
             table, mesh_layout(table), kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
             name=name, step=step, names=_searched(request, table.layers(kind)),
@@ -133,10 +133,11 @@ def _table(request: PageRequest) -> tuple[Table, int | None]:
 def _captured_step(table: Table, kind: str, name: str, wanted: int | None) -> int:
     """Return the last step at or before the wanted one at which a name was captured."""
     steps = table.steps(kind, name)
-    return _at_or_before(steps, wanted) if len(steps) else wanted or 0
+    return at_or_before(steps, wanted) if len(steps) else wanted or 0
 
 
-def _at_or_before(steps: NDArray[np.int64], wanted: int | None) -> int:
+def at_or_before(steps: NDArray[np.int64], wanted: int | None) -> int:
+    """Return the last of some steps that is not after the wanted one, or else the first."""
     if wanted is None:
         return int(steps[-1])
     return int(steps[max(0, int(np.searchsorted(steps, wanted, side="right")) - 1)])

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tensortap.alerts.alert import NO_VERDICT, verdict_of
 from tensortap.errors import NotFound
+from tensortap.record import Kind, Record
+from tensortap.runs.rows import HEAD_COLUMNS, records_of
+from tensortap.text.records import record_line
 from tensortap.viz.figures import operand_figure
 from tensortap.web.responses import PageRequest
+from tensortap.web.routes.figures import at_or_before
+
+_MAX_MODULES = 5000
+_MAX_OPEN = 50  # modules
+_MAX_OPERATIONS = 1000  # of a module
+_NAME = re.compile(r"(.*?):(?:(?:backward|recompute|optimizer):)?\d+:", re.DOTALL)
 
 
 def why(request: PageRequest) -> dict[str, Any]:
@@ -23,3 +34,54 @@ def why(request: PageRequest) -> dict[str, Any]:
         **msgspec.to_builtins(verdict),
         "figures": [operand_figure(each, theme=request.theme) for each in operands],
     }
+
+
+def operations(request: PageRequest) -> dict[str, Any]:
+    """Return the modules whose operations were recorded at a step, and those of `module`."""
+    table = request.entry.table()
+    with table.lock:
+        if Kind.OP.value not in table.kinds:
+            return {"modules": [], "operations": {}}
+        step = at_or_before(table.steps(Kind.OP.value), request.integer("step"))
+        code = table.kinds.index(Kind.OP.value)
+        rows = np.flatnonzero((table.kind == code) & (table.step == step))
+        ranks = np.unique(table.rank[rows]).tolist()
+        wanted = request.text("rank")
+        rank = int(wanted) if wanted.isdecimal() and int(wanted) in ranks else ranks[0]
+        rows = rows[table.rank[rows] == rank]
+        rows = rows[np.argsort(table.seq[rows], kind="stable")]
+        of_module: dict[str, list[int]] = {}
+        for row, name in zip(rows.tolist(), table.name[rows].tolist(), strict=True):
+            of_module.setdefault(_module_of(table.names[name]), []).append(row)
+        bad = set(rows[table.nonfinite(rows) > 0].tolist())
+        listed = [
+            {"name": name, "count": len(own), "bad": len(bad.intersection(own))}
+            for name, own in list(of_module.items())[:_MAX_MODULES]
+        ]
+        opened = [name for name in request.texts("module") if name in of_module][:_MAX_OPEN]
+        chosen = {name: np.array(of_module[name][:_MAX_OPERATIONS]) for name in opened}
+        found = {
+            name: [_operation(each) for each in records_of(table.take(own, HEAD_COLUMNS))]
+            for name, own in chosen.items()
+        }
+    return {"step": step, "rank": rank, "modules": listed, "operations": found}
+
+
+def _module_of(name: str) -> str:
+    """Return the module, or the function, in the name of an operation's record.
+
+    >>> _module_of("blocks.0.attn:backward:4:mul"), _module_of("x")
+    ('blocks.0.attn', 'x')
+    """
+    found = _NAME.match(name)
+    return found[1] if found else name
+
+
+def _operation(record: Record) -> dict[str, Any]:
+    stats, tags = record.stats, record.tags
+    keys = ("op", "phase", "index", "line", "function", "parameter", "why", "made")
+    return {
+        "name": record.name, "call": record.call, "output": record_line(record),
+        "bad": stats is not None and stats.finite != stats.count,
+        **{key: tags.get(key, "")[:4000] for key in keys},
+    }  # fmt: skip

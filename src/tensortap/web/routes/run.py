@@ -17,6 +17,7 @@ from tensortap.alerts.alert import WHY
 from tensortap.files import CorruptFile, read_small
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.readers.run import RunReader
+from tensortap.record import Kind
 from tensortap.runs import layout
 from tensortap.web.catalog_entries import SessionEntry, describe_entry
 from tensortap.web.responses import PageRequest
@@ -41,6 +42,8 @@ def run(request: PageRequest) -> dict[str, Any]:
     table = entry.table()
     with table.lock:
         kinds = table.tensor_kinds()
+        if Kind.OP.value in table.kinds:
+            kinds.append(Kind.OP.value)
         kinds_of: dict[str, list[int]] = {}
         for number, kind in enumerate(kinds):
             for name in table.layers(kind):

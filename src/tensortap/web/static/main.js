@@ -13,6 +13,7 @@ import { alerts } from "./tabs/alerts.js";
 import { compare } from "./tabs/compare.js";
 import { exponents } from "./tabs/exponents.js";
 import { lines } from "./tabs/lines.js";
+import { operations } from "./tabs/operations.js";
 import { overview } from "./tabs/overview.js";
 import { provenance } from "./tabs/provenance.js";
 import { ranks } from "./tabs/ranks.js";
@@ -22,7 +23,7 @@ import { tensors } from "./tabs/tensors.js";
 // A tab has an id, a title, and `mount(panel)`. `show(state)` draws. `prepare(state)` requests what
 // takes long the first time. `receive(news)` gets the server's news.
 const TABS = [
-  overview, lines, exponents, tensors, ranks, compare, alerts, provenance, receipt,
+  overview, lines, exponents, tensors, ranks, compare, alerts, operations, provenance, receipt,
 ];
 let push = null;
 const connection = () => document.body.dataset.push; // "open" or "closed"; undefined at the start
@@ -221,7 +222,7 @@ function onKeyDown(event) {
   else if (key === "f") toggleFollow();
   else if (key === "/") $("search").focus();
   else if (key === "?") $("keyboard").showModal();
-  else if (/^[1-9]$/.test(key)) set({ tab: TABS[Number(key) - 1].id }, true);
+  else if (/^[0-9]$/.test(key)) set({ tab: TABS[(Number(key) + 9) % 10].id }, true);
   else return;
   event.preventDefault();
 }

@@ -78,12 +78,18 @@ function arrangeRows() {
 const leafRow = (name, label, depth) =>
   ({ label, path: name, depth, name, children: 0, open: false });
 
+/** The branches of a name: modules, then the operation of a module, if it is one. */
+function pathOf(name) {
+  const operation = /^([^:]*):((?:(?:backward|recompute|optimizer):)?\d+:.*)$/s.exec(name);
+  return operation ? [...operation[1].split("."), operation[2]] : name.split(".");
+}
+
 function buildTree(names) {
   const newBranch = () => ({ name: null, children: new Map(), size: 0 });
   const root = newBranch();
   for (const name of names) {
     let branch = root;
-    for (const word of name.split(".")) {
+    for (const word of pathOf(name)) {
       branch.size++;
       if (!branch.children.has(word)) branch.children.set(word, newBranch());
       branch = branch.children.get(word);
