@@ -93,8 +93,9 @@ def test_rejects_and_counts_a_wrong_key(server, bystander):
         assert client.receive(0.5) is None
     wait_for(lambda: server.rejected["wrong key"] >= 2)
     # libzmq tries again, and a client that closes meanwhile has not finished its handshake
-    assert set(server.rejected) <= {"wrong key", "failed handshake"}
-    assert set(answers.overview(server).rejected) == {"wrong key"}
+    shown = answers.overview(server).rejected
+    assert set(shown) <= {"wrong key", "failed handshake"}
+    assert shown["wrong key"] >= 2
 
 
 @pytest.mark.attack("plain text to an encrypted session")
