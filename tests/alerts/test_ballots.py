@@ -12,7 +12,7 @@ def ballot(rank, step, digest=b"same", layouts=True, check="net"):
     group = GroupDigests(RANKS, "one", digest.ljust(16, b"."))
     given = {"one": (LAYOUT,)} if layouts else {}
     value = value_of_ballot(Ballot(check, ReplicaMessage(step, (group,)), given))
-    return Record(BALLOT, Kind.VALUE, step, 0, 0, rank, 3, 0, value=value)
+    return Record(BALLOT, Kind.VALUE, step, 0, 0, rank, 3, step * 10**9, value=value)
 
 
 def counted(records):
@@ -26,6 +26,8 @@ def test_a_group_is_compared_once_all_ranks_have_sent_theirs():
         ballot(r, s, b"odd" if (r, s) == (1, 20) else b"same") for s in (0, 10, 20) for r in RANKS
     ]
     assert counted(sent) == ([(1, 20)], [])
+    by_rank = sorted(sent, key=lambda record: record.rank)
+    assert counted(by_rank) == ([(1, 20)], [])  # one rank after the other
     assert counted(reversed(sent)) == ([(1, 20)], [])  # whatever arrives first
     assert counted(sent[:-1]) == ([], [(1, 20)])  # one against one
     other = [ballot(r, 20, b"odd", check="teacher") for r in RANKS]
@@ -33,19 +35,19 @@ def test_a_group_is_compared_once_all_ranks_have_sent_theirs():
 
 
 def test_a_rank_that_stops_sending_holds_nobody_up():
-    sent = [
+    sent = [  # a step takes a second
         ballot(rank, step, b"odd" if rank == 1 and step == 40 else b"same")
-        for step in range(0, 100, 10)
+        for step in range(0, 120, 10)
         for rank in RANKS
         if rank != 2 or step < 30
     ]
     assert counted(sent) == ([(1, 40)], [])
     back = [
         ballot(rank, step, b"odd" if rank == 2 else b"same")
-        for step in (100, 110)
+        for step in (120, 130)
         for rank in RANKS
     ]
-    assert counted([*sent, *back]) == ([(1, 40), (2, 100)], [])
+    assert counted([*sent, *back]) == ([(1, 40), (2, 120)], [])
 
 
 def test_layouts_that_come_later_and_records_of_anyone():

@@ -240,7 +240,7 @@ def test_codes_follow_the_order_of_columns(data):
 def test_32_simulated_ranks(run_program, tmp_path):
     """Shards and values of ranks that torch simulates in one process make up the whole."""
     program = """
-        import numpy as np, torch, torch.distributed as dist
+        import numpy as np, torch, torch.distributed as dist, tensortap as tap
         from torch.distributed._local_tensor import LocalTensorMode
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -285,8 +285,19 @@ def test_32_simulated_ranks(run_program, tmp_path):
             assert abs(table.column("std")[0] / expected.std - 1) < 1e-12
             assert add_digests(digests.values()) == shard_digest(whole)
         print("whole")
+        with LocalTensorMode(32):
+            net = torch.nn.Linear(4, 64)
+            for weight in (net.weight, distribute_tensor(net.weight, mesh, placements)):
+                net.weight = torch.nn.Parameter(weight)
+                try:
+                    tap.track(net)
+                except TypeError as error:
+                    print(error)
         """
-    assert run_program(tmp_path, program).splitlines()[-1] == "whole"
+    whole, *errors = run_program(tmp_path, program).splitlines()
+    assert whole == "whole"
+    assert len(errors) == 2
+    assert all("weight of ranks that LocalTensorMode simulates" in error for error in errors)
 
 
 def test_a_refresh_opens_only_the_tables_of_ranks_that_wrote(tmp_path, monkeypatch):

@@ -17,7 +17,8 @@ from tensortap.record import Blob, Kind, Record
 BALLOT = "tensortap.replicas"
 """The name of such records."""
 
-_LATER = 4  # steps that wait for the ballots of a rank
+_PATIENCE = 60_000_000_000  # nanoseconds for which a rank may be late
+_STEPS = 1024  # that wait for a rank
 _MOST = 1 << 14  # ballots and layouts that wait; records may come from anyone
 
 
@@ -47,6 +48,7 @@ class BallotBox:
         self._votes: dict[Any, ReplicaVote] = {}
         self._layouts: dict[str, tuple[ReplicaLayout, ...]] = {}
         self._waiting: dict[Any, dict[int, dict[int, GroupDigests]]] = {}  # step → rank
+        self._since: dict[Any, dict[int, int]] = {}  # step → time of its first ballot
         self._counted: dict[Any, int] = {}  # the last step
 
     def add(self, record: Record) -> list[Alert]:
@@ -65,22 +67,26 @@ class BallotBox:
             group, step = (ballot.check, digests.ranks), ballot.message.step
             if step > self._counted.get(group, -1) and record.rank in digests.ranks:
                 self._waiting.setdefault(group, {}).setdefault(step, {})[record.rank] = digests
-                alerts += self._count(group)
+                self._since.setdefault(group, {}).setdefault(step, record.time_ns)
+                alerts += self._count(group, record.time_ns - _PATIENCE)
         return alerts
 
     def close(self) -> list[Alert]:
         """Count what is left, without the ranks that are missing."""
-        return [alert for group in list(self._waiting) for alert in self._count(group, True)]
+        return [alert for group in list(self._waiting) for alert in self._count(group, None)]
 
-    def _count(self, group: tuple[str, tuple[int, ...]], is_last: bool = False) -> list[Alert]:
-        ranks, waiting = group[1], self._waiting[group]
+    def _count(self, group: tuple[str, tuple[int, ...]], before: int | None) -> list[Alert]:
+        """Compare the steps of a group that are complete, or older than a time; None: all."""
+        ranks, waiting, since = group[1], self._waiting[group], self._since[group]
         alerts: list[Alert] = []
         for step in sorted(waiting):
             later = {rank for each in waiting if each >= step for rank in waiting[each]}
-            if len(later) < len(ranks) and len(waiting) <= _LATER and not is_last:
+            is_late = before is None or since[step] < before or len(waiting) > _STEPS
+            if len(later) < len(ranks) and not is_late:
                 break  # what is missing may still come: a rank sends its ballots in order
             digests = {r: d for r, d in waiting.pop(step).items() if self._is_known(d)}
             self._counted[group] = step
+            del since[step]
             vote = self._votes.setdefault(group, ReplicaVote(ranks))
             if len(digests) > 1:
                 alerts += vote.compare(step, digests, self._layouts)
