@@ -22,7 +22,7 @@ _TORCH = """
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     tap.catch(0, "hello").wait(30)
     with tap.track(model, optimizer=opt, alerts=[alerts.replicas(every=2)]) as tracker:
-        for step in range(12):
+        for step in range(9):  # fewer than a straggler is behind
             model(torch.ones(3, 4)).sum().backward()
             for p in model.parameters():
                 p.grad = torch.ones_like(p)  # as if all ranks had averaged them
