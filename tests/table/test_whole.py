@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,9 +15,12 @@ from hypothesis import strategies as st
 from tensortap.record import Kind, Record, Shard
 from tensortap.runs import tables
 from tensortap.runs.rows import STATISTICS
+from tensortap.runs.shared_columns import SharedColumns
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
-from tensortap.table.replicas import codes, stable_order, unequal_replicas
+from tensortap.table import whole as whole_module
+from tensortap.table.numbering import codes, stable_order
+from tensortap.table.replicas import places_of, unequal_replicas
 from tensortap.table.sources import RecordSource
 from tensortap.table.table import Table, table_of
 from tests.viz.conftest import RunWriter
@@ -300,9 +304,18 @@ def test_32_simulated_ranks(run_program, tmp_path):
     assert all("weight of ranks that LocalTensorMode simulates" in error for error in errors)
 
 
-def test_a_refresh_opens_only_the_tables_of_ranks_that_wrote(tmp_path, monkeypatch):
+def bytes_read():
+    """Return how many bytes this process has read from files so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_refresh_reads_only_what_was_appended(tmp_path, monkeypatch):
     made = RunWriter(tmp_path, 3)
-    values = [Record("x", Kind.VALUE, 0, 0, 0, rank, 3, 0, value=1.0) for rank in range(3)]
+    values = [
+        Record(f"x{i}", Kind.VALUE, 0, 0, i, rank, 3, 0, value=1.0)
+        for rank in range(3)
+        for i in range(2_000)
+    ]
     made.write(values)
     table = table_of(made.path)
     for path in (made.path / "records").glob("**/*"):
@@ -313,8 +326,66 @@ def test_a_refresh_opens_only_the_tables_of_ranks_that_wrote(tmp_path, monkeypat
     monkeypatch.setattr(tables, "open_regular", lambda path: opened.append(path) or real(path))
     assert not table.refresh()
     assert opened == []
-    made.write([msgspec.structs.replace(values[1], step=1, seq=1)])
+    tail = made.path / "records" / "00001" / "tail.arrows"
+    total = tail.stat().st_size
+    made.write([msgspec.structs.replace(values[2_000], step=1, seq=2_000)])
+    appended, before = tail.stat().st_size - total, bytes_read()
     assert table.refresh()
     assert [path.parent.name for path in opened] == ["00001"]
-    assert table.step.tolist() == [0, 0, 0, 1]
+    assert appended < bytes_read() - before < appended + 40_000 < total  # the header, a buffer
+    assert table.step[-2:].tolist() == [0, 1]
     made.close()
+
+
+def test_ranks_share_what_they_recorded_alike(tmp_path, monkeypatch):
+    made, count = RunWriter(tmp_path, 6), 40
+    for rank in range(6):  # rank 4 has other names, rank 5 is behind
+        made.write(
+            msgspec.structs.replace(
+                record(
+                    f"layer{seq % 4 + 4 * (rank == 4)}", Kind.WEIGHT, seq // 4, rank,
+                    np.full((1, 3), rank + seq, np.float32), offsets=(rank % 2, 0), whole=(2, 3),
+                ),
+                seq=seq,
+            )
+            for seq in range(count // (1 + (rank == 5)))
+        )  # fmt: skip
+    made.close()
+    decoded = []
+    real = tables._read_parquet
+    monkeypatch.setattr(
+        tables,
+        "_read_parquet",
+        lambda *args: decoded.append((args[0].rank, args[1])) or real(*args),
+    )
+    shared = table_of(made.path)
+    assert {rank for rank, columns in decoded if "name" in columns} == {0, 4, 5}
+    assert {rank for rank, columns in decoded if "rm2" in columns} == set(range(6))
+    monkeypatch.setattr(SharedColumns, "keys", lambda *_: {})
+    apart = table_of(made.path)
+    assert shared.names == apart.names
+    for column in ("name", "kind", "dtype", "step", "rank", "call", "seq"):
+        assert getattr(shared, column).tolist() == getattr(apart, column).tolist()
+    for statistic in ("count", "nans", "rm2", "max_abs"):
+        assert shared.column(statistic).tolist() == apart.column(statistic).tolist()
+    rows = np.arange(len(shared))
+    for one, other in zip(places_of(shared, rows), places_of(apart, rows), strict=True):
+        assert one.tolist() == other.tolist()
+    assert shared.whole().column("rm2").tolist() == apart.whole().column("rm2").tolist()
+
+
+def test_slices_of_steps_do_not_change_whole_tensors(monkeypatch):
+    records = [
+        record("w", Kind.ACTIVATION, step, rank, np.arange(rank + step, dtype=np.float32))
+        for rank in range(4)
+        for step in range(1, 50)
+    ]
+    at_once = table_of(records).whole()
+    monkeypatch.setattr(whole_module, "_SLICE", 16)
+    sliced = table_of(records).whole()
+    assert len(at_once) == len(sliced)
+    for name in ("count", "rm2", "max"):
+        one, other = (
+            table.column(name)[table.series("Activation", "w")] for table in (at_once, sliced)
+        )
+        assert one.tolist() == other.tolist()

@@ -18,7 +18,8 @@ from tensortap.patterns import TypedPattern, compile_pattern
 from tensortap.record import Kind
 from tensortap.runs.arrow import scalar
 from tensortap.runs.rows import HEAD_COLUMNS, NO_VALUE, STATISTICS, records_of
-from tensortap.table.table import Table, has_tag
+from tensortap.table.columns import has_tag
+from tensortap.table.table import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa

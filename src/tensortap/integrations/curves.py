@@ -14,8 +14,8 @@ from tensortap.patterns import compile_pattern
 from tensortap.readers.run import RunReader
 from tensortap.runs.rows import STATISTICS as RUN_STATISTICS
 from tensortap.table import frames
+from tensortap.table.columns import VALUE
 from tensortap.table.selection import choose_rank
-from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, table_of
 
 STATISTICS = ("rm2", "mean", "std", "max_abs", "zeros", "nans", "posinfs", "neginfs")

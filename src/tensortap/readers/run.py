@@ -19,6 +19,7 @@ from tensortap.runs import layout
 from tensortap.runs.arrow import column, scalar
 from tensortap.runs.payloads import PayloadFiles
 from tensortap.runs.rows import HEAD_COLUMNS, decode_value, records_of, schema
+from tensortap.runs.shared_columns import SharedColumns
 from tensortap.runs.tables import TAIL, RankTables, Unit
 from tensortap.select import fits
 
@@ -44,6 +45,7 @@ class RunReader:
         self.lock = threading.RLock()  # hold it to read several things that must be consistent
         self._payloads = PayloadFiles(self.path, self._mirror.fetch if self._mirror else None)
         self._values = _ValueCells()
+        self._shared = SharedColumns()
         self._last_seq: dict[int, int] = {}  # rank → newest record that `new_records` returned
         self._index = _NameIndex()
         self.refresh()
@@ -54,8 +56,10 @@ class RunReader:
             if self._mirror is not None:
                 self._mirror.refresh()
             self.info = layout.read_info(self.path)
-            for rank in layout.ranks_of(self.path):
-                self.by_rank.setdefault(rank, RankTables(self.path, rank))
+            ranks = layout.ranks_of(self.path)
+            shared = self._shared if len(ranks) > 1 else None
+            for rank in ranks:
+                self.by_rank.setdefault(rank, RankTables(self.path, rank, shared))
             for tables in self.by_rank.values():
                 before = (len(tables.parts), len(tables.tail))
                 tables.refresh()

@@ -108,6 +108,32 @@ def row_indices(rows: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
 
 
+def number_array(
+    values: np.ndarray[Any, np.dtype[Any]], valid: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+) -> pa.Array:
+    """Return an array as an Arrow column; cells that are not `valid` are null.
+
+    >>> number_array(np.array([1.0, 2.0]), np.array([True, False])).to_pylist()
+    [1.0, None]
+    """
+    import pyarrow as pa
+
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    bits = None if valid is None else _bits(valid)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bits, buffer])
+
+
+def dictionary_array(codes: np.ndarray[Any, np.dtype[np.int32]], texts: list[str]) -> pa.Array:
+    """Return codes of texts as an Arrow column.
+
+    >>> dictionary_array(np.array([1, 0], np.int32), ["a", "b"]).to_pylist()
+    ['b', 'a']
+    """
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(number_array(codes), column(texts, pa.string()))
+
+
 def numbers(values: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
     """Return a column of numbers as an array; if it has nulls, as float64 with NaN for them.
 

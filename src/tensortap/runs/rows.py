@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -52,6 +53,7 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
     key: str
 
 
+@functools.cache
 def schema() -> pa.Schema:
     """Return the Arrow schema of the tables."""
     import pyarrow as pa

@@ -34,7 +34,7 @@ from tensortap.record import Kind, Record
 from tensortap.runs.tables import Unit
 from tensortap.stats.columns import RecordColumns
 from tensortap.stats.shard_digest import is_shard_digest
-from tensortap.table.sources import RunWindow
+from tensortap.table.run_window import RunWindow
 from tensortap.table.table import Table
 
 log = logging.getLogger("tensortap")

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from tensortap.alerts import Alert, alert_of
+from tensortap.record import Kind, Record
 from tensortap.runs.arrow import coded, lists, numbers
+from tensortap.runs.rows import decode_value
+from tensortap.table.numbering import stable_order
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
+
+
+Result = TypeVar("Result")
+VALUE = "value"
+"""The statistic of records that are single numbers; the column ``number`` of the run format."""
+
+ALERT = ["name", "step", "call", "seq", "rank", "value"]  # the columns of `alerts_of`
+HAS_NUMBER = "has_number"  # 1 where `number` is given, even as NaN
+_MIX = tuple(
+    (np.uint64(shift), np.uint64(factor))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+)
+_LARGEST_MEMO = 32 << 20  # bytes of columns
 
 
 class GrowingArray:
@@ -23,13 +41,18 @@ class GrowingArray:
         self._buffer: NDArray[Any] = np.empty(0, dtype)
         self.size = 0
 
-    def extend(self, values: NDArray[Any]) -> None:
-        """Append values."""
-        end = self.size + len(values)
+    def reserve(self, count: int) -> None:
+        """Make room for more values, so that they need not be copied again."""
+        end = self.size + count
         if end > len(self._buffer):
             larger = np.empty(max(end, 2 * self.size), self._buffer.dtype)
             larger[: self.size] = self.values
             self._buffer = larger
+
+    def extend(self, values: NDArray[Any]) -> None:
+        """Append values."""
+        self.reserve(len(values))
+        end = self.size + len(values)
         self._buffer[self.size : end] = values
         self.size = end
 
@@ -39,60 +62,165 @@ class GrowingArray:
         return self._buffer[: self.size]
 
 
+class ColumnMemo:
+    """What was computed from columns whose memory ranks share; see `SharedColumns`."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Any, Any]] = {}
+        self._nbytes = 0
+
+    def get(self, columns: Sequence[pa.ChunkedArray], compute: Callable[[], Result]) -> Result:
+        """Return the result for columns, computed unless the same memory was seen before."""
+        chunks = [chunk for column in columns for chunk in column.chunks]
+        key = tuple((len(c), c.offset, *_addresses(c)) for c in chunks)
+        if key not in self._known:
+            self._nbytes += sum(chunk.nbytes for chunk in chunks)
+            if self._nbytes > _LARGEST_MEMO:
+                self._known, self._nbytes = {}, 0
+            # the chunks are kept, so that nothing else gets their addresses
+            self._known[key] = chunks, compute()
+        result: Result = self._known[key][1]
+        return result
+
+
+def _addresses(chunk: pa.Array) -> list[int]:
+    buffers = [buffer for buffer in chunk.buffers() if buffer is not None]
+    if hasattr(chunk, "dictionary"):
+        buffers += [buffer for buffer in chunk.dictionary.buffers() if buffer is not None]
+    return [buffer.address for buffer in buffers]
+
+
 class InternedColumn:
     """A column of texts: one code per row, and the texts in order of first appearance."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._codes: dict[str, int] = {}
-        self._rows = GrowingArray(np.int32)
+        self.rows = GrowingArray(np.int32)
 
-    def extend(self, column: pa.ChunkedArray) -> None:
-        """Append an Arrow column."""
+    def codes(self, column: pa.ChunkedArray) -> NDArray[np.int32]:
+        """Return the codes of an Arrow column; new texts get new ones."""
         codes, texts = coded(column)
         for text in texts:
             if text not in self._codes:
                 self._codes[text] = len(self.texts)
                 self.texts.append(text)
-        self._rows.extend(np.array([self._codes[text] for text in texts], np.int32)[codes])
+        return np.asarray(np.array([self._codes[text] for text in texts], np.int32)[codes])
 
     def code(self, text: str) -> int:
         """Return the code of a text, or -1."""
         return self._codes.get(text, -1)
-
-    @property
-    def values(self) -> NDArray[np.int32]:
-        """The code of each row."""
-        return self._rows.values
 
 
 class SeriesIndex:
     """The rows of each kind and name, by their codes."""
 
     def __init__(self) -> None:
+        self._kinds = self._names = np.empty(0, np.int32)
+        self._pairs: dict[tuple[int, int], None] = {}
         self._rows: dict[tuple[int, int], list[Integers]] = {}
-        self._size = 0
+        self._sorted = 0  # rows that are in `_rows`
 
     def update(self, kinds: NDArray[np.int32], names: NDArray[np.int32]) -> None:
         """Add the rows that are new in two columns of codes."""
-        start, self._size = self._size, len(kinds)
-        keys = kinds[start:].astype(np.int64) << 32 | names[start:]
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
-        edges = np.flatnonzero(np.diff(ordered, prepend=-1))
-        for first, rows in zip(edges, np.split(order + start, edges[1:]), strict=False):
-            key = int(ordered[first])
-            self._rows.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows)
+        start = len(self._kinds)
+        self._kinds, self._names = kinds, names
+        if start < len(kinds):
+            keys, width = _pair_codes(kinds[start:], names[start:])
+            found = np.flatnonzero(np.bincount(keys)).tolist()
+            self._pairs |= dict.fromkeys(divmod(key, width) for key in found)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(self._rows)
+        return iter(self._pairs)
 
     def rows(self, kind: int, name: int) -> Integers:
         """Return the rows of a kind and a name, in ascending order."""
+        self._sort()
         parts = self._rows.get((kind, name), [])
         if len(parts) > 1:
             parts[:] = [np.concatenate(parts)]
         return parts[0] if parts else np.empty(0, np.int64)
+
+    def _sort(self) -> None:
+        start, self._sorted = self._sorted, len(self._kinds)
+        if start == self._sorted:
+            return
+        keys, width = _pair_codes(self._kinds[start:], self._names[start:])
+        order = stable_order(keys)
+        ordered = keys[order]
+        edges = np.flatnonzero(np.diff(ordered, prepend=-1))
+        order += start
+        for first, rows in zip(edges, np.split(order, edges[1:]), strict=False):
+            self._rows.setdefault(divmod(int(ordered[first]), width), []).append(rows)
+
+
+def _pair_codes(kinds: NDArray[np.int32], names: NDArray[np.int32]) -> tuple[NDArray[Any], int]:
+    """Return kind * width + name, and the width; kinds are few."""
+    width = int(names.max()) + 1
+    return kinds * np.int32(width) + names, width
+
+
+def statistic_array(name: str) -> GrowingArray:
+    """Return an empty column for a statistic."""
+    return GrowingArray(np.bool_ if name == HAS_NUMBER else np.float64)
+
+
+def column_of(statistic: str) -> str:
+    """Return the column of the run format that holds a statistic."""
+    return "number" if statistic in (VALUE, HAS_NUMBER) else statistic
+
+
+def numbers_of(chunk: pa.Table, statistic: str) -> NDArray[Any]:
+    """Return a statistic of rows; NaN where they have none."""
+    cells = chunk.column(column_of(statistic))
+    return is_valid(cells) if statistic == HAS_NUMBER else numbers(cells)
+
+
+def mixed(columns: Sequence[NDArray[Any]], count: int) -> NDArray[np.uint64]:
+    """Return 64 bits of each row of numbers; two different rows have the same ones by chance only.
+
+    >>> mixed([np.array([1.0, 1.0, 2.0]), np.array([5, 5, 5])], 3) == mixed([np.ones(3)], 3)
+    array([False, False, False])
+    """
+    bits = np.full(count, len(columns), np.uint64)
+    for column in columns:
+        bits ^= column.astype(np.float64).view(np.uint64)
+        for shift, factor in _MIX:  # as splitmix64 does
+            bits ^= bits >> shift
+            bits *= factor
+    return bits ^ (bits >> np.uint64(31))
+
+
+def has_tag(table: pa.Table, tag: str) -> NDArray[np.bool_]:
+    """Return which rows of an Arrow table with a column ``tags`` have a tag."""
+    import pyarrow.compute as pc
+
+    return is_valid(pc.map_lookup(table.column("tags"), tag, "first"))
+
+
+def is_valid(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Return which cells of a column are not null."""
+    import pyarrow.compute as pc
+
+    return numbers(pc.cast(pc.is_valid(column), "int8")) > 0
+
+
+def mean_per_step(step: Integers, rank: Integers, value: Floats) -> tuple[Integers, Floats]:
+    """Return steps, and the means over ranks; of two values of a rank the later one counts."""
+    last = np.append((np.diff(step) != 0) | (np.diff(rank) != 0), True)
+    step, value = step[last], value[last]
+    starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+    counts = np.diff(np.append(starts, len(step)))
+    return step[starts], np.add.reduceat(value, starts) / counts
+
+
+def alerts_of(cells: pa.Table) -> Iterator[tuple[tuple[int, int, int], Alert]]:
+    """Yield the alerts of rows, each with (step, seq, rank)."""
+    columns = [cells.column(name).to_pylist() for name in ALERT]
+    for name, step, call, seq, rank, data in zip(*columns, strict=True):
+        value = decode_value(data)
+        record = Record(name, Kind.ALERT, step, call, seq, rank, 1, 0, value=value)
+        yield (step, seq, rank), alert_of(record)
 
 
 def dense_counts(

@@ -21,6 +21,7 @@ from tensortap.record import Kind, Record, TensorData
 from tensortap.runs.rows import DICT_PREFIX, STATISTICS, number_of
 from tensortap.stats import summarize_array
 from tensortap.stats.formats import Exponents, limits, shares
+from tensortap.table.columns import has_tag
 from tensortap.table.logframe_schema import (
     KINDS,
     PLACES,
@@ -29,7 +30,7 @@ from tensortap.table.logframe_schema import (
     tensor_type,
 )
 from tensortap.table.selection import choose_rank
-from tensortap.table.table import Table, has_tag, table_of
+from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -247,7 +248,7 @@ def _metadata(table: Table, rows: Integers, cells: pa.Table) -> pa.Table:
         "tensor_type": tensor_types(table, rows, cells),
         "step": table.step[rows],
         "dtype": _texts(table.dtypes, table.dtype[rows]),
-        "rank": table.rank[rows],
+        "rank": table.rank[rows].astype(np.int64),
         "call": table.call[rows],
     }
     return pa.table(columns)

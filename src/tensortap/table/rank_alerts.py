@@ -15,6 +15,7 @@ from tensortap.alerts.ballots import BALLOT, BallotBox
 from tensortap.record import Kind, Record
 from tensortap.runs.arrow import numbers
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
+from tensortap.table.columns import VALUE, has_tag, is_valid
 from tensortap.table.mesh import mesh_layout
 from tensortap.table.rank_monitor import (
     COMPARED,
@@ -27,9 +28,7 @@ from tensortap.table.rank_monitor import (
     alike_key,
     is_alike,
 )
-from tensortap.table.replicas import is_valid
-from tensortap.table.sources import VALUE
-from tensortap.table.table import Table, has_tag
+from tensortap.table.table import Table
 
 if TYPE_CHECKING:
     from tensortap.readers.run import RunReader

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tensortap.record import Kind
+from tensortap.table.numbering import codes, distinct, stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,7 @@ def over_names(
 def _matrix(table: Table, rows: Integers, column: Integers, metric: str) -> RankMatrix:
     known = table.is_known(metric, rows)
     rows, column = rows[known], column[known]
-    ranks, row = np.unique(table.rank[rows], return_inverse=True)
+    ranks, row = np.unique(table.rank[rows].astype(np.int64), return_inverse=True)
     columns, column = np.unique(column, return_inverse=True)
     value = np.full((len(ranks), len(columns)), np.nan)
     value[row, column] = table.column(metric)[rows]  # of several calls, the last
@@ -128,7 +129,7 @@ class RankProgress(NamedTuple):
 
 def progress(table: Table) -> RankProgress:
     """Return how many records each rank has, its first and last step, and who is behind."""
-    ranks, row = np.unique(table.rank, return_inverse=True)
+    ranks, row = distinct(table.rank.astype(np.int64)), codes(table.rank)
     first = np.full(len(ranks), np.iinfo(np.int64).max)
     last = np.full(len(ranks), np.iinfo(np.int64).min)
     np.minimum.at(first, row, table.step)
@@ -156,17 +157,27 @@ def far_ranks(table: Table, metric: str, most_steps: int) -> list[FarRank]:
     Only the last recorded steps are examined.
     """
     recent = table.steps()[-most_steps:]
-    found: dict[tuple[int, str, str], FarRank] = {}
-    for kind in table.tensor_kinds():
-        if kind in (Kind.VALUE.value, Kind.LOCAL.value):
-            continue
-        for step in recent.tolist():
-            matrix = over_names(table, kind, step, metric)
-            for row, column in zip(*np.nonzero(matrix.outliers), strict=True):
-                rank, name = int(matrix.ranks[row]), table.names[matrix.columns[column]]
-                far = float(matrix.deviation[row, column])
-                known = found.get((rank, name, kind), FarRank(rank, name, kind, step, step, 0, 0.0))
-                found[rank, name, kind] = known._replace(
-                    last_step=step, steps=known.steps + 1, deviations=max(known.deviations, far)
-                )
+    left_out = (Kind.VALUE.value, Kind.LOCAL.value)
+    wanted = [kind in table.tensor_kinds() and kind not in left_out for kind in table.kinds]
+    rows = np.flatnonzero(np.array(wanted, np.bool_)[table.kind] & (table.step >= recent[:1].sum()))
+    found: dict[tuple[int, int, str], FarRank] = {}
+    for members in _groups(table, rows):  # one kind and step at a time, by steps
+        kind, step = table.kinds[table.kind[members[0]]], int(table.step[members[0]])
+        matrix = _matrix(table, members, table.name[members].astype(np.int64), metric)
+        for row, column in zip(*np.nonzero(matrix.outliers), strict=True):
+            rank, name = int(matrix.ranks[row]), int(matrix.columns[column])
+            far = float(matrix.deviation[row, column])
+            first = FarRank(rank, table.names[name], kind, step, step, 0, 0.0)
+            known = found.get((rank, name, kind), first)
+            found[rank, name, kind] = known._replace(
+                last_step=step, steps=known.steps + 1, deviations=max(known.deviations, far)
+            )
     return sorted(found.values(), key=lambda far: (-far.steps, -far.deviations))
+
+
+def _groups(table: Table, rows: Integers) -> list[Integers]:
+    """Return the rows of each step and kind."""
+    group = codes(table.step[rows], table.kind[rows])
+    order = stable_order(group)
+    edges = np.flatnonzero(np.diff(group[order])) + 1
+    return np.split(rows[order], edges) if len(rows) else []

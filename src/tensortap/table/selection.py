@@ -13,7 +13,8 @@ import numpy as np
 from tensortap.errors import NotFound
 from tensortap.record import Kind
 from tensortap.table.logframe_schema import tensor_type
-from tensortap.table.table import Table, no_such
+from tensortap.table.messages import no_such
+from tensortap.table.table import Table
 
 _PARAMETERS = (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STATE.value)
 Layers = str | re.Pattern[str] | Iterable[str] | None

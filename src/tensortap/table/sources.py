@@ -6,8 +6,11 @@ columns of its rows as Arrow tables with the columns of the run format. Dropped 
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -18,7 +21,8 @@ from tensortap.record import Kind, Record, TensorData
 from tensortap.runs.arrow import column as arrow_column
 from tensortap.runs.arrow import numbers, row_indices
 from tensortap.runs.rows import COLUMNS, STATISTICS, number_of, row_of, schema
-from tensortap.runs.tables import RankTables, Unit
+from tensortap.runs.tables import RankTables
+from tensortap.table.columns import VALUE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,14 +30,17 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-VALUE = "value"
-"""The statistic of records that are single numbers; the column ``number`` of the run format."""
-
-_STATISTICS = [*STATISTICS, VALUE]
+ALL_STATISTICS = [*STATISTICS, VALUE]
+_READ_AHEAD = 4  # blocks that another thread reads: Arrow decodes without the interpreter lock
 
 
 class RowBlock(Protocol):
     """Adjacent rows of a table, column by column."""
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether another thread may read it, because it takes no lock."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -55,6 +62,11 @@ class RowSource(Protocol):
     clipped: bool  # whether exponents outside a range were counted in two columns, below and above
     outdated: bool  # whether reported rows are no longer right: the table starts over
 
+    @property
+    def has_shards(self) -> bool:
+        """Whether several ranks wrote files, so that whole tensors will be asked for."""
+        ...
+
     def refresh(self) -> None:
         """Look for new rows."""
         ...
@@ -64,10 +76,26 @@ def read_blocks(
     blocks: Sequence[RowBlock], columns: list[str], start: int = 0
 ) -> Iterator[pa.Table]:
     """Yield columns of all rows from `start` on, block by block."""
+    wanted: list[tuple[RowBlock, int]] = []
     for block in blocks:
         if start < len(block):
-            yield block.read(columns, start)
+            wanted.append((block, start))
         start = max(0, start - len(block))
+    if sum(block.is_parallel for block, _ in wanted) < _READ_AHEAD:
+        for block, first in wanted:
+            yield block.read(columns, first)
+        return
+    with ThreadPoolExecutor(1, "tensortap-reader") as pool:
+        ahead: collections.deque[Callable[[], pa.Table]] = collections.deque()
+        for block, first in wanted:
+            if block.is_parallel:
+                ahead.append(pool.submit(block.read, columns, first).result)
+            else:
+                ahead.append(functools.partial(block.read, columns, first))
+            if len(ahead) > _READ_AHEAD:
+                yield ahead.popleft()()
+        for read in ahead:
+            yield read()
 
 
 def take_rows(blocks: Sequence[RowBlock], rows: Integers, columns: list[str]) -> pa.Table:
@@ -94,7 +122,7 @@ class RunSource:
     sealed part holds the same rows in the same order.
     """
 
-    statistics = _STATISTICS
+    statistics = ALL_STATISTICS
     bounded = clipped = outdated = False
 
     def __init__(self, reader: RunReader) -> None:
@@ -104,13 +132,17 @@ class RunSource:
         self._started = False
         self._sealed: tuple[Any, Any] = (None, None)  # the columns of a part that were read last
 
+    @property
+    def has_shards(self) -> bool:
+        return len(self.reader.by_rank) > 1
+
     def refresh(self) -> None:
         if self._started:
             self.reader.refresh()
         self._started = True
         with self.reader.lock:
-            for rank, tables in self.reader.by_rank.items():
-                self.blocks = [*self.blocks, *self._new_blocks(rank, tables)]
+            new = [self._new_blocks(*each) for each in self.reader.by_rank.items()]
+            self.blocks = [*self.blocks, *itertools.chain.from_iterable(new)]
 
     def _new_blocks(self, rank: int, tables: RankTables) -> Iterator[_RunBlock]:
         first, start = self._next.get(rank, (0, 0))
@@ -120,21 +152,28 @@ class RunSource:
                 kept = None
                 if not is_sealed or tables.parts[part].contents.missing:
                     dropped = tables.read_part(part, ["missing"]).column("missing")
-                    kept = _false_rows(dropped.slice(start, size - start))
+                    kept = false_rows(dropped.slice(start, size - start))
                 yield _RunBlock(self, rank, part, slice(start, size), kept)
             start = 0 if is_sealed else size
             self._next[rank] = part + is_sealed, start
 
-    def read_part(self, rank: int, part: int, columns: list[str]) -> pa.Table:
+    def is_one_block(self, rank: int, part: int, rows: slice) -> bool:
+        """Return whether a part is sealed, and has no other rows than these."""
+        parts = self.reader.by_rank[rank].parts
+        return part < len(parts) and rows == slice(0, parts[part].contents.rows)
+
+    def read_part(self, rank: int, part: int, columns: list[str], rows: slice) -> pa.Table:
         """Return columns of a part, which may have several blocks."""
+        if self.is_one_block(rank, part, rows):  # its file does not change: no lock is needed
+            return self.reader.by_rank[rank].read_part(part, columns, encode_words=True)
         key = rank, part, columns
         with self.reader.lock:
             tables = self.reader.by_rank[rank]
             if part >= len(tables.parts):
-                return tables.read_part(part, columns)
+                return tables.read_part(part, columns)[rows]
             if self._sealed[0] != key:
                 self._sealed = key, tables.read_part(part, columns, encode_words=True)
-            return self._sealed[1]
+            return self._sealed[1][rows]
 
 
 class _RunBlock:
@@ -148,11 +187,15 @@ class _RunBlock:
         self._rows = rows
         self._kept = kept
 
+    @property
+    def is_parallel(self) -> bool:
+        return self._source.is_one_block(*self._part, self._rows)
+
     def __len__(self) -> int:
         return self._rows.stop - self._rows.start if self._kept is None else len(self._kept)
 
     def read(self, columns: list[str], start: int) -> pa.Table:
-        rows = self._source.read_part(*self._part, columns)[self._rows]
+        rows = self._source.read_part(*self._part, columns, self._rows)
         if self._kept is not None:
             rows = rows.take(row_indices(self._kept))
         return rows.slice(start)
@@ -165,52 +208,7 @@ class _RunBlock:
             return reader.by_rank[rank].take(part, self._rows.start + within, columns)
 
 
-class RunWindow:
-    """The row groups of a run that hold some steps; only their columns are ever in memory."""
-
-    statistics = _STATISTICS
-    bounded = clipped = outdated = False
-
-    def __init__(self, reader: RunReader, units: Sequence[tuple[int, Unit]]) -> None:
-        self.blocks: Sequence[RowBlock] = [_UnitBlock(reader, rank, unit) for rank, unit in units]
-
-    def refresh(self) -> None:
-        """Do nothing: a window is of a run that has ended."""
-
-
-class _UnitBlock:
-    """The rows of a row group, or of the tail, that hold a record; columns are read once."""
-
-    def __init__(self, reader: RunReader, rank: int, unit: Unit) -> None:
-        self._tables, self._unit = reader.by_rank[rank], unit
-        self._columns: dict[str, Any] = {}
-        missing = self._tables.read(unit, ["missing"]).column("missing")
-        self._kept = _false_rows(missing)
-        self._size = len(missing) if self._kept is None else len(self._kept)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read(self, columns: list[str], start: int) -> pa.Table:
-        return self._table(columns).slice(start)
-
-    def take(self, rows: Integers, columns: list[str]) -> pa.Table:
-        return self._table(columns).take(row_indices(rows))
-
-    def _table(self, columns: list[str]) -> pa.Table:
-        import pyarrow as pa
-
-        new = [name for name in columns if name not in self._columns]
-        if new:
-            cells = self._tables.read(self._unit, new)
-            if self._kept is not None:
-                cells = cells.take(row_indices(self._kept))
-            self._columns |= zip(new, cells.columns, strict=True)
-        fields = [schema().field(name) for name in columns]
-        return pa.table([self._columns[name] for name in columns], schema=pa.schema(fields))
-
-
-def _false_rows(mask: pa.ChunkedArray) -> Integers | None:
+def false_rows(mask: pa.ChunkedArray) -> Integers | None:
     """Return the positions of the false values, or None if all are."""
     import pyarrow.compute as pc
 
@@ -230,8 +228,8 @@ class RecordSource:
     has evicted.
     """
 
-    statistics = _STATISTICS
-    clipped = outdated = False
+    statistics = ALL_STATISTICS
+    clipped = outdated = has_shards = is_parallel = False
 
     def __init__(
         self,
@@ -306,7 +304,7 @@ def _cells(column: str, records: list[Record], numbers: list[float | None]) -> l
 class FrameSource:
     """The rows of a LogFrame, as it is now."""
 
-    bounded = outdated = False
+    bounded = outdated = has_shards = is_parallel = False
     clipped = True
 
     def __init__(self, frame: Any) -> None:

@@ -10,7 +10,6 @@ first needed. `refresh` reads only new rows.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,17 +19,36 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from tensortap.alerts import Alert, alert_of
+from tensortap.alerts import Alert
 from tensortap.errors import NotFound
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
 from tensortap.runs.arrow import numbers, row_indices
-from tensortap.runs.rows import STATISTICS, decode_value
+from tensortap.runs.rows import STATISTICS
 from tensortap.stats.formats import Exponents
-from tensortap.table.columns import GrowingArray, InternedColumn, SeriesIndex, dense_counts
-from tensortap.table.logframe_schema import KINDS
-from tensortap.table.sources import (
+from tensortap.stats.merge import merged_from
+from tensortap.table.columns import (
+    ALERT,
+    HAS_NUMBER,
     VALUE,
+    ColumnMemo,
+    GrowingArray,
+    InternedColumn,
+    SeriesIndex,
+    alerts_of,
+    column_of,
+    dense_counts,
+    has_tag,
+    mean_per_step,
+    mixed,
+    numbers_of,
+    statistic_array,
+)
+from tensortap.table.logframe_schema import KINDS
+from tensortap.table.messages import no_such
+from tensortap.table.numbering import distinct
+from tensortap.table.shard_keys import ShardKeys
+from tensortap.table.sources import (
     RecordSource,
     RowBlock,
     RowSource,
@@ -52,12 +70,10 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 NONFINITE = "nonfinite"
 _NONFINITE_COUNTS = ("nans", "posinfs", "neginfs")
-_HAS_NUMBER = "has_number"  # 1 where `number` is given, even as NaN
 _TEXTS = ("name", "kind", "dtype")
-_INTEGERS = ("step", "rank", "call", "seq")
+_INTEGERS = {"step": np.int64, "rank": np.int32, "call": np.int64, "seq": np.int64}
 _NOT_LAYERS = (Kind.METRIC.value, Kind.ALERT.value)
 _BOUNDED_ROWS = 1_000_000  # from here on the table of a bounded source starts over
-_ALERT = ["name", "step", "call", "seq", "rank", "value"]
 
 
 class Table:
@@ -71,7 +87,7 @@ class Table:
     kind: NDArray[np.int32]
     dtype: NDArray[np.int32]
     step: Integers
-    rank: Integers
+    rank: NDArray[Any]
     call: Integers
     seq: Integers
     lock: AbstractContextManager[bool]  # hold it to keep the rows unchanged
@@ -92,8 +108,9 @@ class Table:
         self._source = self._open_source()
         self._appended: list[RowBlock] = []
         self._texts = {name: InternedColumn() for name in _TEXTS}
-        self._integers = {name: GrowingArray(np.int64) for name in _INTEGERS}
+        self._integers = {name: GrowingArray(kind) for name, kind in _INTEGERS.items()}
         self._statistics: dict[str, GrowingArray] = {}
+        self._keys, self._contents = ShardKeys(), GrowingArray(np.uint64)
         self._index = SeriesIndex()
         self._alerts: list[tuple[tuple[int, int, int], Alert]] = []
         self._publish()
@@ -101,7 +118,7 @@ class Table:
     def _publish(self) -> None:
         """Set the attributes that hold the index columns, one entry per row."""
         self.names, self.kinds, self.dtypes = (self._texts[name].texts for name in _TEXTS)
-        self.name, self.kind, self.dtype = (self._texts[name].values for name in _TEXTS)
+        self.name, self.kind, self.dtype = (self._texts[name].rows.values for name in _TEXTS)
         columns = (self._integers[name].values for name in _INTEGERS)
         self.step, self.rank, self.call, self.seq = columns
 
@@ -149,13 +166,52 @@ class Table:
                 self._start()
                 self._source.refresh()
                 start = -1
-        for chunk in self.read([*_TEXTS, *_INTEGERS], max(start, 0)):
-            for name, texts in self._texts.items():
-                texts.extend(chunk.column(name))
-            for name, integers in self._integers.items():
-                integers.extend(numbers(chunk.column(name)))
+        self._append_rows(max(start, 0))
         self._publish()
         return len(self) > start
+
+    def _append_rows(self, start: int) -> None:
+        """Read the columns of the index, and what is read along with them."""
+        along = self._read_along(start)
+        columns: dict[str, tuple[GrowingArray, Callable[[Any], NDArray[Any]]]] = {
+            **{name: (column.rows, column.codes) for name, column in self._texts.items()},
+            **{name: (column, numbers) for name, column in self._integers.items()},
+            **{name: (self._statistics[name], numbers) for name in along if name in STATISTICS},
+        }
+        count, memo = sum(map(len, self._blocks())) - start, ColumnMemo()
+        for column, _ in columns.values():
+            column.reserve(count)
+        more = [*ShardKeys.columns, "number"] if along else []
+        for chunk in self.read([*columns, *more], start):
+            for name, (column, values_of) in columns.items():
+                cells = chunk.column(name)
+                column.extend(memo.get([cells], functools.partial(values_of, cells)))
+            if along:
+                self._keys.extend(chunk, memo)
+                for name in (VALUE, HAS_NUMBER):
+                    self._statistics[name].extend(numbers_of(chunk, name))
+
+    def _read_along(self, start: int) -> list[str]:
+        """Return the statistics to read in the pass that reads the index.
+
+        Whole tensors and the first page need them; every pass opens the files of all ranks.
+        """
+        if not self._source.has_shards or self._keys.size < start:
+            return []
+        first = (*merged_from("rm2"), VALUE, HAS_NUMBER)
+        if not start:
+            self._statistics = {name: statistic_array(name) for name in first}
+        if any(n not in self._statistics or self._statistics[n].size < start for n in first):
+            return []
+        return [name for name, column in self._statistics.items() if column.size == start]
+
+    def shard_keys(self) -> ShardKeys:
+        """Return which shards and batches the rows are of."""
+        with self.lock:
+            memo = ColumnMemo()
+            for chunk in self.read([*ShardKeys.columns], self._keys.size):
+                self._keys.extend(chunk, memo)
+            return self._keys
 
     def _series(self) -> SeriesIndex:
         self._index.update(self.kind, self.name)
@@ -182,18 +238,16 @@ class Table:
         """Return a statistic of every row; NaN where a record has none."""
         if statistic == NONFINITE:
             counts = [np.nan_to_num(self.column(name)) for name in _NONFINITE_COUNTS]
-            return sum(counts[1:], counts[0])
+            return counts[0] + counts[1] + counts[2]
         with self.lock:
             if statistic not in self._statistics:
-                if statistic != _HAS_NUMBER and not self.has(statistic):
+                if statistic != HAS_NUMBER and not self.has(statistic):
                     raise NotFound(no_such("statistic", statistic, self.statistics()))
-                self._statistics[statistic] = GrowingArray(np.float64)
+                self._statistics[statistic] = statistic_array(statistic)
             column = self._statistics[statistic]
-            name = "number" if statistic in (VALUE, _HAS_NUMBER) else statistic
             if column.size < len(self):
-                for chunk in self.read([name], column.size):
-                    cells = chunk.column(name)
-                    column.extend(_valid(cells) if statistic == _HAS_NUMBER else numbers(cells))
+                for chunk in self.read([column_of(statistic)], column.size):
+                    column.extend(numbers_of(chunk, statistic))
             return column.values[: len(self)]
 
     def prefetch(self, statistics: Iterable[str]) -> None:
@@ -207,6 +261,15 @@ class Table:
                 for name, column in found.items():
                     column.extend(numbers(chunk.column(name)))
             self._statistics |= found
+
+    def contents(self) -> NDArray[np.uint64]:
+        """Return 64 bits of each row that differ if any of its statistics does."""
+        with self.lock:
+            names = [name for name in STATISTICS if name in self._source.statistics]
+            for chunk in self.read(names, self._contents.size):
+                columns = [numbers(chunk.column(name)) for name in names]
+                self._contents.extend(mixed(columns, chunk.num_rows))
+            return self._contents.values[: len(self)]
 
     def nonfinite(self, rows: Integers) -> Integers:
         """Return how many values of each of `rows` were NaN or infinite; 0 where unknown."""
@@ -226,7 +289,7 @@ class Table:
 
     def has_number(self, rows: Integers) -> NDArray[np.bool_]:
         """Return which of `rows` are single numbers, NaN included."""
-        return self.column(_HAS_NUMBER)[rows] > 0
+        return self.column(HAS_NUMBER)[rows] > 0
 
     def read(self, columns: list[str], start: int = 0) -> Iterator[pa.Table]:
         """Yield columns of the run format, of all rows from `start` on, chunk by chunk."""
@@ -287,15 +350,15 @@ class Table:
 
     def ranks(self) -> list[int]:
         """Return the ranks."""
-        return [int(rank) for rank in np.unique(self.rank)]
+        return [int(rank) for rank in distinct(self.rank)]
 
     def steps(self, kind: str | None = None, name: str | None = None) -> Integers:
         """Return the steps, of all rows or of a kind or of one of its names."""
         if kind is not None and name is not None:
-            return np.unique(self.step[self.series(kind, name)])
+            return distinct(self.step[self.series(kind, name)])
         if kind is None:
-            return np.unique(self.step)
-        return np.unique(self.step[self.kind == self._texts["kind"].code(kind)])
+            return distinct(self.step)
+        return distinct(self.step[self.kind == self._texts["kind"].code(kind)])
 
     def metrics(self, rank: int | None = None) -> dict[str, tuple[Integers, Floats]]:
         """Return name → steps and values of metrics, such as those of ``tracker.step(loss=…)``.
@@ -306,7 +369,7 @@ class Table:
             n: self.series(Kind.METRIC.value, n, rank) for n in self.layers(Kind.METRIC.value)
         }
         return {
-            name: _mean_per_step(self.step[rows], self.rank[rows], self.column(VALUE)[rows])
+            name: mean_per_step(self.step[rows], self.rank[rows], self.column(VALUE)[rows])
             for name, rows in series.items()
             if len(rows)
         }
@@ -315,7 +378,7 @@ class Table:
         """Return the alerts in order of capture."""
         with self.lock:
             rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
-            self._alerts += _alerts(self.take(rows[len(self._alerts) :], _ALERT))
+            self._alerts += alerts_of(self.take(rows[len(self._alerts) :], ALERT))
             return [alert for _, alert in sorted(self._alerts, key=lambda each: each[0])]
 
     def without_recomputed(self, rows: Integers) -> Integers:
@@ -358,38 +421,6 @@ class Table:
         return numbers(taken.column("below")), numbers(taken.column("above"))
 
 
-def _mean_per_step(step: Integers, rank: Integers, value: Floats) -> tuple[Integers, Floats]:
-    """Return steps, and the means over ranks; of two values of a rank the later one counts."""
-    last = np.append((np.diff(step) != 0) | (np.diff(rank) != 0), True)
-    step, value = step[last], value[last]
-    starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
-    counts = np.diff(np.append(starts, len(step)))
-    return step[starts], np.add.reduceat(value, starts) / counts
-
-
-def _alerts(cells: pa.Table) -> Iterator[tuple[tuple[int, int, int], Alert]]:
-    """Yield the alerts of rows, each with (step, seq, rank)."""
-    columns = [cells.column(name).to_pylist() for name in _ALERT]
-    for name, step, call, seq, rank, data in zip(*columns, strict=True):
-        value = decode_value(data)
-        record = Record(name, Kind.ALERT, step, call, seq, rank, 1, 0, value=value)
-        yield (step, seq, rank), alert_of(record)
-
-
-def has_tag(table: pa.Table, tag: str) -> NDArray[np.bool_]:
-    """Return which rows of an Arrow table with a column ``tags`` have a tag."""
-    import pyarrow.compute as pc
-
-    return _valid(pc.map_lookup(table.column("tags"), tag, "first")) > 0
-
-
-def _valid(column: pa.ChunkedArray) -> Floats:
-    """Return 1 where a cell is not null, else 0."""
-    import pyarrow.compute as pc
-
-    return numbers(pc.cast(pc.is_valid(column), "float64"))
-
-
 def locked(
     function: Callable[Concatenate[Table, Parameters], Result],
 ) -> Callable[Concatenate[Table, Parameters], Result]:
@@ -413,19 +444,3 @@ def table_of(origin: Any) -> Table:
     if isinstance(origin, Table):
         return origin
     return Table(source_of(RunReader(origin) if isinstance(origin, (str, Path)) else origin))
-
-
-def no_such(what: str, wanted: str, available: Sequence[str]) -> str:
-    """Return a message about an unknown name, with similar ones or what is available.
-
-    >>> no_such("statistic", "rm3", ["rm2", "std"])
-    "no statistic is called 'rm3'; did you mean 'rm2'?"
-    """
-    if not available:
-        return f"no {what} is called {wanted!r}: there is none at all"
-    similar = difflib.get_close_matches(wanted, available, 3, 0.6)
-    similar = similar or [each for each in available if wanted.lower() in each.lower()][:3]
-    if similar:
-        return f"no {what} is called {wanted!r}; did you mean {' or '.join(map(repr, similar))}?"
-    few = ", ".join(available[:8]) + (f" … ({len(available)})" if len(available) > 8 else "")
-    return f"no {what} is called {wanted!r}; available: {few}"

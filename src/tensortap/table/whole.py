@@ -16,23 +16,17 @@ merged row has the name, order and rank of the part with the lowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensortap.runs.arrow import lists, numbers, row_indices
+from tensortap.runs.arrow import dictionary_array, lists, number_array, numbers, row_indices
 from tensortap.runs.rows import STATISTICS
 from tensortap.stats.merge import merge_column, merged_from
 from tensortap.table.logframe_schema import KINDS
-from tensortap.table.replicas import (
-    codes,
-    first_of,
-    places_of,
-    same_tensor,
-    stable_order,
-    unequal_groups,
-)
+from tensortap.table.numbering import codes, distinct, first_of, stable_order
+from tensortap.table.replicas import places_of, same_tensor, unequal_groups
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,9 +36,14 @@ if TYPE_CHECKING:
     from tensortap.table.table import Table
 
     Booleans = NDArray[np.bool_]
+    Floats = NDArray[np.float64]
 
 _BINS = ("first_bin", "bins")
+_TEXTS = {"name": "names", "kind": "kinds", "dtype": "dtypes"}
+_INTEGERS = ("step", "rank", "call", "seq")
+_HELD = (*_TEXTS, *_INTEGERS, "number", *STATISTICS)
 _AWAITED_STEPS = 3  # of so many recorded steps, a growing table waits for ranks that are behind
+_SLICE = 1 << 19  # rows that are grouped at a time, if they have several steps; bounds memory
 
 
 class WholeSource:
@@ -55,7 +54,7 @@ class WholeSource:
     `outdated`.
     """
 
-    bounded = clipped = False
+    bounded = clipped = has_shards = False
 
     def __init__(self, parts: Table) -> None:
         self._parts = parts
@@ -78,28 +77,37 @@ class WholeSource:
         parts = self._parts
         new = np.arange(self._read, len(parts))
         if parts.generation == self._generation:
-            self._note_last_steps(new)
-        late = self._is_tensor(new) & (parts.step[new] <= self._reported_step)
-        if parts.generation != self._generation or (late.any() and len(self._last_steps) > 1):
+            self._note_last_steps(self._read)
+        if parts.generation != self._generation or self._is_late(new):
             self.outdated = True
             return
         self._read = len(parts)
-        rows = np.concatenate([self._waiting, new])
-        ready = self._ready(rows) if self._waits and len(new) else rows >= 0
+        rows = np.concatenate([self._waiting, new]) if len(self._waiting) else new
+        self._waiting = rows[:0]
+        if self._waits and len(new):
+            ready = self._ready(rows)
+            self._waiting, rows = rows[~ready], rows[ready]
         self._waits = True
-        self._waiting, rows = rows[~ready], rows[ready]
         if len(rows):
             tensors = rows[self._is_tensor(rows)]
             if len(tensors):
                 self._reported_step = max(self._reported_step, int(parts.step[tensors].max()))
-            self.blocks = [*self.blocks, WholeBlock(parts, *self._grouped(rows))]
+            made = [WholeBlock(parts, *self._grouped(each)) for each in self._slices(rows)]
+            self.blocks = [*self.blocks, *made]
 
-    def _note_last_steps(self, rows: Integers) -> None:
-        ranks, of_row = np.unique(self._parts.rank[rows], return_inverse=True)
-        last = np.full(len(ranks), np.iinfo(np.int64).min)
-        np.maximum.at(last, of_row, self._parts.step[rows])
-        for rank, step in zip(ranks.tolist(), last.tolist(), strict=True):
-            self._last_steps[rank] = max(step, self._last_steps.get(rank, step))
+    def _is_late(self, rows: Integers) -> bool:
+        """Return whether a row is of a step whose tensors were already merged."""
+        if len(self._last_steps) < 2 or not self.blocks:
+            return False
+        late = self._is_tensor(rows) & (self._parts.step[rows] <= self._reported_step)
+        return bool(late.any())
+
+    def _note_last_steps(self, start: int) -> None:
+        rank, step = self._parts.rank[start:], self._parts.step[start:]
+        starts = np.flatnonzero(np.diff(rank, prepend=-1))  # mostly, ranks come one by one
+        last = np.maximum.reduceat(step, starts) if len(starts) else starts
+        for each, newest in zip(rank[starts].tolist(), last.tolist(), strict=True):
+            self._last_steps[each] = max(newest, self._last_steps.get(each, newest))
 
     def _ready(self, rows: Integers) -> Booleans:
         """Return which rows are of steps that every rank has passed, or that are old."""
@@ -107,19 +115,32 @@ class WholeSource:
         if len(self._last_steps) < 2:
             return rows >= 0
         passed = min(self._last_steps.values())
-        passed = max(passed, int(np.unique(step[rows])[-_AWAITED_STEPS:][0]))
+        passed = max(passed, int(distinct(step[rows])[-_AWAITED_STEPS:][0]))
         return np.asarray((step[rows] < passed) | ~self._is_tensor(rows))
 
     def _is_tensor(self, rows: Integers) -> Booleans:
-        codes = [i for i, kind in enumerate(self._parts.kinds) if kind in KINDS]
-        return np.isin(self._parts.kind[rows], codes)
+        of_kind = np.array([kind in KINDS for kind in self._parts.kinds], np.bool_)
+        return np.asarray(of_kind[self._parts.kind[rows]])
+
+    def _slices(self, rows: Integers) -> Iterator[Integers]:
+        """Yield the rows in slices of steps, if there are many."""
+        if len(self._last_steps) < 2 or len(rows) <= _SLICE:
+            yield rows
+            return
+        step_code = codes(self._parts.step[rows])
+        slice_of_step = (np.cumsum(np.bincount(step_code)) - 1) // _SLICE
+        slice_of_row = slice_of_step.astype(np.uint16)[step_code]
+        del step_code  # as large as the rows
+        for number in range(int(slice_of_step[-1]) + 1):
+            yield rows[slice_of_row == number]
 
     def _grouped(self, rows: Integers) -> tuple[Integers, Integers]:
         """Return the rows to merge, group by group, and how many each group has."""
         parts = self._parts
-        if len(np.unique(parts.rank[rows])) < 2:
+        if not len(rows) or (parts.rank[rows] == parts.rank[rows[0]]).all():
             return rows, np.ones(len(rows), np.int64)
-        rows = rows[stable_order(parts.rank[rows])]
+        if (np.diff(parts.rank[rows]) < 0).any():
+            rows = rows[stable_order(parts.rank[rows])]
         parts.prefetch(merged_from("rm2"))  # what figures show first
         tensors = np.flatnonzero(self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows]))
         groups = same_tensor(parts, rows[tensors])
@@ -138,6 +159,8 @@ class WholeSource:
 class WholeBlock:
     """Rows of a table that were reported together, as groups: `rows` lists their members."""
 
+    is_parallel = False
+
     def __init__(self, parts: Table, rows: Integers, lengths: Integers) -> None:
         self._parts = parts
         self._rows = rows
@@ -149,7 +172,7 @@ class WholeBlock:
         self._members = rows[np.repeat(lengths > 1, lengths)]
         sizes = lengths[self._several]
         self._member_starts = np.cumsum(sizes) - sizes
-        self._columns: dict[str, Any] = {}
+        self._columns: dict[str, Floats] = {}  # statistics of the merged groups
         # adjacent rows are read faster than chosen ones
         self._is_plain = len(rows) == len(lengths) and bool((np.diff(rows) == 1).all())
 
@@ -158,12 +181,30 @@ class WholeBlock:
 
     def read(self, columns: list[str], start: int) -> pa.Table:
         """Return columns of all rows from `start` on."""
-        if not self._is_plain:
-            return self.take(np.arange(start, len(self)), columns)
         import pyarrow as pa
 
-        parts = self._parts.read(columns, int(self._rows[0]) + start)
-        return pa.concat_tables(parts).slice(0, len(self) - start)
+        if self._is_plain:
+            parts = self._parts.read(columns, int(self._rows[0]) + start)
+            return pa.concat_tables(parts).slice(0, len(self) - start)
+        rows = np.arange(start, len(self))
+        held = [self._held(name, rows) for name in columns if name in _HELD]
+        if len(held) < len(columns):
+            return self.take(rows, columns)
+        return pa.Table.from_arrays(held, columns)
+
+    def _held(self, name: str, rows: Integers) -> pa.Array:
+        """Return a column that the table of parts has in memory."""
+        parts, leaders = self._parts, self._rows[self._starts[rows]]
+        if name in _TEXTS:
+            return dictionary_array(getattr(parts, name)[leaders], getattr(parts, _TEXTS[name]))
+        if name in _INTEGERS:
+            return number_array(getattr(parts, name)[leaders])
+        if name == "number":
+            return number_array(parts.column("value")[leaders], parts.has_number(leaders))
+        values, place = parts.column(name)[leaders], self._place[rows]
+        if len(self._several):
+            values = np.where(place >= 0, self._merged(name)[place], values)
+        return number_array(values, ~np.isnan(parts.column("count")[leaders]))
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:
         """Return columns of the given rows."""
@@ -171,48 +212,56 @@ class WholeBlock:
         merged = np.flatnonzero(self._place[rows] >= 0)
         if not len(merged):
             return table
-        own = np.arange(len(rows))
-        own[merged] = len(rows) + self._place[rows[merged]]
+        own, places = np.arange(len(rows)), self._place[rows[merged]]
+        own[merged] = len(rows) + np.arange(len(merged))
+        bins = self._merged_bins(places) if set(_BINS) & set(columns) else {}
         for name in columns:
-            if name in STATISTICS or name in _BINS or name == "shape":
-                column = _appended(table.column(name), self._merged(name))
-                table = table.set_column(
-                    table.column_names.index(name), table.field(name), column.take(row_indices(own))
-                )
+            if name in STATISTICS:
+                more = number_array(self._merged(name)[places])
+            elif name in _BINS:
+                more = bins[name]
+            elif name == "shape":
+                more = self._merged_shapes(places)
+            else:
+                continue
+            column = _appended(table.column(name), more).take(row_indices(own))
+            table = table.set_column(table.column_names.index(name), table.field(name), column)
         return table
 
-    def _merged(self, name: str) -> Any:
-        """Return a column of the groups that are merged."""
+    def _merged(self, name: str) -> Floats:
+        """Return a statistic of the groups that are merged."""
         if name not in self._columns:
-            starts, parts = self._member_starts, self._parts
-            if name in STATISTICS:
-                needed = merged_from(name)
-                parts.prefetch(needed)
-                given = {each: parts.column(each)[self._members] for each in needed}
-                self._columns[name] = merge_column(name, given, starts)
-            elif name in _BINS:
-                bins = parts.take(self._members, list(_BINS))
-                self._columns |= zip(_BINS, _merged_bins(bins, starts), strict=True)
-            else:
-                given = parts.take(self._members[starts], ["shape", "shard_shape"])
-                import pyarrow.compute as pc
-
-                self._columns["shape"] = pc.coalesce(
-                    given.column("shard_shape"), given.column("shape")
-                )
+            needed, parts = merged_from(name), self._parts
+            parts.prefetch(needed)
+            given = {each: parts.column(each)[self._members] for each in needed}
+            self._columns[name] = merge_column(name, given, self._member_starts)
         return self._columns[name]
+
+    def _merged_bins(self, groups: Integers) -> dict[str, pa.Array]:
+        """Return the exponent counts of some groups: those of all would fill the memory."""
+        lengths = self._lengths[self._several[groups]]
+        starts = np.cumsum(lengths) - lengths
+        members = np.repeat(self._member_starts[groups] - starts, lengths)
+        members += np.arange(len(members))
+        bins = self._parts.take(self._members[members], list(_BINS))
+        return dict(zip(_BINS, _merged_bins(bins, starts), strict=True))
+
+    def _merged_shapes(self, groups: Integers) -> pa.ChunkedArray:
+        import pyarrow.compute as pc
+
+        first = self._members[self._member_starts[groups]]
+        given = self._parts.take(first, ["shape", "shard_shape"])
+        return pc.coalesce(given.column("shard_shape"), given.column("shape"))
 
 
 def _appended(column: pa.ChunkedArray, more: Any) -> pa.ChunkedArray:
     import pyarrow as pa
 
-    if isinstance(more, np.ndarray):
-        more = pa.array(more.astype(column.type.to_pandas_dtype()), column.type)
     chunks = more.chunks if isinstance(more, pa.ChunkedArray) else [more]
     return pa.chunked_array([*column.chunks, *(chunk.cast(column.type) for chunk in chunks)])
 
 
-def _merged_bins(bins: pa.Table, starts: Integers) -> tuple[Integers, pa.Array]:
+def _merged_bins(bins: pa.Table, starts: Integers) -> tuple[pa.Array, pa.Array]:
     """Return the first bin and the counts of each group of rows."""
     import pyarrow as pa
 
@@ -231,7 +280,8 @@ def _merged_bins(bins: pa.Table, starts: Integers) -> tuple[Integers, pa.Array]:
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     dense = np.zeros(offsets[-1], np.int64)
     np.add.at(dense, offsets[group] + exponents - low[group], counts)
-    return low, pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(dense))
+    ends = number_array(offsets.astype(np.int32))
+    return number_array(low), pa.ListArray.from_arrays(ends, number_array(dense))
 
 
 def _mergeable(parts: Table, rows: Integers, groups: Integers) -> tuple[Booleans, Booleans]:

@@ -27,6 +27,7 @@ from tensortap.arguments import (
 from tensortap.errors import MissingExtra, TensortapError
 from tensortap.readers.live import LiveReader
 from tensortap.record import Kind
+from tensortap.table.columns import VALUE
 from tensortap.table.selection import (
     Layers,
     check_statistics,
@@ -36,7 +37,6 @@ from tensortap.table.selection import (
     choose_rank,
     choose_step,
 )
-from tensortap.table.sources import VALUE
 from tensortap.table.table import Table, table_of
 from tensortap.viz.figures import (
     exponents_figure,

@@ -24,7 +24,8 @@ from tensortap.runs.rows import NO_VALUE
 from tensortap.server import answers
 from tensortap.server.questions import Overview, TensorStepsList
 from tensortap.server.server import Server
-from tensortap.table.table import Table, has_tag, table_of
+from tensortap.table.columns import has_tag
+from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

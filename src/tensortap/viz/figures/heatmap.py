@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensortap.table.sources import VALUE
+from tensortap.table.columns import VALUE
 from tensortap.table.table import Table, locked
 from tensortap.text.tensors import number
 from tensortap.viz.figures.encoding import (

@@ -44,7 +44,11 @@ def widths_figure(sizes: Iterable[Any], step: int, theme: str = "light") -> Figu
     made = layout(
         theme,
         height=420,
-        xaxis={"type": "log", "title": f"width (step {step})", "tickvals": sorted({r.width for r in sizes})},
+        xaxis={
+            "type": "log",
+            "title": f"width (step {step})",
+            "tickvals": sorted({r.width for r in sizes}),
+        },
         yaxis={"type": "log", "title": "mean |x|", "exponentformat": "power"},
         showlegend=True,
         legend={"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},

@@ -1,0 +1,122 @@
+"""Which shard and which batch each row of a table is of, as numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensortap.runs.arrow import coded, lists, numbers, row_indices
+from tensortap.table.columns import ColumnMemo, GrowingArray, is_valid
+from tensortap.table.numbering import codes, first_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Booleans = NDArray[np.bool_]
+    Integers = NDArray[np.int64]
+
+SHARD, LAYOUT, PARTIAL = 1, 2, 4
+"""Flags of rows: their place in the whole is known; they have a tag with placements; they are
+partial sums."""
+
+
+class ShardKeys:
+    """The keys of all rows; places and batches are numbered over all ranks."""
+
+    columns = ("shape", "shard_offsets", "shard_placements", "tags")  # of the run format
+
+    def __init__(self) -> None:
+        self._place = GrowingArray(np.int32)
+        self._batch = GrowingArray(np.int32)
+        self._flags = GrowingArray(np.uint8)
+        self._places: dict[Any, int] = {}
+        self._batches: dict[str, int] = {}
+
+    @property
+    def size(self) -> int:
+        """How many rows have keys so far."""
+        return self._flags.size
+
+    @property
+    def place(self) -> NDArray[np.int32]:
+        """The number of the shape and the offsets of each row."""
+        return self._place.values
+
+    @property
+    def batch(self) -> NDArray[np.int32]:
+        """The number of the batch that the tags of each row name."""
+        return self._batch.values
+
+    def has(self, flag: int, rows: Integers) -> Booleans:
+        """Return which rows have a flag."""
+        return (self._flags.values[rows] & flag) > 0
+
+    def extend(self, cells: pa.Table, memo: ColumnMemo) -> None:
+        """Append the keys of rows; `memo` knows those that other ranks have as well."""
+        shapes = [cells.column(name) for name in ("shape", "shard_offsets")]
+        placements, tags = cells.column("shard_placements"), cells.column("tags")
+        self._place.extend(memo.get(shapes, lambda: self._place_codes(shapes)))
+        flags = memo.get(shapes[1:], lambda: SHARD * is_valid(shapes[1]).astype(np.uint8))
+        partial = memo.get([placements], lambda: PARTIAL * _is_partial(placements).astype(np.uint8))
+        layout, batch_tag, words = _tags(tags, "placements", "batch")
+        words.append("")  # for rows without the tag, whose code is -1
+        batches = [self._batches.setdefault(word, len(self._batches)) for word in words]
+        self._batch.extend(np.array(batches, np.int32)[batch_tag])
+        self._flags.extend(flags | partial | LAYOUT * (layout >= 0).astype(np.uint8))
+
+    def _place_codes(self, shapes: list[pa.ChunkedArray]) -> NDArray[np.int32]:
+        local = codes(*map(_list_codes, shapes))
+        first = row_indices(first_of(local))
+        keys = zip(*(column.take(first).to_pylist() for column in shapes), strict=True)
+        texts = [(tuple(shape or ()), tuple(offsets or ())) for shape, offsets in keys]
+        places = [self._places.setdefault(text, len(self._places)) for text in texts]
+        return np.array(places, np.int32)[local]
+
+
+def _is_partial(placements: pa.ChunkedArray) -> Booleans:
+    """Return which rows are partial sums."""
+    lengths, items, words = _text_lists(placements)
+    is_sum = np.array([word.startswith("P") for word in words], np.bool_)[items]
+    sums, ends = np.append(0, np.cumsum(is_sum)), np.cumsum(lengths)
+    return np.asarray(sums[ends] > sums[ends - lengths])
+
+
+def _list_codes(column: pa.ChunkedArray) -> Integers:
+    """Return codes of a column of lists of integers."""
+    lengths, items = lists(column)
+    starts, items = np.cumsum(lengths) - lengths, np.append(items, 0)
+    places = range(int(lengths.max(initial=0)))
+    at = [np.where(lengths > i, items[np.where(lengths > i, starts + i, 0)], 0) for i in places]
+    return codes(lengths, *at)
+
+
+def _text_lists(column: pa.ChunkedArray) -> tuple[Integers, Integers, list[str]]:
+    """Return the lengths of lists of texts, the codes of all items, and the texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = np.nan_to_num(numbers(pc.list_value_length(column))).astype(np.int64)
+    items, texts = coded(pa.chunked_array([c.flatten() for c in column.chunks], pa.string()))
+    return lengths, items.astype(np.int64), texts
+
+
+def _tags(column: pa.ChunkedArray, *keys: str) -> tuple[Any, ...]:
+    """Return the codes of the values that each tag has, -1 for none, and the values."""
+    import pyarrow as pa
+
+    cells = column.combine_chunks()
+    ends = np.from_dlpack(cells.offsets) if len(cells) else np.zeros(1, np.int32)
+    inside = slice(int(ends[0]), int(ends[-1]))
+    names, known = coded(pa.chunked_array([cells.keys[inside]], pa.string()))
+    items, texts = coded(pa.chunked_array([cells.items[inside]], pa.string()))
+    row = np.repeat(np.arange(len(cells)), np.diff(ends))
+    found = []
+    for key in keys:
+        codes_of_row = np.full(len(cells), -1)
+        if key in known:
+            at = np.flatnonzero(names == known.index(key))
+            codes_of_row[row[at]] = items[at]
+        found.append(codes_of_row)
+    return *found, texts
