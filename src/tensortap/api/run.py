@@ -26,6 +26,7 @@ from tensortap.text.records import record_line
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow.dataset as ds
 
     from tensortap.alerts import Alert, Rule
     from tensortap.sources.replay import Replay
@@ -110,6 +111,16 @@ class Run(Values):
         from tensortap.api.export import export
 
         return export(self, target, names=names)
+
+    def dataset(self) -> ds.Dataset:
+        """Return the records as a `pyarrow.dataset.Dataset`, one row each, as they are now.
+
+        Nothing is read yet: Arrow and DuckDB read the columns and rows that a query needs, piece
+        by piece, so that a run may be larger than the memory.
+        """
+        from tensortap.readers.dataset import dataset_of
+
+        return dataset_of(self.reader)
 
     @checked
     def film(self, name: str, target: str | Path, **options: Any) -> int:
