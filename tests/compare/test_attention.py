@@ -65,3 +65,36 @@ def test_attention_function_is_named_in_the_message(caplog):
     with tap.trace(sdpa_attention_forward, "attn_output") as tracer:
         model(input_ids=torch.ones(1, 3, dtype=torch.long))
     assert set(tracer.results["attn_output"].iterations) == {0, 1}
+
+
+def test_bisect_tells_rotary_embedding_attention_and_optimizer_apart(tmp_path):
+    import torch
+
+    def program(model, **options):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
+        batch = torch.randint(0, 64, (2, 15), generator=torch.Generator().manual_seed(1))
+
+        def step():
+            optimizer.zero_grad()
+            model(input_ids=batch, labels=batch).loss.backward()
+            optimizer.step()
+
+        return optimizer, step
+
+    model = tiny("eager")
+    optimizer, step = program(model)
+    options = {"tensors": True, "inputs": True, "out_path": tmp_path}
+    with tap.track(model, optimizer=optimizer, **options) as tracker:
+        step()
+        tracker.step()
+    other = tiny("sdpa")  # another kernel is no fault
+    assert tap.bisect(program(other)[1], other, tracker.path, atol=1e-6)
+    model = tiny("eager")
+    model.model.rotary_emb.inv_freq *= 1.01
+    model.model.layers[0].self_attn.scaling *= 1.1
+    model.gradient_checkpointing_enable()
+    _, step = program(model, betas=(0.8, 0.999))
+    report = tap.bisect(step, model, tracker.path)
+    wrong = ("model.rotary_emb", "model.layers.0.self_attn", "(optimizer)")
+    assert report.modules == wrong, str(report)
+    assert "its state differs" in report.faults[2].what

@@ -333,6 +333,27 @@ def test_random_numbers_in_place_and_repeated_calls(tmp_path):
     assert "same random state" in other.notes[-1]
 
 
+def test_modules_that_raise_are_skipped_in_further_executions(reference):
+    text = torch.randint(11, (3, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+    model = Net(["residual", "eps"])
+    model.blocks[1].mlp[2] = nn.Linear(3, WIDTH)  # as if transposed
+    model.blocks[0].attn.qkv = nn.Linear(5, WIDTH)
+
+    def step():
+        logits = model(text[:, :-1])
+        nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()
+
+    report = tap.bisect(step, model, reference)
+    assert set(report.modules) == {
+        "blocks.0.attn.qkv", "blocks.1.mlp.2", "blocks.0.norm1", "blocks.1"
+    }  # fmt: skip
+    assert report.executions == 3
+    assert report.raised == ""
+    assert "raised RuntimeError: mat1 and mat2" in report.faults[0].comparison.reason
+    assert "forward" not in vars(model.blocks[1].mlp[2])
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
 def test_errors(reference):
     model, _, step = program()
 
@@ -343,11 +364,6 @@ def test_errors(reference):
         tap.bisect(fail, model, reference)
     with pytest.raises(tap.TensortapError, match="no step 9; the nearest captured step is 2"):
         tap.bisect(step, model, reference, step=9)
-    model.blocks[1].mlp[2] = nn.Linear(3, WIDTH)
-    report = tap.bisect(step, model, reference)
-    assert report.modules == ("blocks.1.mlp.2",)
-    assert "raised RuntimeError" in report.faults[0].comparison.reason
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     _, _, step = program()
     with pytest.raises(tap.TensortapError, match="nothing was judged: the step calls no module"):
         tap.bisect(step, Net(), reference)

@@ -16,6 +16,7 @@ from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
     from tensortap.compare.faulty_modules import BisectReport, FaultyModule
+    from tensortap.sources.bisect import BisectOptions
 
 
 def bisect(
@@ -41,15 +42,28 @@ def bisect(
 
     from tensortap.compare.compared_run import ComparedRun
     from tensortap.compare.recorded_step import RecordedStep
-    from tensortap.sources.bisect import BisectOptions
-    from tensortap.sources.bisect_program import FOLDER, read_reports, write_options
+    from tensortap.sources.bisect import BisectOptions, next_options
 
     where = run if "://" in run else str(Path(run).absolute())
     given = None if rules is None else str(rules.absolute())
     options = BisectOptions(where, step, tuple(mapping), atol, rtol, given)
     options.check()  # before anything starts
     number = RecordedStep(ComparedRun(where), step).step
-    options = options._replace(step=number)
+    following: BisectOptions | None = options._replace(step=number)
+    while following is not None:
+        report = _of_all_ranks(_execute(command, following))
+        following = next_options(following, report)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        Console(highlight=False).print(report)
+    raise typer.Exit(0 if report else 1)
+
+
+def _execute(command: list[str], options: BisectOptions) -> dict[int, BisectReport]:
+    """Run the program until the step has been judged; return the report of each rank."""
+    from tensortap.sources.bisect_program import FOLDER, read_reports, write_options
+
     with tempfile.TemporaryDirectory(prefix="tensortap") as name:
         folder = Path(name)
         write_options(folder, options)
@@ -64,17 +78,12 @@ def bisect(
     if errors or not found:
         raise TensortapError(
             errors[0] if errors else
-            f"the program ended with {ended.returncode} before step {number}: it has to track its "
-            "model, with tap.track(model, …) as tracker, and call tracker.step()"
+            f"the program ended with {ended.returncode} before step {options.step}: it has to "
+            "track its model, with tap.track(model, …) as tracker, and call tracker.step()"
         )  # fmt: skip
-    report = _of_all_ranks(found)
     if ended.returncode:
         message(f"the program ended with {ended.returncode}")
-    if as_json:
-        print_json(report.to_json())
-    else:
-        Console(highlight=False).print(report)
-    raise typer.Exit(0 if report else 1)
+    return found
 
 
 def _of_all_ranks(found: dict[int, BisectReport]) -> BisectReport:

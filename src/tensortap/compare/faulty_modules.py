@@ -77,6 +77,8 @@ class BisectReport:
     notes: tuple[str, ...] = ()
     executions: int = 1
     """How often the step was executed."""
+    raised: str = ""
+    """The module whose error ended the step before all was judged."""
 
     def __bool__(self) -> bool:
         return not self.faults
@@ -108,6 +110,7 @@ class BisectReport:
             "faults": [each.to_json() for each in self.faults],
             "unsure": [each.to_json() for each in self.unsure],
             "judged": self.judged, "unjudged": self.unjudged, "notes": list(self.notes),
+            "raised": self.raised,
         }  # fmt: skip
 
     def __str__(self) -> str:

@@ -83,9 +83,8 @@ class BisectedHooks:
         try:
             if self._active and self._bisection is not None:  # the step did not end
                 error = sys.exc_info()[1]
-                module = self._bisection.hooks.running
-                if error is not None and module:
-                    self._bisection.judge.raised(module, error)
+                if error is not None:
+                    self._bisection.raised(error)
                 self._finish()
         finally:
             self._hooks.detach()
@@ -98,7 +97,7 @@ class BisectedHooks:
         rank, _ = ranks.rank_and_world_size()
         result: BisectReport | str
         try:
-            result = bisection.judge.report(bisection.reference)
+            result = bisection.report()
         except TensortapError as error:
             result = str(error)
         suffix = ".error" if isinstance(result, str) else ".report"

@@ -122,6 +122,7 @@ class Judge(RecordedTensors):
         self._counts: collections.Counter[str] = collections.Counter()
         self._found: list[Deviation] = []
         self._random: list[RandomCall] = []
+        self._raised = ""
         self._allowed: set[str] = set()  # modules that may differ, by a rule
 
     @property
@@ -179,12 +180,14 @@ class Judge(RecordedTensors):
             factor = _factor(swap.computed, swap.recorded, self._tolerance)
         return Deviation(swap.kind, _what(swap), _suspects(swap), found, reasons, factor)
 
-    def raised(self, module: str, error: BaseException) -> None:
-        """Note a module that has raised an error."""
-        words = f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    def raised(self, module: str, words: str, *, ended: bool) -> None:
+        """Note a module that raises an error; with `ended`, it has ended the step."""
         comparison = Comparison(False, words, differing=1)
         self._found.append(Deviation(Kind.ACTIVATION, "no output", (module,), comparison))
-        self.notes[f"what follows the error in {module} was not judged"] = None
+        if ended:
+            self._raised = module
+        part = "what follows the error in" if ended else "what is inside"
+        self.notes[f"{part} {module} was not judged"] = None
 
     # -- whose fault it is -----------------------------------------------------------------------
 
@@ -214,7 +217,7 @@ class Judge(RecordedTensors):
             ] = None
         return BisectReport(
             reference, self._recorded.step, tuple(faults), tuple(doubtful), dict(self._counts),
-            self.unjudged, tuple(self.notes), executions,
+            self.unjudged, tuple(self.notes), executions, self._raised,
         )  # fmt: skip
 
     def _unsure(self) -> set[str]:
