@@ -1,9 +1,9 @@
 /* The passes over one chunk of values, or one block of pairs, in the first-level cache.
  *
  * variants.c includes this file once for each kind of processor: PASS(name) gives each copy its own
- * names, and vectors are WIDTH bytes of float64 or BYTES_WIDTH bytes of bytes. There are no
- * intrinsics. For any width there are eight sums side by side, added up in the same order, so that
- * all copies are bit-identical (which needs -ffp-contract=off).
+ * names, and vectors are WIDTH bytes of float64 or BYTES_WIDTH bytes of bytes. For any width there
+ * are eight sums side by side, added up in the same order, so that all copies are bit-identical
+ * (which needs -ffp-contract=off).
  */
 
 typedef double PASS(F64) __attribute__((vector_size(WIDTH)));
@@ -38,22 +38,22 @@ static void PASS(upper_halves)(const uint16_t *restrict in, size_t n, float *res
         bits[i] = (uint32_t)in[i] << 16;
 }
 
-/* Find the largest and smallest values and magnitudes, as bits, and count zeros. */
+/* Find the largest and smallest values and magnitudes, as bits. As signed integers, the bits of
+ * negative floats are in the reverse order: four extremes of the bits are enough for everything. */
 #define FOR_BITS(N)                                                                               \
     static void PASS(range##N)(const uint##N##_t *restrict bits, size_t n,                        \
                                Range##N *restrict range)                                          \
     {                                                                                             \
-        int##N##_t low = INT##N##_MAX, high = INT##N##_MIN, small = INT##N##_MAX;                 \
+        int##N##_t least = INT##N##_MAX, most = INT##N##_MIN;                                     \
+        uint##N##_t bottom = UINT##N##_MAX, top = 0;                                              \
         for (size_t i = 0; i < n; i++) {                                                          \
-            int##N##_t b = (int##N##_t)bits[i], size = b & INT##N##_MAX;                          \
-            int##N##_t order = b ^ ((b >> (N - 1)) & INT##N##_MAX); /* in the order of the floats */ \
-            low = order < low ? order : low;                                                      \
-            high = order > high ? order : high;                                                   \
-            small = size < small ? size : small;                                                  \
+            uint##N##_t b = bits[i];                                                              \
+            least = (int##N##_t)b < least ? (int##N##_t)b : least;                                \
+            most = (int##N##_t)b > most ? (int##N##_t)b : most;                                   \
+            bottom = b < bottom ? b : bottom;                                                     \
+            top = b > top ? b : top;                                                              \
         }                                                                                         \
-        int##N##_t below = low < 0 ? INT##N##_MAX ^ (low & INT##N##_MAX) : 0; /* the magnitude */ \
-        int##N##_t large = high > below ? high : below;                                           \
-        *range = (Range##N){low, high, (uint##N##_t)small, (uint##N##_t)large};                   \
+        *range = as_range##N(least, most, bottom, top);                                     \
     }                                                                                             \
                                                                                                   \
     static uint##N##_t PASS(largest##N)(const void *restrict x, size_t n)                         \
@@ -102,32 +102,61 @@ static void PASS(exponents64)(const uint64_t *restrict bits, size_t n, uint8_t *
     }
 }
 
-/* Count the bytes from `base` to `base + WINDOW - 1` and return their number. This compares whole
+/* Count the hits of AT_ONCE exponents in vectors of bytes: at most 255 of them. */
+#ifdef LOOK_UP
+static inline void PASS(count_hits)(const uint8_t *restrict bytes, size_t n, uint8_t base, int first,
+                                    PASS(U8) *restrict hits)
+{
+    PASS(U8) tables[AT_ONCE / 2];
+    for (int k = 0; k < AT_ONCE / 2; k++)
+        memcpy(&tables[k], two_bins[first / 2 + k], sizeof tables[k]);
+    for (size_t start = 0; start < n; start += 15 * BYTES_WIDTH) { /* half a byte holds 15 */
+        size_t end = n - start < 15 * BYTES_WIDTH ? n : start + 15 * BYTES_WIDTH;
+        PASS(U8) x, both[AT_ONCE / 2];
+        for (int k = 0; k < AT_ONCE / 2; k++)
+            both[k] = (PASS(U8)){0};
+        for (size_t i = start; i < end; i += BYTES_WIDTH) {
+            memcpy(&x, bytes + i, sizeof x);
+            x = ADD_SATURATED(x - base, (PASS(U8)){0} + 0x70); /* from 0x80 on: no bin */
+            for (int k = 0; k < AT_ONCE / 2; k++)
+                both[k] += LOOK_UP(tables[k], x);
+        }
+        for (int k = 0; k < AT_ONCE / 2; k++) {
+            hits[2 * k] += both[k] & 15;
+            hits[2 * k + 1] += both[k] >> 4;
+        }
+    }
+}
+#else
+static inline void PASS(count_hits)(const uint8_t *restrict bytes, size_t n, uint8_t base, int first,
+                                    PASS(U8) *restrict hits)
+{
+    PASS(U8) x, wanted[AT_ONCE];
+    for (int k = 0; k < AT_ONCE; k++)
+        wanted[k] = (PASS(U8)){0} + (uint8_t)(base + first + k);
+    for (size_t i = 0; i < n; i += BYTES_WIDTH) {
+        memcpy(&x, bytes + i, sizeof x);
+        for (int k = 0; k < AT_ONCE; k++)
+            hits[k] -= (PASS(U8))(x == wanted[k]);
+    }
+}
+#endif
+
+/* Count the bytes from `base` to `base + WINDOW - 1` and return their number. This uses whole
  * vectors, because increments in memory would wait for each other. `n` is a multiple of 64. */
 static size_t PASS(window)(const uint8_t *restrict bytes, size_t n, uint8_t base,
                            uint64_t *restrict fields)
 {
     size_t counted = 0;
-    for (size_t start = 0; start < n; start += 128 * BYTES_WIDTH) { /* a hit count holds at most 255 */
-        size_t end = n - start < 128 * BYTES_WIDTH ? n : start + 128 * BYTES_WIDTH;
-        for (int first = 0; first < WINDOW; first += 8) {
-            PASS(U8) wanted[8], hits[8];
-            for (int k = 0; k < 8; k++) {
-                wanted[k] = (PASS(U8)){0} + (uint8_t)(base + first + k);
+    for (size_t start = 0; start < n; start += 128 * BYTES_WIDTH) {
+        size_t size = n - start < 128 * BYTES_WIDTH ? n - start : 128 * BYTES_WIDTH;
+        for (int first = 0; first < WINDOW; first += AT_ONCE) {
+            PASS(U8) hits[AT_ONCE];
+            for (int k = 0; k < AT_ONCE; k++)
                 hits[k] = (PASS(U8)){0};
-            }
-            for (size_t i = start; i < end; i += BYTES_WIDTH) {
-                PASS(U8) x;
-                memcpy(&x, bytes + i, sizeof x);
-                for (int k = 0; k < 8; k++)
-                    hits[k] -= (PASS(U8))(x == wanted[k]);
-            }
-            for (int k = 0; k < 8; k++) {
-                uint8_t each[BYTES_WIDTH];
-                uint32_t sum = 0;
-                memcpy(each, &hits[k], sizeof each);
-                for (int j = 0; j < BYTES_WIDTH; j++)
-                    sum += each[j];
+            PASS(count_hits)(bytes + start, size, base, first, hits);
+            for (int k = 0; k < AT_ONCE; k++) {
+                uint32_t sum = TOTAL(hits[k]);
                 fields[(uint8_t)(base + first + k)] += sum;
                 counted += sum;
             }
@@ -174,9 +203,12 @@ static double PASS(fold)(const F64 *sums)
 
 /* GCC converts four float32 in two halves, one of them through memory. Processors add and convert
  * with one half of their units and multiply with the other: PLUS is an addition on that one. */
-#if defined(__GNUC__) && !defined(__clang__) && WIDTH == 32
-#define WIDEN(v) __builtin_ia32_cvtps2pd256(v)
-#define PLUS(a, b) __builtin_ia32_vfmaddpd256(a, (F64){1.0, 1.0, 1.0, 1.0}, b)
+#if WIDTH == 64
+#define WIDEN(v) ((F64)_mm512_cvtps_pd((__m256)(v)))
+#define PLUS(a, b) ((F64)_mm512_fmadd_pd((__m512d)(a), _mm512_set1_pd(1.0), (__m512d)(b)))
+#elif WIDTH == 32
+#define WIDEN(v) ((F64)_mm256_cvtps_pd((__m128)(v)))
+#define PLUS(a, b) ((F64)_mm256_fmadd_pd((__m256d)(a), _mm256_set1_pd(1.0), (__m256d)(b)))
 #else
 #define WIDEN(v) __builtin_convertvector(v, F64)
 #define PLUS(a, b) ((a) + (b))
@@ -533,3 +565,7 @@ static const Passes PASS(passes) = {
 #undef PASS
 #undef WIDTH
 #undef BYTES_WIDTH
+#undef AT_ONCE
+#undef LOOK_UP
+#undef ADD_SATURATED
+#undef TOTAL

@@ -20,8 +20,8 @@
 #include "processor.h"
 #include "worker.h"
 
-#define TASK (16 * CHUNK)   /* elements that a thread takes at once */
-#define A_THREAD (8 * TASK) /* elements that justify a thread of our own */
+#define TASK (4 * CHUNK)       /* elements that a thread takes at once */
+#define A_THREAD (128 * CHUNK) /* elements that justify a thread of our own */
 /* numbers of 16-bit elements from which counting patterns is faster; bfloat16 values use few
  * patterns, which stay in the cache */
 #define WORTH_PATTERNS (1 << 20)

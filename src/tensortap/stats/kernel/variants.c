@@ -4,6 +4,10 @@
 #include <math.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 /* code between BEGIN_AVX2 or BEGIN_AVX512 and END_TARGET is compiled for such processors */
 #if defined(__clang__)
 #define BEGIN_AVX2                                                                                \
@@ -20,9 +24,51 @@
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
 
+/* Make a Range from the extremes of the bits of floats, as signed and as unsigned integers. */
+#define AS_RANGE(N)                                                                               \
+    static Range##N as_range##N(int##N##_t least, int##N##_t most, uint##N##_t bottom,            \
+                                uint##N##_t top)                                                  \
+    {                                                                                             \
+        int##N##_t turn = INT##N##_MAX; /* negative floats are in the reverse order */            \
+        uint##N##_t sign = (uint##N##_t)1 << (N - 1);                                             \
+        int all_negative = most < 0, any_negative = least < 0;                                    \
+        int##N##_t low = any_negative ? (int##N##_t)top ^ turn : least;                           \
+        int##N##_t high = all_negative ? (int##N##_t)bottom ^ turn : most;                        \
+        uint##N##_t small = all_negative ? bottom & ~sign : bottom;                               \
+        uint##N##_t large = all_negative ? 0 : (uint##N##_t)most;                                 \
+        if (any_negative && ((uint##N##_t)least & ~sign) < small)                                 \
+            small = (uint##N##_t)least & ~sign;                                                   \
+        if (any_negative && (top & ~sign) > large)                                                \
+            large = top & ~sign;                                                                  \
+        return (Range##N){low, high, small, large};                                               \
+    }
+
+AS_RANGE(32)
+AS_RANGE(64)
+
+/* Tables of 16 bytes, repeated for the widest vectors: the k-th has one in the lower half of byte 2k,
+ * and one in the upper half of byte 2k + 1. */
+#define FOUR_TIMES(k)                                                                             \
+    {[2 * k] = 1, [2 * k + 1] = 16, [2 * k + 16] = 1, [2 * k + 17] = 16,                          \
+     [2 * k + 32] = 1, [2 * k + 33] = 16, [2 * k + 48] = 1, [2 * k + 49] = 16}
+static const uint8_t two_bins[WINDOW / 2][64] = {
+    FOUR_TIMES(0), FOUR_TIMES(1), FOUR_TIMES(2), FOUR_TIMES(3),
+    FOUR_TIMES(4), FOUR_TIMES(5), FOUR_TIMES(6), FOUR_TIMES(7),
+};
+
+static uint32_t total_of(const uint8_t *bytes, int n)
+{
+    uint32_t sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += bytes[i];
+    return sum;
+}
+
 #define PASS(name) name##_baseline
 #define WIDTH 16
 #define BYTES_WIDTH 16
+#define AT_ONCE 8
+#define TOTAL(v) total_of((const uint8_t *)&(v), BYTES_WIDTH)
 #include "passes.h"
 
 #if defined(__x86_64__)
@@ -30,13 +76,22 @@ BEGIN_AVX2
 #define PASS(name) name##_avx2
 #define WIDTH 32
 #define BYTES_WIDTH 32
+#define AT_ONCE 8
+#define LOOK_UP(table, v) ((PASS(U8))_mm256_shuffle_epi8((__m256i)(table), (__m256i)(v)))
+#define ADD_SATURATED(a, b) ((PASS(U8))_mm256_adds_epu8((__m256i)(a), (__m256i)(b)))
+#define SUMS_OF_8(v) ((PASS(U64))_mm256_sad_epu8((__m256i)(v), _mm256_setzero_si256()))
+#define TOTAL(v) ((uint32_t)(SUMS_OF_8(v)[0] + SUMS_OF_8(v)[1] + SUMS_OF_8(v)[2] + SUMS_OF_8(v)[3]))
 #include "passes.h"
 END_TARGET
 
 BEGIN_AVX512
 #define PASS(name) name##_avx512
 #define WIDTH 64
-#define BYTES_WIDTH 32
+#define BYTES_WIDTH 64
+#define AT_ONCE 16
+#define LOOK_UP(table, v) ((PASS(U8))_mm512_shuffle_epi8((__m512i)(table), (__m512i)(v)))
+#define ADD_SATURATED(a, b) ((PASS(U8))_mm512_adds_epu8((__m512i)(a), (__m512i)(b)))
+#define TOTAL(v) ((uint32_t)_mm512_reduce_add_epi64(_mm512_sad_epu8((__m512i)(v), _mm512_setzero_si512())))
 #include "passes.h"
 END_TARGET
 #endif
