@@ -1,6 +1,9 @@
-"""Weights, gradients and state that are summarized together, against one by one."""
+"""Tensors that are summarized or recorded together, against one by one."""
 
 from __future__ import annotations
+
+import threading
+import time
 
 import msgspec
 import pytest
@@ -10,7 +13,11 @@ from torch import nn
 import tensortap as tap
 from tensortap import frameworks
 from tensortap.pipeline.pipeline import pipeline
+from tensortap.readers.run import RunReader
 from tensortap.record import Kind
+from tensortap.sources import observer
+from tensortap.stats.columns import SummaryColumns
+from tensortap.stats.summarize import code_of, kernel
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -142,3 +149,130 @@ def test_one_tensor_that_cannot_be_read_costs_only_itself(monkeypatch, errors):
     assert broken
     monkeypatch.setattr(frameworks, "memory_of", real)
     assert found == contents(train()[0])
+
+
+# -- outputs and their gradients ---------------------------------------------------------
+
+
+class Outputs(nn.Module):
+    """Outputs of every sort: strided, several, repeated, in place, checkpointed, of 16 bits."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 6)
+        self.same = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.GELU()))
+        self.turned, self.several, self.none = Turned(), Several(), nn.Identity()
+        self.overwritten = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True))
+        self.again, self.brain = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.long = nn.Embedding(40, 1000)
+
+    def forward(self, x):
+        x = self.turned(self.same(self.first(self.first(x))))
+        x = self.overwritten(sum(self.several(x)["parts"]))
+        for reentrant in (True, False):
+            x = torch.utils.checkpoint.checkpoint(self.again, x, use_reentrant=reentrant)
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.brain(x)
+        with torch.no_grad():
+            self.none(x)
+        return x.float().mean() + self.long(torch.arange(40)).square().mean()
+
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return x.t()
+
+
+class Several(nn.Module):
+    def forward(self, x):
+        return {"parts": (x, 2 * x), "text": "a"}
+
+
+def train_outputs(in_step=lambda: None, steps=3, **options):
+    model = Outputs()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tap.track(model, optimizer=opt, **options) as tracker:
+        for _ in range(steps):
+            opt.zero_grad()
+            loss = model(torch.randn(6, 6, requires_grad=True))
+            in_step()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            opt.step()
+            tracker.step(loss=loss)
+    return tracker
+
+
+@pytest.mark.parametrize("sink", ["memory", "run"])
+def test_outputs_of_a_step_equal_those_that_are_recorded_one_by_one(sink, tmp_path, monkeypatch):
+    out_path = tmp_path if sink == "run" else None
+    together = train_outputs(out_path=out_path)
+    assert together._observer.batch is not None
+    monkeypatch.setattr(observer, "ObservedBatch", lambda *args: None)
+    alone = train_outputs(out_path=out_path)
+    assert alone._observer.batch is None
+    assert contents(together) == contents(alone)
+    kinds = {record.kind for record in together.records}
+    assert {Kind.ACTIVATION, Kind.GRADIENT} < kinds
+    times = [record.time_ns for record in together.records]
+    assert times == sorted(times)
+    assert len(set(times[:5])) == 5  # when each was observed
+
+
+def test_a_flush_within_a_step_hands_over_what_was_observed(open_run):
+    seen = []
+
+    def look():
+        assert tap.flush(10)
+        seen.extend(RunReader(open_run).new_records())
+
+    train_outputs(look, steps=1)
+    assert {"first", "again", "Outputs"} <= {record.name for record in seen}
+    assert {record.kind for record in seen} == {Kind.ACTIVATION}
+
+
+def test_records_that_another_thread_asks_for_are_complete(open_run):
+    done = threading.Event()
+
+    def ask():
+        while not done.is_set():
+            pipeline.settle()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        disturbed = train_outputs(steps=5)
+    finally:
+        done.set()
+        thread.join()
+    expected = [(r.name, r.kind, r.step, r.call) for r in train_outputs(steps=5).records]
+    steps = {step: step - expected[0][2] for *_, step, _ in expected}
+    found = [(r.name, r.kind, r.step, r.call) for r in disturbed.records]
+    assert found == [(name, kind, steps[step], call) for name, kind, step, call in expected]
+
+
+def test_statistics_are_repeated_only_for_the_last_array():
+    batch = kernel.SummaryBatch()
+    values = [torch.randn(n) for n in (3, 70_000)]
+
+    def add(key, value):
+        place = value.data_ptr(), code_of("float32"), value.numel(), None
+        return batch.add(key, time.perf_counter_ns(), *place)
+
+    first, second = (add(key, value) for key, value in zip("ab", values, strict=True))
+    assert batch.repeat("c", 0, first) == 0
+    third = batch.repeat("d", 0, second)
+    assert third == second + 1
+    assert not batch.due
+    keys, times, spent, columns = batch.take()
+    assert keys == ["a", "b", "d"]
+    assert len(times) == 3
+    assert spent > 0
+    expected = [tap.summarize(value) for value in (*values, values[1])]
+    assert SummaryColumns(*columns).summaries() == expected
+    assert batch.repeat("e", 0, third) == 0  # taken
+    assert (len(batch), batch.take()[0]) == (0, [])
+    for _ in range(5000):
+        add("f", values[0])
+    assert batch.due

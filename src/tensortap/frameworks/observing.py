@@ -16,6 +16,7 @@ from tensortap.record import Kind, Shard, Summary
 
 if TYPE_CHECKING:
     from tensortap.frameworks.protocol import PendingSummary
+    from tensortap.stats.columns import Memory
 
 _DEPTH = 20
 
@@ -49,6 +50,19 @@ Explain = Callable[[Summary], dict[str, str]]
 """Returns tags that say where a tensor that is not finite was made; see `origins` of torch."""
 
 
+class TensorBatch(Protocol):
+    """Takes tensors in memory one after the other, and makes their records together."""
+
+    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> int:
+        """Take a tensor and return its number.
+
+        `start` is when the hook began, by `time.perf_counter_ns`.
+        """
+
+    def repeat(self, observed: Observed, number: int, step: int, start: int) -> int:
+        """Take the tensor with this number again, under another name; return 0 if it is over."""
+
+
 class HookObserver(Protocol):
     """Whoever hooks observe for."""
 
@@ -66,6 +80,10 @@ class HookObserver(Protocol):
 
     unseen: dict[str, str]
     """Names that cannot be observed, or not without a side effect, and why; hooks add to it."""
+
+    @property
+    def batch(self) -> TensorBatch | None:
+        """Return what takes tensors of which nothing but statistics is captured, if anything."""
 
     @property
     def kinds(self) -> Collection[Kind]:

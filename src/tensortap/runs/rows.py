@@ -166,8 +166,8 @@ class ColumnEncoder:
 
         count = len(found.heads)
         arrays = list(self._repeated(found.heads))
-        same = {name: getattr(found, name) for name in ("step", "rank", "world_size", "time_ns")}
-        for name, value in {**same, "seq": found.seqs}.items():
+        same = {name: getattr(found, name) for name in ("step", "rank", "world_size")}
+        for name, value in {**same, "seq": found.seqs, "time_ns": found.time_ns}.items():
             index = COLUMNS.index(name)
             kind = self._schema.field(index).type
             numbers = np.full(count, value, kind.to_pandas_dtype())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tensortap import frameworks, ranks
 from tensortap.frameworks.observing import Observed
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Record
-from tensortap.stats.columns import RecordColumns, SummaryColumns, summarize_many
+from tensortap.stats import summarize
+from tensortap.stats.columns import Memory, RecordColumns, SummaryColumns, summarize_many
 
 _TUPLES = 64  # sets of tensors that are observed together
 _now = time.perf_counter_ns
@@ -27,9 +29,10 @@ def summarize_together(
 ) -> None:
     """Summarize tensors in memory together and hand them to `take`; the others to `take_one`."""
     start = _now()
-    memories = _memories(found)
-    if memories and None not in memories:
-        take(found, summarize_many(memories))
+    memories = [memory_of(value) for _, value in found]
+    known = [memory for memory in memories if memory is not None]
+    if known and len(known) == len(found):
+        take(found, summarize_many(known))
         pipeline.ledger.track(_now() - start, len(found))
         return
     pairs = itertools.groupby(
@@ -49,12 +52,12 @@ def summarize_together(
         start = _now()
 
 
-def _memories(found: Sequence[ObservedTensor]) -> list[Any]:
-    memory_of = frameworks.memory_of
+def memory_of(value: Any) -> Memory | None:
+    """Return where the kernel finds the elements of a tensor; None for the general way."""
     try:
-        return [memory_of(value) for _, value in found]
-    except Exception:  # observing it alone raises again, with its name
-        return [None] * len(found)
+        return frameworks.memory_of(value)
+    except Exception:  # the general way raises again, and its error gets the name
+        return None
 
 
 class ColumnMaker:
@@ -66,17 +69,21 @@ class ColumnMaker:
         self._tuples: dict[int, tuple[Record, ...]] = {}  # by the identity of the first head
 
     def columns(
-        self, found: Sequence[ObservedTensor], stats: SummaryColumns, step: int
+        self,
+        found: Iterable[Observed],
+        stats: SummaryColumns,
+        step: int,
+        times: Sequence[int] | None = None,
     ) -> RecordColumns:
-        """Return the records of tensors as columns."""
+        """Return the records of tensors as columns; without `times`, all were observed now."""
         heads = self._all_heads(found)
         next_seq = pipeline.next_seq
         seqs = [next_seq() for _ in heads]
-        rank, world_size = ranks.rank_and_world_size()
-        return RecordColumns(heads, step, seqs, rank, world_size, time.time_ns(), stats)
+        times = [time.time_ns()] * len(heads) if times is None else times
+        return RecordColumns(heads, step, seqs, *ranks.rank_and_world_size(), times, stats)
 
-    def _all_heads(self, found: Sequence[ObservedTensor]) -> tuple[Record, ...]:
-        heads = tuple([self._head(observed) for observed, _ in found])
+    def _all_heads(self, found: Iterable[Observed]) -> tuple[Record, ...]:
+        heads = tuple([self._head(observed) for observed in found])
         known = self._tuples.get(id(heads[0]))
         if known == heads:
             return known
@@ -91,3 +98,53 @@ class ColumnMaker:
         if known is None or (known[0] is not observed and known[0] != observed):
             known = self._heads[key] = observed, self._head_of(observed)
         return known[1]
+
+
+class ObservedBatch:
+    """Tensors that hooks observe one after the other: summarized at once, recorded together.
+
+    They are handed over at the end of a step, when somebody asks for records, and after a
+    quarter of a second.
+    """
+
+    def __init__(self, maker: ColumnMaker, send: Callable[[RecordColumns], None]) -> None:
+        self._maker = maker
+        self._send = send
+        self._summaries = summarize.kernel.SummaryBatch()
+        self._step = 0
+        self._lock = threading.RLock()  # another thread may ask for records during training
+
+    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> int:
+        """Summarize a tensor and return its number.
+
+        `start` is when the hook began, by `time.perf_counter_ns`.
+        """
+        if step != self._step:
+            self._begin(step)
+        number: int = self._summaries.add(observed, start, *memory)
+        if self._summaries.due:
+            self.hand_over()
+        return number
+
+    def repeat(self, observed: Observed, number: int, step: int, start: int) -> int:
+        """Use the statistics of the last tensor for this one; return 0 if that is another."""
+        found: int = 0
+        if step == self._step:
+            found = self._summaries.repeat(observed, start, number)
+        return found
+
+    def _begin(self, step: int) -> None:
+        with self._lock:
+            self.hand_over()
+            self._step = step
+
+    def hand_over(self) -> None:
+        """Send the records of all tensors so far."""
+        if not len(self._summaries):
+            return
+        with self._lock:
+            found, times, spent, columns = self._summaries.take()
+            if found:
+                stats = SummaryColumns(*columns)
+                self._send(self._maker.columns(found, stats, self._step, times))
+                pipeline.ledger.track(spent, len(found))

@@ -25,13 +25,20 @@ from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
-from tensortap.sources.batches import ColumnMaker, ObservedTensor, summarize_together
+from tensortap.sources.batches import (
+    ColumnMaker,
+    ObservedBatch,
+    ObservedTensor,
+    memory_of,
+    summarize_together,
+)
 from tensortap.sources.options import Patterns, TrackOptions
 from tensortap.sources.reference import ReferenceCheck
 from tensortap.sources.replicas import ReplicaCheck
 from tensortap.sources.stash import stash_of, stashed
 from tensortap.sources.tracked_records import TrackedRecords
-from tensortap.stats.columns import SummaryColumns
+from tensortap.stats import summarize
+from tensortap.stats.columns import RecordColumns, SummaryColumns
 
 log = logging.getLogger("tensortap")
 
@@ -103,6 +110,10 @@ class Observer:
             self._reference = ReferenceCheck(options.reference, options.atol, options.rtol)
             self._digests = options.digests or self._reference.has_digests
         self._needs_values = values or self.explains or self._digests
+        self.batch: ObservedBatch | None = None
+        together = options.stats and not (self._needs_values or options.ops)
+        if together and summarize.kernel is not None:
+            self.batch = ObservedBatch(self._maker, self._send_columns)
         self._replicas: ReplicaCheck | None = None
         if self._monitor is not None and (n := self._monitor.replicas_every) is not None:
             selected = Patterns(options.include, options.exclude)
@@ -121,6 +132,8 @@ class Observer:
             self._replicas.begin()
         if self._reference is not None:
             self._reference.begin()
+        if self.batch is not None:
+            pipeline.settlers.append(self.batch.hand_over)
         self.active = self.on = True
 
     def _choose_prefix(self) -> None:
@@ -149,6 +162,8 @@ class Observer:
             self._reference.close()
             self._poll_reference()
         self.report_unseen()
+        if self.batch is not None and self.batch.hand_over in pipeline.settlers:
+            pipeline.settlers.remove(self.batch.hand_over)
         pipeline.clock.release(_OWNER)
         self._records.end(self._own_step)
 
@@ -180,6 +195,12 @@ class Observer:
         """
         start = _now()
         pending = None
+        if self.batch is not None and stats is None:
+            memory = memory_of(value)
+            if memory is not None:
+                step = self.step_number if step is None else step
+                self.batch.add(observed, memory, step, start)
+                return None
         if stats is None and self.options.stats:
             stats, pending = arrays.summary_of(value)
         if explain is not None and stats is not None and stats.finite != stats.count:
@@ -198,13 +219,22 @@ class Observer:
 
     def _add_all(self, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
         if not self._needs_values:
-            columns = self._maker.columns(found, stats, self.step_number)
-            self._records.send_columns(columns)
-            if self._reference is not None:
-                self._reference.take(columns)
+            described = [observed for observed, _ in found]
+            self._hand_over()
+            self._send_columns(self._maker.columns(described, stats, self.step_number))
             return
         for (observed, value), summary in zip(found, stats.summaries(), strict=True):
             self.add(observed, summary, None, value)
+
+    def _send_columns(self, columns: RecordColumns) -> None:
+        self._records.send_columns(columns)
+        if self._reference is not None:
+            self._reference.take(columns)
+
+    def _hand_over(self) -> None:
+        """Send what was observed so far, before anything that comes later gets its `seq`."""
+        if self.batch is not None:
+            self.batch.hand_over()
 
     def add(
         self,
@@ -221,6 +251,7 @@ class Observer:
         """
         if step is None:
             step = self.step_number
+        self._hand_over()
         rank, world_size = ranks.rank_and_world_size()
         seq, now = pipeline.next_seq(), time.time_ns()
         record = self._record_of(observed, step, seq, rank, world_size, now, stats)
@@ -290,6 +321,7 @@ class Observer:
 
     def settle(self) -> None:
         """Wait for the devices and put all pending records."""
+        self._hand_over()
         with self._lock:
             while self._pending:
                 self._resolve(self._pending.popleft())
@@ -313,6 +345,7 @@ class Observer:
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""
+        self._hand_over()
         rank, world_size = ranks.rank_and_world_size()
         step = self.step_number if step is None else step
         self._put(
@@ -336,6 +369,7 @@ class Observer:
 
     def _alert(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
         self._alerts.append(alert)
+        self._hand_over()
         seq, now = pipeline.next_seq(), time.time_ns()
         record = record_of(alert, seq=seq, time_ns=now, world_size=world_size, rank=rank)
         self._records.send(record, 0)

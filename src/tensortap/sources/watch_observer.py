@@ -105,6 +105,7 @@ class RateLimitedObserver:
     ) -> None:
         self._name = name
         self.only_training = self.explains = self.summarizes = self.inputs = False
+        self.batch = None
         self.fault = pipeline.fault
         self._select(selection)
         self.switches = Switches()

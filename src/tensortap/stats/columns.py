@@ -80,13 +80,16 @@ class RecordColumns:
     seqs: Sequence[int]
     rank: int
     world_size: int
-    time_ns: int
+    time_ns: Sequence[int]
     stats: SummaryColumns
 
     def records(self) -> list[Record]:
         """Return the records one by one."""
         replace, found = msgspec.structs.replace, zip(
-            self.heads, self.seqs, self.stats.summaries(), strict=True
+            self.heads, self.seqs, self.time_ns, self.stats.summaries(), strict=True
         )  # fmt: skip
-        same = {name: getattr(self, name) for name in ("step", "rank", "world_size", "time_ns")}
-        return [replace(head, seq=seq, stats=stats, **same) for head, seq, stats in found]
+        same = {name: getattr(self, name) for name in ("step", "rank", "world_size")}
+        return [
+            replace(head, seq=seq, time_ns=time_ns, stats=stats, **same)
+            for head, seq, time_ns, stats in found
+        ]

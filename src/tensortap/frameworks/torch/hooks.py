@@ -90,14 +90,14 @@ class ModuleHook:
             return hook(*args)
 
         hide_from_compiler(leave)
-        self._leave, self._in_graph = leave, in_graph
+        self._hook, self._leave, self._in_graph = hook, leave, in_graph
         self.probe, self.gradient_probe, self.rows, self.gradient_rows, self.clock = (
             tensors or GraphTensors()
         )
 
     def __call__(self, *args: Any) -> None:
         if not _compiling():
-            self._leave(*args)
+            self._hook(*args)
         elif self._in_graph is not None:
             _skip_frames()
             if not private.splits_for_ddp():

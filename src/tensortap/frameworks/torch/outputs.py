@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import torch
 from tensortap.frameworks.observing import Explain, HookObserver, inputs_of, tensors_in
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.collectives import Collectives
+from tensortap.frameworks.torch.gradients import OutputGradients, OutputPlace
 from tensortap.frameworks.torch.graph_outputs import GraphProbe, insert, record_replayed
 from tensortap.frameworks.torch.graphs import forget_graphs
 from tensortap.frameworks.torch.hidden import hide_from_compiler
@@ -25,9 +27,11 @@ from tensortap.frameworks.torch.names import Names, type_name, unwrapped
 from tensortap.frameworks.torch.origins import Origins
 from tensortap.frameworks.torch.replayed import ReplayedBuffers
 from tensortap.frameworks.torch.shards import Descriptions
+from tensortap.frameworks.torch.summarize import memory_of
 from tensortap.frameworks.torch.uncalled import REASON, UncalledModules, has_forward
-from tensortap.record import Kind, Shard, Summary
+from tensortap.record import Kind
 
+_now = time.perf_counter_ns
 GENERATED = 1_000_000  # the first call of a pass within `generate`
 OBSERVED = "a model is observed in them"
 _TRAINED_IN_EVAL = (
@@ -55,20 +59,22 @@ class OutputHooks:
         self._undo: list[Callable[[], None]] = []
         self._graph_probes: list[GraphProbe] = []
         self._replayed: ReplayedBuffers | None = None
-        self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
         self._calls: dict[tuple[str, int], int] = {}  # by name and first call
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
         self.origins = Origins(root, observer) if observer.explains else None
         self._layouts = Layouts(root)
-        self._descriptions = Descriptions()
+        self._batch = None if self._layouts.mesh else observer.batch
+        self._descriptions = Descriptions(detaching=self._batch is None)
         self._collectives = Collectives(observer)
+        self._gradients = OutputGradients(
+            observer, self.origins, self._descriptions, self._collectives
+        )
         self._uncalled = UncalledModules(root)
         self._trained_in_eval = False
         self._structure: dict[str, torch.nn.Module] = {}  # when the hooks were attached
         self._root_name = title
         root = unwrapped(root)
         self._stage_root = root if next(root.children(), None) is not None else None
-        self._last: tuple[Callable[[], Any], int, Summary | None] = (lambda: None, 0, None)
 
     def attach(self) -> None:
         if not {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds):
@@ -134,13 +140,9 @@ class OutputHooks:
         self._replayed = None
         while self._graph_probes:
             self._graph_probes.pop().close()
-        self._remove_leaf_handles()
+        self._gradients.end_step()
         self._uncalled.clear()
         self._structure.clear()
-
-    def _remove_leaf_handles(self) -> None:
-        while self._leaf_handles:
-            self._leaf_handles.popitem()[1].remove()
 
     def end_step(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> None:
         """Report modules that are trained but not called, and begin to count calls from zero."""
@@ -156,7 +158,7 @@ class OutputHooks:
         self._calls.clear()
         self._layouts.end_step()
         self._recomputable.clear()
-        self._remove_leaf_handles()
+        self._gradients.end_step()
         for probe in self._graph_probes:
             probe.end_step()
         if self.origins is not None:
@@ -206,44 +208,87 @@ class OutputHooks:
             return
         try:
             self._collectives.poll()
-            training = self.root.training
-            if observer.only_training and not training and not self._is_trained_in_eval(output):
-                return
-            if original is self._stage_root and private.is_inner_stage():
-                return  # the model has no such output
-            self._uncalled.called(name)
-            again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
-            tags = _mode_tags(training)
-            wanted = _counted_as(wanted, tags)
-            counted = self._count(wanted, name, again, module is not original, output)
-            if counted is None:
-                return
-            step, call, activation, gradient = counted
-            origins, explain = None if again else self.origins, None
-            if origins is not None:
-                origins.called(name, (args, kwargs))
-            for path, tensor in tensors_in(output, torch.Tensor):
-                own_tags = {**tags, "module": name} if path else tags
-                shard, placed = self._layouts.of(name, original, tensor, (args, kwargs))
-                if placed:
-                    own_tags = {**own_tags, **placed}
-                if activation:
-                    if origins is not None:
-                        explain = origins.of_output(name, cls, step, (args, kwargs), output, tensor)
-                    all_tags = {**own_tags, "recompute": "1"} if again else own_tags
-                    seen = name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
-                    if type(tensor) is torch.Tensor:
-                        found = self._descriptions.observed(*seen)
-                        observer.observe(*found, step, None, explain)
-                    else:
-                        look = functools.partial(self._observe_later, seen, step, explain)
-                        self._collectives.observe(tensor, name, look)
-                if gradient and tensor.requires_grad and tensor.is_floating_point():
-                    self._observe_gradient(name + path, tensor, step, call, cls, own_tags, shard)
-            if origins is not None:
-                origins.passed(name, output, activation)
+            if type(output) is torch.Tensor and self._is_plain_call(original, module):
+                self._observe_plain(name, cls, wanted, output)
+            else:
+                self._observe(name, cls, wanted, original, module, (args, kwargs), output)
         except Exception as error:
             observer.fault(name, error)
+
+    def _is_plain_call(self, original: torch.nn.Module, module: torch.nn.Module) -> bool:
+        """Return whether a call is one of a forward pass that is trained, and nothing special."""
+        return (
+            self._batch is not None
+            and self.root.training
+            and module is original
+            and original is not self._stage_root
+            and torch.is_grad_enabled()
+            and private.backward_pass() == -1
+        )
+
+    def _observe_plain(self, name: str, cls: str, wanted: ModuleCall, tensor: torch.Tensor) -> None:
+        """Do what `_observe` does, for the only output of a plain call."""
+        start, batch, step = _now(), self._batch, self.observer.step_number
+        assert batch is not None
+        self._uncalled.called(name)
+        call = self._next_call(name)
+        if wanted.activation:
+            seen = self._descriptions.of(name, Kind.ACTIVATION, tensor, call, cls)
+            memory = memory_of(tensor)
+            if memory is None:
+                self.observer.observe(seen, tensor.detach(), step)
+            else:
+                batch.add(seen, memory, step, start)
+        if wanted.gradient and tensor.requires_grad and tensor.is_floating_point():
+            self._gradients.hook(tensor, OutputPlace(name, cls, step, call))
+
+    def _observe(
+        self,
+        name: str,
+        cls: str,
+        wanted: ModuleCall,
+        original: torch.nn.Module,
+        module: torch.nn.Module,
+        inputs: Any,
+        output: Any,
+    ) -> None:
+        observer, training = self.observer, self.root.training
+        if observer.only_training and not training and not self._is_trained_in_eval(output):
+            return
+        if original is self._stage_root and private.is_inner_stage():
+            return  # the model has no such output
+        self._uncalled.called(name)
+        again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
+        tags = _mode_tags(training)
+        wanted = _counted_as(wanted, tags)
+        counted = self._count(wanted, name, again, module is not original, output)
+        if counted is None:
+            return
+        step, call, activation, gradient = counted
+        origins, explain = None if again else self.origins, None
+        if origins is not None:
+            origins.called(name, inputs)
+        for path, tensor in tensors_in(output, torch.Tensor):
+            own_tags = {**tags, "module": name} if path else tags
+            shard, placed = self._layouts.of(name, original, tensor, inputs)
+            if placed:
+                own_tags = {**own_tags, **placed}
+            if activation:
+                if origins is not None:
+                    explain = origins.of_output(name, cls, step, inputs, output, tensor)
+                all_tags = {**own_tags, "recompute": "1"} if again else own_tags
+                seen = name + path, Kind.ACTIVATION, tensor, call, cls, all_tags, shard
+                if type(tensor) is torch.Tensor:
+                    found = self._descriptions.observed(*seen)
+                    observer.observe(*found, step, None, explain)
+                else:
+                    look = functools.partial(self._observe_later, seen, step, explain)
+                    self._collectives.observe(tensor, name, look)
+            if gradient and tensor.requires_grad and tensor.is_floating_point():
+                place = OutputPlace(name + path, cls, step, call, own_tags, shard)
+                self._gradients.hook(tensor, place)
+        if origins is not None:
+            origins.passed(name, output, activation)
 
     def _observe_later(self, seen: tuple[Any, ...], step: int, explain: Explain | None) -> None:
         self.observer.observe(*self._descriptions.observed(*seen), step, None, explain)
@@ -261,7 +306,8 @@ class OutputHooks:
 
         for _, tensor in tensors_in(output, torch.Tensor):
             if tensor.requires_grad and not tensor.is_leaf:
-                _register(tensor, on_gradient)
+                hide_from_compiler(on_gradient)
+                tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
                 break
         return False
 
@@ -296,79 +342,16 @@ class OutputHooks:
             calls = self._recomputable.get(name)
             call = calls.pop() if calls else 0
         else:
-            key = name, wanted.call
-            call = self._calls.get(key, wanted.call)
-            self._calls[key] = call + 1
-            self._recomputable.setdefault(name, []).append(call)
+            call = self._next_call(name, wanted.call)
         return ModuleCall(self.observer.step_number, call, wanted.activation, wanted.gradient)
 
-    def _known_stats(self, gradient: torch.Tensor) -> Summary | None:
-        """Return the statistics of a gradient that was just observed under another name.
-
-        The output of a module is often that of its last child, and nothing runs between two hooks
-        on one tensor.
-        """
-        last, version, stats = self._last
-        return stats if last() is gradient and version == private.version_of(gradient) else None
-
-    def _observe_gradient(
-        self,
-        name: str,
-        tensor: torch.Tensor,
-        step: int,
-        call: int,
-        cls: str,
-        tags: dict[str, str],
-        shard: Shard | None,
-    ) -> None:
-        passes: list[int] = []
-        uses = None if self.origins is None else self.origins.uses(tensor)
-        shape = tensor.shape
-        this = weakref.ref(self)  # the model may keep this output, which must not keep the model
-
-        def on_gradient(gradient: torch.Tensor | None) -> None:
-            hooks = this()
-            this_pass = private.backward_pass()
-            if hooks is None or gradient is None or this_pass in passes:
-                return
-            observer = hooks.observer
-            if not observer.active:
-                return
-            passes.append(this_pass)
-            all_tags = tags if len(passes) == 1 else {**tags, "backward": str(len(passes))}
-
-            def look() -> None:
-                whole = gradient if gradient.shape == shape else gradient.reshape(shape)
-                described = hooks._descriptions.observed
-                seen = described(name, Kind.GRADIENT, whole, call, cls, all_tags, shard)
-                explain: Explain | None = None
-                if hooks.origins is not None and uses is not None:
-                    explain = hooks.origins.of_gradient(uses, gradient)
-                stats = observer.observe(*seen, step, hooks._known_stats(gradient), explain)
-                hooks._last = weakref.ref(gradient), private.version_of(gradient), stats
-
-            try:
-                hooks._collectives.poll()
-                hooks._collectives.observe(gradient, name, look)
-            except Exception as error:
-                observer.fault(name, error)
-
-        handle = _register(tensor, on_gradient)
-        if tensor.is_leaf:  # the module returned a parameter as it is
-            before, self._leaf_handles[name] = self._leaf_handles.get(name), handle
-            if before is not None:
-                before.remove()
-        base = private.base_of(tensor)
-        if base is not None and base.grad_fn is not None and base.numel() == tensor.numel():
-            # a later in-place operation would take the view's own node out of the graph
-            number = base.output_nr
-            base.grad_fn.register_prehook(lambda gradients: on_gradient(gradients[number]))
-
-
-def _register(tensor: torch.Tensor, hook: Callable[[torch.Tensor | None], None]) -> Any:
-    """Register a hook on the gradient of a tensor; neither compilers nor pickles see it."""
-    hide_from_compiler(hook)
-    return tensor.register_hook(torch.utils.hooks.unserializable_hook(hook))
+    def _next_call(self, name: str, first: int = 0) -> int:
+        """Return the number of a call of this step that is not repeated."""
+        key = name, first
+        call = self._calls.get(key, first)
+        self._calls[key] = call + 1
+        self._recomputable.setdefault(name, []).append(call)
+        return call
 
 
 _GENERATING = {"mode": "generate"}

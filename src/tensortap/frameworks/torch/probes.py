@@ -46,6 +46,7 @@ class _Notes:
     """An observer that notes what hooks see, by name."""
 
     only_training = explains = summarizes = inputs = False
+    batch = None
     kinds = (Kind.ACTIVATION, Kind.GRADIENT)
     active = capturing = True
     step_number = 0

@@ -101,10 +101,42 @@ def _chunk(rows: Sequence[int], parts: int, index: int) -> Sequence[int]:
 
 
 class Descriptions:
-    """Descriptions of tensors, kept while a name has the same dtype, shape and tags."""
+    """Descriptions of tensors, kept while a name has the same dtype, shape and tags.
 
-    def __init__(self) -> None:
+    With `detaching`, tensors are detached: whoever gets them may compute with them.
+    """
+
+    def __init__(self, detaching: bool = True) -> None:
         self._known: dict[tuple[str, Kind, int], Observed] = {}
+        self._detaching = detaching
+
+    def of(
+        self,
+        name: str,
+        kind: Kind,
+        tensor: torch.Tensor,
+        call: int = 0,
+        type_name: str = "",
+        tags: dict[str, str] = _NO_TAGS,
+        shard: Shard | None = None,
+    ) -> Observed:
+        """Return the description of a plain tensor: that of the last time if it is the same."""
+        known = self._known.get((name, kind, call))
+        if (
+            known is not None
+            and known.shape == tensor.shape
+            and known.dtype == dtype_name(tensor.dtype)
+            and known.tags == tags
+            and known.shard == shard
+            and known.type == type_name
+        ):
+            return known
+        dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+        found = Observed(name, kind, call, type_name, dtype, shape, shard, tags)
+        if len(self._known) >= _DESCRIPTIONS:
+            self._known.clear()
+        self._known[name, kind, call] = found
+        return found
 
     def observed(
         self,
@@ -117,22 +149,10 @@ class Descriptions:
         shard: Shard | None = None,
     ) -> tuple[Observed, torch.Tensor]:
         """Return what the function `observed` does, with the description of the last time."""
-        known = self._known.get((name, kind, call))
-        if (
-            known is not None
-            and type(tensor) in _PLAIN
-            and known.shape == tensor.shape
-            and known.dtype == dtype_name(tensor.dtype)
-            and known.tags == tags
-            and known.shard == shard
-            and known.type == type_name
-        ):
-            return known, tensor.detach()
-        found = observed(name, kind, tensor, call, type_name, tags, shard)
-        if len(self._known) >= _DESCRIPTIONS:
-            self._known.clear()
-        self._known[name, kind, call] = found[0]
-        return found
+        if type(tensor) not in _PLAIN:
+            return observed(name, kind, tensor, call, type_name, tags, shard)
+        known = self.of(name, kind, tensor, call, type_name, tags, shard)
+        return known, tensor.detach() if self._detaching else tensor
 
 
 def observed(

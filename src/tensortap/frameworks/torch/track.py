@@ -88,7 +88,7 @@ class ParameterHooks:
         self._shared: dict[str, str] = {}
         self._paths: dict[str, int] = {}  # of parameters, and their identities
         self._state_tags: dict[tuple[str, Any], tuple[str, dict[str, str]]] = {}  # after the label
-        self._descriptions = Descriptions()
+        self._descriptions = Descriptions(detaching=observer.batch is None)
         self._gradients = _Gradients()
         self._early: dict[str, torch.Tensor] = {}
         self._early_needed = True

@@ -67,6 +67,9 @@ typedef struct {
     uint64_t *bin, few[FEW_BINS]; /* `bin` is `few` if these are enough, else allocated */
 } Kept;
 
+/* Keep the result of an array; return 0 if there is no memory. */
+int keep_result(Kept *kept, const Statistics *result);
+
 typedef struct {
     const Elements *elements; /* of n arrays */
     Kept *kept;               /* their results; `bin` is NULL at first */

@@ -6,9 +6,9 @@
 #include <Python.h>
 
 #include "kernel.h"
+#include "module.h"
 #include "variants.h"
 
-#define FEW (1 << 14)  /* elements: for these, releasing the interpreter lock does not pay */
 #define FIELDS 17      /* of a Summary */
 #define MAX_TABLES 64  /* dtypes of 8 bits */
 
@@ -31,10 +31,8 @@ static int read_tuple(PyObject *tuple, ptrdiff_t *out)
     return n;
 }
 
-/* Read the address of an array, its dtype, its shape (or the number of its elements), and its strides
- * (None for C order); return the number of elements, or -1 on error. */
-static Py_ssize_t read_array(PyObject *address, PyObject *dtype, PyObject *shape, PyObject *strides,
-                             Elements *out)
+Py_ssize_t read_array(PyObject *address, PyObject *dtype, PyObject *shape, PyObject *strides,
+                      Elements *out)
 {
     Array *array = &out->array;
     array->data = PyLong_AsVoidPtr(address);
@@ -202,8 +200,7 @@ static PyObject *kernel_summarize(PyObject *module, PyObject *const *args, Py_ss
 
 enum { COUNTS = 5, FLOATS = 10 };
 
-/* Return the results as columns: (counts, figures, first bins, ends of bins, bins), as bytes. */
-static PyObject *as_columns(const Many *many)
+PyObject *as_columns(const Many *many)
 {
     Py_ssize_t n = (Py_ssize_t)many->n, total = 0;
     for (Py_ssize_t i = 0; i < n; i++)
@@ -441,6 +438,8 @@ PyMODINIT_FUNC PyInit__kernel(void)
     for (int i = 0; made != NULL && i < BYTES; i++)
         if (PyModule_AddIntConstant(made, names[i], i) < 0)
             Py_CLEAR(made);
+    if (made != NULL && PyModule_AddType(made, &SummaryBatchType) < 0)
+        Py_CLEAR(made);
     choose_variant();
     return made;
 }

@@ -20,7 +20,7 @@
 #include "processor.h"
 #include "worker.h"
 
-#define TASK (4 * CHUNK)       /* elements that a thread takes at once */
+#define TASK (8 * CHUNK)       /* elements that a thread takes at once */
 #define A_THREAD (128 * CHUNK) /* elements that justify a thread of our own */
 /* numbers of 16-bit elements from which counting patterns is faster; bfloat16 values use few
  * patterns, which stay in the cache */
@@ -330,10 +330,8 @@ typedef struct {
     Outcome outcome;
 } Share;
 
-/* Keep the result of an array; return 0 if there is no memory. */
-static int keep_result(Many *many, size_t i, const Statistics *result)
+int keep_result(Kept *kept, const Statistics *result)
 {
-    Kept *kept = &many->kept[i];
     size_t size = (size_t)result->bins * sizeof *kept->bin;
     memcpy(&kept->figures, result, sizeof kept->figures);
     kept->bin = result->bins > FEW_BINS ? malloc(size) : kept->few;
@@ -357,7 +355,7 @@ static void *take_arrays(void *argument)
         Job job;
         prepare(&job, &many->elements[i]);
         share->outcome = do_job(&job, &share->worker, 1, &result);
-        if (share->outcome == DONE && !keep_result(many, i, &result))
+        if (share->outcome == DONE && !keep_result(&many->kept[i], &result))
             share->outcome = NO_MEMORY;
     }
     return NULL;
@@ -393,7 +391,7 @@ Outcome summarize_many(Many *many, int requested)
         /* all threads together: the last one must not wait for a large array */
         Statistics result;
         outcome = summarize(&many->elements[i], requested, &result);
-        if (outcome == DONE && !keep_result(many, i, &result))
+        if (outcome == DONE && !keep_result(&many->kept[i], &result))
             outcome = NO_MEMORY;
         total -= count;
     }

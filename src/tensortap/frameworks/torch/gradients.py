@@ -1,0 +1,172 @@
+"""Hooks on the gradients of modules' outputs."""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from tensortap.frameworks.observing import Explain, HookObserver
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.collectives import Collectives
+from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.origins import Origins
+from tensortap.frameworks.torch.shards import Descriptions
+from tensortap.frameworks.torch.summarize import memory_of
+from tensortap.record import Kind, Shard, Summary
+
+_now = time.perf_counter_ns
+
+
+class OutputPlace(NamedTuple):
+    """Where an output of a module was observed; its gradient gets the same name and call."""
+
+    name: str
+    type: str
+    step: int
+    call: int
+    tags: dict[str, str] = {}  # noqa: RUF012  never changed
+    shard: Shard | None = None
+
+
+class ObservedGradient(NamedTuple):
+    """The gradient that was observed last, and its statistics, or its number in a batch."""
+
+    gradient: Any  # a weak reference
+    version: int
+    stats: Summary | None
+    number: int
+
+
+class GradientHook:
+    """A hook on one output; neither compilers nor pickles see it."""
+
+    __slots__ = ("_gradients", "_passes", "_place", "_shape", "_uses")
+
+    def __init__(
+        self,
+        gradients: weakref.ref[OutputGradients],
+        place: OutputPlace,
+        shape: torch.Size,
+        uses: list[str] | None,
+    ) -> None:
+        self._gradients = gradients  # the model may keep this output, which must not keep the model
+        self._place = place
+        self._shape = shape
+        self._uses = uses
+        self._passes: list[int] = []
+
+    def __call__(self, gradient: torch.Tensor | None) -> None:
+        gradients, this_pass = self._gradients(), private.backward_pass()
+        if gradients is None or gradient is None or this_pass in self._passes:
+            return
+        observer = gradients.observer
+        if not observer.active:
+            return
+        self._passes.append(this_pass)
+        place, passes = self._place, len(self._passes)
+        if passes > 1:
+            place = place._replace(tags={**place.tags, "backward": str(passes)})
+        try:
+            gradients.observe(place, gradient, self._shape, self._uses)
+        except Exception as error:
+            observer.fault(place.name, error)
+
+    def on_gradients(self, number: int, gradients: Any) -> None:
+        """Look at one of the gradients that a node of the graph gets."""
+        self(gradients[number])
+
+
+hide_from_compiler(GradientHook)
+hide_from_compiler(GradientHook.__call__)
+torch.utils.hooks.unserializable_hook(GradientHook)
+
+
+class OutputGradients:
+    """Observes the gradients of the outputs of one model."""
+
+    def __init__(
+        self,
+        observer: HookObserver,
+        origins: Origins | None,
+        descriptions: Descriptions,
+        collectives: Collectives,
+    ) -> None:
+        self.observer = observer
+        self._origins = origins
+        self._descriptions = descriptions
+        self._collectives = collectives
+        self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
+        self._last = ObservedGradient(lambda: None, 0, None, 0)
+        self._this = weakref.ref(self)
+
+    def end_step(self) -> None:
+        """Remove the hooks on tensors that outlive the step."""
+        while self._leaf_handles:
+            self._leaf_handles.popitem()[1].remove()
+
+    def hook(self, tensor: torch.Tensor, place: OutputPlace) -> None:
+        """Observe the gradient of an output when it is computed."""
+        uses = None if self._origins is None else self._origins.uses(tensor)
+        hook = GradientHook(self._this, place, tensor.shape, uses)
+        handle = tensor.register_hook(hook)
+        if tensor.is_leaf:  # the module returned a parameter as it is
+            before = self._leaf_handles.get(place.name)
+            self._leaf_handles[place.name] = handle
+            if before is not None:
+                before.remove()
+        base = private.base_of(tensor)
+        if base is not None and base.grad_fn is not None and base.numel() == tensor.numel():
+            # a later in-place operation would take the view's own node out of the graph
+            base.grad_fn.register_prehook(functools.partial(hook.on_gradients, base.output_nr))
+
+    def observe(
+        self, place: OutputPlace, gradient: torch.Tensor, shape: torch.Size, uses: list[str] | None
+    ) -> None:
+        """Observe a gradient, or have it observed once a collective has computed it."""
+        start = _now()
+        self._collectives.poll()
+        if type(gradient) is torch.Tensor and self._add_plain(place, gradient, shape, start):
+            return
+        look = functools.partial(self._look, place, gradient, shape, uses)
+        self._collectives.observe(gradient, place.name, look)
+
+    def _add_plain(
+        self, place: OutputPlace, gradient: torch.Tensor, shape: torch.Size, start: int
+    ) -> bool:
+        """Add a gradient in memory to the batch of the step; return whether there is one."""
+        batch = self.observer.batch
+        if batch is None or gradient.shape != shape:
+            return False
+        name, cls, step, call, tags, shard = place
+        seen = self._descriptions.of(name, Kind.GRADIENT, gradient, call, cls, tags, shard)
+        last, version = self._last, private.version_of(gradient)
+        number = 0
+        if last.gradient() is gradient and last.version == version:
+            # the output of a module is often that of its last child, and nothing runs between
+            # two hooks on one tensor
+            number = batch.repeat(seen, last.number, step, start)
+        if not number:
+            memory = memory_of(gradient)
+            if memory is None:
+                return False
+            number = batch.add(seen, memory, step, start)
+        self._last = ObservedGradient(weakref.ref(gradient), version, None, number)
+        return True
+
+    def _look(
+        self, place: OutputPlace, gradient: torch.Tensor, shape: torch.Size, uses: list[str] | None
+    ) -> None:
+        name, cls, step, call, tags, shard = place
+        whole = gradient if gradient.shape == shape else gradient.reshape(shape)
+        seen = self._descriptions.observed(name, Kind.GRADIENT, whole, call, cls, tags, shard)
+        explain: Explain | None = None
+        if self._origins is not None and uses is not None:
+            explain = self._origins.of_gradient(uses, gradient)
+        last, version = self._last, private.version_of(gradient)
+        known = last.gradient() is gradient and last.version == version
+        stats = self.observer.observe(*seen, step, last.stats if known else None, explain)
+        self._last = ObservedGradient(weakref.ref(gradient), version, stats, 0)

@@ -1,0 +1,21 @@
+/* What the files of the Python module share. */
+#ifndef TENSORTAP_MODULE_H
+#define TENSORTAP_MODULE_H
+
+#include <Python.h>
+
+#include "kernel.h"
+
+#define FEW (1 << 14) /* elements: for these, releasing the interpreter lock does not pay */
+
+/* Read the address of an array, its dtype, its shape (or the number of its elements), and its strides
+ * (None for C order); return the number of elements, or -1 on error. */
+Py_ssize_t read_array(PyObject *address, PyObject *dtype, PyObject *shape, PyObject *strides,
+                      Elements *out);
+
+/* Return the results as columns: (counts, figures, first bins, ends of bins, bins), as bytes. */
+PyObject *as_columns(const Many *many);
+
+extern PyTypeObject SummaryBatchType;
+
+#endif
