@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 
@@ -17,7 +18,7 @@ from torch.overrides import has_torch_function
 from tensortap.frameworks.protocol import PendingSummary
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.cuda import CudaPort, cuda
-from tensortap.frameworks.torch.tensors import KNOWN, dtype_name, is_lazy, snapshot_plain
+from tensortap.frameworks.torch.tensors import KNOWN, dtype_name, snapshot_plain
 from tensortap.frameworks.view import as_numpy
 from tensortap.record import Summary, TensorData
 from tensortap.stats import packed
@@ -55,30 +56,34 @@ def _summarize(value: torch.Tensor, threads: int) -> Summary | PendingSummary:
 
 def memory_of(value: torch.Tensor) -> Memory | None:
     """Return where the kernel finds the elements; None for tensors that need the general way."""
-    # complex128: magnitudes may be beyond float64
-    if has_torch_function((value,)) or value.dtype is torch.complex128:
+    if has_torch_function((value,)):
         return None
-    return _memory(value)
+    memory = _memory(value)
+    # complex128: magnitudes may be beyond float64
+    return None if memory is None or memory[1] == _COMPLEX128 else memory
 
 
 def _memory(value: torch.Tensor) -> Memory | None:
-    try:
-        dtype = value.dtype
-        name, itemsize, lazy = KNOWN[dtype]
-        code = stats.code_of(name)
-        # a nested tensor looks dense apart from `is_nested`
-        if code is None or not value.is_cpu or value.is_nested or (lazy and is_lazy(value, dtype)):
-            return None
-        count = value.numel()
-        address = value.data_ptr()
-        if count and not address:
-            return None
-        if value.is_contiguous():
-            return address, code, count, None
-        strides = tuple([itemsize * stride for stride in value.stride()])
-        return address, code, tuple(value.shape), strides
-    except (RuntimeError, KeyError):
-        return None  # no storage, or an unknown dtype: the general way reports it
+    memory: Memory | None = _locate(value, _codes())
+    return memory
+
+
+@functools.cache
+def _codes() -> dict[torch.dtype, tuple[int, int, int]]:
+    """Return the kernel's code of each dtype, its size and its lazy views: see `KNOWN`."""
+    return {
+        dtype: (code, itemsize, lazy)
+        for dtype, (name, itemsize, lazy) in KNOWN.items()
+        if (code := stats.code_of(name)) is not None
+    }
+
+
+def _nowhere(value: torch.Tensor, codes: object) -> None:
+    return None
+
+
+_locate = _nowhere if stats.kernel is None else stats.kernel.locate
+_COMPLEX128 = getattr(stats.kernel, "COMPLEX128", None)
 
 
 def _share_threads() -> None:

@@ -410,6 +410,8 @@ static PyMethodDef methods[] = {
      "summarize(address, code, shape, strides, threads) -> Summary | None"},
     {"summarize_many", kernel_summarize_many, METH_VARARGS,
      "summarize_many([(address, code, shape, strides)], threads) -> columns"},
+    {"locate", (PyCFunction)(void (*)(void))kernel_locate, METH_FASTCALL,
+     "locate(tensor, dtypes) -> (address, code, shape, strides) | None"},
     {"compare", kernel_compare, METH_VARARGS,
      "compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple"},
     {"digest", kernel_digest, METH_VARARGS,
@@ -438,7 +440,7 @@ PyMODINIT_FUNC PyInit__kernel(void)
     for (int i = 0; made != NULL && i < BYTES; i++)
         if (PyModule_AddIntConstant(made, names[i], i) < 0)
             Py_CLEAR(made);
-    if (made != NULL && PyModule_AddType(made, &SummaryBatchType) < 0)
+    if (made != NULL && (PyModule_AddType(made, &SummaryBatchType) < 0 || prepare_names() < 0))
         Py_CLEAR(made);
     choose_variant();
     return made;

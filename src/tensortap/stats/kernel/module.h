@@ -18,4 +18,11 @@ PyObject *as_columns(const Many *many);
 
 extern PyTypeObject SummaryBatchType;
 
+/* locate(tensor, dtypes) -> (address, code, shape, strides) | None
+ *
+ * `dtypes` has for each dtype its code, its size, and whether tensors may be negative views (1), or
+ * conjugate ones as well (2). `shape` is the number of elements if they are in C order. */
+PyObject *kernel_locate(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+int prepare_names(void); /* before; -1 on error */
+
 #endif
