@@ -395,7 +395,8 @@ def test_exported_programs_have_no_operators():
     assert "tensortap" not in str(program.graph)
 
 
-def test_tracking_begins_before_the_compiler_is_loaded():
+@pytest.mark.parametrize(("model", "modules"), [("breaking", 19), ("parallel", 9)])
+def test_tracking_begins_before_the_compiler_is_loaded(model, modules):
     """As many graphs as without tracking, also where the program breaks them, and under DDP."""
     code = """
         import sys, torch, tensortap as tap
@@ -446,13 +447,12 @@ def test_tracking_begins_before_the_compiler_is_loaded():
         print(tracked[0] == again[0] == alone[0], tracked[1:], alone[0], again[0], tracked[0])
     """
     # not forked: the programs of other tests have the compiler from the start
-    for model, modules in (("breaking", 19), ("parallel", 9)):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code), model],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.stdout.startswith(f"False\nTrue ({modules}, {{}})"), done.stdout + done.stderr
-        assert "recompile_limit" not in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), model],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"False\nTrue ({modules}, {{}})"), done.stdout + done.stderr
+    assert "recompile_limit" not in done.stderr
 
 
 # -- cases that people have reported -------------------------------------------------------
