@@ -246,6 +246,130 @@ def test_verdict_and_operations_are_in_the_run(tmp_path, caplog):
     assert any(record.kind is Kind.OP and record.tags.get("why") for record in run.records())
 
 
+class Logarithm(nn.Module):
+    def forward(self, h):
+        return torch.log(h - h - 1)
+
+
+class Hidden(nn.Module):
+    """Replaces the NaN of one of its modules, which no result shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = Logarithm()
+
+    def forward(self, h):
+        return h + torch.nan_to_num(self.log(h), 0.0)
+
+
+ALERTED = {
+    "backward": (BACKWARD["sqrt"][1], "div", BACKWARD["sqrt"][1].__code__.co_firstlineno),
+    "hidden": (Hidden(), "log", Logarithm.forward.__code__.co_firstlineno + 1),
+}
+
+
+@pytest.mark.parametrize("name", ALERTED)
+def test_alerts_are_explained(name):
+    """An alert is explained before the next step, though every result so far is finite."""
+    fault, operation, line = ALERTED[name]
+    plain = Program(forward=fault)
+    expected, end = repr(plain.run()), plain.content()
+    program = Program(forward=fault)
+    box = tap.blackbox(program.train, program.model, program.optimizer, program.schedule, every=4)
+    verdicts = []
+
+    def step(x, y):
+        loss = box(x, y)
+        verdicts.append(len(box.verdicts))
+        tracker.step()
+        return loss
+
+    program.step = step
+    with tap.track(program.model, program.optimizer, alerts=True) as tracker:
+        assert repr(program.run()) == expected
+    assert program.content() == end
+    assert verdicts[FAULTY : FAULTY + 2] == [0, 1]
+    check(box, operation, line)
+
+
+class ScaledProgram:
+    """A program with a GradScaler, and a generator that is used within steps and between them."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, growth_interval=2)
+        self.generator = torch.Generator().manual_seed(1)
+        self.step = self.train
+
+    def train(self, x):
+        self.optimizer.zero_grad()
+        noise = torch.randn(x.shape, generator=self.generator)
+        loss = self.model(x + noise).square().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+    def run(self, each=lambda: None):
+        seen = []
+        for _ in range(STEPS):
+            loss = self.step(torch.randn(3, 4, generator=self.generator))
+            each()
+            seen += [loss.item(), self.scaler.get_scale(), *self.model.weight.flatten().tolist()]
+        return seen, self.generator.get_state().tolist(), self.scaler.state_dict()
+
+
+def test_scalers_and_generators_are_part_of_the_state(tmp_path):
+    expected = ScaledProgram().run()
+    scales = expected[0][1::6]
+    assert max(scales) > min(scales)
+    path = tap.init(tmp_path, blackbox=True)
+    program = ScaledProgram()
+    box = program.step = tap.blackbox(
+        program.train, program.model, program.optimizer, program.scaler, program.generator, every=4
+    )
+    verdicts = []
+    assert program.run(lambda: verdicts.append(box.explain())) == expected
+    assert {verdict.kind for verdict in verdicts} == {"finite"}
+    tap.finish()
+    for step in (2, 7):
+        assert tap.open(path).replay(step, "forward.input", step_fn=box).same
+
+
+def test_memory_is_bounded():
+    model = nn.Linear(256, 1)
+    batch, nbytes = torch.ones(64, 256), 64 << 10
+    box = tap.blackbox(lambda x: model(x).mean(), model, every=50, memory=3 * nbytes)
+    for _ in range(9):
+        box(batch)
+        state = model.weight.nbytes + model.bias.nbytes
+        assert box.nbytes <= 3 * nbytes + state
+    assert box.nbytes > nbytes
+    assert box.explain().kind == "finite"
+    box(torch.ones(512, 256))  # more than the bound by itself: it is not kept
+    assert box.explain() is None
+    box(batch)
+    assert box.explain().kind == "finite"
+
+
+def test_steps_that_raise_or_are_not_seen_begin_another_snapshot():
+    program = Program()
+    box = tap.blackbox(program.train, program.model, program.optimizer, every=4)
+    x, y = torch.randn(6, 4), torch.randn(6, 1)
+    box(x, y)
+    with pytest.raises(RuntimeError):
+        box(x, torch.randn(5, 3))
+    box(x, y)
+    assert box.explain().same
+    tap.disable()
+    box(x, y)
+    tap.enable()
+    box(x, y)
+    assert box.explain().same
+
+
 def test_arguments_are_checked():
     model = nn.Linear(1, 1)
     with pytest.raises(TypeError, match="train_step"):

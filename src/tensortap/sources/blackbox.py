@@ -113,7 +113,7 @@ class BlackBox:
         alerted, self._alerted = self.training.agree(self._alerted), False
         if alerted and not self._explained and self._steps:
             self._explained = True
-            self.explain()
+            self._explain_steps(alerted=True)
         self._follow_run()
         kept = self.training.keep_batch(batch)
         if kept.nbytes > self._memory:
@@ -184,17 +184,16 @@ class BlackBox:
 
         In a distributed job all ranks have to call this. Returns None if no step was kept.
         """
+        return self._explain_steps(alerted=False)
+
+    def _explain_steps(self, alerted: bool) -> Verdict | None:
         if self._snapshot is None or not self._steps:
             return None
         with self.rewound():
             verdict, records = Explainer(
-                self.step_function,
-                self.model,
-                self.training,
-                self._snapshot,
-                self._steps,
-                self._spare,
-            ).explain()
+                self.step_function, self.model, self.training, self._snapshot, self._steps,
+                self._spare, alerted,
+            ).explain()  # fmt: skip
         self._publish(verdict, records)
         return verdict
 

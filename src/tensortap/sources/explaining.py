@@ -31,7 +31,7 @@ class Trial(NamedTuple):
     """One execution of a step from the state before it."""
 
     bad: bool
-    recorder: OperationRecorder | None = None
+    finding: NonFiniteOperation | None = None
 
 
 class Explainer:
@@ -45,6 +45,7 @@ class Explainer:
         snapshot: KeptState,
         steps: Sequence[KeptStep],
         spare: KeptStep | None,
+        alerted: bool = False,
     ) -> None:
         self._step = step
         self._model = model
@@ -52,6 +53,8 @@ class Explainer:
         self._snapshot = snapshot
         self._steps = steps
         self._spare = spare  # a good step before the snapshot
+        self._alerted = alerted  # an alert has seen a bad value in the last step
+        self._inner = False  # whether it is one that results do not show
 
     def explain(self) -> tuple[Verdict, list[Record]]:
         """Run the steps again; return the verdict, and the operations of the bad step."""
@@ -61,7 +64,10 @@ class Explainer:
             wrong = [each.number for each in self._steps if each.bad]
             last = wrong[0] if wrong else self._steps[-1].number
             kind = TRANSIENT if wrong or differs is not None else FINITE
-            return self._verdict(kind, last, None, (), len(self._steps), differs, None), []
+            self._inner = self._alerted and kind == FINITE
+            if not self._inner:
+                return self._verdict(kind, last, None, (), len(self._steps), differs, None), []
+            bad = len(self._steps) - 1
         step = self._steps[bad]
         self._replay(bad, stop=False)
         base = training.keep_state()
@@ -69,9 +75,9 @@ class Explainer:
         trial = self._try(base, step, training.batch_of(step.batch), records)
         replayed = bad + 1
         if not trial.bad:
-            return self._verdict(TRANSIENT, step.number, None, (), replayed, differs, None), []
-        assert trial.recorder is not None
-        finding, rank = self._first(trial.recorder.found.first_nonfinite)
+            kind = FINITE if self._inner else TRANSIENT
+            return self._verdict(kind, step.number, None, (), replayed, differs, None), []
+        finding, rank = self._first(trial.finding)
         other = self._other(bad)
         rows: tuple[int, ...] = ()
         kind = DETERMINISTIC
@@ -110,18 +116,22 @@ class Explainer:
         training.restore(base)
         training.restore_moment(step.moment)
         args, kwargs = batch
-        recorder = None
-        if records is not None:
-            recorder = OperationRecorder(
-                self._model, records.append, lambda: step.number, always=True
-            )
-            recorder.attach()
+        if records is None and not self._inner:
+            result = self._step(*args, **kwargs)
+            return Trial(training.agree(training.is_bad(result, whole=True)))
+        send = _ignore if records is None else records.append
+        recorder = OperationRecorder(self._model, send, lambda: step.number, always=True)
+        recorder.attach()
         try:
             result = self._step(*args, **kwargs)
         finally:
-            if recorder is not None:
-                recorder.close()
-        return Trial(training.agree(training.is_bad(result, whole=True)), recorder)
+            recorder.close()
+        found = recorder.found
+        bad = training.is_bad(result, whole=True) or bool(self._inner and found.origins)
+        finding = found.first_nonfinite
+        if self._inner and finding is None and found.origins:
+            finding = found.origins[0].finding  # of values that a later operation replaces
+        return Trial(training.agree(bad), finding)
 
     def _other(self, bad: int) -> KeptStep | None:
         good = [each for each in self._steps[:bad] if not each.bad]
@@ -184,6 +194,10 @@ class Explainer:
         named = f" on rank {rank}" if training.world_size > 1 else ""
         text = paragraph(kind, step, named, place, rows, replayed, differs, other)
         return Verdict(kind, step, rank, finding, rows, replayed, differs is None, other, text)
+
+
+def _ignore(record: Record) -> None:
+    """Take a record that nobody needs."""
 
 
 def _place(finding: NonFiniteOperation | None) -> str:

@@ -54,6 +54,8 @@ class TorchTraining(Training):
         self._model = model
         self._optimizers = [each.optimizer for each in find_optimizers(optimizer) if not each.wraps]
         self._others = others
+        # programs also draw from generators between steps
+        self._generators = [each for each in others if isinstance(each, torch.Generator)]
         self._group: Any = None
         self.rank, self.world_size = ranks.rank_and_world_size()
         self.world_size = dist.get_world_size() if _is_distributed() else 1
@@ -136,16 +138,19 @@ class TorchTraining(Training):
         ]  # fmt: skip
         without = not any(p.grad is not None for p in self._model.parameters())
         numbers = np.random.get_state() if "numpy.random" in sys.modules else None  # noqa: NPY002
-        return random.getstate(), numbers, torch.get_rng_state(), cuda, groups, without
+        drawn = [generator.get_state() for generator in self._generators]
+        return random.getstate(), numbers, torch.get_rng_state(), cuda, groups, without, drawn
 
     def restore_moment(self, moment: Any) -> None:
-        python, numbers, cpu, cuda, groups, without = moment
+        python, numbers, cpu, cuda, groups, without, drawn = moment
         random.setstate(python)
         if numbers is not None:
             np.random.set_state(numbers)  # noqa: NPY002
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
+        for generator, state in zip(self._generators, drawn, strict=True):
+            generator.set_state(state)
         for optimizer, saved in zip(self._optimizers, groups, strict=True):
             for group, settings in zip(optimizer.param_groups, saved, strict=True):
                 group.update(settings)
