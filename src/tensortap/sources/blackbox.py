@@ -14,7 +14,7 @@ from tensortap.alerts.monitor import listeners
 from tensortap.arguments import check_callable, check_count
 from tensortap.errors import NotFound
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.frameworks.replaying import KeptState, Training
+from tensortap.frameworks.replaying import KeptState, StorableTraining, Training
 from tensortap.limits import format_size
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
@@ -49,7 +49,7 @@ class BlackBox:
         self._spare: KeptStep | None = None  # a good step before the snapshot
         self._count = 0
         self._alerted = self._explained = self._replaying = self._interrupted = False
-        self._second = False  # whether another box writes into the run
+        self._remarked = False
         self._writer: BoxWriter | None = None
         self._request = requested()
         self.verdicts: list[Verdict] = []
@@ -149,19 +149,27 @@ class BlackBox:
 
     def _follow_run(self) -> None:
         """Write into the run that is open now, if it wants black boxes and no other writes."""
-        run = opened()
+        run, training = opened(), self.training
         writer = None if run is None else run.box
-        if run is not None and writer is None and run.box_options is not None:
-            files = ReplayableWriter(run.path, run.rank, run.box_options.disk, durable=run.durable)
-            writer = run.box = BoxWriter(files, self.training, run.box_options, id(self))
+        if run is not None and run.box_options is not None and writer is None:
+            if isinstance(training, StorableTraining):
+                files = ReplayableWriter(
+                    run.path, run.rank, run.box_options.disk, durable=run.durable
+                )
+                writer = run.box = BoxWriter(files, training, run.box_options, id(self))
+            else:
+                self._remark("a black box of a JAX program is not written into the run")
         if writer is not None and writer.owner != id(self):
-            if not self._second:
-                self._second = True
-                log.warning("tensortap: only the first black box of a run is written into it")
+            self._remark("only the first black box of a run is written into it")
             writer = None
         if writer is not self._writer:
             self._writer = writer
             self._forget()  # the run needs a snapshot to begin with
+
+    def _remark(self, text: str) -> None:
+        if not self._remarked:
+            self._remarked = True
+            log.warning("tensortap: %s", text)
 
     def _after(self, result: Any) -> None:
         if not self._steps:  # it could not be kept
@@ -242,7 +250,7 @@ def only_box() -> BlackBox:
 
 def blackbox(
     train_step: Callable[..., Any],
-    model: Any,
+    model: Any = None,
     optimizer: Any = None,
     *others: Any,
     every: int = 50,
@@ -256,7 +264,8 @@ def blackbox(
     a GradScaler, generators, and whatever else a step changes. If a result is not finite, or an
     alert about NaN fires, or you call ``step.explain()``, it runs the steps again and says whether
     the fault is deterministic, in the data or transient, in which operation, and why. Then it puts
-    everything back, bit by bit.
+    everything back, bit by bit. A JAX step has its state in its arguments and results:
+    ``step = tap.blackbox(update)``.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)
@@ -274,4 +283,6 @@ def blackbox(
         training = framework.training(model, optimizer, others)
         if training is not None:
             return BlackBox(train_step, model, training, every, memory)
-    raise TypeError(f"model must be a torch.nn.Module, got {model!r:.100}")
+    raise TypeError(
+        f"model must be a torch.nn.Module, or None for a JAX program; got {model!r:.100}"
+    )

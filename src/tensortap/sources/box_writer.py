@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tensortap.arguments import check_count
-from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
+from tensortap.frameworks.replaying import KeptBatch, KeptState, StorableTraining
 from tensortap.frameworks.snapshot import borrow
 from tensortap.limits import format_size, parse_size
 from tensortap.pipeline.pipeline import pipeline
@@ -51,7 +51,7 @@ class BoxWriter:
     """
 
     def __init__(
-        self, writer: ReplayableWriter, training: Training, options: BoxOptions, owner: int
+        self, writer: ReplayableWriter, training: StorableTraining, options: BoxOptions, owner: int
     ) -> None:
         self.owner = owner  # id of the black box
         self._unsent = self._lost = 0  # steps dropped by the training thread, and by the writer

@@ -123,7 +123,10 @@ class Explainer:
         recorder = OperationRecorder(self._model, send, lambda: step.number, always=True)
         recorder.attach()
         try:
-            result = self._step(*args, **kwargs)
+            if training.intercepts:
+                result = recorder.intercept(self._step, *args, **kwargs)
+            else:
+                result = self._step(*args, **kwargs)
         finally:
             recorder.close()
         found = recorder.found

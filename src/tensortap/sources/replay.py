@@ -16,7 +16,7 @@ from tensortap import frameworks, ranks
 from tensortap.errors import NotFound, TensortapError
 from tensortap.files import plain
 from tensortap.frameworks.operations import Operation
-from tensortap.frameworks.replaying import Training
+from tensortap.frameworks.replaying import StorableTraining
 from tensortap.frameworks.snapshot import borrow, describe
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.readers.replayable import ReplayableReader, StoredSegment, StoredStep
@@ -59,7 +59,7 @@ class ReplayedProbes:
     """
 
     def __init__(
-        self, step: Callable[..., Any], model: Any, training: Training, paths: Sequence[str]
+        self, step: Callable[..., Any], model: Any, training: StorableTraining, paths: Sequence[str]
     ) -> None:
         self._model = model
         self._training = training
@@ -159,7 +159,9 @@ def replay(box: Any, run: Path, step: int, paths: Sequence[str]) -> Replay:
     own = opened()
     if own is not None and own.box is not None and own.path == run:
         own.box.flush(60.0)
-    training: Training = box.training
+    training = box.training
+    if not isinstance(training, StorableTraining):
+        raise TensortapError("steps of JAX programs cannot be replayed from a run")
     segment = ReplayableReader(run, training.rank).find(step)
     probes = ReplayedProbes(box.step_function, box.model, training, paths)
     proof = _Proof()
@@ -188,7 +190,7 @@ def _fitting(step: int) -> Iterator[None]:
 
 def _run_again(
     function: Callable[..., Any],
-    training: Training,
+    training: StorableTraining,
     segment: StoredSegment,
     step: int,
     probes: ReplayedProbes,

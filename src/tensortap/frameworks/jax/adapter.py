@@ -33,6 +33,7 @@ from tensortap.frameworks.protocol import (
     Snapshot,
     rejecting,
 )
+from tensortap.frameworks.replaying import Training
 from tensortap.frameworks.view import as_numpy, payload_at
 from tensortap.frameworks.widths import WidthTask, WidthTraining
 from tensortap.record import Shard, Summary, TensorData
@@ -78,6 +79,15 @@ class JaxFramework(Framework):
         from tensortap.frameworks.jax.track import JaxTracking
 
         return JaxTracking(model_state, optimizer_state, observer)
+
+    def training(self, model: Any, optimizer: Any, others: tuple[Any, ...]) -> Training | None:
+        if model is not None:
+            return None
+        if optimizer is not None or others:
+            raise TypeError("the state of a JAX program is in the arguments of its step: pass none")
+        from tensortap.frameworks.jax.training import JaxTraining
+
+        return JaxTraining()
 
     def operations(self, model: Any, observer: OperationObserver) -> Hooks | None:
         if model is not None:

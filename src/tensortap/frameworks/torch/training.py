@@ -20,7 +20,7 @@ from xxhash import xxh3_128
 
 from tensortap import ranks
 from tensortap.frameworks.observing import tensors_in
-from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
+from tensortap.frameworks.replaying import KeptBatch, KeptState, StorableTraining
 from tensortap.frameworks.snapshot import digest_of
 from tensortap.frameworks.torch.gradient_probes import observe_gradients
 from tensortap.frameworks.torch.held import (
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     key: str = ""
 
 
-class TorchTraining(Training):
+class TorchTraining(StorableTraining):
     """A model, its optimizers, and other objects with a ``state_dict``."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, others: tuple[Any, ...]) -> None:
