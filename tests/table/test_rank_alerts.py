@@ -145,6 +145,14 @@ def metrics(values):
     ]
 
 
+def test_of_a_large_run_the_newest_steps_are_examined(monkeypatch):
+    size = lambda rank, step, _: 5.0 if rank == 6 and (step < 6 or step >= 20) else 1.0
+    by_rank = sorted(job(30, size), key=lambda record: record.rank)  # as in a run
+    assert [alert.step for alert in rank_alerts(table_of(by_rank))] == [4, 24]
+    monkeypatch.setattr("tensortap.table.rank_alerts._MOST_ROWS", 20 * 16)
+    assert [alert.step for alert in rank_alerts(table_of(by_rank))] == [24]
+
+
 def test_alerts_of_a_run(tmp_path):
     """Recorded ones and those about ranks; rules see whole tensors, not the parts of ranks."""
     nan = Alert("nan", "first", Kind.ACTIVATION, 2, 0, "first", "holds NaN")

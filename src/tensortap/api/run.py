@@ -241,15 +241,10 @@ class Run(Values):
         With `rules`, as for ``tap.track(alerts=...)``, return those that they raise for the
         statistics of whole tensors instead.
         """
-        from tensortap.table.rank_alerts import ballot_alerts, rank_alerts, rule_alerts
+        from tensortap.table.rank_alerts import rule_alerts, run_alerts
 
-        if rules is not False:
-            return rule_alerts(self.table(), rules)
-        alerts = self.table().alerts()
-        if len(self.reader.ranks) > 1:
-            more = [*rank_alerts(self.table()), *ballot_alerts(self.reader)]
-            alerts = sorted([*alerts, *more], key=lambda alert: alert.step)
-        return alerts
+        table = self.table()
+        return run_alerts(table, self.reader) if rules is False else rule_alerts(table, rules)
 
     @checked
     def replay(self, step: int, paths: str | Sequence[str], *, step_fn: Any = None) -> Replay:

@@ -23,7 +23,8 @@ from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, TensorData
 
 _LARGEST = 64 << 20  # bytes that are sent
-_ANSWERS = 4  # checks at which a rank sends the tensor
+_MOST_BYTES = 256 << 20  # of all answers of a rank to a question
+_ANSWERS = 32  # checks at which a rank sends the tensor: threads of ranks may be steps apart
 
 
 class WantedTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -47,17 +48,19 @@ class ReplicaAnswers:
         self._number = ""
 
     def look(self) -> None:
-        """Look for a question."""
+        """Look for a question; one that has been withdrawn needs no more answers."""
         found = self._store.get([f"ask/{self._store.rank}"])
-        if found is not None and (wanted := _decode(found[0])).number != self._number:
-            self.wanted, self._number, self._left = wanted, wanted.number, _ANSWERS
+        if found is None:
+            self.wanted = None
+        elif (wanted := _decode(found[0])).number != self._number:
+            self.wanted, self._number, self._left = wanted, wanted.number, _MOST_BYTES
 
     def send(self, step: int, copied: TensorData) -> None:
         """Send the tensor as it was in a step."""
         data = bytes(view_of(copied.data))
         self._store.put(f"values/{self._number}/{step}/{self._store.rank}", data)
-        self._left -= 1
-        if not self._left:
+        self._left -= max(len(data), _MOST_BYTES // _ANSWERS)
+        if self._left <= 0:
             self.wanted = None
 
 
@@ -124,6 +127,8 @@ class ReplicaQuestions:
 
     def _close(self, question: _Question) -> None:
         self._question = None
+        for rank in (question.unequal.right, question.unequal.wrong):
+            self._store.delete(f"ask/{rank}")
         for step in question.steps:
             for key in self._keys(question, step):
                 self._store.delete(key)

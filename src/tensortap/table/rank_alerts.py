@@ -12,6 +12,7 @@ import numpy as np
 
 from tensortap.alerts import Alert, AlertMonitor, Rule
 from tensortap.alerts.ballots import BALLOT, BallotBox
+from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
 from tensortap.runs.arrow import numbers
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
@@ -31,10 +32,9 @@ from tensortap.table.rank_monitor import (
 from tensortap.table.table import Table
 
 if TYPE_CHECKING:
-    from tensortap.readers.run import RunReader
     from tensortap.table.sources import Integers
 
-_MOST_ROWS = 1 << 24
+_MOST_ROWS = 1 << 22  # of the newest steps
 _CHUNK = 1 << 14  # rows
 _SAMPLE = 256  # outputs that tell whether the model is tensor parallel
 _OPEN_STEPS = 16  # that wait for the records of ranks that are behind
@@ -44,7 +44,7 @@ Cell = tuple[float, bool]  # a statistic, and whether it is not finite
 def rank_alerts(table: Table, limits: RankLimits | None = None) -> list[Alert]:
     """Return alerts about the ranks of a run, over all of its steps, by step.
 
-    Of a very large run, the newest rows are examined.
+    Of a very large run, the newest steps are examined.
     """
     monitor = RankMonitor(limits)
     with table.lock:
@@ -56,6 +56,18 @@ def rank_alerts(table: Table, limits: RankLimits | None = None) -> list[Alert]:
         for rank, step, time_ns in _arrivals(table, rows):
             monitor.reach(rank, step, time_ns)
     return sorted([*alerts, *monitor.late()], key=lambda alert: alert.step)
+
+
+def run_alerts(table: Table, reader: object) -> list[Alert]:
+    """Return the alerts that training raised, and those about the ranks of a run, by step.
+
+    A live session raises the latter by itself.
+    """
+    alerts = table.alerts()
+    if isinstance(reader, RunReader) and len(reader.ranks) > 1:
+        alerts += [*rank_alerts(table), *ballot_alerts(reader)]
+        alerts.sort(key=lambda alert: alert.step)
+    return alerts
 
 
 def ballot_alerts(reader: RunReader) -> list[Alert]:
@@ -87,14 +99,15 @@ def rule_alerts(table: Table, rules: Iterable[Rule] | bool) -> list[Alert]:
 def _compared_rows(table: Table) -> Integers:
     """Return the rows that are compared, by step and in the order of capture."""
     wanted = [i for i, kind in enumerate(table.kinds) if kind in COMPARED]
+    rows = np.flatnonzero(np.isin(table.kind, wanted))
+    if len(rows) > _MOST_ROWS:  # by step, because the rows of a run come rank by rank
+        oldest = np.partition(table.step[rows], -_MOST_ROWS)[-_MOST_ROWS]
+        rows = rows[table.step[rows] > oldest]
     parameters = [i for i, kind in enumerate(table.kinds) if kind in PARAMETERS]
-    start = max(0, len(table) - _MOST_ROWS)
-    rows = start + np.flatnonzero(np.isin(table.kind[start:], wanted))
-    is_shard = np.concatenate(
-        [np.empty(0, np.bool_)]
-        + [is_valid(chunk.column("shard_shape")) for chunk in table.read(["shard_shape"], start)]
-    )
-    rows = rows[~(is_shard[rows - start] & np.isin(table.kind[rows], parameters))]
+    is_part = np.isin(table.kind[rows], parameters)
+    shards = table.take(rows[is_part], ["shard_shape"]).column("shard_shape")
+    is_part[is_part] = is_valid(shards)
+    rows = rows[~is_part]
     return rows[np.lexsort((table.seq[rows], table.step[rows]))]
 
 

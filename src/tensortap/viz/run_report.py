@@ -14,6 +14,7 @@ from tensortap.files import CorruptFile, read_small
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.runs.layout import read_json
+from tensortap.table.rank_alerts import run_alerts
 from tensortap.table.table import table_of
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure, training_figure
 from tensortap.viz.figures.encoding import Figure, share
@@ -70,7 +71,7 @@ class RunReport:
         reader = getattr(source, "reader", source)
         self.run = reader if isinstance(reader, RunReader) else None
         self.title = "tensortap report" if self.run is None else self.run.path.name
-        self.alerts = self.table.alerts()
+        self.alerts = run_alerts(self.table, reader)
         self.first_alert = self.alerts[0].step if self.alerts else None
         self.dropped = [] if self.run is None else self.run.missing()
         not_layers = (Kind.VALUE.value, Kind.LOCAL.value)
