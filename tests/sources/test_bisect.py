@@ -333,6 +333,33 @@ def test_random_numbers_in_place_and_repeated_calls(tmp_path):
     assert "same random state" in other.notes[-1]
 
 
+def test_memory_order_accumulation_and_autocast(tmp_path):
+    """The output of attention is transposed in memory, on which the mask of a dropout depends."""
+
+    def made(eps):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        model.norm2.eps = eps
+        x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))
+
+        def step():
+            torch.manual_seed(5)
+            for part in x.chunk(2):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(part).float().square().mean()
+                loss.backward()
+
+        return model, None, step
+
+    run = record(tmp_path, made=made(1e-5))
+    for eps, wrong in ((1e-5, ()), (1e-2, ("norm2",))):
+        model, _, step = made(eps)
+        report = tap.bisect(step, model, run)
+        assert report.modules == wrong, str(report)
+        assert report.unsure == ()
+        assert report.judged["gradients of weights"] == 12
+
+
 def test_modules_that_raise_are_skipped_in_further_executions(reference):
     text = torch.randint(11, (3, LENGTH + 1), generator=torch.Generator().manual_seed(3))
     model = Net(["residual", "eps"])

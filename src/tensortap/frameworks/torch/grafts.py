@@ -32,7 +32,10 @@ class Straight(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, computed: torch.Tensor, value: tuple[torch.Tensor]) -> torch.Tensor:
         ctx.shape = computed.shape
-        return value[0].clone()  # a view could not be changed in place
+        if value[0].shape != computed.shape:
+            return value[0].clone()
+        # in the same order in memory, on which kernels depend: the mask of a dropout, sums
+        return torch.empty_like(computed).copy_(value[0])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, None]:
