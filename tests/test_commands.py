@@ -21,7 +21,7 @@ ARGUMENTS = {
     "export": "{run} {new}.npz", "film": "{run} w {new}.gif", "ls": "{folder}",
     "report": "{run} {new}.html",
     "reproduce": "{run}", "serve": "--port 0", "show": "{run} w", "top": "127.0.0.1:9 --once",
-    "view": "{run} --no-browser --port 0",
+    "view": "{run} --no-browser --port 0", "why": "{run}",
 }  # fmt: skip
 
 # by command and option: values, and what the message says beside the option's name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -182,6 +184,24 @@ def test_a_tracker_explains_once():
     assert [record.step for record in alerts] == [0]
 
 
+def test_digests_and_statistics_follow_writes_to_shared_memory():
+    x = torch.zeros(3, 4)
+    row = x[1]
+    with tap.ops() as ops:
+        row + 1
+        x.t()
+        x.add_(2)
+        row + 1
+        x.t()
+        torch.full((4,), 2.0)
+    found = ops.records
+    first, second = (r for r in found if r.tags["op"] == "add")
+    made = next(r for r in found if r.tags["op"] == "full")
+    assert first.tags["inputs"] != second.tags["inputs"] == made.digest.hex()
+    assert [(r.stats.min, r.stats.count) for r in found if r.tags["op"] == "t"] == [
+        (0.0, 12), (2.0, 12)]  # fmt: skip
+
+
 def test_masks_and_finite_programs_have_no_finding():
     model, step = training()
     with tap.ops(model) as ops:
@@ -230,6 +250,45 @@ def test_compiled_code_runs_eagerly_and_says_so(caplog):
     assert "compiled code runs eagerly" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+def test_code_of_inductor_runs_eagerly_meanwhile():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 1))
+    compiled = torch.compile(model)  # inductor
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(3, 4)
+
+    def step(run):
+        optimizer.zero_grad()
+        loss = run(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step(compiled)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 1
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    with tap.ops(compiled) as ops:
+        observed = step(compiled)
+    assert "compiled code runs eagerly" in ops.remarks["torch.compile"]
+    found = {(r.tags["module"], r.tags["op"], r.tags["phase"]) for r in ops.records}
+    assert {("0", "addmm", "forward"), ("1", "gelu", "forward"), ("1", "gelu_backward", "backward"),
+            ("0", "mm", "backward")} <= found  # fmt: skip
+    model.load_state_dict(start)
+    assert torch.equal(step(model), observed)  # the same bits as without the compiler
+    step(compiled)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs  # not compiled anew
+    bad = torch.compile(lambda y: torch.log(y - y))
+    with tap.ops() as ops:  # compiled for the first time inside
+        bad(x)
+    assert ops.first_nonfinite.why == "log of 0: 12 elements are 0"
+    assert ops.first_nonfinite.line.line == line_of(
+        test_code_of_inductor_runs_eagerly_meanwhile, "torch.log(y - y)"
+    )
+
+
 def test_tracker_records_operations_of_selected_steps():
     model, step = training()
     with tap.track(model, every=2, ops=True) as tracker:
@@ -274,6 +333,48 @@ def test_compare_names_the_first_operation_that_differs(tmp_path):
     assert report.culprit.startswith("culprit: attention:")
     assert f":mul at {__file__}:{number}: its inputs agree, its output does not" in report.culprit
     assert bool(tap.compare(one, run_of(tmp_path / "c", 1)))
+
+
+PROGRAM = """
+import sys, torch, tensortap as tap
+print(tap.init(sys.argv[1]))
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+with tap.ops(model):
+    for number in range(2):
+        y = model(torch.randn(5, 4))
+        loss = (y * float(sys.argv[2]) if number else y * 1.0).square().mean()
+        loss.backward()
+        optimizer.step()
+        tap.step()
+tap.finish()
+"""
+
+
+@pytest.mark.slow
+def test_operations_of_other_processes_are_compared_by_name(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    started = [
+        subprocess.Popen(
+            [sys.executable, program, tmp_path / f"runs{i}", scale],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i, scale in enumerate(("1.0", "1.0", "1.5"))
+    ]
+    one, same, other = (each.communicate(timeout=300)[0].strip() for each in started)
+    report = tap.compare(one, same)
+    assert report
+    recorded = [r for r in tap.open(one).records() if r.kind is Kind.OP]
+    assert report.compared == len(recorded) > 50
+    report = tap.compare(one, other)
+    assert not report
+    assert report.first.key.step == 1
+    before, _, _ = PROGRAM.partition("loss = (y")
+    line = f"{program}:{before.count(chr(10)) + 1}"
+    assert f":mul at {line}: its inputs agree, its output does not" in report.culprit
 
 
 def test_a_model_must_be_one():
