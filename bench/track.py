@@ -1,10 +1,14 @@
-"""Rows on tracked training: a 6-layer GPT, everything tracked into a run."""
+"""Rows on tracked training: GPTs of several sizes, everything tracked into a run."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import statistics
 import time
+import types
+from collections.abc import Iterator
 
 from bench.harness import Row, in_turns
 from bench.runs import _folder, _no_server
@@ -74,16 +78,98 @@ def gpt_every_10() -> list[Row]:
     return [Row("the same with every=10 ÷ untracked", 1.05, True, a, b, note=note)]
 
 
+class KernelTime:
+    """The seconds that the kernel of statistics takes."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def _timed(self, function):
+        def call(*args):
+            start = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return call
+
+    @contextlib.contextmanager
+    def measure(self) -> Iterator[None]:
+        from tensortap.stats import summarize
+
+        kernel, clock = summarize.kernel, self
+
+        class Batch:
+            def __init__(self) -> None:
+                self._batch = kernel.SummaryBatch()
+                self.add = clock._timed(self._batch.add)
+                self.repeat, self.take = self._batch.repeat, self._batch.take
+
+            def __len__(self) -> int:
+                return len(self._batch)
+
+            @property
+            def due(self) -> bool:
+                return self._batch.due
+
+        timed = types.SimpleNamespace(**vars(kernel))
+        timed.SummaryBatch, timed.summarize_many = Batch, self._timed(kernel.summarize_many)
+        timed.summarize = self._timed(kernel.summarize)
+        summarize.kernel = timed
+        try:
+            yield
+        finally:
+            summarize.kernel = kernel
+
+
+def _kernel_time(steps: int, *size: int) -> float:
+    """Return the seconds of a step that the kernel takes."""
+    clock = KernelTime()
+    with clock.measure():
+        _tracked(1, 1, steps, *size)
+    return clock.seconds / steps
+
+
+SMALL_MODELS = (
+    (1.6, 4, 64, 2, 32), (1.3, 6, 128, 4, 64), (1.15, 6, 256, 4, 128), (1.15, 6, 384, 8, 128)
+)  # fmt: skip
+
+
 def small_models() -> list[Row]:
     """Measure models whose steps are short, where the cost per tensor shows."""
     rows = []
-    for limit, *size in ((1.6, 4, 64, 2, 32), (1.3, 6, 128, 4, 64), (1.15, 6, 256, 4, 128),
-                         (1.15, 6, 384, 8, 128)):  # fmt: skip
+    for limit, *size in SMALL_MODELS:
         layers, width, batch, length = size
-        a, b, note = _tracked(1, 7, max(2, 1280 // width), *size)
+        steps = max(2, 1280 // width)
+        a, b, note = _tracked(1, 7, steps, *size)
+        kernel = _kernel_time(steps, *size)
         name = f"GPT of {layers} layers, {width} wide, {batch} x {length} tokens ÷ untracked"
-        rows.append(Row(name, limit, True, a, b, note=note))
+        row = Row(name, limit, True, a, b, note=note)
+        ours, base = (statistics.median(times) for times in (a, b))
+        tensors = int(note.split()[0])
+        beside = (ours - base - kernel) / tensors
+        parts = f"{kernel / tensors * 1e6:.0f} µs kernel, {beside * 1e6:.0f} µs beside it"
+        row.note += f"; per tensor {parts}"
+        rows.append(row)
     return rows
+
+
+def small_models_table(rows: list[Row]) -> list[str]:
+    """Return the lines of a table of small models; none if they were not measured."""
+    lines = []
+    for row in rows:
+        model, is_small, _ = row.name.partition(" tokens ÷ untracked")
+        if is_small and model.startswith("GPT of"):
+            low, high = row.spread
+            cells = (
+                model.removeprefix("GPT of ") + " tokens", row.note.partition(";")[0],
+                f"{row.ratio:.2f}", f"{low:.2f}-{high:.2f}", f"{row.limit:g}",
+                row.note.rpartition("; per tensor ")[2],
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    titles = "| GPT | untracked | tracked ÷ untracked | middle half | target | per tensor |"
+    return [titles, "| --- " * 6 + "|", *lines] if lines else []
 
 
 def tracking_memory() -> list[Row]:
