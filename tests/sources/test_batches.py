@@ -16,6 +16,7 @@ from tensortap.pipeline.pipeline import pipeline
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.sources import observer
+from tensortap.sources.batches import ColumnMaker
 from tensortap.stats.columns import SummaryColumns
 from tensortap.stats.summarize import code_of, kernel
 
@@ -250,6 +251,27 @@ def test_records_that_another_thread_asks_for_are_complete(open_run):
     steps = {step: step - expected[0][2] for *_, step, _ in expected}
     found = [(r.name, r.kind, r.step, r.call) for r in disturbed.records]
     assert found == [(name, kind, steps[step], call) for name, kind, step, call in expected]
+
+
+class TestErrors:
+    @pytest.fixture(autouse=True)
+    def no_errors(self):
+        """These tests expect errors."""
+
+    def test_records_that_cannot_be_handed_over_count_as_dropped(self, monkeypatch, errors):
+        tracker = train_outputs(steps=1)
+        lost = [r for r in tracker.records if r.kind in (Kind.ACTIVATION, Kind.GRADIENT)]
+
+        def columns(*args):
+            if len(args) == 5:  # of a batch
+                raise RuntimeError("no memory")
+            return real(*args)
+
+        real = ColumnMaker.columns
+        monkeypatch.setattr(ColumnMaker, "columns", columns)
+        tracker = train_outputs(steps=1)
+        assert {r.kind for r in tracker.records} == {Kind.METRIC, Kind.WEIGHT, Kind.WEIGHT_GRADIENT}
+        assert errors() == len(lost)
 
 
 def test_statistics_are_repeated_only_for_the_last_array():

@@ -144,7 +144,12 @@ class ObservedBatch:
             return
         with self._lock:
             found, times, spent, columns = self._summaries.take()
-            if found:
+            if not found:
+                return
+            pipeline.ledger.track(spent, len(found))
+            try:
                 stats = SummaryColumns(*columns)
                 self._send(self._maker.columns(found, stats, self._step, times))
-                pipeline.ledger.track(spent, len(found))
+            except Exception as error:
+                for observed in found:  # each of them counts as dropped
+                    pipeline.fault(observed.name, error)
