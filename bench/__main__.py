@@ -22,6 +22,7 @@ MODULES = (
     "bench.compiled_ways", "bench.track_jax", "bench.ranks", "bench.compare",
     "bench.compare_runs", "bench.films",
     "bench.trace", "bench.trace_hdf5", "bench.watch", "bench.ops", "bench.scale",
+    "bench.connections",
     "bench.peers.live", "bench.peers.storing", "bench.peers.tracking", "bench.peers.comparing",
 )  # fmt: skip
 RESULTS = pathlib.Path(__file__).with_name("results.json")

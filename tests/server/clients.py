@@ -76,9 +76,9 @@ def assert_serves(server, *, name="later") -> None:
 class RawClient:
     """A ZeroMQ client that sends whatever a test tells it to."""
 
-    def __init__(self, address, key: bytes | None = None, pair=None) -> None:
+    def __init__(self, address, key: bytes | None = None, pair=None, context=None) -> None:
         key = keys.find_key() if key is None else key
-        self.context = zmq.Context()
+        self.context = zmq.Context() if context is None else context
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.curve_serverkey, _ = keys.curve_pair(key, "server")

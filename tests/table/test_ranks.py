@@ -10,7 +10,15 @@ import pytest
 from tensortap.record import Kind, Record
 from tensortap.stats import summarize_array
 from tensortap.table.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
-from tensortap.table.ranks import deviations, far_ranks, over_names, over_steps, progress
+from tensortap.table.rank_monitor import alike_groups
+from tensortap.table.ranks import (
+    RankMatrix,
+    deviations,
+    far_ranks,
+    over_names,
+    over_steps,
+    progress,
+)
 from tensortap.table.table import table_of
 from tensortap.viz.figures import ranks_figure
 from tensortap.viz.figures.encoding import untyped
@@ -105,3 +113,17 @@ def test_command(tmp_path):
     assert found["ranks"][7]["behind"] == 3
     assert found["ranks"][7]["place"] == "dp 1, tp 3"
     assert [each["rank"] for each in found["far"]] == [5]
+
+
+def test_ranks_are_compared_with_those_that_do_the_same():
+    random = np.random.default_rng(0)
+    # each place along tp has another shard; rank 9 has the size of another shard
+    value = np.array([10.0, 20.0] * 8)[:, None] * (1 + 0.01 * random.standard_normal((16, 30)))
+    value[9] /= 2
+    median, deviation = deviations(value)
+    matrix = RankMatrix(np.arange(16), np.arange(30), value, value > 99, median, deviation)
+    assert not matrix.outliers[9].any()
+    mesh = MeshLayout(("dp", "tp"), {rank: (rank // 2, rank % 2) for rank in range(16)})
+    far = matrix.among(alike_groups(mesh)).outliers
+    assert far[9].all()
+    assert far.sum() == 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import typer
@@ -25,6 +26,7 @@ def serve(
         from tensortap.server.saver import Saver
 
         saver = Saver(save)
+    _raise_descriptor_limit()
     server = live.start(host, port, memory, keep=saver)
     print(f"tensortap: {live.greeting(server)}", flush=True)
     if saver is not None:
@@ -34,3 +36,12 @@ def serve(
     if saver is not None:
         saver.close()
     message(f"received {server.history.written:,} records")
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many connections as the system does: each takes a descriptor."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # there is none on Windows
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -15,7 +15,7 @@ import numpy as np
 from tensortap.alerts import Alert
 from tensortap.alerts.alert import module_of
 from tensortap.record import Kind, Record
-from tensortap.table.mesh import parse_mesh
+from tensortap.table.mesh import MeshLayout, parse_mesh
 from tensortap.table.ranks import FAR, deviations
 
 if TYPE_CHECKING:
@@ -214,3 +214,16 @@ def is_alike(dim: str, is_tensor_parallel: bool) -> bool:
     if _UNNAMED.fullmatch(dim):  # in a mesh without names: that of FSDP, or of tensor parallelism
         return not is_tensor_parallel
     return any(_ALIKE.fullmatch(part) for part in re.split(r"[^a-z]+", dim.lower()))
+
+
+def alike_groups(mesh: MeshLayout) -> list[list[int]]:
+    """Return groups of ranks that do the same with other batches.
+
+    >>> alike_groups(MeshLayout(("dp", "tp"), {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}))
+    [[0, 2], [1, 3]]
+    """
+    fixed = [i for i, dim in enumerate(mesh.dims) if dim != "rank" and not is_alike(dim, True)]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in mesh.coordinates.items():
+        groups.setdefault(tuple(place[i] for i in fixed), []).append(rank)
+    return list(groups.values())

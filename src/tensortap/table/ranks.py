@@ -41,6 +41,14 @@ class RankMatrix(NamedTuple):
         few = self.nonfinite.mean(axis=0) < 0.5
         return np.asarray((self.deviation > FAR) | (self.nonfinite & few))
 
+    def among(self, groups: Sequence[Sequence[int]]) -> RankMatrix:
+        """Return the matrix with each rank compared only with those of its group."""
+        deviation = np.zeros_like(self.deviation)
+        for ranks in groups:
+            rows = np.flatnonzero(np.isin(self.ranks, ranks))
+            deviation[rows] = deviations(self.value[rows])[1]
+        return self._replace(deviation=deviation)
+
     def select(self, columns: Integers) -> RankMatrix:
         """Return some columns."""
         return RankMatrix(
@@ -110,10 +118,12 @@ def _medians(value: Floats) -> tuple[Floats, Integers]:
     count = (~np.isnan(value)).sum(axis=0)
     if not value.size:
         return np.full(value.shape[1], np.nan), count
-    ordered = np.sort(value.T, axis=1)  # NaN last
     at = np.arange(len(count))
-    low = ordered[at, np.maximum(count - 1, 0) // 2]
-    high = ordered[at, np.minimum(count // 2, value.shape[0] - 1)]
+    below, above = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, value.shape[0] - 1)
+    middle = np.unique(np.concatenate([below, above]))
+    # NaN last; mostly all columns have the same middle, which needs no complete order
+    ordered = np.partition(value.T, middle) if len(middle) < 3 else np.sort(value.T, axis=1)
+    low, high = ordered[at, below], ordered[at, above]
     return 0.5 * (low + high), count
 
 

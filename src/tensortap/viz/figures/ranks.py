@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensortap.table.mesh import MeshLayout, RankGroup, group_keys, rank_tree
+from tensortap.table.rank_monitor import alike_groups
 from tensortap.table.ranks import RankMatrix, over_names, over_steps
 from tensortap.table.table import Table, locked
 from tensortap.viz.figures.encoding import Figure, Floats, Integers, labels, template_text, typed
@@ -57,8 +58,9 @@ def ranks_figure(
     Columns that have no room are left out: of the steps that share a column, the one stays at which
     a rank is farthest from the others. A closed group shows its farthest rank where one is far, and
     else its median rank. `opened` are the keys of open groups; None opens all if there are few
-    ranks. ``rows`` describes the rows, ``outliers`` names the ranks that are far, and the
-    `customdata` of a cell is rank, column, value, difference to the median rank, deviations.
+    ranks. In a mesh, a rank is compared with those that do the same with other data. ``rows``
+    describes the rows, ``outliers`` names the ranks that are far, and the `customdata` of a cell is
+    rank, column, value, difference to the median rank, deviations.
     """
     if step is None:
         matrix = over_steps(table, kind, name, metric)
@@ -67,7 +69,10 @@ def ranks_figure(
     if not matrix.value.size:
         where = f"of {name}" if step is None else f"at step {step:,}"
         return {**message_figure(f"no {metric} {where} ({kind})", theme=theme), "rows": []}
-    outliers = _named_outliers(matrix, mesh)
+    groups = alike_groups(mesh)
+    if len(groups) > 1 and all(len(ranks) > 3 for ranks in groups):
+        matrix = matrix.among(groups)
+    outliers, total = _named_outliers(matrix, mesh), len(matrix.columns)
     matrix = _thinned(matrix, _COLUMNS)
     if opened is None:
         opened = group_keys(mesh) if len(mesh.coordinates) <= _OPEN else ()
@@ -80,7 +85,10 @@ def ranks_figure(
     percent = bool(minus_median and (np.nan_to_num(matrix.value) >= 0).all())
     figure = _figure(matrix, cells, x, metric, minus_median, percent, column_names, theme)
     rows = [_described(row, cells.outlier[i]) for i, row in enumerate(tree)]
-    return {**figure, "rows": rows, "outliers": outliers, "ranks": len(mesh.coordinates)}
+    shown = {"columns": len(matrix.columns), "of_columns": total}
+    return {
+        **figure, **shown, "rows": rows, "outliers": outliers, "ranks": len(mesh.coordinates)
+    }  # fmt: skip
 
 
 def _thinned(matrix: RankMatrix, most: int) -> RankMatrix:

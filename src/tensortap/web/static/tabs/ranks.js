@@ -66,7 +66,7 @@ async function drawFigure(figure, state, now) {
   const size = Math.floor(Math.max(SMALLEST, Math.min(LARGEST, room / Math.max(1, rows.length))));
   const columns = isOverSteps ? "step" : "layer";
   fill(subject, isOverSteps ? now.names[0] ?? "" : `${now.kind.replaceAll("_", " ")} at step ${count(figure.step)}`);
-  drawOutliers(figure.outliers ?? [], columns, figure.ranks);
+  drawOutliers(figure, columns);
   drawRows(size);
   openAll.hidden = closeAll.hidden = !rows.some((row) => !row.leaf);
   for (const trace of figure.data.slice(0, 1)) {
@@ -86,12 +86,13 @@ async function drawFigure(figure, state, now) {
 
 // -- outliers ------------------------------------------------------------------------------------
 
-function drawOutliers(outliers, columns, total) {
+function drawOutliers({ outliers = [], ranks: total, columns: shown, of_columns: all }, columns) {
   const chip = ({ rank, columns: times, place, path }) => button(`rank ${rank}`, () => reveal(path), {
     class: "chip toggle outlier", title: [place, `far in ${plural(times, columns)}`].filter(Boolean).join(": "),
   });
   fill(far, outliers.length ? [dim("far from the others:"), outliers.map(chip)]
-    : total > 3 && dim("no rank is far from the others"));
+    : total > 3 && dim("no rank is far from the others"),
+    shown < all && dim(`${count(shown)} of ${count(all)} ${columns}s: those at which a rank is farthest`));
 }
 
 /** Opens the groups in which a rank is; `path` are its coordinates. */
