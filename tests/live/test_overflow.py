@@ -198,3 +198,31 @@ def test_a_ticket_tells_whether_its_value_arrived(serving, run, wait_for):
     where.stop()
     program.say()
     program.end()
+
+
+def test_block_waits_for_room_in_the_arena(serving, run):
+    where = serving()
+    program = run(
+        """
+        import numpy as np, tensortap as tap
+        assert tap.catch(0.0, "hello").wait(10)
+        print("ready"); input()
+        for i in range(40):
+            tap.catch(np.full(75_000, i), "x")
+        assert tap.flush(30)
+        receipt = tap.receipt()
+        print(receipt.captured, receipt.dropped, *receipt.sessions.values())
+        """,
+        to=where.address,
+        TENSORTAP_ARENA="1MB",  # for one value
+        TENSORTAP_BUFFER="4MB",  # for six
+        TENSORTAP_OVERFLOW="block",
+    )
+    assert program.line() == "ready"
+    where.stop()
+    program.say()
+    where.go_on()
+    assert program.line() == "41 0 connected, through shared memory"
+    values = "[int(r.value.data[0]) for r in server.history.records('x')]"
+    assert where.ask(values) == list(range(40))
+    program.end()

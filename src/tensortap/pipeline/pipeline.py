@@ -13,7 +13,7 @@ from typing import Any
 from tensortap import frameworks, ranks
 from tensortap.buffers import OutOfMemory, Pool
 from tensortap.frameworks.adapters import adapter_of
-from tensortap.frameworks.protocol import SMALL, CompiledRun
+from tensortap.frameworks.protocol import SMALL, Adapter, CompiledRun
 from tensortap.history import OVERHEAD
 from tensortap.limits import format_size
 from tensortap.locks import SafeLock
@@ -25,7 +25,7 @@ from tensortap.pipeline.queue import Queue, admit, write_to
 from tensortap.pipeline.receipt import Receipt, format_seconds
 from tensortap.pipeline.selection import CallCounter, CallCounters, Clock
 from tensortap.pipeline.ticket import SKIPPED, Ticket
-from tensortap.record import Kind, Record, Shard, TensorData
+from tensortap.record import Kind, Record, Shard, TensorData, Value
 from tensortap.settings import flag, memory_limit
 from tensortap.stats.columns import RecordColumns
 
@@ -196,7 +196,7 @@ class Pipeline:
                 return self._reject(counter, start)
         admitted = _now() if large else 0
         try:
-            snapshot, _ = adapter.snapshot(value, self.pool, ())
+            snapshot = self._snapshot(adapter, value, queues)
         except OutOfMemory:
             for queue in queues:
                 queue.reject(name, _VALUE, step, rank)
@@ -222,6 +222,15 @@ class Pipeline:
                 fast_path.learn(value, adapter, snapshot)
             self.ledger.capture_small(nbytes, _now() - start)
         return ticket
+
+    def _snapshot(self, adapter: Adapter, value: Any, queues: Sequence[Queue]) -> Value:
+        """Copy a value; wait for memory if the overflow policy of a queue is to wait."""
+        while True:
+            try:
+                return adapter.snapshot(value, self.pool, ())[0]
+            except OutOfMemory:
+                if not any(queue.await_progress() for queue in queues):
+                    raise
 
     def _check_cost(self, counter: CallCounter, start: int, nbytes: int) -> None:
         """Warn once about values that take much of the time between two of them."""

@@ -89,6 +89,18 @@ class Queue:
         self.reject(name, kind, step, rank)
         return False
 
+    def await_progress(self) -> bool:
+        """Wait until the sink has settled a record, if the policy is "block"; else return False."""
+        left = self._unsettled()
+        if self.overflow != "block" or not left or threading.current_thread() is self._thread:
+            return False
+        self._wake.set()
+        self._progress.wait_for(lambda: self._unsettled() < left or not self.accepting)
+        return self.accepting
+
+    def _unsettled(self) -> int:
+        return self.state.put - self.state.got + self.sink.pending
+
     def has_room(self, count: int) -> bool:
         """Return whether there is room for this many records without values."""
         return self._fits(count * OVERHEAD)
