@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 
 from bench.harness import Row
@@ -20,6 +20,9 @@ PAUSE = 0.1  # seconds between two values of a producer
 # bytes of a value, and how many in a hundred have this size
 SIZES = {64: 60, 8 << 10: 25, 256 << 10: 13, 4 << 20: 2}
 SLOW = 1 << 20  # bytes per second through the slow relay, about a tenth of what is produced
+
+
+LOAD = "200 producers: "  # the names of rows begin like this
 
 
 @dataclasses.dataclass
@@ -179,25 +182,35 @@ def measure(load: Load) -> Load:
     return load
 
 
-def load() -> list[Row]:
-    found = measure(Load(processes=20, producers=10, seconds=180))
+def load(seconds: float = 180) -> list[Row]:
+    found = measure(Load(processes=20, producers=10, seconds=seconds))
     times = found.get_times
     return [
-        Row("confirmed values lost under the load of 200 producers ÷ confirmed", 0, True,
+        Row(f"{LOAD}confirmed values lost ÷ confirmed", 0, True,
             [found.lost], [found.confirmed], "",
-            note=f"{found.confirmed} confirmed, {found.dropped} dropped: over budget; "
-            f"through the slow relay {found.confirmed_slow} and {found.dropped_slow}"),
-        Row("get under this load, p99 ÷ 50 ms", 1, True, [times[int(0.99 * len(times))]], [0.05]),
-        Row("memory of the session at the end of the load ÷ its bound", 1.5, True,
+            note=f"{found.confirmed:,} confirmed, {found.dropped:,} dropped: over budget; "
+            f"through the slow relay {found.confirmed_slow:,} and {found.dropped_slow:,}"),
+        Row(f"{LOAD}`get`, p99 ÷ 50 ms", 1, True, [times[int(0.99 * len(times))]], [0.05]),
+        Row(f"{LOAD}memory of the session in the end ÷ its bound", 1.5, True,
             [float(found.held)], [float(found.bound)], "B"),
-        Row("memory of the session, after the load ÷ after a quarter of it", 1.1, True,
-            [found.grown], [1.0], ""),
-        Row("memory of a producer, after the load ÷ after a quarter of it", 1.1, True,
+        Row(f"{LOAD}the same ÷ after a quarter of the load", 1.1, True, [found.grown], [1.0], ""),
+        Row(f"{LOAD}memory of a producer in the end ÷ after a quarter of the load", 1.1, True,
             [found.producer_grown], [1.0], "", note="the one that grew most"),
-        Row("longest catch while the session is stopped ÷ before", 2, True,
+        Row(f"{LOAD}longest catch while the session is stopped ÷ before", 2, True,
             [found.longest_stopped], [found.longest],
             note=f"{found.longest_stopped * 1e3:.0f} ms, {found.processes} processes"),
     ]  # fmt: skip
+
+
+def table(rows: Iterable[Row]) -> list[str]:
+    """Return the lines of a table of the load; none without its rows."""
+    found = [row for row in rows if row.name.startswith(LOAD)]
+    lines = ["| What | Ratio | Target | Note |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {row.name.removeprefix(LOAD)} | {row.ratio:.2g} | {row.limit:g} | {row.note} |"
+        for row in found
+    ]
+    return lines if found else []
 
 
 def _ask(pipe: Connection) -> tuple:
