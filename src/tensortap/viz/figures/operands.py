@@ -11,6 +11,7 @@ from tensortap.viz.figures.encoding import Figure, text
 from tensortap.viz.figures.theme import layout, theme_of
 
 _HEIGHT = 150
+_MARGIN = 4  # bars: plotly hides a label that does not fit
 _GAP, _WIDTH = 5, 3  # in bars: between the finite values and the others, and of one of these
 
 
@@ -55,6 +56,7 @@ def operand_figure(operand: OperandSummary, *, theme: str = "light") -> Figure:
         bargap=0,
         xaxis={
             "showgrid": False,
+            "range": [-_MARGIN, max(ticks, default=0) + _MARGIN],
             "tickvals": list(ticks),
             "ticktext": list(ticks.values()),
             "tickangle": 0,
