@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from bench.harness import Row, in_turns, time_of
 
 MANY = 1 << 24
@@ -112,15 +114,18 @@ def statistics_of_few() -> list[Row]:
 
     torch.set_num_threads(1)
     rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(1000).to(dtype)
+    for count, dtype, limit in (
+        (1000, torch.float32, 4.0), (1000, torch.bfloat16, 4.0), (16_384, torch.float32, None)
+    ):  # fmt: skip
+        x = torch.randn(count).to(dtype)
         ours, summed = in_turns(
             101,
-            lambda x=x: time_of(lambda: summarize(x), 100),
+            lambda x=x: time_of(lambda: summarize(x, threads=1), 100),
             lambda x=x: time_of(lambda: torch.sum(x), 100),
         )
-        name = str(dtype).removeprefix("torch.")
-        rows.append(Row(f"statistics, 1,000 {name} ÷ torch.sum", 4.0, True, ours, summed))
+        name = f"statistics, {count:,} {str(dtype).removeprefix('torch.')} ÷ torch.sum"
+        note = f"{statistics.median(ours) * 1e6:.1f} µs"
+        rows.append(Row(name, limit, True, ours, summed, note=note))
     return rows
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import itertools
 import os
 
@@ -64,18 +63,22 @@ def memory_of(value: torch.Tensor) -> Memory | None:
 
 
 def _memory(value: torch.Tensor) -> Memory | None:
-    memory: Memory | None = _locate(value, _codes())
+    memory: Memory | None = _locate(value, _codes)
+    if memory is None and value.dtype not in _codes and _learn(value.dtype):
+        memory = _locate(value, _codes)
     return memory
 
 
-@functools.cache
-def _codes() -> dict[torch.dtype, tuple[int, int, int]]:
-    """Return the kernel's code of each dtype, its size and its lazy views: see `KNOWN`."""
-    return {
-        dtype: (code, itemsize, lazy)
-        for dtype, (name, itemsize, lazy) in KNOWN.items()
-        if (code := stats.code_of(name)) is not None
-    }
+def _learn(dtype: torch.dtype) -> bool:
+    """Look up a dtype when it is first seen: those of 8 bits take a while."""
+    name, itemsize, lazy = KNOWN.get(dtype, ("", 0, 0))
+    code = stats.code_of(name)
+    if code is not None:
+        _codes[dtype] = code, itemsize, lazy
+    return code is not None
+
+
+_codes: dict[torch.dtype, tuple[int, int, int]] = {}  # code, size and lazy views: see `KNOWN`
 
 
 def _nowhere(value: torch.Tensor, codes: object) -> None:
