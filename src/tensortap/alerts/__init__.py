@@ -11,9 +11,9 @@ a `Finding`, or None.
 from __future__ import annotations
 
 from tensortap.alerts.alert import Alert, Finding, alert_of, record_of
+from tensortap.alerts.defaults import DEFAULT
 from tensortap.alerts.monitor import AlertMonitor, RuleState, StepState
 from tensortap.alerts.rules import (
-    DEFAULT,
     Rule,
     constant,
     dead,
@@ -24,6 +24,18 @@ from tensortap.alerts.rules import (
     replicas,
     saturated,
     vanishing,
+)
+from tensortap.alerts.steps import (
+    dropout_in_evaluation,
+    frozen_changes,
+    gradient_discarded,
+    gradient_not_zeroed,
+    initialization,
+    learning_rate,
+    no_gradient,
+    no_optimizer,
+    step_repeated,
+    training_in_eval,
 )
 
 Watcher = AlertMonitor  # the earlier name; user programs may import it
@@ -39,12 +51,22 @@ __all__ = [
     "alert_of",
     "constant",
     "dead",
+    "dropout_in_evaluation",
     "exploding",
+    "frozen_changes",
+    "gradient_discarded",
+    "gradient_not_zeroed",
     "inf",
+    "initialization",
+    "learning_rate",
     "loss_spike",
     "nan",
+    "no_gradient",
+    "no_optimizer",
     "record_of",
     "replicas",
     "saturated",
+    "step_repeated",
+    "training_in_eval",
     "vanishing",
 ]

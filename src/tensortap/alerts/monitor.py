@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensortap.alerts.alert import Alert, Finding, may_be_mask, module_of
-from tensortap.alerts.rules import DEFAULT, Rule
+from tensortap.alerts.defaults import DEFAULT
+from tensortap.alerts.rules import Rule
 from tensortap.errors import StopTraining
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record

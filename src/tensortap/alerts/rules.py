@@ -324,7 +324,7 @@ def replicas(every: int = 10) -> Rule:
     return _named(rule, "replicas", ())
 
 
-DEFAULT: tuple[Rule, ...] = (
+RECORD_RULES: tuple[Rule, ...] = (
     nan(), inf(), exploding(), vanishing(), dead(), saturated(), constant(), loss_spike(),
     replicas(),
 )  # fmt: skip

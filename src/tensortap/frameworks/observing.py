@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from tensortap.frameworks.steps import StepFacts
 from tensortap.record import Kind, Shard, Summary
 
 if TYPE_CHECKING:
@@ -143,6 +144,12 @@ class TrackObserver(HookObserver, Protocol):
 
         `explain` is called if those of a device turn out not to be finite.
         """
+
+    checks_steps: bool
+    """True if rules want to know what each step does."""
+
+    def check_step(self, facts: StepFacts) -> None:
+        """Take what the current step did."""
 
     def replicas_due(self) -> bool:
         """Return whether replicas are to be compared in this step."""

@@ -18,9 +18,11 @@ import msgspec
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
+from tensortap.alerts.steps import StepMonitor
 from tensortap.errors import StopTraining
 from tensortap.frameworks.observing import Explain, Observed, ReplicatedTensor, never_skipped
 from tensortap.frameworks.protocol import PendingDigest, PendingSummary
+from tensortap.frameworks.steps import StepFacts
 from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
@@ -104,6 +106,8 @@ class Observer:
             self._monitor = AlertMonitor(options.alerts, on_alert=options.on_alert)
         elif options.on_alert is not None:
             raise ValueError("on_alert needs alerts=True, or a list of rules")
+        self._steps = StepMonitor(self._monitor.rules if self._monitor is not None else ())
+        self.checks_steps = bool(self._steps)
         self._reference: ReferenceCheck | None = None
         self._digests = options.digests
         if options.reference is not None:
@@ -373,6 +377,15 @@ class Observer:
         seq, now = pipeline.next_seq(), time.time_ns()
         record = record_of(alert, seq=seq, time_ns=now, world_size=world_size, rank=rank)
         self._records.send(record, 0)
+
+    def check_step(self, facts: StepFacts) -> None:
+        """Show what the current step did to the rules of steps."""
+        assert self._monitor is not None
+        rank, world_size = ranks.rank_and_world_size()
+        for alert in self._steps.check(facts, rank):
+            alert = msgspec.structs.replace(alert, name=self.prefix + alert.name)
+            self._monitor.add(alert)
+            self._alert(alert, world_size)
 
     # -- replicas ------------------------------------------------------------------------
 

@@ -144,6 +144,10 @@ class OutputHooks:
         self._uncalled.clear()
         self._structure.clear()
 
+    def uncalled_names(self) -> set[str]:
+        """Return the names of modules with weights that have not been called yet."""
+        return self._uncalled.names()
+
     def end_step(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> None:
         """Report modules that are trained but not called, and begin to count calls from zero."""
         self._collectives.poll(most=0)

@@ -32,6 +32,7 @@ from tensortap.frameworks.torch.outputs import OutputHooks
 from tensortap.frameworks.torch.private import version_of
 from tensortap.frameworks.torch.replicas import Replicas
 from tensortap.frameworks.torch.shards import Descriptions
+from tensortap.frameworks.torch.steps import StepWatch
 from tensortap.record import Kind
 
 log = logging.getLogger("tensortap")
@@ -49,22 +50,40 @@ class ModelHooks:
         self._observer = observer
         self._outputs = OutputHooks(root, observer)
         self._parameters = ParameterHooks(root, optimizer, observer)
+        self._steps: StepWatch | None = None
+        if observer.checks_steps:
+            self._steps = StepWatch(
+                root, self._parameters.optimizers, self._parameters.named,
+                self._outputs.uncalled_names, self._guarded,
+            )  # fmt: skip
 
     def attach(self) -> None:
         self._outputs.attach()
         self._parameters.attach()
+        if self._steps is not None:
+            self._guarded(self._steps.attach)
 
     def detach(self) -> None:
         try:
             self._outputs.detach()
         finally:
+            if self._steps is not None:
+                self._steps.detach()
             self._parameters.detach()
+
+    def _guarded(self, look: Callable[..., object], *args: Any) -> None:
+        try:
+            look(*args)
+        except Exception as error:
+            self._observer.fault("training step", error)
 
     def end_step(self) -> None:
         try:
             self._outputs.end_step(self._parameters.is_trained)
         finally:
             self._parameters.end_step()
+        if self._steps is not None:
+            self._observer.check_step(self._steps.end_step(self._observer.step_number))
         if self._observer.replicas_due():
             self._observer.compare_replicas(self._parameters.replicas())
         if self._observer.capturing and (added := self._outputs.added()):
@@ -152,6 +171,11 @@ class ParameterHooks:
         self._parameters.clear()
         self._gradients.end_step({})
         self._early.clear()
+
+    def named(self) -> Mapping[str, torch.nn.Parameter]:
+        """Return the parameters by name, shared ones once."""
+        self._name_parameters()
+        return self._parameters
 
     def _name_parameters(self) -> None:
         """Look up the parameters again: lazy ones and adapters come and go."""

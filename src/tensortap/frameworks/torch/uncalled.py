@@ -28,6 +28,10 @@ class UncalledModules:
         if has_forward(module) and next(module.parameters(recurse=False), None) is not None:
             self._modules[name] = module
 
+    def names(self) -> set[str]:
+        """Return the names of those modules."""
+        return set(self._modules)
+
     def called(self, name: str) -> None:
         self._modules.pop(name, None)
 

@@ -1,0 +1,275 @@
+"""Rules over what a training step does: bugs that raise no error.
+
+A rule of steps is a function ``rule(facts, state)`` of `StepFacts` and of a dict that it keeps
+between steps. It yields pairs of a name and a message. Each factory takes its thresholds.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tensortap.alerts.alert import Alert
+from tensortap.alerts.rules import Rule
+from tensortap.arguments import check_count, check_positive, checked
+from tensortap.frameworks.steps import StepFacts
+from tensortap.pipeline.pipeline import pipeline
+from tensortap.record import Kind
+
+Found = Iterator[tuple[str, str]]
+StepRule = Callable[[StepFacts, dict[str, Any]], Found]
+
+_MODEL = "model"  # what alerts are called that concern no single parameter
+
+
+def _of_steps(check: StepRule, name: str) -> Rule:
+    """Return a rule that sees no records, and `check` once per step."""
+
+    def rule(record: Any, state: Any) -> None:
+        return None
+
+    rule.__name__ = name
+    rule.__dict__.update(kinds=frozenset(), of_steps=check)
+    return rule
+
+
+class StepMonitor:
+    """Shows steps to rules, and raises an alert when a problem appears, not while it lasts."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules: list[tuple[str, StepRule, dict[str, Any]]] = [
+            (rule.__name__, rule.__dict__["of_steps"], {})
+            for rule in rules
+            if hasattr(rule, "of_steps")
+        ]
+        self._lasting: dict[str, set[str]] = collections.defaultdict(set)
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def check(self, facts: StepFacts, rank: int) -> list[Alert]:
+        """Show a step to the rules and return the new alerts."""
+        alerts = []
+        for title, rule, state in self._rules:
+            try:
+                found = dict(rule(facts, state))
+            except Exception as error:
+                pipeline.fault(title, error, "raised an error as an alert rule")
+                continue
+            for name, message in found.items():
+                if name not in self._lasting[title]:
+                    module = name.rpartition(".")[0]
+                    kind = Kind.WEIGHT
+                    alerts.append(
+                        Alert(title, name, kind, facts.step, rank, module, message, origin=module)
+                    )
+            self._lasting[title] = set(found)
+        return alerts
+
+
+def _in_a_row(state: dict[str, Any], name: str, holds: bool) -> int:
+    """Return for how many steps in a row a condition has held."""
+    state[name] = state.get(name, 0) + 1 if holds else 0
+    count: int = state[name]
+    return count
+
+
+@checked
+def no_optimizer(patience: int = 3) -> Rule:
+    """Report a parameter that gets gradients, is in no optimizer, and never changes."""
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if not facts.optimizer_steps:
+            return
+        for each in facts.parameters:
+            left_out = each.trainable and each.gradient and not each.in_optimizer
+            if _in_a_row(state, each.name, left_out and not each.changed) < patience:
+                continue
+            message = "it gets gradients, but is in no optimizer, and has not changed"
+            if facts.strays:
+                message += (
+                    f"; the optimizer has {facts.strays} tensors that the model does not have: "
+                    "create it after parameters are replaced, moved or re-initialized"
+                )
+            yield each.name, message
+
+    return _of_steps(check, "no_optimizer")
+
+
+@checked
+def no_gradient(patience: int = 20) -> Rule:
+    """Report a parameter that has never had a gradient in `patience` steps of its optimizer."""
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if not facts.optimizer_steps or not any(each.gradient for each in facts.parameters):
+            return
+        for each in facts.parameters:
+            waits = each.trainable and each.in_optimizer and state.get(each.name, 0) >= 0
+            if not waits or each.gradient:
+                state[each.name] = -1 if each.gradient else state.get(each.name, 0)
+                continue
+            if _in_a_row(state, each.name, True) < patience:
+                continue
+            why = "its module runs: is its output detached, or unused?"
+            if not each.called:
+                why = "its module has never run: is it called in forward()?"
+            yield each.name, f"it has had no gradient in {patience} steps; {why}"
+
+    return _of_steps(check, "no_gradient")
+
+
+def frozen_changes() -> Rule:
+    """Report a frozen parameter that the step of an optimizer changes."""
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        for each in facts.parameters:
+            if each.optimized_now and not each.trainable:
+                message = (
+                    "it is frozen (requires_grad=False), but the optimizer changes it by momentum, "
+                    "weight decay or an old gradient; take it out of the optimizer"
+                )
+                yield each.name, message
+
+    return _of_steps(check, "frozen_changes")
+
+
+def gradient_discarded() -> Rule:
+    """Report gradients that are zeroed between the backward pass and the optimizer's step."""
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if facts.discarded:
+            message = (
+                "gradients are zeroed after the backward pass and before the optimizer's step, "
+                "which changes nothing; call zero_grad() before backward(), or after step()"
+            )
+            yield _MODEL, message
+
+    return _of_steps(check, "gradient_discarded")
+
+
+@checked
+def gradient_not_zeroed(patience: int = 2) -> Rule:
+    """Report gradients that are added to those of an earlier step of the optimizer."""
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if _in_a_row(state, _MODEL, facts.carried) >= patience:
+            message = (
+                "gradients are added to those that the optimizer has already used; call "
+                "zero_grad() after each step"
+            )
+            yield _MODEL, message
+
+    return _of_steps(check, "gradient_not_zeroed")
+
+
+@checked
+def step_repeated(patience: int = 2) -> Rule:
+    """Report an optimizer that uses the same gradients twice."""
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if _in_a_row(state, _MODEL, facts.repeated) >= patience:
+            message = (
+                "the optimizer's step() is called twice with the same gradients; remove a call, or "
+                "compute new gradients in between"
+            )
+            yield _MODEL, message
+
+    return _of_steps(check, "step_repeated")
+
+
+@checked
+def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
+    """Report a learning rate of 0, and one that exceeds everything before it `jump` times."""
+    check_count("patience", patience)
+    check_positive("jump", jump)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if not facts.optimizer_steps:
+            return
+        for group in facts.groups:
+            name = f"learning rate of group {group.number}"
+            if _in_a_row(state, f"zero {name}", group.rate == 0.0) >= patience:
+                yield name, f"it has been 0 for {patience} steps, so nothing is learned"
+            largest, seen = state.get(name, (0.0, 0))
+            if seen >= patience and group.rate > jump * largest > 0.0:
+                message = (
+                    f"it jumps from at most {largest:.3g} to {group.rate:.3g}; is the scheduler "
+                    "stepped in the right place?"
+                )
+                yield name, message
+            state[name] = max(largest, group.rate), seen + 1
+
+    return _of_steps(check, "learning_rate")
+
+
+@checked
+def training_in_eval(patience: int = 3) -> Rule:
+    """Report a model with dropout or batch norm that is trained in ``eval()`` mode."""
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if _in_a_row(state, _MODEL, facts.trained_in_eval) >= patience:
+            message = (
+                "it is trained in eval() mode: dropout is off and batch norm does not learn; call "
+                "model.train() before training, and again after each evaluation"
+            )
+            yield _MODEL, message
+
+    return _of_steps(check, "training_in_eval")
+
+
+def dropout_in_evaluation() -> Rule:
+    """Report dropout that is active while gradients are off, as in an evaluation."""
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        for name in facts.dropout:
+            message = (
+                "dropout is active although gradients are off, so an evaluation is noisy; call "
+                "model.eval() before it"
+            )
+            yield name, message
+
+    return _of_steps(check, "dropout_in_evaluation")
+
+
+@checked
+def initialization(factor: float = 100.0) -> Rule:
+    """Report weights that start all equal, like another weight, or with a wrong size.
+
+    A weight is expected to have a standard deviation of about ``1/sqrt(fan_in)``; `factor` is how
+    far off it may be. Weights that are all 0 are common on purpose.
+    """
+    check_positive("factor", factor)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        first: dict[bytes, str] = {}
+        for weight in facts.initial:
+            summary = weight.summary
+            if summary.finite != summary.count:
+                yield weight.name, "it starts with values that are not finite: is it initialized?"
+            elif summary.std == 0.0 and summary.count > 1:
+                if summary.max_abs:
+                    yield weight.name, f"all of its values start as {summary.max:.6g}"
+            elif weight.inputs and not 1 / factor <= summary.std * weight.inputs**0.5 <= factor:
+                usual = weight.inputs**-0.5
+                message = (
+                    f"it starts with a standard deviation of {summary.std:.3g}, where "
+                    f"{usual:.3g} is usual for {weight.inputs:,} inputs"
+                )
+                yield weight.name, message
+            elif weight.digest and (other := first.setdefault(weight.digest, weight.name)):
+                if other != weight.name:
+                    yield weight.name, f"it starts with the same random values as {other}"
+
+    return _of_steps(check, "initialization")
+
+
+STEP_RULES: tuple[Rule, ...] = (
+    no_optimizer(), no_gradient(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(),
+    step_repeated(), learning_rate(), training_in_eval(), dropout_in_evaluation(), initialization(),
+)  # fmt: skip

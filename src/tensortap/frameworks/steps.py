@@ -1,0 +1,64 @@
+"""What a training step does, as hooks of a framework report it to rules."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tensortap.record import Summary
+
+
+class ParameterFacts(NamedTuple):
+    """What happened to one parameter in a step.
+
+    `called` says whether its module has ever run, `gradient` whether it had a gradient, `changed`
+    and `optimized_now` whether anything, or the step of an optimizer, changed it.
+    """
+
+    name: str
+    trainable: bool
+    in_optimizer: bool
+    called: bool
+    gradient: bool
+    changed: bool
+    optimized_now: bool
+
+
+class GroupFacts(NamedTuple):
+    """One group of parameters of an optimizer; `number` counts the groups of all optimizers."""
+
+    number: int
+    rate: float
+
+
+class InitialWeight(NamedTuple):
+    """A weight with at least two dimensions, before training; `inputs` is its fan-in, 0 if unknown.
+
+    `digest` is equal for weights with the same values; empty for frozen ones.
+    """
+
+    name: str
+    summary: Summary
+    inputs: int
+    digest: bytes
+
+
+class StepFacts(NamedTuple):
+    """What a training step did.
+
+    `strays` counts tensors of the optimizers that the model does not have. `discarded`: gradients
+    were zeroed between the backward pass and the step of an optimizer. `carried`: they were added
+    to those of the last step. `repeated`: an optimizer used the same ones twice. `dropout` names
+    dropout modules that were active while gradients were off. `initial` is given once.
+    """
+
+    step: int
+    parameters: tuple[ParameterFacts, ...]
+    groups: tuple[GroupFacts, ...]
+    optimizer_steps: int
+    strays: int
+    discarded: bool
+    carried: bool
+    repeated: bool
+    trained_in_eval: bool
+    dropout: tuple[str, ...]
+    initial: tuple[InitialWeight, ...] = ()

@@ -1,0 +1,278 @@
+"""Bugs that raise no error: each rule with the bug, and with the fix."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tensortap as tap
+
+
+def model(*layers: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), *layers, nn.Linear(8, 2))
+
+
+def sgd(net: nn.Module, **options) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+def train(net, optimizer, step=None, steps=25, **options):
+    """Return rule and name of the alerts of a program."""
+    if step is None:
+
+        def step():
+            optimizer.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+
+    with tap.track(net, optimizer=optimizer, alerts=True, **options) as tracker:
+        for _ in range(steps):
+            step()
+            tracker.step()
+    return {(alert.rule, alert.name) for alert in tracker.alerts}
+
+
+def test_a_clean_program_raises_no_alert():
+    net = model(nn.Dropout(0.1), nn.BatchNorm1d(8))
+    assert train(net, sgd(net)) == set()
+
+
+def test_a_parameter_in_no_optimizer():
+    net = model()
+    only = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    assert train(net, only) == {("no_optimizer", "1.weight"), ("no_optimizer", "1.bias")}
+    assert train(net, sgd(net)) == set()
+
+
+def test_an_optimizer_that_holds_replaced_parameters():
+    net = model()
+    optimizer = sgd(net)
+    net[1] = nn.Linear(8, 2)
+    with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            tracker.step()
+    messages = {alert.name: alert.message for alert in tracker.alerts}
+    assert "the optimizer has 2 tensors that the model does not have" in messages["1.weight"]
+
+
+def test_another_optimizer_may_train_the_rest():
+    net = model()
+    one, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in net)
+
+    def step():
+        for each in (one, other):
+            each.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        for each in (one, other):
+            each.step()
+
+    assert train(net, one, step) == set()
+
+
+@pytest.mark.parametrize("bug", ["detached", "never called"])
+def test_a_parameter_without_a_gradient(bug):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.branch = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x):
+            if bug == "detached":
+                return self.used(x) + self.branch(x).detach()
+            return self.used(x) + (0 if bug else self.branch(x))
+
+    net = Net()
+    optimizer = sgd(net)
+    with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
+        for _ in range(22):
+            optimizer.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            tracker.step()
+    found = {alert.name: alert.message for alert in tracker.alerts if alert.rule == "no_gradient"}
+    assert set(found) == {"branch.weight", "branch.bias"}
+    why = "is its output detached" if bug == "detached" else "is it called in forward()?"
+    assert why in found["branch.weight"]
+    bug = ""
+    assert train(net, optimizer) == set()
+
+
+def test_a_frozen_parameter_that_the_optimizer_changes():
+    net = model()
+    optimizer = sgd(net, lr=1e-3)
+    net(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    net[0].weight.requires_grad_(False)  # its gradient stays, and its momentum
+
+    def step():
+        for parameter in net.parameters():
+            if parameter.requires_grad:
+                parameter.grad = None
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    assert ("frozen_changes", "0.weight") in train(net, optimizer, step)
+    net[0].weight.grad = None
+    assert train(net, optimizer) == set()
+
+
+def test_gradients_zeroed_before_the_step():
+    net = model()
+    optimizer = sgd(net)
+    for keep in (True, False):
+
+        def step(keep=keep):
+            net(torch.randn(3, 4)).square().mean().backward()
+            optimizer.zero_grad(set_to_none=keep)
+            optimizer.step()
+
+        assert ("gradient_discarded", "model") in train(net, optimizer, step)
+
+
+def test_gradients_that_are_never_zeroed():
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        net(torch.randn(3, 4)).square().mean().backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+
+    assert train(net, optimizer, step) == {("gradient_not_zeroed", "model")}
+
+    def zeroes_the_model():
+        step()
+        net.zero_grad(set_to_none=False)
+
+    assert train(net, optimizer, zeroes_the_model) == set()
+
+
+def test_accumulation_is_no_bug():
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        for _ in range(4):
+            net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    assert train(net, optimizer, step) == set()
+
+
+def test_a_step_that_is_called_twice():
+    net = model()
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.step()
+
+    assert train(net, optimizer, step) == {("step_repeated", "model")}
+
+
+def test_learning_rates():
+    net = model()
+    optimizer = sgd(net, lr=0.0)
+    assert ("learning_rate", "learning rate of group 0") in train(net, optimizer)
+    optimizer = sgd(net, lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 100.0 if n == 10 else 1.0)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+
+    assert train(net, optimizer, step) == {("learning_rate", "learning rate of group 0")}
+    optimizer = sgd(net, lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 25)
+    assert train(net, optimizer, step, steps=24) == set()
+
+
+def test_training_in_eval_mode():
+    net = model(nn.Dropout(0.5))
+    net.eval()
+    assert train(net, sgd(net), only_training=False) == {("training_in_eval", "model")}
+    net.train()
+    assert train(net, sgd(net)) == set()
+    plain = model().eval()  # nothing in it depends on the mode
+    assert train(plain, sgd(plain), only_training=False) == set()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_dropout_in_evaluation(fixed):
+    net = model(nn.Dropout(0.5))
+    optimizer = sgd(net)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            net.train(not fixed)
+            net(torch.randn(3, 4))
+            net.train()
+
+    assert train(net, optimizer, step) == (set() if fixed else {("dropout_in_evaluation", "1")})
+
+
+def test_initial_weights():
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)), nn.Linear(64, 2))
+    nn.init.constant_(net[0].weight, 0.01)
+    net[2].weight = nn.Parameter(net[1].weight.detach().clone())
+    with torch.no_grad():
+        net[3].weight.copy_(torch.arange(64.0 * 64).view(64, 64) - 2047.5)
+    nn.init.zeros_(net[4].weight)  # on purpose, as in residual branches
+    with tap.track(net, optimizer=sgd(net, lr=1e-6), alerts=[tap.alerts.initialization()]) as t:
+        t.step()
+    assert {alert.name: alert.message for alert in t.alerts} == {
+        "0.weight": "all of its values start as 0.01",
+        "2.weight": "it starts with the same random values as 1.weight",
+        "3.weight": "it starts with a standard deviation of 1.18e+03, where 0.125 is usual for 64 "
+        "inputs",
+    }
+
+
+def test_a_rule_that_raises_does_not_reach_training(caplog):
+    def broken(facts, state):
+        raise RuntimeError("broken rule")
+        yield
+
+    rule = tap.alerts.no_optimizer()
+    rule.__dict__["of_steps"] = broken
+    net = model()
+    with contextlib.suppress(RuntimeError), tap.track(net, optimizer=sgd(net), alerts=[rule]) as t:
+        t.step()
+        t.step()
+    assert t.alerts == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_training_is_bit_identical(seed):
+    torch.manual_seed(seed)
+    net = model(nn.Dropout(0.1))
+    twin = copy.deepcopy(net)
+    for each, tracked in ((net, True), (twin, False)):
+        torch.manual_seed(seed)
+        optimizer = sgd(each)
+        context = tap.track(each, optimizer=optimizer, alerts=True) if tracked else None
+        with context or contextlib.nullcontext() as tracker:
+            for _ in range(5):
+                optimizer.zero_grad()
+                each(torch.randn(3, 4)).square().mean().backward()
+                optimizer.step()
+                if tracker is not None:
+                    tracker.step()
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b)
