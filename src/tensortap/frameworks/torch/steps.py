@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -99,7 +99,8 @@ class StepWatch:
         guarded: Callable[..., None],
     ) -> None:
         self._root = root
-        self._optimizers = [each.optimizer for each in optimizers if not each.wraps]
+        inner = (each.optimizer for each in optimizers if not each.wraps)
+        self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
         self._parameters = parameters
         self._uncalled = uncalled
         self._guarded = guarded
@@ -232,7 +233,9 @@ class StepWatch:
     def _versions_now(self) -> dict[str, tuple[int, int]]:
         return {name: (id(p), version_of(p)) for name, p in self._parameters().items()}
 
-    def _initial_weights(self) -> Any:
+    def _initial_weights(self) -> Iterator[InitialWeight]:
+        layers = [module for module in self._root.modules() if isinstance(module, _WITH_FAN_IN)]
+        with_fan_in = {id(layer.weight) for layer in layers}
         for name, parameter in self._parameters().items():
             if parameter.ndim < 2 or not parameter.is_floating_point():
                 continue
@@ -240,12 +243,10 @@ class StepWatch:
             values = view(parameter.detach())
             if not isinstance(summary, Summary) or values is None:
                 continue  # on a device, where nobody waits for it
-            module = self._root.get_submodule(name.rpartition(".")[0])
-            fan_in = isinstance(module, _WITH_FAN_IN) and name.endswith("weight")
             yield InitialWeight(
                 name,
                 summary,
-                parameter[0].numel() if fan_in else 0,
+                parameter[0].numel() if id(parameter) in with_fan_in else 0,
                 shard_digest(values) if parameter.requires_grad else b"",
             )
 
