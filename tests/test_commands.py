@@ -45,6 +45,7 @@ WRONG = {
         "--legend-color": "x", "--seed": "x -1", "--format": "x", "--rank": "x 99 -1",
         "--kind": "x Weight", "--steps": "x 9:3 99:",
     },
+    "replay": {"--step": "x"},
     "reproduce": {"--out": "{folder} {file}", "--repo": "{new}", "--version": "x 99 -1"},
     "serve": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000",
@@ -57,6 +58,7 @@ WRONG = {
     "view": {
         "--host": "no.such.host.invalid 999.1.1.1", "--port": "x -1 70000", "--name": "a/b ''",
     },
+    "why": {"--step": "x", "--rank": "x"},
 }  # fmt: skip
 OPTIONS = {
     (name, option.opts[0]): option
@@ -68,10 +70,6 @@ CASES = [
     (command, option, value)
     for command, option in OPTIONS
     for value in WRONG.get(command, {}).get(option, "").split()
-] + [
-    (command, name, "x")
-    for (command, name), option in OPTIONS.items()
-    if name not in WRONG.get(command, {}) and option.type.name in ("integer", "float")
 ]
 # arguments: the message contains the value
 ARGUMENTS_WRONG = [
