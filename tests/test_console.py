@@ -30,6 +30,12 @@ CANNOT = {
     "make lint": "runs beside the tests",
     "make docs": "runs beside the tests",
     ".ci/run": "runs the tests, this one among them",
+    "tensortap bisect runs/20261117_123820 -- python train.py": "test_bisect_command.py runs it",
+    "tensortap bisect runs/a --step 200 --atol 1e-6 --map 'model\\.(.*)=\\1' --json -- "
+    "torchrun --nproc-per-node 2 train.py": "test_bisect_command.py runs it",
+    "tensortap replay runs/20261115_181530 --step 4000 --probe 'blocks.3.attn.forward.scores'": (
+        "test_replay_processes.py runs it"
+    ),
 }
 # The installation has a test of its own.
 INSTALLING = ["git clone … && cd tensortap", "pip install '.[all]'", "tensortap doctor"]
@@ -82,6 +88,11 @@ def place(tmp_path_factory):
                     tracker.step(loss=1.0)
             tap.finish()
             path.rename(folder / "runs" / name)
+        path = tap.init(folder / "runs")
+        with tap.ops():
+            torch.log(torch.zeros(2))
+        tap.finish()
+        path.rename(folder / "runs" / "bad")
         torch.save(torch.ones(3), folder / "output.pt")
         numpy.save(folder / "output.npy", numpy.ones(3, "float32"))
         (folder / "rules.toml").write_text('[[rule]]\nnames = "attn"\natol = 1e-3\n')

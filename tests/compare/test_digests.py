@@ -95,4 +95,4 @@ def test_states_of_jax_have_digests():
         tracker.step(params)
     (record,) = (record for record in tracker.records if record.kind is Kind.WEIGHT)
     assert record.digest == shard_digest(np.arange(6, dtype=np.float32))
-    assert "digests see states only" in tracker.unseen["inside compiled functions"]
+    assert "digests and formats see states only" in tracker.unseen["inside compiled functions"]

@@ -287,7 +287,8 @@ def columns_of(*names: str, step: int = 0) -> RecordColumns:
         for name, x in zip(names, arrays, strict=True)
     )
     seqs = [1_000_000 + 100 * step + n for n in range(len(names))]  # of no other record
-    return RecordColumns(heads, step, seqs, 0, 1, 1_000_000, summarize_many(memories))
+    times = [1_000_000] * len(names)
+    return RecordColumns(heads, step, seqs, 0, 1, times, summarize_many(memories))
 
 
 def test_columns_arrive_as_records_among_others(tmp_path):

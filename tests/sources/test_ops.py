@@ -266,6 +266,7 @@ def test_code_of_inductor_runs_eagerly_meanwhile():
         optimizer.step()
         return loss.detach()
 
+    torch._dynamo.utils.counters.clear()
     step(compiled)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs == 1

@@ -239,6 +239,8 @@ class StepWatch:
         for name, parameter in self._parameters().items():
             if parameter.ndim < 2 or not parameter.is_floating_point():
                 continue
+            if hasattr(parameter, "device_mesh"):  # of which this rank has only a part
+                continue
             summary = summarize(parameter.detach())
             values = view(parameter.detach())
             if not isinstance(summary, Summary) or values is None:
