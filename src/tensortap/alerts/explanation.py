@@ -1,4 +1,4 @@
-"""What is kept of an operation that made values that are not finite, for people to look at."""
+"""Explanations of operations that made NaN or Inf, as runs keep them and viewers show them."""
 
 from __future__ import annotations
 

@@ -75,6 +75,17 @@ def _in_a_row(state: dict[str, Any], name: str, holds: bool) -> int:
     return count
 
 
+def _of_model(name: str, patience: int, holds: Callable[[StepFacts], bool], message: str) -> Rule:
+    """Return a rule that reports a condition of the whole model, `patience` steps in a row."""
+    check_count("patience", patience)
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        if _in_a_row(state, _MODEL, holds(facts)) >= patience:
+            yield _MODEL, message
+
+    return _of_steps(check, name)
+
+
 @checked
 def no_optimizer(patience: int = 3) -> Rule:
     """Report a parameter that gets gradients, is in no optimizer, and never changes."""
@@ -138,48 +149,37 @@ def frozen_changes() -> Rule:
 
 def gradient_discarded() -> Rule:
     """Report gradients that are zeroed between the backward pass and the optimizer's step."""
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        if facts.discarded:
-            message = (
-                "gradients are zeroed after the backward pass and before the optimizer's step, "
-                "which changes nothing; call zero_grad() before backward(), or after step()"
-            )
-            yield _MODEL, message
-
-    return _of_steps(check, "gradient_discarded")
+    return _of_model(
+        "gradient_discarded",
+        1,
+        lambda facts: facts.discarded,
+        "gradients are zeroed after the backward pass and before the optimizer's step, "
+        "which changes nothing; call zero_grad() before backward(), or after step()",
+    )
 
 
 @checked
 def gradient_not_zeroed(patience: int = 2) -> Rule:
     """Report gradients that are added to those of an earlier step of the optimizer."""
-    check_count("patience", patience)
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        if _in_a_row(state, _MODEL, facts.carried) >= patience:
-            message = (
-                "gradients are added to those that the optimizer has already used; call "
-                "zero_grad() after each step"
-            )
-            yield _MODEL, message
-
-    return _of_steps(check, "gradient_not_zeroed")
+    return _of_model(
+        "gradient_not_zeroed",
+        patience,
+        lambda facts: facts.carried,
+        "gradients are added to those that the optimizer has already used; call "
+        "zero_grad() after each step",
+    )
 
 
 @checked
 def step_repeated(patience: int = 2) -> Rule:
     """Report an optimizer that uses the same gradients twice."""
-    check_count("patience", patience)
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        if _in_a_row(state, _MODEL, facts.repeated) >= patience:
-            message = (
-                "the optimizer's step() is called twice with the same gradients; remove a call, or "
-                "compute new gradients in between"
-            )
-            yield _MODEL, message
-
-    return _of_steps(check, "step_repeated")
+    return _of_model(
+        "step_repeated",
+        patience,
+        lambda facts: facts.repeated,
+        "the optimizer's step() is called twice with the same gradients; remove a call, or "
+        "compute new gradients in between",
+    )
 
 
 @checked
@@ -210,17 +210,13 @@ def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
 @checked
 def training_in_eval(patience: int = 3) -> Rule:
     """Report a model with dropout or batch norm that is trained in ``eval()`` mode."""
-    check_count("patience", patience)
-
-    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        if _in_a_row(state, _MODEL, facts.trained_in_eval) >= patience:
-            message = (
-                "it is trained in eval() mode: dropout is off and batch norm does not learn; call "
-                "model.train() before training, and again after each evaluation"
-            )
-            yield _MODEL, message
-
-    return _of_steps(check, "training_in_eval")
+    return _of_model(
+        "training_in_eval",
+        patience,
+        lambda facts: facts.trained_in_eval,
+        "it is trained in eval() mode: dropout is off and batch norm does not learn; call "
+        "model.train() before training, and again after each evaluation",
+    )
 
 
 def dropout_in_evaluation() -> Rule:

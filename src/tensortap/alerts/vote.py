@@ -43,7 +43,7 @@ class GroupDigests(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank sends in a step."""
+    """The digests that a rank sends in a step."""
 
     step: int
     groups: tuple[GroupDigests, ...]

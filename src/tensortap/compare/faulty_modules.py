@@ -30,9 +30,9 @@ class FaultyModule:
     phase: str
     """``forward``, ``backward`` or ``optimizer``."""
     what: str
-    """What differs first, in words."""
+    """Description of the first difference."""
     comparison: Comparison = field(default_factory=lambda: Comparison(False))
-    """How the first tensor differs from the recorded one."""
+    """Comparison of the first tensor that differs with the recorded one."""
     others: tuple[str, ...] = ()
     """Modules that may be at fault in its place."""
     explanations: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class BisectReport:
     """Names that could not be judged, and why."""
     notes: tuple[str, ...] = ()
     executions: int = 1
-    """How often the step was executed."""
+    """Number of executions of the step."""
     raised: str = ""
     """The module whose error ended the step before all was judged."""
 
@@ -98,7 +98,7 @@ class BisectReport:
 
     @property
     def counts(self) -> str:
-        """What was judged, in words."""
+        """Text with the number of judged tensors by kind."""
         words = [f"{number:,} {kind}" for kind, number in self.judged.items() if number]
         return f"judged: {', '.join(words) or 'nothing'}"
 

@@ -33,7 +33,7 @@ class RecordedTensor(NamedTuple):
 
 
 class RecordedStep:
-    """What a run recorded at one step; names are those of the program, renamed by `renames`."""
+    """The records of one step of a run, under the names of the program, renamed by `renames`."""
 
     def __init__(
         self, run: ComparedRun, step: int | None = None, renames: Iterable[tuple[str, str]] = ()

@@ -1,4 +1,4 @@
-"""What a training step does, as hooks of a framework report it to rules."""
+"""Facts about a training step, which hooks of a framework report to rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensortap.record import Summary
 
 
 class ParameterFacts(NamedTuple):
-    """What happened to one parameter in a step.
+    """Facts about one parameter in a step.
 
     `called` says whether its module has ever run, `gradient` whether it had a gradient, `changed`
     and `optimized_now` whether anything, or the step of an optimizer, changed it.
@@ -24,7 +24,7 @@ class ParameterFacts(NamedTuple):
 
 
 class GroupFacts(NamedTuple):
-    """One group of parameters of an optimizer; `number` counts the groups of all optimizers."""
+    """A group of parameters of an optimizer; `number` counts the groups of all optimizers."""
 
     number: int
     rate: float
@@ -43,7 +43,7 @@ class InitialWeight(NamedTuple):
 
 
 class StepFacts(NamedTuple):
-    """What a training step did.
+    """Facts about a training step.
 
     `strays` counts tensors of the optimizers that the model does not have. `discarded`: gradients
     were zeroed between the backward pass and the step of an optimizer. `carried`: they were added

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+LEARNING_RATE = 1e-3  # of Adam, if the user gives no optimizer
+
 
 class WidthTask(NamedTuple):
-    """What a model is trained with.
+    """Batch, loss, optimizer and seed of a training.
 
     `loss` is a function of outputs and targets, or None for cross-entropy (integer targets) or the
     mean squared error. `optimizer` is a function of the model or, in JAX, a transformation of

@@ -21,7 +21,7 @@ _HEAD = struct.Struct("<cQ8s")
 
 
 class Frame(NamedTuple):
-    """Where the content of a frame is in its file."""
+    """Position of the content of a frame in its file."""
 
     kind: bytes
     start: int

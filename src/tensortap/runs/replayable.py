@@ -1,4 +1,4 @@
-"""What a black box keeps in a run: snapshots of the state, and the steps since each of them.
+"""The files of a black box in a run: snapshots of the state, and the steps since each of them.
 
 ::
 

@@ -24,7 +24,7 @@ from tensortap.sources.judge import Judge, RecordedTensors
 
 
 class BisectOptions(NamedTuple):
-    """What is compared, and how."""
+    """Selection and tolerances of a comparison."""
 
     run: Any
     step: int | None = None

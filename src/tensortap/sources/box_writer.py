@@ -23,7 +23,7 @@ _DISK = "10 GiB"
 
 
 class BoxOptions(NamedTuple):
-    """What ``init(blackbox=…)`` was told: steps between snapshots, and bytes on disk."""
+    """Options of ``init(blackbox=…)``: steps between snapshots, and bytes on disk."""
 
     every: int = 1
     disk: int = parse_size(_DISK)

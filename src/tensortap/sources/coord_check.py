@@ -1,4 +1,4 @@
-"""`coord_check`: how the outputs of a model grow with its width, in the first steps of training."""
+"""`coord_check`: measure how outputs grow with the width of a model in its first steps."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LayerGrowth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoordCheck:
-    """How every module grows with the width; true if all are stable.
+    """Growth of every module with the width; true if all are stable.
 
     A module grows if its output or its change does, and shrinks if its change does: an output may
     shrink at initialization and still learn at every width.

@@ -49,9 +49,9 @@ class Graft:
         self._modules: set[str] = set()
         self._recorded = self._at(step if step is not None else pipeline.clock.step)
         self.notes: dict[str, str] = {}
-        """What happened to recorded values on the way, by name, such as a cast."""
+        """Changes that recorded values needed, by name, such as a cast."""
         self.replaced: dict[str, int] = {}
-        """How many outputs of each name were replaced."""
+        """Number of replaced outputs by name."""
         self._hooks: GraftHooks | None = grafting(model, self)
         self._modules = self._select(self._hooks.modules, names)
 

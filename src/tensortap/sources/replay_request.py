@@ -13,7 +13,7 @@ REQUEST, ANSWER = "request.json", "answer.json"
 
 
 class ReplayRequest(NamedTuple):
-    """Which step of which run to replay, with which probes.
+    """Step, run and probes of a replay.
 
     The values go into a run below `out`, and the rest of the answer into `folder`.
     """

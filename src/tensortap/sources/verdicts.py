@@ -1,4 +1,4 @@
-"""What the black box says about a bad step."""
+"""Verdicts of the black box on bad steps."""
 
 from __future__ import annotations
 

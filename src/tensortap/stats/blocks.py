@@ -1,4 +1,4 @@
-"""What a tensor loses in a block format: small floats that share one scale per block of values.
+"""Losses of tensors in block formats: small floats that share one scale per block of values.
 
 The MX formats have blocks of 32 values and a scale that is a power of two, chosen by the exponent
 of the largest magnitude (the floor rule of the OCP specification). NVFP4 has blocks of 16, a
@@ -54,7 +54,7 @@ _POWER_OF_TWO = _Rounding(0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class QuantizeError:
-    """What a tensor loses in a block format, block by block, and as a whole.
+    """Losses of a tensor in a block format, by block and as a whole.
 
     The arrays have the shape of the tensor, with blocks instead of values along `axis`.
     `underflow` counts the nonzero values of a block that become zero, `saturated` the finite ones
@@ -144,7 +144,7 @@ def check_format(format: str, block: int | None = None) -> int:  # noqa: A002
 
 
 class _Columns(NamedTuple):
-    """One element per block."""
+    """Columns with one element per block."""
 
     scale: Float32
     underflow: Counts
@@ -159,7 +159,7 @@ class _Columns(NamedTuple):
 
 
 class _Rules(NamedTuple):
-    """How blocks are quantized; the fields of BlockRules in kernel/kernel.h."""
+    """Rules of quantization; the fields of BlockRules in kernel/kernel.h."""
 
     formats: tuple[_Rounding, _Rounding]  # of elements and of scales
     block: int

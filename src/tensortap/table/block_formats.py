@@ -1,4 +1,4 @@
-"""What the tensors of a run that were kept whole would lose in a block format."""
+"""Losses in a block format of those tensors of a run that were kept whole."""
 
 from __future__ import annotations
 

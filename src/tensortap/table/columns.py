@@ -63,7 +63,7 @@ class GrowingArray:
 
 
 class ColumnMemo:
-    """What was computed from columns whose memory ranks share; see `SharedColumns`."""
+    """Cache of results for columns whose memory ranks share; see `SharedColumns`."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Any, Any]] = {}

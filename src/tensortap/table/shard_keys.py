@@ -1,4 +1,4 @@
-"""Which shard and which batch each row of a table is of, as numbers."""
+"""Numbers that identify the shard and the batch of each row of a table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ShardKeys:
 
     @property
     def size(self) -> int:
-        """How many rows have keys so far."""
+        """Number of rows that have keys."""
         return self._flags.size
 
     @property

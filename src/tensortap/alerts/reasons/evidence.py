@@ -1,4 +1,4 @@
-"""What an operation read and wrote, as small histograms in which the bad elements are marked."""
+"""Small histograms of the inputs and outputs of an operation, with the bad elements marked."""
 
 from __future__ import annotations
 

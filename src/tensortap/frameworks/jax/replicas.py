@@ -1,4 +1,4 @@
-"""Which arrays of a JAX program other processes have as well.
+"""Arrays of a JAX program of which other processes have replicas.
 
 The sharding of an array over the devices of several processes says so. Of an array on the devices
 of one process it is assumed, and up to whoever compares them to find out.

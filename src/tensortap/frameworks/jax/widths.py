@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensortap.frameworks.jax.modules import module_outputs
-from tensortap.frameworks.widths import WidthTask
-
-LEARNING_RATE = 1e-3
+from tensortap.frameworks.widths import LEARNING_RATE, WidthTask
 
 
 def flax_training(model: Any, optimizer: Any, task: WidthTask) -> FlaxWidthTraining | None:

@@ -22,7 +22,7 @@ _now = time.perf_counter_ns
 
 
 class OutputPlace(NamedTuple):
-    """Where an output of a module was observed; its gradient gets the same name and call."""
+    """Name, step and call of an observed output, for the record of its gradient."""
 
     name: str
     type: str

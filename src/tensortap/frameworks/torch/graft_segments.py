@@ -1,4 +1,4 @@
-"""Which modules compute the gradient of a tensor, found in the graph of the backward pass.
+"""Modules that compute the gradient of a tensor, found in the graph of the backward pass.
 
 The graph falls into segments: from the output of a module back to its inputs and to the outputs
 of the modules in it, and from the inputs of a module back to whatever they were computed from,

@@ -1,4 +1,4 @@
-"""What a training step of torch does: the facts for rules of steps.
+"""Facts about a training step of torch, for rules of steps.
 
 Version counters tell what was changed and when, without looking at values. Whether gradients were
 zeroed, kept or used twice is the same for all parameters of an optimizer, so three of them are

@@ -40,7 +40,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Place(NamedTuple):
-    """Where a part of the state is: of a module, a buffer, a parameter, its gradient, or a slot."""
+    """Address of a part of the state: a module, buffer, parameter, gradient or optimizer slot."""
 
     kind: str
     name: str

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from tensortap.frameworks.widths import WidthTask
-
-LEARNING_RATE = 1e-3
+from tensortap.frameworks.widths import LEARNING_RATE, WidthTask
 
 
 class TorchWidthTraining:
