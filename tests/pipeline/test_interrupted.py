@@ -170,6 +170,7 @@ def test_real_signals_and_finalizers_while_threads_capture():
 FIRST = """
 import contextlib, gc, json, signal, sys
 way, folder = sys.argv[1:]
+live = way.startswith("live")
 import numpy as np
 import tensortap as tap
 values = [np.ones(1), np.ones(2500), np.ones(1 << 17), 0.5, {"a": [np.ones(3000)]}]
@@ -213,7 +214,7 @@ signal.signal(signal.SIGALRM, handler)
 gc.set_threshold(20)
 signal.setitimer(signal.ITIMER_REAL, 0.005)
 with contextlib.ExitStack() as stack:
-    if way != "live":
+    if not live:
         path = tap.init(folder)
     if way == "hooks":
         stack.enter_context(tap.watch(model, on_record=id, rate=None, start_method="fork"))
@@ -227,7 +228,7 @@ with contextlib.ExitStack() as stack:
     signal.setitimer(signal.ITIMER_REAL, 0)
 flushed, receipt = tap.flush(60), tap.receipt()
 tap.finish()
-stored = [] if way == "live" else [r for r in tap.open(path).records() if r.kind == tap.Kind.VALUE]
+stored = [] if live else [r for r in tap.open(path).records() if r.kind == tap.Kind.VALUE]
 counts = receipt.captured, receipt.skipped, receipt.reasons, numbers, len(stored)
 print(json.dumps([flushed, *counts]))
 """
@@ -235,13 +236,14 @@ print(json.dumps([flushed, *counts]))
 
 @pytest.mark.slow
 @pytest.mark.fault("signals and finalizers during the first capture")
-@pytest.mark.parametrize("way", ["live", "run", "hooks"])
+@pytest.mark.parametrize("way", ["live", "live with torch", "run", "hooks"])
 def test_handlers_and_finalizers_capture_before_the_first_capture_is_prepared(way, tmp_path):
     """Nothing is lost while modules are imported and queues, threads and workers are started."""
     server = session.start("127.0.0.1", 0, "256MB")
     program = tmp_path / "program.py"  # a file: functions are traced by their source
     program.write_text(FIRST)
-    where = str(server.address) if way == "live" else "127.0.0.1:1"
+    live = way.startswith("live")
+    where = str(server.address) if live else "127.0.0.1:1"
     environment = {**os.environ, "TENSORTAP_SERVER": where}
     command = [sys.executable, str(program), way, str(tmp_path / "runs")]
     try:
@@ -254,10 +256,10 @@ def test_handlers_and_finalizers_capture_before_the_first_capture_is_prepared(wa
         assert min(numbers.values()) > 10
         unheard = reasons.pop("disconnected")  # before there was a run
         assert not any(reasons.values())
-        if way == "live":
+        if live:
             assert not unheard
         if way != "hooks":  # these capture as well
-            assert captured == (server.history.written if way == "live" else stored)
+            assert captured == (server.history.written if live else stored)
             assert captured + skipped + unheard == sum(numbers.values())
     finally:
         server.close()
