@@ -24,6 +24,7 @@ class Kind(enum.StrEnum):
     OPTIMISER_STATE = "Optimiser_State"
     LOCAL = "Local"
     OP = "Op"
+    HEALTH = "Health"
     METRIC = "Metric"
     ALERT = "Alert"
 

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from tensortap.frameworks.analyzing import StepListener
 from tensortap.frameworks.steps import StepFacts
 from tensortap.record import Kind, Shard, Summary
 
@@ -144,6 +145,10 @@ class TrackObserver(HookObserver, Protocol):
 
         `explain` is called if those of a device turn out not to be finite.
         """
+
+    @property
+    def analyses(self) -> StepListener | None:
+        """Return who analyzes the steps, if anybody."""
 
     checks_steps: bool
     """True if rules want to know what each step does."""

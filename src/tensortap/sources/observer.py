@@ -27,6 +27,8 @@ from tensortap.patterns import compile_pattern
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record, Summary
 from tensortap.record import Mapping as Pairs
+from tensortap.sources.analyses import chosen_families
+from tensortap.sources.analyses.listener import Analyses
 from tensortap.sources.batches import (
     ColumnMaker,
     ObservedBatch,
@@ -118,6 +120,11 @@ class Observer:
         together = options.stats and not (self._needs_values or options.ops)
         if together and summarize.kernel is not None:
             self.batch = ObservedBatch(self._maker, self._send_columns)
+        self.analyses: Analyses | None = None
+        if families := chosen_families(options.analyses):
+            self.analyses = Analyses(
+                families, self.send, lambda: self.step_number, lambda: self.prefix, self.unseen
+            )
         self._replicas: ReplicaCheck | None = None
         if self._monitor is not None and (n := self._monitor.replicas_every) is not None:
             selected = Patterns(options.include, options.exclude)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tensortap.arguments import check_callable, check_count
 from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
+from tensortap.sources.analyses import chosen_families
 from tensortap.stats.blocks import check_format
 
 NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
@@ -22,6 +23,7 @@ _KINDS = {
     "weight_gradients": Kind.WEIGHT_GRADIENT,
     "optimizer_state": Kind.OPTIMISER_STATE,
     "optimiser_state": Kind.OPTIMISER_STATE,
+    "health": Kind.HEALTH,
 }
 
 
@@ -52,6 +54,7 @@ class TrackOptions(NamedTuple):
     rtol: float | None = None
     inputs: bool = False
     formats: Sequence[str] = ()
+    analyses: bool | Sequence[str] = False
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""
@@ -65,6 +68,7 @@ class TrackOptions(NamedTuple):
             check_callable("stash", self.stash)
         for each in self.formats:
             check_format(each)
+        chosen_families(self.analyses)
         if self.reference is None and (self.stop or self.atol is not None or self.rtol is not None):
             raise ValueError("stop, atol and rtol need reference=, the run to compare with")
 
@@ -77,6 +81,7 @@ class TrackOptions(NamedTuple):
             Kind.WEIGHT: self.weights,
             Kind.WEIGHT_GRADIENT: self.weights and self.gradients,
             Kind.OPTIMISER_STATE: self.optimizer_state,
+            Kind.HEALTH: bool(self.analyses),
         }
         return frozenset(kind for kind, on in switches.items() if on)
 

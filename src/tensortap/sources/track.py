@@ -217,6 +217,7 @@ def track(
     rtol: float | None = None,
     inputs: bool = False,
     formats: Sequence[str] = (),
+    analyses: bool | Sequence[str] = False,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -241,6 +242,8 @@ def track(
     `tap.bisect` tells a module from the code before it by them. Compiled graphs do not have them.
     `formats` are block formats, such as ``["mxfp8_e4m3", "nvfp4"]``: the loss of each float tensor
     in them is recorded with its statistics, as `tap.quantize_error` computes it.
+    `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step, which
+    are records of kind ``Health`` and columns of the LogFrame.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.
@@ -249,7 +252,7 @@ def track(
     observer = Observer(TrackOptions(
         include, exclude, activations, gradients, weights, has_state, every, stats, tensors, stash,
         only_training, init_step, alerts, on_alert, name, out_path, digests, ops,
-        reference, stop, atol, rtol, inputs, formats,
+        reference, stop, atol, rtol, inputs, formats, analyses,
     ))  # fmt: skip
     state = None if isinstance(optimizer_state, bool) else optimizer_state
     if model_state is not None or state is not None:

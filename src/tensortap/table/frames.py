@@ -22,6 +22,7 @@ from tensortap.runs.rows import DICT_PREFIX, STATISTICS, number_of
 from tensortap.stats import summarize_array
 from tensortap.stats.formats import Exponents, limits, shares
 from tensortap.table.columns import has_tag
+from tensortap.table.health import health_statistics
 from tensortap.table.logframe_schema import (
     KINDS,
     PLACES,
@@ -83,6 +84,7 @@ def logframe_of(
     statistics = {name: table.column(name)[rows] for name in STATISTICS}
     statistics |= {name: statistics[name].astype(np.int64) for name in COUNTS}
     statistics |= stash_statistics(cells)
+    statistics |= health_statistics(table, rows)
     if strict:
         statistics |= {name: metadata.pop(name).to_numpy() for name in PLACES}
     low, counts = table.exponent_counts(rows, low, high)

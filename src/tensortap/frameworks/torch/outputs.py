@@ -182,7 +182,7 @@ class OutputHooks:
             return
         if private.backward_pass() != -1:  # a checkpoint recomputes what was observed before
             return
-        mode = _mode_tags(training)
+        mode = mode_tags(training)
         first = GENERATED if mode is _GENERATING else 0
         call = self._calls.get((name, first), first)
         tags = {**mode, "module": name, "input": "1"}
@@ -263,7 +263,7 @@ class OutputHooks:
             return  # the model has no such output
         self._uncalled.called(name)
         again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
-        tags = _mode_tags(training)
+        tags = mode_tags(training)
         wanted = _counted_as(wanted, tags)
         counted = self._count(wanted, name, again, module is not original, output)
         if counted is None:
@@ -330,7 +330,7 @@ class OutputHooks:
         if self.observer.only_training and not trained:
             return None
         self._uncalled.called(name)
-        tags = _mode_tags(training)
+        tags = mode_tags(training)
         counted = self._count(_counted_as(wanted, tags), name, again, False, output)
         return None if counted is None else (counted, tags)
 
@@ -366,7 +366,7 @@ def _counted_as(wanted: ModuleCall, tags: dict[str, str]) -> ModuleCall:
     return wanted._replace(call=GENERATED) if tags is _GENERATING else wanted
 
 
-def _mode_tags(training: bool) -> dict[str, str]:
+def mode_tags(training: bool) -> dict[str, str]:
     """Return the tag that tells a forward pass from one that is trained on."""
     if not training:
         return {"mode": "eval"}

@@ -67,6 +67,17 @@ def backward_pass() -> int:
     return _graph_task()
 
 
+def after_backward(call: Callable[[], None]) -> None:
+    """Call a function at the end of the backward pass that is running, after all others.
+
+    Buys: gradients as a backward pass leaves them, averaged by DDP, before anything clips them.
+    Otherwise they are seen at the step of the optimizer only.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    # those that wait already, such as DDP's, come first
+    engine.queue_callback(lambda: engine.queue_callback(call))
+
+
 def skip_frame(code: CodeType, skip: bool = True, calls: bool = True) -> None:
     """Run this code, and all that it `calls`, without compiling it; graphs still look into it.
 

@@ -18,6 +18,7 @@ from tensortap.frameworks.observing import (
     never_skipped,
     tensors_in,
 )
+from tensortap.frameworks.torch.analyzed import AnalysisHooks
 from tensortap.frameworks.torch.layouts import UNKNOWN
 from tensortap.frameworks.torch.meshes import tensor_mesh
 from tensortap.frameworks.torch.names import Names
@@ -57,9 +58,17 @@ class ModelHooks:
                 self._outputs.uncalled_names, self._guarded,
             )  # fmt: skip
 
+        self._analyses: AnalysisHooks | None = None
+        if observer.analyses is not None:
+            self._analyses = AnalysisHooks(
+                root, self._parameters.optimizers, self._parameters.named, observer
+            )
+
     def attach(self) -> None:
         self._outputs.attach()
         self._parameters.attach()
+        if self._analyses is not None:
+            self._guarded(self._analyses.attach)
         if self._steps is not None:
             self._guarded(self._steps.attach)
 
@@ -69,6 +78,8 @@ class ModelHooks:
         finally:
             if self._steps is not None:
                 self._steps.detach()
+            if self._analyses is not None:
+                self._guarded(self._analyses.detach)
             self._parameters.detach()
 
     def _guarded(self, look: Callable[..., object], *args: Any) -> None:
@@ -82,6 +93,8 @@ class ModelHooks:
             self._outputs.end_step(self._parameters.is_trained)
         finally:
             self._parameters.end_step()
+        if self._analyses is not None:
+            self._guarded(self._analyses.end_step)
         if self._steps is not None:
             self._observer.check_step(self._steps.end_step(self._observer.step_number))
         if self._observer.replicas_due():

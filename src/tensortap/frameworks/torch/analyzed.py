@@ -1,0 +1,150 @@
+"""Hooks that tell analyses what happens in the steps of a torch model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tensortap.frameworks.analyzing import ModelFacts, ModuleOutput, StepListener, TrainedParameter
+from tensortap.frameworks.observing import TrackObserver
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
+from tensortap.frameworks.torch.names import Names
+from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
+from tensortap.frameworks.torch.outputs import mode_tags
+from tensortap.frameworks.torch.shards import observed
+from tensortap.record import Kind
+
+_NO_OPTIMIZER = "no updates: pass the optimizer, tap.track(model, optimizer=...)"
+
+
+class AnalysisHooks:
+    """Hooks for analyses, on outputs, parameters and optimizers, as far as somebody listens."""
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        optimizers: Sequence[FoundOptimizer],
+        named: Callable[[], Mapping[str, torch.nn.Parameter]],
+        observer: TrackObserver,
+    ) -> None:
+        assert observer.analyses is not None
+        self._root = root
+        self._optimizers = [each.optimizer for each in optimizers if not each.wraps]
+        self._named = named
+        self._observer = observer
+        self._listener: StepListener = observer.analyses
+        self._undo: list[Callable[[], object]] = []
+        self._calls: dict[str, int] = {}
+        self._passes: set[int] = set()  # backward passes of this step
+
+    def attach(self) -> None:
+        modules = list(Names(self._root).modules())
+        self._listener.attach(ModelFacts(self._root, modules[0][0], _replicas(self._root)))
+        if self._listener.wants("output"):
+            for name, module in modules:
+                if self._wants(name):
+                    hook = ModuleHook(functools.partial(self._on_output, name))
+                    self._undo.append(hook_module(module, hook, with_kwargs=True))
+        if self._listener.wants("gradient") or self._listener.wants("after_backward"):
+            for name, parameter in self._named().items():
+                if parameter.requires_grad:
+                    look = functools.partial(self._on_gradient, name)
+                    hide_from_compiler(look)
+                    self._undo.append(parameter.register_hook(look).remove)
+        if self._listener.wants("before_update") or self._listener.wants("after_update"):
+            if not self._optimizers:
+                self._observer.unseen["analyses"] = _NO_OPTIMIZER
+            for optimizer in self._optimizers:
+                before = functools.partial(self._on_update, False)
+                after = functools.partial(self._on_update, True)
+                self._undo.append(optimizer.register_step_pre_hook(before).remove)
+                self._undo.append(optimizer.register_step_post_hook(after).remove)
+
+    def detach(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._listener.detach()
+
+    def end_step(self) -> None:
+        self._calls.clear()
+        self._passes.clear()
+        if self._observer.capturing:
+            self._listener.end_step()
+
+    def _wants(self, name: str) -> bool:
+        return self._observer.wants(Kind.HEALTH, name)
+
+    def _on_output(
+        self, name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        observer, training = self._observer, self._root.training
+        if not observer.capturing or private.backward_pass() != -1:  # a checkpoint recomputes it
+            return
+        if observer.only_training and mode_tags(training):
+            return
+        call = self._calls[name] = self._calls.get(name, -1) + 1
+        with torch.no_grad():
+            self._listener.output(ModuleOutput(name, module, args, kwargs, output, call))
+
+    def _on_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        if not self._observer.capturing:
+            return
+        try:
+            if self._wants(name):
+                self._listener.gradient(name, gradient.detach())
+            this_pass = private.backward_pass()
+            if this_pass not in self._passes and self._listener.wants("after_backward"):
+                self._passes.add(this_pass)
+                private.after_backward(self._after_backward)
+        except Exception as error:
+            self._observer.fault(name, error)
+
+    def _after_backward(self) -> None:
+        try:
+            self._listener.after_backward(list(self._trained(self._named().items())))
+        except Exception as error:
+            self._observer.fault("analyses", error)
+
+    def _on_update(self, after: bool, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._observer.capturing:
+            return
+        try:
+            names = {id(parameter): name for name, parameter in self._named().items()}
+            named = (
+                (names[id(parameter)], parameter)
+                for parameter in parameters_of(optimizer)
+                if id(parameter) in names
+            )
+            found = list(self._trained(named))
+            if after:
+                self._listener.after_update(found)
+                return
+            if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
+                found = [each._replace(gradient=None) for each in found]  # of the last step
+            self._listener.before_update(found)
+        except Exception as error:
+            self._observer.fault("analyses", error)
+
+    def _trained(self, named: Any) -> Iterator[TrainedParameter]:
+        for name, parameter in named:
+            if not self._wants(name):
+                continue
+            seen, value = observed(name, Kind.WEIGHT, parameter)
+            gradient = parameter.grad
+            if gradient is not None:
+                gradient = observed(name, Kind.WEIGHT_GRADIENT, gradient)[1]
+            yield TrainedParameter(name, value, gradient, seen.tags.get("placements", ""))
+
+
+def _replicas(root: torch.nn.Module) -> int:
+    """Return how many ranks average their gradients."""
+    if torch.distributed.is_available() and isinstance(
+        root, torch.nn.parallel.DistributedDataParallel
+    ):
+        return int(torch.distributed.get_world_size(root.process_group))
+    return 1
