@@ -41,7 +41,8 @@ class Load:
     confirmed_slow: int = 0
     held: int = 0  # bytes that the session holds in the end
     grown: float = 0.0  # memory of the session, compared with that after a quarter of the load
-    producer_grown: float = 0.0  # the same of the producer that grew most
+    producer_grown: float = 0.0  # the same of the process of producers that grew most
+    producer_memory: str = ""  # of each process, after a quarter of the load and in the end
     get_times: list[float] = dataclasses.field(default_factory=list)
     longest: float = 0.0  # catch
     longest_stopped: float = 0.0  # while the session is stopped
@@ -177,7 +178,9 @@ def measure(load: Load) -> Load:
     load.confirmed_slow, load.dropped_slow = sum(ends[1][0].values()), ends[1][1]
     load.dropped = sum(dropped for _, dropped in ends) - load.dropped_slow
     load.grown = load.held / server_before
-    load.producer_grown = max(a[0] / b[0] for a, b in zip(after, before, strict=False))
+    memory = [(b[0], a[0]) for a, b in zip(after, before, strict=False)]
+    load.producer_grown = max(late / early for early, late in memory)
+    load.producer_memory = ", ".join(f"{early >> 20}-{late >> 20}" for early, late in memory)
     load.longest = max(longest for _, longest in after)
     return load
 
@@ -195,7 +198,8 @@ def load(seconds: float = 180) -> list[Row]:
             [float(found.held)], [float(found.bound)], "B"),
         Row(f"{LOAD}the same ÷ after a quarter of the load", 1.1, True, [found.grown], [1.0], ""),
         Row(f"{LOAD}memory of a producer in the end ÷ after a quarter of the load", 1.1, True,
-            [found.producer_grown], [1.0], "", note="the one that grew most"),
+            [found.producer_grown], [1.0], "",
+            note=f"the one that grew most; MiB of each: {found.producer_memory}"),
         Row(f"{LOAD}longest catch while the session is stopped ÷ before", 2, True,
             [found.longest_stopped], [found.longest],
             note=f"{found.longest_stopped * 1e3:.0f} ms, {found.processes} processes"),

@@ -179,6 +179,20 @@ def test_releases_private_memory_beside_an_arena(monkeypatch):
     assert pool.taken == 4 << 20
 
 
+def test_blocks_that_wait_for_long_do_not_keep_memory_of_others(monkeypatch):
+    pool = Pool(0)
+    slow = []
+    for _ in range(50):
+        slow.append(pool.acquire(64 << 10))
+        quick = [pool.acquire(64 << 10) for _ in range(100)]  # 6 MiB that are returned
+    assert pool.taken == 32 << 20
+    quick.clear()
+    slow.clear()
+    monkeypatch.setattr(buffers, "_KEPT", 0.0)
+    pool.tidy()
+    assert pool.taken == 0
+
+
 def test_renewed_pool_never_leases_old_memory_again():
     pool = prepared(Pool())
     held, returned = pool.acquire(1 << 20), pool.acquire(1 << 20)
@@ -191,6 +205,10 @@ def test_renewed_pool_never_leases_old_memory_again():
     fd = old.fd
     del held, old
     assert not os.path.exists(f"/proc/self/fd/{fd}")
+    pool = Pool(0)  # all blocks come from chunks
+    old = pool.acquire(1000).segment
+    pool.renew()
+    assert pool.acquire(1000).segment is not old
 
 
 def test_pool_leaves_a_reserve_of_memory(monkeypatch):

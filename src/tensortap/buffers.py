@@ -269,7 +269,7 @@ class Pool:
         self._arena_is_ready = False  # all of its pages
         self._private: Region | None = None
         self._private_used = 0.0  # when a block of it was leased
-        self._chunk: tuple[Segment, int] | None = None  # for small blocks, and how much is used
+        self._chunks: list[Region] = []  # for small blocks beyond the private memory
         self._others: weakref.WeakSet[Segment] = weakref.WeakSet()
         self._returned: collections.deque[Any] = collections.deque()  # references to leases
         self._reclaimed = time.monotonic()
@@ -300,11 +300,7 @@ class Pool:
                 return lease
             if size >= _HUGE:
                 return Lease(self._grow(size), 0, nbytes)
-            segment, used = self._chunk or (None, 0)
-            if segment is None or used + size > segment.nbytes:
-                segment, used = self._grow(size, _CHUNK), 0
-            self._chunk = segment, used + size
-            return Lease(segment, used, nbytes)
+            return self._lease_of_chunks(nbytes)
         finally:
             self._lock.release()
 
@@ -322,6 +318,7 @@ class Pool:
     def renew(self) -> None:
         """Use new memory from now on: a server that was lost may still read the old arena."""
         self._arena = self._private = None  # no lock is needed: each is one instruction
+        self._chunks = []
         self._arena_is_ready = False
 
     def prepare(self) -> None:
@@ -362,12 +359,13 @@ class Pool:
             return
         self._reclaimed = now
         self._collect()
-        for region in (self._arena, private):
+        for region in (self._arena, private, *self._chunks):
             if region is not None:
                 region.reclaim()
         if private is not None and self._arena_is_ready and not private.leased:
             if now - self._private_used > _KEPT:
-                self._private = self._chunk = None
+                self._private = None
+        self._chunks = [chunk for chunk in self._chunks if chunk.leased]
         self._lock.release()
 
     def _private_region(self, size: int) -> Region | None:
@@ -383,9 +381,23 @@ class Pool:
         """Take back what was returned."""
         for _ in range(len(self._returned)):  # a handler may return more meanwhile
             reference = self._returned.popleft()
-            for region in (self._arena, self._private):
+            for region in (self._arena, self._private, *self._chunks):
                 if region is not None:
                     region.give_back(reference)
+
+    def _lease_of_chunks(self, nbytes: int) -> Lease:
+        """Lease a small block of the first chunk that has room, else of a new one."""
+        # recycled: one block that waits for long would keep the memory of all beside it
+        for chunk in self._chunks:
+            lease = chunk.lease(nbytes, self._returned.append)
+            if lease is not None:
+                return lease
+        chunk = Region(self._grow(_pages(nbytes), _CHUNK))
+        chunk.append(0, chunk.segment.nbytes)
+        self._chunks = [*self._chunks, chunk]
+        lease = chunk.lease(nbytes, self._returned.append)
+        assert lease is not None
+        return lease
 
     def _grow(self, size: int, wanted: int = 0) -> Segment:
         """Return new private memory, of the size that is wanted if there is as much."""
