@@ -25,4 +25,10 @@ extern PyTypeObject SummaryBatchType;
 PyObject *kernel_locate(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 int prepare_names(void); /* before; -1 on error */
 
+/* channels(address, code, shape, strides, shift, squares) -> four sums
+ *
+ * Of a matrix: the first four powers of the deviations from `shift`. The squares of each column are
+ * added to the float64 at the address `squares`. */
+PyObject *kernel_channels(PyObject *module, PyObject *args);
+
 #endif

@@ -534,13 +534,61 @@ static void PASS(round_block)(const float *restrict in, size_t n, float inverse,
         PASS(round_values)(in, n, inverse, scale, format, out, result);
 }
 
+/* ---- one row of a matrix whose columns are channels ---- */
+
+/* Add up the first four powers of the deviations from `shift`, and the squares of each channel. */
+#define ADD_CHANNELS(y)                                                                           \
+    FOR_VECTORS {                                                                                 \
+        F64 d = (y)[k] - shift, d2 = d * d, total;                                                \
+        p1[k] += d;                                                                               \
+        p2[k] += d2;                                                                              \
+        p3[k] += d2 * d;                                                                          \
+        p4[k] += d2 * d2;                                                                         \
+        memcpy(&total, to + k * LANES, sizeof total);                                             \
+        total += (y)[k] * (y)[k];                                                                 \
+        memcpy(to + k * LANES, &total, sizeof total);                                             \
+    }
+
+#define CHANNELS(LOAD)                                                                            \
+    F64 p1[VECTORS] = {{0}}, p2[VECTORS] = {{0}}, p3[VECTORS] = {{0}}, p4[VECTORS] = {{0}},       \
+        y[VECTORS];                                                                               \
+    size_t i = 0;                                                                                 \
+    for (; i + 8 <= n; i += 8) {                                                                  \
+        double *to = squares + i;                                                                 \
+        FOR_VECTORS LOAD(y[k], x + i);                                                            \
+        ADD_CHANNELS(y)                                                                           \
+    }                                                                                             \
+    if (i < n) {                                                                                  \
+        double to[8] = {0};                                                                       \
+        LOAD_END(y, x + i, n - i, shift);                                                         \
+        ADD_CHANNELS(y)                                                                           \
+        for (size_t j = 0; j < n - i; j++)                                                        \
+            squares[i + j] += to[j];                                                              \
+    }                                                                                             \
+    sums[0] = PASS(fold)(p1);                                                                     \
+    sums[1] = PASS(fold)(p2);                                                                     \
+    sums[2] = PASS(fold)(p3);                                                                     \
+    sums[3] = PASS(fold)(p4)
+
+static void PASS(channels32)(const float *restrict x, size_t n, double shift,
+                             double *restrict squares, double sums[4])
+{
+    CHANNELS(LOAD32);
+}
+
+static void PASS(channels64)(const double *restrict x, size_t n, double shift,
+                             double *restrict squares, double sums[4])
+{
+    CHANNELS(LOAD64);
+}
+
 static const Passes PASS(passes) = {
     PASS(halves), PASS(upper_halves), PASS(range32), PASS(range64), PASS(zeros32), PASS(zeros64),
     PASS(exponents32), PASS(exponents64), PASS(window), PASS(outside), PASS(sums32),
     PASS(sums64), PASS(deviations32), PASS(deviations64),
     PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),
     PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(places), PASS(apart),
-    PASS(digest), PASS(round_block),
+    PASS(digest), PASS(round_block), PASS(channels32), PASS(channels64),
 };
 
 #undef FOR_BITS
@@ -562,6 +610,8 @@ static const Passes PASS(passes) = {
 #undef ADD_PAIRS
 #undef PAIRS
 #undef SQUARES
+#undef ADD_CHANNELS
+#undef CHANNELS
 #undef PASS
 #undef WIDTH
 #undef BYTES_WIDTH

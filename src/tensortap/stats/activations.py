@@ -1,0 +1,163 @@
+"""Numbers about the output of a layer: a matrix whose rows are samples and columns are channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortap.stats.conversion import as_float64
+from tensortap.stats.summarize import kernel, kernel_code
+
+Reals = NDArray[np.float64]
+
+RANK_ROWS = 32
+"""Rows of which the effective rank is computed, at most; they are evenly spaced."""
+
+_KERNEL_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_PANEL = 128  # columns that a QR decomposition takes at once; larger ones start threads
+_TINY = 1e-200  # fourth power below which sums lose digits
+_ROUNDING = 1e-28  # variance relative to the squared mean that is rounding alone
+_CENTERED = 0.01  # squared error of the mean, in variances, that no fourth power suffers from
+
+
+class LayerMoments(NamedTuple):
+    """The kurtosis of all finite elements, and per channel: root mean square, and whether all 0."""
+
+    kurtosis: float
+    rms: Reals
+    dead: NDArray[np.bool_]
+
+
+def layer_moments(matrix: NDArray[Any]) -> LayerMoments:
+    """Return the moments of a matrix of floats; a normal distribution has a kurtosis of 3.
+
+    >>> found = layer_moments(np.array([[3.0, 0.0, -1.0], [4.0, 0.0, 1.0]]))
+    >>> round(found.kurtosis, 3), found.rms.round(3).tolist(), found.dead.tolist()
+    (1.717, [3.536, 0.0, 1.0], [False, True, False])
+    """
+    channels = matrix.shape[1]
+    code = kernel_code(matrix.dtype) if matrix.dtype.name in _KERNEL_FLOATS else None
+    if not matrix.size:
+        return LayerMoments(math.nan, np.zeros(channels), np.zeros(channels, np.bool_))
+    found = None
+    if code is not None and matrix.strides[1] == matrix.itemsize:
+        found = _by_kernel(matrix, code)
+    kurtosis, rms = _by_numpy(matrix) if found is None else found
+    dead = rms == 0
+    if dead.any():  # squares may underflow, and NaN is not 0
+        dead[dead] = ~matrix[:, dead].any(axis=0)
+    return LayerMoments(kurtosis, rms, dead)
+
+
+def _by_kernel(matrix: NDArray[Any], code: int) -> tuple[float, Reals] | None:
+    """Return kurtosis and root mean squares; None if a sum is not finite."""
+    rows, channels = matrix.shape
+    address = matrix.__array_interface__["data"][0]
+    picked = matrix[:: max(rows // 8, 1)]
+    with np.errstate(all="ignore"):
+        shift = float(as_float64(np.ascontiguousarray(picked)).mean())
+    for _ in range(3):
+        if not math.isfinite(shift):
+            return None
+        squares = np.zeros(channels)
+        p1, p2, p3, p4 = kernel.channels(
+            address, code, matrix.shape, matrix.strides, shift, squares.ctypes.data
+        )
+        if not (math.isfinite(p4) and math.isfinite(float(squares.sum()))):
+            return None
+        n = matrix.size
+        delta, m2, m3, m4 = p1 / n, p2 / n, p3 / n, p4 / n
+        variance = m2 - delta * delta
+        if delta * delta <= _CENTERED * variance and m4 > _TINY:
+            fourth = m4 - 4 * delta * m3 + 6 * delta * delta * m2 - 3 * delta**4
+            return _ratio(fourth, variance, shift + delta), np.sqrt(squares / rows)
+        shift += delta
+    return None
+
+
+def _ratio(fourth: float, variance: float, mean: float) -> float:
+    """Return the kurtosis; nan if all values are equal, up to rounding."""
+    return fourth / variance**2 if variance > _ROUNDING * mean * mean else math.nan
+
+
+def _by_numpy(matrix: NDArray[Any]) -> tuple[float, Reals]:
+    values = as_float64(np.ascontiguousarray(matrix))
+    finite = np.isfinite(values)
+    values = np.where(finite, values, 0.0)
+    scale = _power_above(values)  # fourth powers stay within float64
+    values = values / scale
+    count, of_channel = finite.sum(), np.maximum(finite.sum(axis=0), 1)
+    with np.errstate(all="ignore"):
+        mean = values.sum() / count
+        d2 = np.where(finite, values - mean, 0.0) ** 2
+        kurtosis = _ratio(float((d2 * d2).sum() / count), float(d2.sum() / count), float(mean))
+        rms: Reals = np.sqrt((values * values).sum(axis=0) / of_channel) * scale
+    return kurtosis, rms
+
+
+def _power_above(values: Reals) -> float:
+    """Return the power of two above all magnitudes, by which a division is exact."""
+    largest = float(np.abs(values).max(initial=0.0))
+    return 2.0 ** min(math.frexp(largest)[1], 1023) if largest else 1.0
+
+
+def outlier_ratios(rms: Reals) -> Reals:
+    """Return the size of each channel relative to the median of all channels that are not 0.
+
+    >>> outlier_ratios(np.array([1.0, 2.0, 0.0, 60.0, 2.0])).tolist()
+    [0.5, 1.0, 0.0, 30.0, 1.0]
+    """
+    alive = rms[rms > 0]
+    return rms / np.median(alive) if len(alive) else np.zeros_like(rms)
+
+
+def effective_rank(matrix: NDArray[Any]) -> float:
+    """Return the exponential of the entropy of the singular values of at most 32 rows.
+
+    It is 1 if all rows point in one direction, and at most the number of rows or columns. It is
+    nan if a value is not finite, and 0 if all are 0.
+
+    >>> round(effective_rank(np.eye(5)), 9), round(effective_rank(np.ones((9, 4))), 9)
+    (5.0, 1.0)
+    """
+    picked = evenly_spaced(len(matrix), RANK_ROWS)
+    sample = as_float64(np.ascontiguousarray(matrix[picked]))
+    if not np.isfinite(sample).all():
+        return math.nan
+    sizes = _singular_values(sample / _power_above(sample))
+    total = sizes.sum()
+    if not total:
+        return 0.0
+    share = sizes[sizes > 0] / total
+    return math.exp(-float((share * np.log(share)).sum()))
+
+
+def evenly_spaced(count: int, most: int) -> NDArray[np.int64]:
+    """Return at most so many of `count` indices, the first and the last one among them.
+
+    >>> evenly_spaced(9, 3).tolist(), evenly_spaced(2, 3).tolist()
+    ([0, 4, 8], [0, 1])
+    """
+    if count <= most:
+        return np.arange(count)
+    spaced: NDArray[np.int64] = (np.arange(most) * (count - 1)) // (most - 1)
+    return spaced
+
+
+def _singular_values(matrix: Reals) -> Reals:
+    """Return the singular values, after QR decompositions of panels that keep them."""
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = matrix.T
+    rows, columns = matrix.shape
+    while columns > 2 * _PANEL:
+        panels = -(-columns // _PANEL)
+        padded = np.zeros((rows, panels * _PANEL))
+        padded[:, :columns] = matrix
+        stacked = padded.reshape(rows, panels, _PANEL).transpose(1, 2, 0)
+        reduced: Any = np.linalg.qr(stacked, mode="r")  # one triangle per panel
+        matrix = reduced.reshape(-1, rows).T
+        columns = matrix.shape[1]
+    return np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64)
