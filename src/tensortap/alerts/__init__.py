@@ -12,6 +12,14 @@ from __future__ import annotations
 
 from tensortap.alerts.alert import Alert, Finding, alert_of, record_of
 from tensortap.alerts.defaults import DEFAULT
+from tensortap.alerts.model_rules import (
+    changed_outside,
+    never_changes,
+    never_runs,
+    not_registered,
+    untied,
+    weight_decay,
+)
 from tensortap.alerts.monitor import AlertMonitor, RuleState, StepState
 from tensortap.alerts.rules import (
     Rule,
@@ -49,6 +57,7 @@ __all__ = [
     "RuleState",
     "StepState",
     "alert_of",
+    "changed_outside",
     "constant",
     "dead",
     "dropout_in_evaluation",
@@ -61,12 +70,17 @@ __all__ = [
     "learning_rate",
     "loss_spike",
     "nan",
+    "never_changes",
+    "never_runs",
     "no_gradient",
     "no_optimizer",
+    "not_registered",
     "record_of",
     "replicas",
     "saturated",
     "step_repeated",
     "training_in_eval",
+    "untied",
     "vanishing",
+    "weight_decay",
 ]

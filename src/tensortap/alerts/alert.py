@@ -11,6 +11,7 @@ from tensortap.alerts.explanation import OperationExplanation, decode_explanatio
 from tensortap.errors import NotFound
 from tensortap.record import Kind, Mapping, Record, Value
 
+ALERT, HINT = "alert", "hint"  # severities
 _PARAMETER_KINDS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRADIENT, Kind.OPTIMISER_STATE))
 
 
@@ -32,7 +33,7 @@ class Alert(msgspec.Struct, frozen=True):
     `kind` is the kind of the tensor, `module` the module it belongs to, `origin` the module that
     caused the problem. `again` counts how often the rule found the problem in this tensor between
     its previous alert and this one, without reporting it. `explanation` is the operation behind it,
-    if it is known.
+    if it is known. `severity` is ``"alert"``, or ``"hint"`` for what may well be meant so.
     """
 
     rule: str
@@ -47,10 +48,12 @@ class Alert(msgspec.Struct, frozen=True):
     again: int = 0
     facts: dict[str, float] = {}
     explanation: OperationExplanation | None = None
+    severity: str = ALERT
 
     def __str__(self) -> str:
         rank = f" rank {self.rank}" if self.rank else ""
-        return f"step {self.step}{rank}, {self.name} ({self.kind.value}): {self.message}"
+        hint = "hint: " if self.severity == HINT else ""
+        return f"step {self.step}{rank}, {self.name} ({self.kind.value}): {hint}{self.message}"
 
 
 def module_of(record: Record) -> str:
@@ -110,6 +113,8 @@ def record_of(
     fields |= {"kind": alert.kind.value, "again": alert.again}
     if rank is not None and rank != alert.rank:
         fields["rank"] = alert.rank
+    if alert.severity != ALERT:
+        fields["severity"] = alert.severity
     fields["facts"] = Mapping(tuple(alert.facts.items()))
     if alert.explanation is not None:
         fields["explanation"] = msgspec.json.encode(alert.explanation).decode()
@@ -138,6 +143,7 @@ def alert_of(record: Record) -> Alert:
         again=again if isinstance(again, int) else 0,
         facts={name: v for name, v in facts.items() if isinstance(v, (int, float))},
         explanation=decode_explanation(str(fields.get("explanation", ""))),
+        severity=HINT if fields.get("severity") == HINT else ALERT,
         **{name: str(fields.get(name, "")) for name in _TEXTS},
     )
 

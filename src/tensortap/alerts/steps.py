@@ -7,10 +7,10 @@ between steps. It yields pairs of a name and a message. Each factory takes its t
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from tensortap.alerts.alert import Alert
+from tensortap.alerts.alert import ALERT, Alert
 from tensortap.alerts.rules import Rule
 from tensortap.arguments import check_count, check_positive, checked
 from tensortap.frameworks.steps import StepFacts
@@ -20,17 +20,17 @@ from tensortap.record import Kind
 Found = Iterator[tuple[str, str]]
 StepRule = Callable[[StepFacts, dict[str, Any]], Found]
 
-_MODEL = "model"  # what alerts are called that concern no single parameter
+MODEL = "model"  # what alerts are called that concern no single parameter
 
 
-def _of_steps(check: StepRule, name: str) -> Rule:
+def of_steps(check: StepRule, name: str, severity: str = ALERT) -> Rule:
     """Return a rule that sees no records, and `check` once per step."""
 
     def rule(record: Any, state: Any) -> None:
         return None
 
     rule.__name__ = name
-    rule.__dict__.update(kinds=frozenset(), of_steps=check)
+    rule.__dict__.update(kinds=frozenset(), of_steps=check, severity=severity)
     return rule
 
 
@@ -38,10 +38,8 @@ class StepMonitor:
     """Shows steps to rules, and raises an alert when a problem appears, not while it lasts."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rules: list[tuple[str, StepRule, dict[str, Any]]] = [
-            (rule.__name__, rule.__dict__["of_steps"], {})
-            for rule in rules
-            if hasattr(rule, "of_steps")
+        self._rules: list[tuple[Rule, dict[str, Any]]] = [
+            (rule, {}) for rule in rules if hasattr(rule, "of_steps")
         ]
         self._lasting: dict[str, set[str]] = collections.defaultdict(set)
 
@@ -51,39 +49,65 @@ class StepMonitor:
     def check(self, facts: StepFacts, rank: int) -> list[Alert]:
         """Show a step to the rules and return the new alerts."""
         alerts = []
-        for title, rule, state in self._rules:
+        for rule, state in self._rules:
+            title = rule.__name__
             try:
-                found = dict(rule(facts, state))
+                found = dict(rule.__dict__["of_steps"](facts, state))
             except Exception as error:
                 pipeline.fault(title, error, "raised an error as an alert rule")
                 continue
             for name, message in found.items():
                 if name not in self._lasting[title]:
                     module = name.rpartition(".")[0]
-                    kind = Kind.WEIGHT
                     alerts.append(
-                        Alert(title, name, kind, facts.step, rank, module, message, origin=module)
-                    )
+                        Alert(
+                            title, name, Kind.WEIGHT, facts.step, rank, module, message, module,
+                            severity=rule.__dict__["severity"],
+                        )
+                    )  # fmt: skip
             self._lasting[title] = set(found)
         return alerts
 
 
-def _in_a_row(state: dict[str, Any], name: str, holds: bool) -> int:
+def in_a_row(state: dict[str, Any], name: str, holds: bool) -> int:
     """Return for how many steps in a row a condition has held."""
     state[name] = state.get(name, 0) + 1 if holds else 0
     count: int = state[name]
     return count
 
 
-def _of_model(name: str, patience: int, holds: Callable[[StepFacts], bool], message: str) -> Rule:
+def latest(state: dict[str, Any], facts: Any, default: Any = ()) -> Any:
+    """Return facts that only some steps have, from the latest step that has them."""
+    if facts is not None:
+        state["latest"] = facts
+    return state.get("latest", default)
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are.
+
+    >>> listed(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def of_model(
+    name: str,
+    patience: int,
+    holds: Callable[[StepFacts], bool],
+    message: str,
+    severity: str = ALERT,
+) -> Rule:
     """Return a rule that reports a condition of the whole model, `patience` steps in a row."""
     check_count("patience", patience)
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        if _in_a_row(state, _MODEL, holds(facts)) >= patience:
-            yield _MODEL, message
+        if in_a_row(state, MODEL, holds(facts)) >= patience:
+            yield MODEL, message
 
-    return _of_steps(check, name)
+    return of_steps(check, name, severity)
 
 
 @checked
@@ -96,7 +120,7 @@ def no_optimizer(patience: int = 3) -> Rule:
             return
         for each in facts.parameters:
             left_out = each.trainable and each.gradient and not each.in_optimizer
-            if _in_a_row(state, each.name, left_out and not each.changed) < patience:
+            if in_a_row(state, each.name, left_out and not each.changed) < patience:
                 continue
             message = "it gets gradients, but is in no optimizer, and has not changed"
             if facts.strays:
@@ -106,7 +130,7 @@ def no_optimizer(patience: int = 3) -> Rule:
                 )
             yield each.name, message
 
-    return _of_steps(check, "no_optimizer")
+    return of_steps(check, "no_optimizer")
 
 
 @checked
@@ -122,14 +146,14 @@ def no_gradient(patience: int = 20) -> Rule:
             if not waits or each.gradient:
                 state[each.name] = -1 if each.gradient else state.get(each.name, 0)
                 continue
-            if _in_a_row(state, each.name, True) < patience:
+            if in_a_row(state, each.name, True) < patience:
                 continue
             why = "its module runs: is its output detached, or unused?"
             if not each.called:
                 why = "its module has never run: is it called in forward()?"
             yield each.name, f"it has had no gradient in {patience} steps; {why}"
 
-    return _of_steps(check, "no_gradient")
+    return of_steps(check, "no_gradient")
 
 
 def frozen_changes() -> Rule:
@@ -144,12 +168,12 @@ def frozen_changes() -> Rule:
                 )
                 yield each.name, message
 
-    return _of_steps(check, "frozen_changes")
+    return of_steps(check, "frozen_changes")
 
 
 def gradient_discarded() -> Rule:
     """Report gradients that are zeroed between the backward pass and the optimizer's step."""
-    return _of_model(
+    return of_model(
         "gradient_discarded",
         1,
         lambda facts: facts.discarded,
@@ -161,7 +185,7 @@ def gradient_discarded() -> Rule:
 @checked
 def gradient_not_zeroed(patience: int = 2) -> Rule:
     """Report gradients that are added to those of an earlier step of the optimizer."""
-    return _of_model(
+    return of_model(
         "gradient_not_zeroed",
         patience,
         lambda facts: facts.carried,
@@ -173,7 +197,7 @@ def gradient_not_zeroed(patience: int = 2) -> Rule:
 @checked
 def step_repeated(patience: int = 2) -> Rule:
     """Report an optimizer that uses the same gradients twice."""
-    return _of_model(
+    return of_model(
         "step_repeated",
         patience,
         lambda facts: facts.repeated,
@@ -193,7 +217,7 @@ def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
             return
         for group in facts.groups:
             name = f"learning rate of group {group.number}"
-            if _in_a_row(state, f"zero {name}", group.rate == 0.0) >= patience:
+            if in_a_row(state, f"zero {name}", group.rate == 0.0) >= patience:
                 yield name, f"it has been 0 for {patience} steps, so nothing is learned"
             largest, seen = state.get(name, (0.0, 0))
             if seen >= patience and group.rate > jump * largest > 0.0:
@@ -204,13 +228,13 @@ def learning_rate(patience: int = 3, jump: float = 10.0) -> Rule:
                 yield name, message
             state[name] = max(largest, group.rate), seen + 1
 
-    return _of_steps(check, "learning_rate")
+    return of_steps(check, "learning_rate")
 
 
 @checked
 def training_in_eval(patience: int = 3) -> Rule:
     """Report a model with dropout or batch norm that is trained in ``eval()`` mode."""
-    return _of_model(
+    return of_model(
         "training_in_eval",
         patience,
         lambda facts: facts.trained_in_eval,
@@ -230,7 +254,7 @@ def dropout_in_evaluation() -> Rule:
             )
             yield name, message
 
-    return _of_steps(check, "dropout_in_evaluation")
+    return of_steps(check, "dropout_in_evaluation")
 
 
 @checked
@@ -262,10 +286,4 @@ def initialization(factor: float = 100.0) -> Rule:
                 if other != weight.name:
                     yield weight.name, f"it starts with the same random values as {other}"
 
-    return _of_steps(check, "initialization")
-
-
-STEP_RULES: tuple[Rule, ...] = (
-    no_optimizer(), no_gradient(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(),
-    step_repeated(), learning_rate(), training_in_eval(), dropout_in_evaluation(), initialization(),
-)  # fmt: skip
+    return of_steps(check, "initialization")

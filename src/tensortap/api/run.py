@@ -246,6 +246,10 @@ class Run(Values):
         table = self.table()
         return run_alerts(table, self.reader) if rules is False else rule_alerts(table, rules)
 
+    def hints(self) -> list[Alert]:
+        """Return what rules found in training steps that may be a bug, but may be meant so."""
+        return self.table().alerts("hint")
+
     @checked
     def replay(self, step: int, paths: str | Sequence[str], *, step_fn: Any = None) -> Replay:
         """Run a step of the run again in this program, with probes that were not there then.

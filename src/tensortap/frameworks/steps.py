@@ -11,7 +11,9 @@ class ParameterFacts(NamedTuple):
     """Facts about one parameter in a step.
 
     `called` says whether its module has ever run, `gradient` whether it had a gradient, `changed`
-    and `optimized_now` whether anything, or the step of an optimizer, changed it.
+    and `optimized_now` whether anything, or the step of an optimizer, changed it. `moved`:
+    something else than its optimizer changed it. `stuck`: the step of an optimizer left its values
+    as they were, with a gradient that is not 0; None if nobody looked.
     """
 
     name: str
@@ -21,6 +23,8 @@ class ParameterFacts(NamedTuple):
     gradient: bool
     changed: bool
     optimized_now: bool
+    moved: bool
+    stuck: bool | None
 
 
 class GroupFacts(NamedTuple):
@@ -48,7 +52,10 @@ class StepFacts(NamedTuple):
     `strays` counts tensors of the optimizers that the model does not have. `discarded`: gradients
     were zeroed between the backward pass and the step of an optimizer. `carried`: they were added
     to those of the last step. `repeated`: an optimizer used the same ones twice. `dropout` names
-    dropout modules that were active while gradients were off. `initial` is given once.
+    dropout modules that were active while gradients were off. `initial` and `decayed_vectors`
+    (norms and biases with weight decay) are given once. `untied`: pairs of parameters that were the
+    same one. `unregistered`: attributes with parameters that torch does not know, and how many;
+    both are None if nobody looked.
     """
 
     step: int
@@ -62,3 +69,6 @@ class StepFacts(NamedTuple):
     trained_in_eval: bool
     dropout: tuple[str, ...]
     initial: tuple[InitialWeight, ...] = ()
+    decayed_vectors: tuple[str, ...] = ()
+    untied: tuple[tuple[str, str], ...] | None = None
+    unregistered: tuple[tuple[str, int], ...] | None = None

@@ -18,7 +18,7 @@ from tensortap.record import Kind, Record, TensorData
 from tensortap.runs import rows
 from tensortap.server import questions
 from tensortap.stats import summarize_array
-from tensortap.text.records import record_line
+from tensortap.text.records import is_hint, record_line
 from tensortap.values import tensors
 from tensortap.wire import messages as wire
 
@@ -72,7 +72,8 @@ def overview(server: Server) -> questions.Overview:
         for (held, tail), numbers in zip(tails, trends, strict=True)
         if tail[-1].kind is not Kind.ALERT
     ]
-    alerts = [r for _, tail in tails for r in tail[-RECENT:] if r.kind is Kind.ALERT]
+    found = [r for _, tail in tails for r in tail[-RECENT:] if r.kind is Kind.ALERT]
+    alerts = [r for r in found if not is_hint(r)]
     alerts.sort(key=lambda r: (r.time_ns, r.seq))
     sources = [client for client in list(server.clients.values()) if client.role == "source"]
     return questions.Overview(

@@ -18,6 +18,7 @@ import msgspec
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
+from tensortap.alerts.alert import HINT
 from tensortap.alerts.steps import StepMonitor
 from tensortap.errors import StopTraining
 from tensortap.frameworks.observing import Explain, Observed, ReplicatedTensor, never_skipped
@@ -96,6 +97,7 @@ class Observer:
         self._current: int | None = None  # the current step, once it is known
         self._first_step = 0
         self._alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
+        self._hints: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)
         self._pending: collections.deque[PendingRecord] = collections.deque()
         self._stash = stash_of(options.stash, options.formats)
         values = self._whole is not None or self._stash is not None
@@ -379,7 +381,7 @@ class Observer:
                 self._alert(alert, record.world_size)
 
     def _alert(self, alert: Alert, world_size: int, rank: int | None = None) -> None:
-        self._alerts.append(alert)
+        (self._hints if alert.severity == HINT else self._alerts).append(alert)
         self._hand_over()
         seq, now = pipeline.next_seq(), time.time_ns()
         record = record_of(alert, seq=seq, time_ns=now, world_size=world_size, rank=rank)
@@ -391,7 +393,10 @@ class Observer:
         rank, world_size = ranks.rank_and_world_size()
         for alert in self._steps.check(facts, rank):
             alert = msgspec.structs.replace(alert, name=self.prefix + alert.name)
-            self._monitor.add(alert)
+            if alert.severity == HINT:  # no reason to stop, or to keep tensors
+                log.info("tensortap: %s", alert)
+            else:
+                self._monitor.add(alert)
             self._alert(alert, world_size)
 
     # -- replicas ------------------------------------------------------------------------
@@ -488,6 +493,10 @@ class Observer:
     @property
     def alerts(self) -> list[Alert]:
         return list(self._alerts)
+
+    @property
+    def hints(self) -> list[Alert]:
+        return list(self._hints)
 
     @property
     def run_path(self) -> Path | None:

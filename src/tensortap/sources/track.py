@@ -165,6 +165,11 @@ class Tracker:
         return self._observer.alerts
 
     @property
+    def hints(self) -> list[Alert]:
+        """What rules have found so far that may be a bug, but may well be meant so."""
+        return self._observer.hints
+
+    @property
     def path(self) -> Path | None:
         """The folder of the run that takes the records; None if there is none."""
         return self._observer.run_path

@@ -374,12 +374,13 @@ class Table:
             if len(rows)
         }
 
-    def alerts(self) -> list[Alert]:
-        """Return the alerts in order of capture."""
+    def alerts(self, severity: str = "alert") -> list[Alert]:
+        """Return the alerts, or the hints, in order of capture."""
         with self.lock:
             rows = np.flatnonzero(self.kind == self._texts["kind"].code(Kind.ALERT.value))
             self._alerts += alerts_of(self.take(rows[len(self._alerts) :], ALERT))
-            return [alert for _, alert in sorted(self._alerts, key=lambda each: each[0])]
+            found = sorted(self._alerts, key=lambda each: each[0])
+            return [alert for _, alert in found if alert.severity == severity]
 
     def without_recomputed(self, rows: Integers) -> Integers:
         """Return `rows` without those that activation checkpointing computed a second time."""

@@ -21,7 +21,8 @@ _SHOWN_LEAVES = 256
 def record_line(record: Record) -> str:
     """Return one line: the statistics of a tensor, a value, or the message of an alert."""
     if record.kind is Kind.ALERT:
-        return str(_field(record.value, "message") or "")
+        message = str(_field(record.value, "message") or "")
+        return f"hint: {message}" if is_hint(record) else message
     if record.stats is None or isinstance(record.value, TensorData):
         return value_line(record.value)
     line = tensors.line(record.stats, record.dtype, record.shape)
@@ -30,6 +31,11 @@ def record_line(record: Record) -> str:
     # what a `stash=` function returned for this tensor
     stash = [f"{k}={value_line(v)}" for k, v in record.value.items if k != "tensor"]
     return f"{line}; {' '.join(stash)}"
+
+
+def is_hint(record: Record) -> bool:
+    """Return whether a record is an alert that is only a hint."""
+    return record.kind is Kind.ALERT and _field(record.value, "severity") == "hint"
 
 
 def value_line(value: Value) -> str:

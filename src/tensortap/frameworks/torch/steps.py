@@ -1,12 +1,13 @@
 """Facts about a training step of torch, for rules of steps.
 
-Version counters tell what was changed and when, without looking at values. Whether gradients were
-zeroed, kept or used twice is the same for all parameters of an optimizer, so three of them are
-watched.
+Version counters tell what was changed and when, without looking at values; a sample of the values
+is compared in few steps. Whether gradients were zeroed, kept or used twice is the same for all
+parameters of an optimizer, so three of them are watched.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,17 +16,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensortap.frameworks.steps import GroupFacts, InitialWeight, ParameterFacts, StepFacts
+from tensortap.frameworks.steps import GroupFacts, ParameterFacts, StepFacts
+from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
-from tensortap.frameworks.torch.private import version_of
-from tensortap.frameworks.torch.summarize import summarize
-from tensortap.frameworks.torch.tensors import view
-from tensortap.record import Summary
-from tensortap.stats.shard_digest import shard_digest
+from tensortap.frameworks.torch.private import backward_pass, version_of
+from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
+from tensortap.frameworks.torch.structure import (
+    TiedParameters,
+    UnregisteredParameters,
+    decayed_vectors,
+    initial_weights,
+)
+from tensortap.frameworks.torch.tensors import quiet
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_WITH_FAN_IN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Version:
@@ -108,26 +113,39 @@ class StepWatch:
         self._watched: dict[int, list[_WatchedGradient]] = {}  # by id of the optimizer
         self._versions: dict[str, tuple[int, int]] = {}  # address and version after the last step
         self._before: list[int] = []
-        self._initial: tuple[InitialWeight, ...] = ()
+        self._samples: dict[int, torch.Tensor] = {}  # by id of a parameter, before a step
+        self._number = 0  # of the step since tracking began
+        self._ties: TiedParameters | None = None
+        self._unregistered: UnregisteredParameters | None = None
+        self._initial: dict[str, Any] = {}  # facts that are given once
         self._has_modes = False
         self._forget()
 
     def _forget(self) -> None:
         self._steps = 0
         self._discarded = self._carried = self._repeated = False
-        self._optimized: set[int] = set()
+        self._optimized: collections.Counter[int] = collections.Counter()  # changes by id
+        self._stuck: dict[int, bool] = {}
         self._with_gradient: set[int] = set()
         self._dropout: dict[str, None] = {}
 
     def attach(self) -> None:
-        self._initial = tuple(self._initial_weights())
+        if not self._number:
+            parameters = self._parameters()
+            names = {id(parameter): name for name, parameter in parameters.items()}
+            self._initial = {
+                "initial": tuple(initial_weights(self._root, parameters)),
+                "decayed_vectors": decayed_vectors(self._optimizers, names),
+            }
+            self._ties = TiedParameters(self._root)
+            self._unregistered = UnregisteredParameters(self._root)
         self._versions = self._versions_now()
         modes = [(name, each) for name, each in self._root.named_modules() if _has_mode(each)]
         self._has_modes = bool(modes)
         for name, module in modes:
             if isinstance(module, _DROPOUT):
-                hook = functools.partial(self._guarded, self._on_dropout, name)
-                self._undo.append(module.register_forward_pre_hook(hook).remove)
+                hook = ModuleHook(functools.partial(self._guarded, self._on_dropout, name))
+                self._undo.append(hook_module(module, hook, before=True))
         for optimizer in self._optimizers:
             hooks = {
                 optimizer.register_step_pre_hook: self._before_step,
@@ -146,8 +164,8 @@ class StepWatch:
             for parameter in chosen.values():
                 gradient = _WatchedGradient(parameter)
                 watched.append(gradient)
-                hook = functools.partial(self._guarded, self._on_computed, gradient)
-                self._undo.append(parameter.register_post_accumulate_grad_hook(hook).remove)
+                look = functools.partial(self._guarded, self._on_computed, gradient)
+                self._undo.append(parameter.register_post_accumulate_grad_hook(look).remove)
 
     def detach(self) -> None:
         while self._undo:
@@ -159,7 +177,9 @@ class StepWatch:
     # -- within a step -------------------------------------------------------------------
 
     def _on_dropout(self, name: str, module: nn.Module, args: Any) -> None:
-        if module.training and module.p and not torch.is_grad_enabled():
+        if backward_pass() != -1:
+            self._dropout.pop(name, None)  # a checkpoint computes it again, with gradients
+        elif module.training and self._root.training and module.p and not torch.is_grad_enabled():
             self._dropout[name] = None
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
@@ -170,7 +190,8 @@ class StepWatch:
             gradient.on_zeroed()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._before = []
+        self._before = [version_of(parameter) for parameter in parameters_of(optimizer)]
+        self._samples = {}
         if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
             return  # a closure computes the gradients within the step
         self._steps += 1
@@ -180,16 +201,22 @@ class StepWatch:
             self._discarded |= lost
             self._carried |= carried
             self._repeated |= same
-        self._before = [version_of(parameter) for parameter in parameters_of(optimizer)]
+        if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
+            with quiet():
+                self._samples = dict(_with_gradient(optimizer))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for gradient in self._watched.get(id(optimizer), ()):
             gradient.after_step()
         for parameter, before in zip(parameters_of(optimizer), self._before, strict=False):
-            if version_of(parameter) != before:
-                self._optimized.add(id(parameter))
+            if (changes := version_of(parameter) - before) != 0:
+                self._optimized[id(parameter)] += changes
             if parameter.grad is not None:
                 self._with_gradient.add(id(parameter))
+            if (values := self._samples.get(id(parameter))) is not None:
+                with quiet():
+                    self._stuck[id(parameter)] = torch.equal(values, sample(parameter))
+        self._samples = {}
 
     # -- its end -------------------------------------------------------------------------
 
@@ -206,8 +233,10 @@ class StepWatch:
                 id(parameter) in optimized,
                 name.rpartition(".")[0] not in uncalled,
                 parameter.grad is not None or id(parameter) in self._with_gradient,
-                self._versions.get(name) != versions[name],
+                (last := self._versions.get(name)) != versions[name],
                 id(parameter) in self._optimized,
+                last is not None and self._moved(last, versions[name]),
+                self._stuck.get(id(parameter)),
             )
             for name, parameter in parameters.items()
         )
@@ -223,34 +252,38 @@ class StepWatch:
             self._repeated,
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
-            self._initial,
+            **self._initial,
+            **self._structure(optimized),
         )
-        self._initial = ()
+        self._initial = {}
+        self._number += 1
         self._versions = versions
         self._forget()
         return facts
 
+    def _moved(self, last: tuple[int, int], now: tuple[int, int]) -> bool:
+        """Return whether a parameter changed more often than in the steps of optimizers."""
+        return last[0] == now[0] and now[1] - last[1] != self._optimized[now[0]]
+
+    def _structure(self, optimized: set[int]) -> dict[str, Any]:
+        if not is_checked(self._number) or self._ties is None or self._unregistered is None:
+            return {}
+        return {
+            "untied": self._ties.untied(),
+            "unregistered": self._unregistered.with_gradients(optimized),
+        }
+
     def _versions_now(self) -> dict[str, tuple[int, int]]:
         return {name: (id(p), version_of(p)) for name, p in self._parameters().items()}
 
-    def _initial_weights(self) -> Iterator[InitialWeight]:
-        layers = [module for module in self._root.modules() if isinstance(module, _WITH_FAN_IN)]
-        with_fan_in = {id(layer.weight) for layer in layers}
-        for name, parameter in self._parameters().items():
-            if parameter.ndim < 2 or not parameter.is_floating_point():
-                continue
-            if hasattr(parameter, "device_mesh"):  # of which this rank has only a part
-                continue
-            summary = summarize(parameter.detach())
-            values = view(parameter.detach())
-            if not isinstance(summary, Summary) or values is None:
-                continue  # on a device, where nobody waits for it
-            yield InitialWeight(
-                name,
-                summary,
-                parameter[0].numel() if id(parameter) in with_fan_in else 0,
-                shard_digest(values) if parameter.requires_grad else b"",
-            )
+
+def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield ids and samples of parameters with a gradient that is not 0 in the same places."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("lr", 1.0) else ():
+            gradient = parameter.grad
+            if is_readable(parameter) and is_readable(gradient) and sample(gradient).any():
+                yield id(parameter), sample(parameter)
 
 
 def _has_mode(module: nn.Module) -> bool:

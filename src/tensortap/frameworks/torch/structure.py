@@ -1,0 +1,120 @@
+"""How a torch model is built: its initial weights, ties, and layers that it does not register."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensortap.frameworks.observing import tensors_in
+from tensortap.frameworks.steps import InitialWeight
+from tensortap.frameworks.torch.names import Names
+from tensortap.frameworks.torch.private import version_of
+from tensortap.frameworks.torch.summarize import summarize
+from tensortap.frameworks.torch.tensors import view
+from tensortap.record import Summary
+from tensortap.stats.shard_digest import shard_digest
+
+_WITH_FAN_IN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_MOST_ITEMS = 10_000  # of a list that may contain modules
+
+
+def initial_weights(
+    root: nn.Module, parameters: Mapping[str, nn.Parameter]
+) -> Iterator[InitialWeight]:
+    """Yield the weights of a model before training, as far as they are in the CPU's memory."""
+    layers = [module for module in root.modules() if isinstance(module, _WITH_FAN_IN)]
+    with_fan_in = {id(layer.weight) for layer in layers}
+    for name, parameter in parameters.items():
+        if parameter.ndim < 2 or not parameter.is_floating_point():
+            continue
+        if hasattr(parameter, "device_mesh"):  # of which this rank has only a part
+            continue
+        summary = summarize(parameter.detach())
+        values = view(parameter.detach())
+        if not isinstance(summary, Summary) or values is None:
+            continue  # on a device, where nobody waits for it
+        yield InitialWeight(
+            name,
+            summary,
+            parameter[0].numel() if id(parameter) in with_fan_in else 0,
+            shard_digest(values) if parameter.requires_grad else b"",
+        )
+
+
+class TiedParameters:
+    """Names that had the same parameter when tracking began."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        names: dict[int, list[str]] = {}
+        for name, parameter in Names(root).parameters():
+            names.setdefault(id(parameter), []).append(name)
+        self._ties = [tuple(tied) for tied in names.values() if len(tied) > 1]
+
+    def untied(self) -> tuple[tuple[str, str], ...]:
+        """Return pairs of names that do not have the same parameter any more."""
+        if not self._ties:
+            return ()
+        now = {name: id(parameter) for name, parameter in Names(self._root).parameters()}
+        return tuple(
+            (first, other)
+            for first, *others in self._ties
+            for other in others
+            if first in now and other in now and now[first] != now[other]
+        )
+
+
+class UnregisteredParameters:
+    """Parameters in plain lists and dicts of modules, of which torch does not know."""
+
+    def __init__(self, root: nn.Module) -> None:
+        registered = {id(each) for each in (*root.modules(), *root.parameters())}
+        self._found: dict[str, list[tuple[weakref.ref[nn.Parameter], int]]] = {}
+        for name, module in root.named_modules():
+            for attribute, value in vars(module).items():
+                if type(value) not in (list, tuple, dict) or len(value) > _MOST_ITEMS:
+                    continue
+                for _, item in tensors_in(value, (nn.Module, nn.Parameter)):
+                    own = [item] if isinstance(item, nn.Parameter) else item.parameters()
+                    new = [p for p in own if id(p) not in registered and p.requires_grad]
+                    if new and id(item) not in registered:
+                        title = f"{name}.{attribute}".lstrip(".")
+                        found = [(weakref.ref(p), version_of(p)) for p in new]
+                        self._found.setdefault(title, []).extend(found)
+
+    def with_gradients(self, optimized: set[int]) -> tuple[tuple[str, int], ...]:
+        """Return attributes whose parameters get gradients, and are not changed; and how many."""
+        return tuple(
+            (title, len(left))
+            for title, parameters in self._found.items()
+            if (left := [p for p in map(_unchanged, parameters) if _is_left(p, optimized)])
+        )
+
+
+def _unchanged(found: tuple[weakref.ref[nn.Parameter], int]) -> nn.Parameter | None:
+    parameter = found[0]()
+    return parameter if parameter is not None and version_of(parameter) == found[1] else None
+
+
+def _is_left(parameter: nn.Parameter | None, optimized: set[int]) -> bool:
+    if parameter is None or parameter.grad is None:
+        return False
+    return id(parameter) not in optimized
+
+
+def decayed_vectors(
+    optimizers: Iterable[torch.optim.Optimizer], names: Mapping[int, str]
+) -> tuple[str, ...]:
+    """Return the names of norms and biases that optimizers pull towards 0."""
+    groups: list[dict[str, Any]] = [group for each in optimizers for group in each.param_groups]
+    return tuple(
+        names[id(parameter)]
+        for group in groups
+        if group.get("weight_decay")
+        for parameter in group["params"]
+        if parameter.ndim < 2 and parameter.requires_grad and id(parameter) in names
+    )
