@@ -25,11 +25,11 @@ def test_public_names():
     assert tap.__all__ == [
         "HDF5", "Kind", "Receipt", "Record", "Recorder", "Shard", "StopTraining", "Summary",
         "TensorData", "TensortapError", "__version__", "alerts", "array_of", "bisect", "blackbox",
-        "catch", "catch_grad", "close", "compare", "coord_check", "describe", "disable", "dump",
-        "enable", "errors", "finish", "flush", "get", "get_all", "graft", "help", "ingest_all",
-        "init", "integrations", "list_probes", "open", "ops", "quantize_error", "read_hdf5",
-        "read_logframe", "receipt", "register_format", "serve", "stack_padded_tensors", "status",
-        "step", "summarize", "summary", "testing", "trace", "track", "update_metadata",
+        "catch", "catch_grad", "check", "close", "compare", "coord_check", "describe", "disable",
+        "dump", "enable", "errors", "finish", "flush", "get", "get_all", "graft", "help",
+        "ingest_all", "init", "integrations", "list_probes", "open", "ops", "quantize_error",
+        "read_hdf5", "read_logframe", "receipt", "register_format", "serve", "stack_padded_tensors",
+        "status", "step", "summarize", "summary", "testing", "trace", "track", "update_metadata",
         "validate_logframe", "view", "viz", "watch", "watcher",
     ]  # fmt: skip
     assert tap.__all__ == sorted(tap.__all__)

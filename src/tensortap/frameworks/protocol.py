@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 from tensortap.buffers import Pool
 from tensortap.errors import CaptureError
+from tensortap.frameworks.experiments import ModelExperiments
 from tensortap.frameworks.grafting import GraftHooks, GraftSource
 from tensortap.frameworks.observing import (
     Hooks,
@@ -248,6 +249,10 @@ class Framework(Protocol):
 
     def width_training(self, model: Any, optimizer: Any, task: WidthTask) -> WidthTraining | None:
         """Return a model that is trained on one batch; None for models of others."""
+        return None
+
+    def experiments(self, model: Any) -> ModelExperiments | None:
+        """Return experiments with a model; None for models of others."""
         return None
 
     def keeping_random_state(self) -> contextlib.AbstractContextManager[Any]:

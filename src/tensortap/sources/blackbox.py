@@ -23,6 +23,7 @@ from tensortap.sources.box_writer import BoxWriter
 from tensortap.sources.explaining import Explainer, KeptStep
 from tensortap.sources.init import opened
 from tensortap.sources.replay_request import requested
+from tensortap.sources.rewound import rewound
 from tensortap.sources.verdicts import Verdict
 
 log = logging.getLogger("tensortap")
@@ -208,16 +209,11 @@ class BlackBox:
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
         """Run other steps inside; afterwards everything is as it was, bit by bit."""
-        present, clock = self.training.keep_present(), pipeline.clock
-        enabled, step, steps = pipeline.enabled, clock.step, clock.steps
         self._replaying = True
-        pipeline.switch(False)  # nobody tracks or catches what is run again
         try:
-            yield
+            with rewound(self.training):
+                yield
         finally:
-            self.training.restore(present)
-            clock.step, clock.steps = step, steps
-            pipeline.switch(enabled)
             self._replaying = False
 
     def _publish(self, verdict: Verdict, records: list[Record]) -> None:
