@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +32,8 @@ def replay(
     from tensortap.readers.replayable import ReplayableReader
     from tensortap.runs.layout import read_info
 
-    read_info(run)
-    ReplayableReader(run, 0).find(step)  # before anything is started
+    for rank in range(read_info(run).world_size):
+        ReplayableReader(run, rank).find(step)  # before anything is started
     with tempfile.TemporaryDirectory(prefix="tensortap_replay_") as work:
         answer = _ask(run.resolve(), step, probe, out.absolute(), code, yes, Path(work))
     if "error" in answer:
@@ -49,7 +48,7 @@ def _ask(
     run: Path, step: int, probes: list[str], out: Path, code: Path | None, yes: bool, work: Path
 ) -> dict[str, Any]:
     """Start the program with a request, and return its answer."""
-    from tensortap.sources.replay_request import ANSWER, VARIABLE, ReplayRequest, write_request
+    from tensortap.sources.replay_request import VARIABLE, ReplayRequest, write_request
 
     write_request(ReplayRequest(work, out, run, step, tuple(probes)))
     program = _program(run, code, work)
@@ -61,13 +60,19 @@ def _ask(
     if not yes:
         typer.confirm("tensortap: start it?", abort=True, err=True)
     status = program.start(2, **{VARIABLE: str(work)})
-    try:
-        found: dict[str, Any] = json.loads((work / ANSWER).read_text("utf-8"))
-    except FileNotFoundError:
+    return _answer(work, status)
+
+
+def _answer(work: Path, status: int) -> dict[str, Any]:
+    """Return the answer of the first rank; the first error if a rank has one."""
+    from tensortap.sources.replay_request import answers
+
+    found = answers(work)
+    if not found:
         raise TensortapError(
             f"the program ended with status {status} before it called the step of its black box"
-        ) from None
-    return found
+        )
+    return next((answer for answer in found if "error" in answer), found[0])
 
 
 def _program(run: Path, code: Path | None, work: Path) -> Reproduced:

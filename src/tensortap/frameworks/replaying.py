@@ -24,8 +24,13 @@ class KeptBatch(NamedTuple):
 class Training(Protocol):
     """A training program whose steps can be run again."""
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that run the same steps."""
 
     intercepts: bool = False
     """Whether operations are recorded only of functions that a recorder calls itself."""
@@ -66,8 +71,8 @@ class Training(Protocol):
     def digest(self) -> bytes:
         """Return a digest of the whole state."""
 
-    def agree(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank; every rank has to call this."""
+    def agree(self, *flags: bool) -> list[bool]:
+        """Return which flags are set on any rank; every rank has to call this."""
 
     def gather(self, value: str) -> list[str]:
         """Return the texts of all ranks, by rank; every rank has to call this."""

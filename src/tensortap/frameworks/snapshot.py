@@ -50,6 +50,16 @@ def describe(value: object) -> tuple[str, str, tuple[int, ...]]:
     return type_name(cls), *adapter_of(cls).describe(value)
 
 
+def local_part(value: Any) -> tuple[Any, Shard | None]:
+    """Return this rank's part of a distributed tensor, and which it is; other values as they are.
+
+    >>> local_part(0.5)
+    (0.5, None)
+    """
+    local_shard = adapter_of(type(value)).local_shard
+    return (value, None) if local_shard is None else local_shard(value)
+
+
 def digest_of(value: object) -> bytes:
     """Return the digest that a snapshot of the value would have, without copying its memory.
 

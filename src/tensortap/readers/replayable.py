@@ -125,6 +125,7 @@ class ReplayableReader:
 
     def __init__(self, run: Path, rank: int) -> None:
         self._run = run
+        self._rank = rank
         self._folder = box_folder(run, rank)
         contained(run, self._folder.relative_to(run))
         if not self._folder.is_dir():
@@ -152,7 +153,21 @@ class ReplayableReader:
                 continue  # just evicted
             if segment.head.step <= step and any(s.number == step for s in segment.steps):
                 return segment
-        raise NotFound(f"step {step} of {self._run} cannot be replayed: {self.extent()}")
+        where = f"{self._run} cannot be replayed{f' on rank {self._rank}' if self._rank else ''}"
+        raise NotFound(f"step {step} of {where}: {self.extent()}")
+
+    def chain(self, last: StoredSegment, start: int) -> list[StoredSegment]:
+        """Return the snapshots from that of step `start` up to a later one, without a gap."""
+        found = [last]
+        for segment in self.segments():
+            if found[0].head.step == start:
+                return found
+            ended = bool(segment.steps) and segment.steps[-1].result is not None
+            if ended and segment.steps[-1].number == found[0].head.step - 1:
+                found.insert(0, segment)
+        if found[0].head.step == start:
+            return found
+        raise NotFound(f"no snapshot of step {start} leads to step {last.head.step} in {self._run}")
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return the first and last steps that can be replayed without a gap between them."""

@@ -14,7 +14,7 @@ from tensortap.alerts.monitor import listeners
 from tensortap.arguments import check_callable, check_count
 from tensortap.errors import NotFound
 from tensortap.frameworks.registry import loaded_frameworks
-from tensortap.frameworks.replaying import KeptState, StorableTraining, Training
+from tensortap.frameworks.replaying import KeptBatch, KeptState, StorableTraining, Training
 from tensortap.limits import format_size
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
@@ -32,6 +32,10 @@ _MEMORY = 2 << 30  # bytes of batches; the state is kept once on top of it
 
 
 _boxes: weakref.WeakSet[BlackBox] = weakref.WeakSet()
+
+
+class _Disabled(Exception):
+    """Capturing is off on this rank."""
 
 
 class BlackBox:
@@ -65,7 +69,7 @@ class BlackBox:
             from tensortap.sources.replay import answer
 
             answer(self, self._request)
-        if not pipeline.enabled:
+        if not pipeline.enabled and self.training.world_size == 1:
             self._forget()
             return self.step_function(*args, **kwargs)
         self._guarded(self._before, (args, kwargs))
@@ -84,6 +88,8 @@ class BlackBox:
     def _guarded(self, part: Callable[[Any], None], given: Any) -> None:
         try:
             part(given)
+        except _Disabled:
+            pass
         except Exception as error:
             self._forget()
             pipeline.fault("blackbox", error, "was interrupted")
@@ -111,31 +117,47 @@ class BlackBox:
     # -- keeping --------------------------------------------------------------------------------
 
     def _before(self, batch: Any) -> None:
-        alerted, self._alerted = self.training.agree(self._alerted), False
-        if alerted and not self._explained and self._steps:
+        kept: KeptBatch | Exception = self._keep_batch(batch)
+        nbytes = kept.nbytes if isinstance(kept, KeptBatch) else 0
+        writer = self._wanted_writer()
+        restart = self._snapshot is None or self._interrupted or writer is not self._writer
+        full = self._held(with_spare=True) + nbytes > self._memory
+        # ranks replay together: all of them begin with the same step
+        alerted, restart, full = self.training.agree(
+            self._alerted and not self._explained, restart or isinstance(kept, Exception), full
+        )
+        self._alerted = self._interrupted = False
+        if alerted:
             self._explained = True
-            self._explain_steps(alerted=True)
-        self._follow_run()
-        kept = self.training.keep_batch(batch)
-        if kept.nbytes > self._memory:
+            self._explained = self._explain_steps(alerted=True) is not None
+        self._writer = writer
+        if restart:
             self._forget()
-            raise ValueError(
-                f"a batch has {format_size(kept.nbytes)}, more than memory={self._memory:,} bytes"
-            )
-        if self._interrupted:  # nobody knows what a step that raised has changed
-            self._interrupted = False
-            self._forget()
-        full = self._held(with_spare=True) + kept.nbytes > self._memory
+        if isinstance(kept, Exception):
+            raise kept
         # a state that is broken already must not replace the one from before
         due = len(self._steps) >= self._every and not self._steps[-1].bad
         number = self._count if pipeline.clock.step is None else pipeline.clock.step
-        if self._snapshot is None or due or full:
-            self._take_snapshot(number, kept.nbytes)
+        if restart or due or full:
+            self._take_snapshot(number, nbytes)
         moment = self.training.keep_moment()
         self._steps.append(KeptStep(number, kept, moment))
-        if self._writer is not None:
-            self._writer.step(number, kept, moment)
+        if writer is not None:
+            writer.step(number, kept, moment)
         self._count += 1
+
+    def _keep_batch(self, batch: Any) -> KeptBatch | Exception:
+        """Copy the arguments of a step; return why that is not possible if it is not."""
+        if not pipeline.enabled:
+            return _Disabled()
+        try:
+            kept = self.training.keep_batch(batch)
+        except Exception as error:
+            return error
+        if kept.nbytes > self._memory:
+            size = format_size(kept.nbytes)
+            return ValueError(f"a batch has {size}, more than memory={self._memory:,} bytes")
+        return kept
 
     def _take_snapshot(self, number: int, nbytes: int) -> None:
         """Copy the state, and make room for the next batch."""
@@ -148,8 +170,8 @@ class BlackBox:
         if self._writer is not None:
             self._writer.snapshot(number, self._snapshot, continues)
 
-    def _follow_run(self) -> None:
-        """Write into the run that is open now, if it wants black boxes and no other writes."""
+    def _wanted_writer(self) -> BoxWriter | None:
+        """Return the writer of the run that is open now, if it wants black boxes: the first."""
         run, training = opened(), self.training
         writer = None if run is None else run.box
         if run is not None and run.box_options is not None and writer is None:
@@ -163,9 +185,7 @@ class BlackBox:
         if writer is not None and writer.owner != id(self):
             self._remark("only the first black box of a run is written into it")
             writer = None
-        if writer is not self._writer:
-            self._writer = writer
-            self._forget()  # the run needs a snapshot to begin with
+        return writer
 
     def _remark(self, text: str) -> None:
         if not self._remarked:
@@ -173,17 +193,20 @@ class BlackBox:
             log.warning("tensortap: %s", text)
 
     def _after(self, result: Any) -> None:
-        if not self._steps:  # it could not be kept
-            return
-        last = self._steps[-1]
-        last.digest = self.training.digest_of(result)
-        if self._writer is not None:
-            self._writer.result(last.digest)
-        last.bad = self.training.agree(self.training.is_bad(result, whole=False))
-        if not last.bad:
-            self._explained = False
-        elif not self._explained:
-            self._explained = True
+        last = self._steps[-1] if self._steps else None  # None: it could not be kept
+        bad = False
+        try:
+            if last is not None:
+                last.digest = self.training.digest_of(result)
+                bad = self.training.is_bad(result, whole=False)
+        finally:  # other ranks wait for this one, whatever happens here
+            bad, explains = self.training.agree(bad, bad and not self._explained)
+        if last is not None:
+            last.bad = bad
+            if self._writer is not None:
+                self._writer.result(last.digest)
+        self._explained = bad
+        if explains:
             self.explain()
 
     # -- explaining -----------------------------------------------------------------------------
@@ -196,7 +219,8 @@ class BlackBox:
         return self._explain_steps(alerted=False)
 
     def _explain_steps(self, alerted: bool) -> Verdict | None:
-        if self._snapshot is None or not self._steps:
+        (missing,) = self.training.agree(self._snapshot is None or not self._steps)
+        if missing or self._snapshot is None:
             return None
         with self.rewound():
             verdict, records = Explainer(

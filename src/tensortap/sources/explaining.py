@@ -101,10 +101,10 @@ class Explainer:
             training.restore_moment(step.moment)
             args, kwargs = training.batch_of(step.batch)
             result = self._step(*args, **kwargs)
-            changed = training.agree(training.digest_of(result) != step.digest)
+            (changed,) = training.agree(training.digest_of(result) != step.digest)
             if changed and differs is None:
                 differs = step.number
-            if stop and training.agree(training.is_bad(result, whole=True)):
+            if stop and training.agree(training.is_bad(result, whole=True))[0]:
                 return index, differs
         return None, differs
 
@@ -118,7 +118,7 @@ class Explainer:
         args, kwargs = batch
         if records is None and not self._inner:
             result = self._step(*args, **kwargs)
-            return Trial(training.agree(training.is_bad(result, whole=True)))
+            return Trial(training.agree(training.is_bad(result, whole=True))[0])
         send = _ignore if records is None else records.append
         recorder = OperationRecorder(self._model, send, lambda: step.number, always=True)
         recorder.attach()
@@ -134,7 +134,7 @@ class Explainer:
         finding = found.first_nonfinite
         if self._inner and finding is None and found.origins:
             finding = found.origins[0].finding  # of values that a later operation replaces
-        return Trial(training.agree(bad), finding)
+        return Trial(training.agree(bad)[0], finding)
 
     def _other(self, bad: int) -> KeptStep | None:
         good = [each for each in self._steps[:bad] if not each.bad]
@@ -168,7 +168,7 @@ class Explainer:
                 failed = False
             except (ValueError, IndexError):
                 batch, failed = training.batch_of(step.batch), True
-            if training.agree(failed):
+            if training.agree(failed)[0]:
                 return ()
             if self._try(base, step, batch).bad:
                 if len(rows) == 1:

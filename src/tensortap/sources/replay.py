@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
 import os
 import sys
 import time
@@ -17,14 +18,15 @@ from tensortap.errors import NotFound, TensortapError
 from tensortap.files import plain
 from tensortap.frameworks.operations import Operation
 from tensortap.frameworks.replaying import StorableTraining
-from tensortap.frameworks.snapshot import borrow, describe
+from tensortap.frameworks.snapshot import borrow, describe, local_part
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.readers.replayable import ReplayableReader, StoredSegment, StoredStep
+from tensortap.readers.replayable import StoredStep
 from tensortap.record import Kind, Record
 from tensortap.runs.layout import write_json
 from tensortap.sources.init import finish, open_run, opened
 from tensortap.sources.ops import OperationRecorder
-from tensortap.sources.replay_request import ANSWER, ReplayRequest
+from tensortap.sources.replay_plan import PlannedStep, plan
+from tensortap.sources.replay_request import ReplayRequest, answer_file
 from tensortap.sources.trace import Tracer
 from tensortap.sources.tracing.collect import TraceOptions
 
@@ -137,8 +139,16 @@ class _Proof:
             if step.result != result and self.differs is None:
                 self.differs = step.number
 
-    def words(self, step: int) -> tuple[bool, str]:
-        """Return whether it is the same step, and how that is known."""
+    def words(self, training: StorableTraining, step: int) -> tuple[bool, str]:
+        """Return whether it is the same step on all ranks, and how that is known."""
+        found = [json.loads(text) for text in training.gather(json.dumps(self._own_words(step)))]
+        for rank, (same, words) in enumerate(found):
+            if not same:
+                return False, f"on rank {rank}, {words}" if len(found) > 1 else words
+        _, words = found[training.rank if len(found) > 1 else 0]
+        return True, f"{words}, on each of {len(found)} ranks" if len(found) > 1 else words
+
+    def _own_words(self, step: int) -> tuple[bool, str]:
         if self.differs is not None:
             return False, (
                 f"this is not the same step: the digest of the result of step {self.differs} is "
@@ -155,25 +165,29 @@ class _Proof:
 
 
 def replay(box: Any, run: Path, step: int, paths: Sequence[str]) -> Replay:
-    """Run a step of a run again with the step function of a `BlackBox`, and put everything back."""
+    """Run a step of a run again with the step function of a `BlackBox`, and put everything back.
+
+    In a distributed job every rank has to call this.
+    """
     own = opened()
     if own is not None and own.box is not None and own.path == run:
         own.box.flush(60.0)
     training = box.training
     if not isinstance(training, StorableTraining):
         raise TensortapError("steps of JAX programs cannot be replayed from a run")
-    segment = ReplayableReader(run, training.rank).find(step)
+    snapshot, planned = plan(run, training, step)
     probes = ReplayedProbes(box.step_function, box.model, training, paths)
     proof = _Proof()
     with box.rewound():
-        with _fitting(segment.head.step):
-            training.restore(training.state_from(frameworks.rebuild(segment.snapshot())))
-        replayed = _run_again(box.step_function, training, segment, step, probes, proof)
-    _check_found(probes.values, paths, step)
-    same, words = proof.words(step)
-    steps = "1 step" if replayed == 1 else f"{replayed} steps"
-    text = f"step {step}, from the snapshot before step {segment.head.step}, {steps}: {words}"
-    return Replay(step, segment.head.step, replayed, same, probes.values, text)
+        with _fitting(snapshot.head.step):
+            training.restore(training.state_from(frameworks.rebuild(snapshot.snapshot())))
+        for each in planned:
+            _run_again(box.step_function, training, each, step, probes, proof)
+    _check_found(training, probes.values, paths, step)
+    same, words = proof.words(training, step)
+    steps = "1 step" if len(planned) == 1 else f"{len(planned)} steps"
+    text = f"step {step}, from the snapshot before step {snapshot.head.step}, {steps}: {words}"
+    return Replay(step, snapshot.head.step, len(planned), same, probes.values, text)
 
 
 @contextlib.contextmanager
@@ -183,7 +197,9 @@ def _fitting(step: int) -> Iterator[None]:
         yield
     except TensortapError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+    except (
+        ValueError, TypeError, LookupError, AttributeError, RuntimeError, AssertionError,
+    ) as error:  # fmt: skip
         said = plain(str(error), 200)
         raise TensortapError(f"step {step} of the run does not fit this program: {said}") from None
 
@@ -191,35 +207,36 @@ def _fitting(step: int) -> Iterator[None]:
 def _run_again(
     function: Callable[..., Any],
     training: StorableTraining,
-    segment: StoredSegment,
+    planned: PlannedStep,
     step: int,
     probes: ReplayedProbes,
     proof: _Proof,
-) -> int:
-    """Run the steps of a segment up to the one after `step`, which shows the update of `step`."""
-    for count, stored in enumerate(segment.steps, 1):
-        if stored.number > step and stored.head.unstored:
-            return count - 1
-        with _fitting(stored.number):
-            batch, moment = training.step_from(frameworks.rebuild(segment.value(stored)))
-            training.restore_moment(moment)
-            args, kwargs = training.batch_of(batch)
-        asked = stored.number == step
-        with probes.attached(step) if asked else contextlib.nullcontext():
-            result = function(*args, **kwargs)
-        proof.check(stored, training.digest_of(result))
-        if stored.number > step:
-            return count
-    return len(segment.steps)
+) -> None:
+    """Run one step, with probes if it is the one that was asked for."""
+    segment, stored = planned
+    with _fitting(stored.number):
+        batch, moment = training.step_from(frameworks.rebuild(segment.value(stored)))
+        training.restore_moment(moment)
+        args, kwargs = training.batch_of(batch)
+    with probes.attached(step) if stored.number == step else contextlib.nullcontext():
+        result = function(*args, **kwargs)
+    proof.check(stored, training.digest_of(result))
 
 
-def _check_found(values: Mapping[str, list[Any]], paths: Sequence[str], step: int) -> None:
-    """Raise NotFound if a path without wildcards has no value, or nothing has."""
+def _check_found(
+    training: StorableTraining, values: Mapping[str, list[Any]], paths: Sequence[str], step: int
+) -> None:
+    """Raise NotFound if a path without wildcards has no value on any rank, or nothing has."""
     seen = [name for name, found in values.items() if found]
+    missing = []
     for path in paths:
         base = path.removesuffix(_GRADIENT)
         found = any(one == path or one.startswith((f"{base}.", f"{base}[")) for one in seen)
         if not seen or not ("*" in path or found):
+            missing.append(path)
+    everywhere = set.intersection(*map(set, map(json.loads, training.gather(json.dumps(missing)))))
+    for path in missing:
+        if path in everywhere:
             raise NotFound(f"no value of {path!r} in step {step}")
 
 
@@ -228,11 +245,12 @@ def _check_found(values: Mapping[str, list[Any]], paths: Sequence[str], step: in
 
 def answer(box: Any, request: ReplayRequest) -> None:
     """Replay what was asked for, write the answer as a run, and end the process."""
-    rank = box.training.rank
+    training = box.training
     status = 0
     try:
         found = replay(box, request.run, request.step, request.paths)
         path = _write(found, request.out)
+        training.gather("")  # rank 0 tells the others which folder it is, until here
         content = {
             "text": found.text, "same": found.same, "snapshot": found.snapshot,
             "replayed": found.replayed, "run": str(path),
@@ -242,15 +260,14 @@ def answer(box: Any, request: ReplayRequest) -> None:
     except Exception as error:  # of the program
         traceback.print_exc()
         content, status = {"error": f"the step raised {type(error).__name__}: {error}"}, 2
-    if rank == 0:
-        write_json(request.folder / ANSWER, content)
+    write_json(answer_file(request.folder, training.rank), content)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # neither `finally` nor `atexit` of the program: it has not trained
 
 
 def _write(found: Replay, folder: Path) -> Path:
-    """Write the values as a run of its own."""
+    """Write the values as a run of its own, which all ranks share."""
     path = open_run(folder)
     tags = {"replayed": "the same step" if found.same else "not the same step"}
     rank, world_size = ranks.rank_and_world_size()
@@ -262,10 +279,11 @@ def _write(found: Replay, folder: Path) -> Path:
         elif ":" in name:
             kind = Kind.OP
         for call, value in enumerate(values):
-            class_name, dtype, shape = describe(value)
+            local, shard = local_part(value)
+            class_name, dtype, shape = describe(local)
             pipeline.put(Record(
                 name, kind, found.step, call, pipeline.next_seq(), rank, world_size,
-                time.time_ns(), class_name, dtype, shape, None, None, borrow(value), None, tags,
+                time.time_ns(), class_name, dtype, shape, shard, None, borrow(local), None, tags,
             ))  # fmt: skip
     finish()
     return path

@@ -6,10 +6,10 @@ import functools
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 VARIABLE = "TENSORTAP_REPLAY"
-REQUEST, ANSWER = "request.json", "answer.json"
+REQUEST = "request.json"
 
 
 class ReplayRequest(NamedTuple):
@@ -34,6 +34,17 @@ def requested() -> ReplayRequest | None:
     content = json.loads((Path(folder) / REQUEST).read_text("utf-8"))
     out, run = Path(content["out"]), Path(content["run"])
     return ReplayRequest(Path(folder), out, run, int(content["step"]), tuple(content["paths"]))
+
+
+def answer_file(folder: Path, rank: int) -> Path:
+    """Return the file with the answer of a rank."""
+    return folder / f"answer.{rank}.json"
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    """Return the answers of all ranks, in the order in which they were written."""
+    files = sorted(folder.glob("answer.*.json"), key=lambda file: file.stat().st_mtime_ns)
+    return [json.loads(file.read_text("utf-8")) for file in files]
 
 
 def write_request(request: ReplayRequest) -> None:

@@ -54,8 +54,15 @@ class JaxTraining(Training):
     intercepts = True
 
     def __init__(self) -> None:
-        self.rank, self.world_size = ranks.rank_and_world_size()
         self._results: list[Any] = []  # leaves of what the last call returned
+
+    @property
+    def rank(self) -> int:
+        return ranks.rank_and_world_size()[0]
+
+    @property
+    def world_size(self) -> int:
+        return ranks.rank_and_world_size()[1]
 
     # -- the state ------------------------------------------------------------------------------
 
@@ -131,8 +138,8 @@ class JaxTraining(Training):
         small = [x for x in self._results if _is_array(x) and x.nbytes <= _SMALL]
         return b"".join(digest_of(_read(leaf)) for leaf in small)
 
-    def agree(self, flag: bool) -> bool:
-        return flag
+    def agree(self, *flags: bool) -> list[bool]:
+        return list(flags)
 
     def gather(self, value: str) -> list[str]:
         return [value]

@@ -12,7 +12,8 @@ import torch
 
 from tensortap.errors import NotFound
 from tensortap.frameworks.observing import tensors_in
-from tensortap.frameworks.torch.held import local
+from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.tensors import quiet
 
 Take = Callable[[str, Any], None]
@@ -23,14 +24,15 @@ def observe_gradients(
     model: torch.nn.Module, patterns: Sequence[str], take: Take
 ) -> Iterator[None]:
     """Hand copies of gradients to `take`: of outputs of modules, and of parameters."""
-    modules = dict(model.named_modules())
-    parameters = dict(model.named_parameters())
+    names = Names(model)
+    averaged = any(type(each).__name__ == "DistributedDataParallel" for each in model.modules())
+    modules, parameters = dict(names.modules()), dict(names.parameters())
     with contextlib.ExitStack() as hooks:
         for name in _matching(patterns, [*modules, *parameters]):
             if name in modules:
                 handle = modules[name].register_forward_hook(_on_output(name, take))
             else:
-                handle = _hook_parameter(parameters[name], name, take)
+                handle = _hook_parameter(parameters[name], name, take, averaged)
             hooks.callback(handle.remove)
         yield
 
@@ -48,7 +50,7 @@ def _matching(patterns: Sequence[str], names: list[str]) -> list[str]:
 
 def _copy(gradient: torch.Tensor) -> torch.Tensor:
     with quiet():
-        return local(gradient).detach().clone()
+        return gradient.detach().clone()
 
 
 def _on_output(name: str, take: Take) -> Callable[..., None]:
@@ -67,9 +69,12 @@ def _on_gradient(name: str, take: Take) -> Callable[[torch.Tensor], None]:
     return hook
 
 
-def _hook_parameter(parameter: torch.Tensor, name: str, take: Take) -> Any:
+def _hook_parameter(parameter: torch.Tensor, name: str, take: Take, averaged: bool) -> Any:
+    def read() -> None:
+        if parameter.grad is not None:
+            take(name, _copy(parameter.grad))
+
     def hook(owner: torch.Tensor) -> None:
-        if owner.grad is not None:
-            take(name, _copy(owner.grad))
+        private.after_backward(read) if averaged else read()
 
     return parameter.register_post_accumulate_grad_hook(hook)

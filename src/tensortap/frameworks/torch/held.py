@@ -10,11 +10,15 @@ import torch
 
 
 class HeldTensor(NamedTuple):
-    """A copy of a tensor and where it was; `holder` is the tensor itself, to write back into it."""
+    """A copy of a tensor and where it was; `holder` is the tensor itself, to write back into it.
+
+    Of a distributed tensor it is this rank's part.
+    """
 
     copy: torch.Tensor
     device: torch.device
     holder: torch.Tensor | None = None
+    distributed: bool = False
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -27,7 +31,8 @@ def hold(value: Any, holders: bool = False) -> Any:
 
     def take(tensor: Any) -> HeldTensor:
         content = local(tensor).detach().to("cpu", copy=True)
-        return HeldTensor(content, tensor.device, tensor if holders else None)
+        holder = tensor if holders else None
+        return HeldTensor(content, tensor.device, holder, hasattr(tensor, "to_local"))
 
     return map_tensors(value, torch.Tensor, take)
 
@@ -49,14 +54,18 @@ def held_nbytes(value: Any) -> int:
     return total
 
 
-def plain(value: Any) -> tuple[Any, list[tuple[str, list[int]]]]:
-    """Return a value with plain tensors; and device and order of dimensions in memory of each."""
-    layouts: list[tuple[str, list[int]]] = []
+def plain(value: Any) -> tuple[Any, list[tuple[str, list[int], bool]]]:
+    """Return a value with plain tensors, and the layout of each.
+
+    A layout is the device, the order of dimensions in memory, and whether it is distributed.
+    """
+    layouts: list[tuple[str, list[int], bool]] = []
 
     def take(held: HeldTensor) -> torch.Tensor:
         strides = held.copy.stride()
         order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-        layouts.append((str(held.device), [] if held.copy.is_contiguous() else order))
+        order = [] if held.copy.is_contiguous() else order
+        layouts.append((str(held.device), order, held.distributed))
         return held.copy
 
     return map_tensors(value, HeldTensor, take), layouts
@@ -67,13 +76,13 @@ def held_from(value: Any, layouts: Any) -> Any:
     rest = iter(layouts)
 
     def take(tensor: torch.Tensor) -> HeldTensor:
-        device, order = next(rest)
+        device, order, distributed = next(rest)
         if order:
             if sorted(order) != list(range(tensor.ndim)):
                 raise ValueError("a tensor has no such dimensions")
             back = sorted(range(tensor.ndim), key=lambda axis: order[axis])
             tensor = tensor.permute(order).contiguous().permute(back)
-        return HeldTensor(tensor, torch.device(device))
+        return HeldTensor(tensor, torch.device(device), distributed=bool(distributed))
 
     return map_tensors(value, torch.Tensor, take)
 

@@ -50,13 +50,17 @@ def recorded_part(data: TensorData, tensor: Any) -> torch.Tensor:
     return found
 
 
-def like(tensor: Any, value: torch.Tensor) -> Any:
+def like(tensor: Any, value: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
     """Return the value with the dtype, the device and the layout of a tensor."""
-    value = value.to(tensor.device, tensor.dtype)
+    value = value.to(tensor.device, dtype or tensor.dtype)
     if hasattr(tensor, "device_mesh"):
         from torch.distributed.tensor import DTensor
 
-        return DTensor.from_local(value, tensor.device_mesh, tensor.placements, run_check=False)
+        # with the shape of the whole: torch would assume that all ranks have equal parts
+        return DTensor.from_local(
+            value, tensor.device_mesh, tensor.placements, run_check=False,
+            shape=tensor.shape, stride=tensor.stride(),
+        )  # fmt: skip
     return value
 
 

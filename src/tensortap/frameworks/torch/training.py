@@ -33,6 +33,7 @@ from tensortap.frameworks.torch.held import (
     released,
 )
 from tensortap.frameworks.torch.optimizers import find_optimizers, parameters_of
+from tensortap.frameworks.torch.shards import like
 from tensortap.frameworks.torch.tensors import quiet
 from tensortap.record import Opaque
 
@@ -57,8 +58,14 @@ class TorchTraining(StorableTraining):
         # programs also draw from generators between steps
         self._generators = [each for each in others if isinstance(each, torch.Generator)]
         self._group: Any = None
-        self.rank, self.world_size = ranks.rank_and_world_size()
-        self.world_size = dist.get_world_size() if _is_distributed() else 1
+
+    @property
+    def rank(self) -> int:
+        return ranks.rank_and_world_size()[0]
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size() if _is_distributed() else 1
 
     # -- the state ------------------------------------------------------------------------------
 
@@ -273,13 +280,13 @@ class TorchTraining(StorableTraining):
             self._group = dist.new_group(backend="gloo")
         return self._group
 
-    def agree(self, flag: bool) -> bool:
+    def agree(self, *flags: bool) -> list[bool]:
         if not _is_distributed():
-            return flag
+            return list(flags)
         with quiet():
-            shared = torch.tensor([float(flag)])
+            shared = torch.tensor([float(flag) for flag in flags])
             dist.all_reduce(shared, dist.ReduceOp.MAX, group=self._own_group())
-            return bool(shared.item())
+            return [bool(flag) for flag in shared.tolist()]
 
     def gather(self, value: str) -> list[str]:
         if not _is_distributed():
@@ -326,14 +333,23 @@ def _is_bad(value: Any) -> bool:
     return bool(is_float and not torch.isfinite(value).all())
 
 
-def _filled(kept: HeldTensor, present: Any) -> torch.Tensor:
-    """Return the tensor that held the copy, or the present one, with the bits of the copy."""
+def _filled(kept: HeldTensor, present: Any, parameter: Any = None) -> torch.Tensor:
+    """Return the tensor that held the copy, or the present one, with the bits of the copy.
+
+    If there is none, it is made; of a distributed tensor with the layout of its parameter.
+    """
     target = kept.holder if kept.holder is not None else present
     same = isinstance(target, torch.Tensor) and (
         local(target).shape == kept.copy.shape and target.dtype == kept.copy.dtype
     )
     if not same:
-        return kept.copy.to(kept.device, copy=True)
+        made = kept.copy.to(kept.device, copy=True)
+        if not kept.distributed:
+            return made
+        if parameter is None or local(parameter).shape != made.shape:
+            raise ValueError("a distributed tensor of the state has no parameter of its layout")
+        distributed: torch.Tensor = like(parameter, made, dtype=made.dtype)
+        return distributed
     local(target).data.copy_(kept.copy)
     return target
 
@@ -342,7 +358,7 @@ def _write(owner: Any, place: Place, kept: Any) -> None:
     if place.kind == "parameter":
         _filled(kept, owner)
     elif place.kind == "gradient":
-        owner.grad = None if kept is None else _filled(kept, owner.grad)
+        owner.grad = None if kept is None else _filled(kept, owner.grad, owner)
     elif place.kind == "optimizer":
         state, parameter = owner
         if kept is None:
@@ -352,13 +368,13 @@ def _write(owner: Any, place: Place, kept: Any) -> None:
         for name in [name for name in present if name not in kept]:
             del present[name]
         for name, item in kept.items():
-            present[name] = _rebuilt(item, present.get(name))
+            present[name] = _rebuilt(item, present.get(name), parameter)
     else:
         owner[place.key] = _rebuilt(kept, owner.get(place.key))
 
 
-def _rebuilt(kept: Any, present: Any) -> Any:
-    return _filled(kept, present) if isinstance(kept, HeldTensor) else released(kept)
+def _rebuilt(kept: Any, present: Any, parameter: Any = None) -> Any:
+    return _filled(kept, present, parameter) if isinstance(kept, HeldTensor) else released(kept)
 
 
 def _state_of(other: Any) -> Any:
