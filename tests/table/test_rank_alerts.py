@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 
 import tensortap as tap
 from tensortap import alerts
 from tensortap.alerts import Alert, record_of
+from tensortap.alerts.rank_rules import RankLimits
 from tensortap.record import Kind, Record, Shard
 from tensortap.stats import summarize_array
-from tensortap.table.rank_alerts import LiveRanks, rank_alerts
-from tensortap.table.rank_monitor import RankLimits
+from tensortap.table.rank_alerts import LiveRanks, RunRanks, rank_alerts
 from tensortap.table.table import table_of
 from tests.viz.conftest import RunWriter
 
@@ -151,6 +152,41 @@ def test_of_a_large_run_the_newest_steps_are_examined(monkeypatch):
     assert [alert.step for alert in rank_alerts(table_of(by_rank))] == [4, 24]
     monkeypatch.setattr("tensortap.table.rank_alerts._MOST_ROWS", 20 * 16)
     assert [alert.step for alert in rank_alerts(table_of(by_rank))] == [24]
+
+
+def test_a_run_that_grows_is_compared_piece_by_piece():
+    """Ranks write many steps at a time: what is read early must not look like a difference."""
+    size = lambda rank, step, name: 5.0 if rank == 6 and 4 <= step < 15 else 1.0
+    records, limits = list(job(40, size, ends={3: 20})), RankLimits(seconds=12)
+    whole = rank_alerts(table_of(records), limits)
+    assert [(alert.rule, alert.rank) for alert in whole] == [("outlier", 6), ("silent", 3)]
+    table = table_of([])
+    ranks = RunRanks(table, limits, world_size=8)
+    for first in range(0, 40, 8):
+        for rank in range(8):
+            table.append([r for r in records if r.rank == rank and first <= r.step < first + 8])
+            found = ranks.alerts()
+            assert len(found) <= 2
+    assert found == whole
+
+
+def test_limits_of_rules_about_ranks(tmp_path):
+    run = RunWriter(tmp_path, 8)
+    run.write(job(12, lambda rank, *_: 1.5 if rank == 6 else 1.0, ends={3: 5}))
+    run.close()
+    run = tap.open(run.path)
+    assert run.alerts() == []
+    outlier = alerts.outlier(deviations=4, factor=1.2, patience=3)
+    (far,) = run.alerts(rules=[outlier])
+    assert (far.rule, far.rank, far.step) == ("outlier", 6, 2)
+    (late,) = run.alerts(rules=[alerts.silent(seconds=5)])
+    assert (late.rule, late.rank) == ("silent", 3)
+    assert run.alerts(rules=[alerts.straggler(behind=8), alerts.dead()]) == []
+    assert run.alerts(rules=True) == []  # with the limits of `run.alerts()`
+    with pytest.raises(ValueError, match=r"alerts: outlier compares ranks, .* tap\.serve\(rules="):
+        tap.alerts.AlertMonitor([outlier])
+    with pytest.raises(ValueError, match=r"rules must compare ranks: .* got 'dead'"):
+        tap.serve(port=0, rules=[alerts.dead()])
 
 
 def test_alerts_of_a_run(tmp_path):

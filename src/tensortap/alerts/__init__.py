@@ -21,6 +21,7 @@ from tensortap.alerts.model_rules import (
     weight_decay,
 )
 from tensortap.alerts.monitor import AlertMonitor, RuleState, StepState
+from tensortap.alerts.rank_rules import RANK_RULES, outlier, silent, straggler
 from tensortap.alerts.rules import (
     Rule,
     constant,
@@ -53,6 +54,7 @@ __all__ = [
     "AlertMonitor",
     "DEFAULT",
     "Finding",
+    "RANK_RULES",
     "Rule",
     "RuleState",
     "StepState",
@@ -75,10 +77,13 @@ __all__ = [
     "no_gradient",
     "no_optimizer",
     "not_registered",
+    "outlier",
     "record_of",
     "replicas",
     "saturated",
+    "silent",
     "step_repeated",
+    "straggler",
     "training_in_eval",
     "untied",
     "vanishing",

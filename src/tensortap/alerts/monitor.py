@@ -10,6 +10,7 @@ from typing import Any
 
 from tensortap.alerts.alert import Alert, Finding, may_be_mask, module_of
 from tensortap.alerts.defaults import DEFAULT
+from tensortap.alerts.rank_rules import is_of_ranks
 from tensortap.alerts.rules import Rule
 from tensortap.errors import StopTraining
 from tensortap.pipeline.pipeline import pipeline
@@ -158,6 +159,11 @@ class AlertMonitor:
             if not callable(rule):
                 raise TypeError(
                     f"alerts: a rule must be a function of a record and a state, got {rule!r}"
+                )
+            if is_of_ranks(rule):
+                raise ValueError(
+                    f"alerts: {_name(rule)} compares ranks, which one rank cannot do: pass it to "
+                    "tap.serve(rules=[…]) or run.alerts(rules=[…])"
                 )
         self._actions = _actions(on_alert)
         self.alerts: collections.deque[Alert] = collections.deque(maxlen=_MAX_ALERTS)

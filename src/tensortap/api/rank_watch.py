@@ -11,8 +11,8 @@ from tensortap.server.server import Server
 
 if TYPE_CHECKING:
     from tensortap.alerts import Alert
+    from tensortap.alerts.rank_rules import RankLimits
     from tensortap.record import Record
-    from tensortap.table.rank_monitor import RankLimits
 
 log = logging.getLogger("tensortap")
 

@@ -238,8 +238,8 @@ class Run(Values):
     def alerts(self, rules: Iterable[Rule] | bool = False) -> list[Alert]:
         """Return the alerts that training raised, and those about ranks that disagree, in order.
 
-        With `rules`, as for ``tap.track(alerts=...)``, return those that they raise for the
-        statistics of whole tensors instead.
+        With `rules`, return those that they raise instead: rules of ``tap.track(alerts=…)`` for the
+        statistics of whole tensors, and rules that compare ranks. True is all of them.
         """
         from tensortap.table.rank_alerts import rule_alerts, run_alerts
 

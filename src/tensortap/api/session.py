@@ -15,12 +15,14 @@ import socket
 import sys
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import structs
 
 from tensortap import frameworks
+from tensortap.alerts.rank_rules import rank_limits
+from tensortap.alerts.rules import Rule
 from tensortap.api.lookup import Values
 from tensortap.api.rank_watch import RankWatch
 from tensortap.arguments import check_seconds, check_text, checked
@@ -51,8 +53,10 @@ def start(
     port: int | None = None,
     memory: str | int = "50%",
     keep: Callable[[list[Record]], None] | None = None,
+    rules: Iterable[Rule] | None = None,
 ) -> Server:
     """Start a server, and create the user's key if there is none; `keep` gets every record too."""
+    limits = rank_limits(rules)
     check_text("host", host)
     if host.startswith("[") or host.count(":") == 1:  # with a port
         address = parse_address(host)
@@ -70,17 +74,24 @@ def start(
                 f"with tap.open('{address}') or tensortap top, or choose another port"
             ) from None
         raise
-    RankWatch(server).start()
+    RankWatch(server, limits).start()
     return server
 
 
 @checked
-def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = "50%") -> Server:
+def serve(
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    memory: str | int = "50%",
+    *,
+    rules: Iterable[Rule] | None = None,
+) -> Server:
     """Listen for training programs in the background: ``tap.serve()``.
 
     `memory` bounds the history: when it is full, the oldest records of the most frequent names are
     evicted. Beyond loopback connections are encrypted, and the settings for the training side are
-    printed.
+    printed. `rules` compare ranks as their records arrive: by default all of
+    ``tap.alerts.RANK_RULES``; ``[tap.alerts.silent(seconds=10)]`` is only this one.
     """
     global _server
     if _server is not None and _server.alive:
@@ -88,7 +99,7 @@ def serve(host: str = "127.0.0.1", port: int | None = None, memory: str | int = 
             _print(f"already listening on {_server.address}")
             return _server
         _server.close()
-    _server = start(host, port, memory)
+    _server = start(host, port, memory, rules=rules)
     _print(greeting(_server))
     return _server
 

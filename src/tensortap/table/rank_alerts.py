@@ -10,25 +10,27 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from tensortap.alerts import Alert, AlertMonitor, Rule
+from tensortap.alerts import DEFAULT, RANK_RULES, Alert, AlertMonitor, Rule
 from tensortap.alerts.ballots import BALLOT, BallotBox
+from tensortap.alerts.rank_rules import RankLimits, is_of_ranks, rank_limits
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record
 from tensortap.runs.arrow import numbers
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
-from tensortap.table.columns import VALUE, has_tag, is_valid
+from tensortap.table.columns import VALUE
 from tensortap.table.mesh import mesh_layout
+from tensortap.table.numbering import codes, distinct, first_of, stable_order
 from tensortap.table.rank_monitor import (
     COMPARED,
     KEPT_STEPS,
     PARAMETERS,
-    RankLimits,
     RankMonitor,
     StepStatistics,
     Tensor,
     alike_key,
     is_alike,
 )
+from tensortap.table.shard_keys import LAYOUT, SHARD
 from tensortap.table.table import Table
 
 if TYPE_CHECKING:
@@ -36,36 +38,96 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 1 << 22  # of the newest steps
 _CHUNK = 1 << 14  # rows
-_SAMPLE = 256  # outputs that tell whether the model is tensor parallel
 _OPEN_STEPS = 16  # that wait for the records of ranks that are behind
+_MOST_OPEN_STEPS = 256  # of a run: a rank writes its records many steps at a time
 Cell = tuple[float, bool]  # a statistic, and whether it is not finite
 
 
-def rank_alerts(table: Table, limits: RankLimits | None = None) -> list[Alert]:
-    """Return alerts about the ranks of a run, over all of its steps, by step.
+class RunRanks:
+    """Compares the ranks of a run; `alerts` reads only the rows that came since the last call.
 
-    Of a very large run, the newest steps are examined.
+    Of a very large run, the newest steps are examined. A rank that is late does not keep others
+    from being compared: what it records of their steps afterwards does not count. `world_size` is
+    the number of ranks, some of which may have written nothing yet.
     """
-    monitor = RankMonitor(limits)
-    with table.lock:
-        if len(table.ranks()) < 2:
-            return []
-        rows = _compared_rows(table)
-        monitor.groups = _groups(table, rows)
-        alerts = [a for found in _steps(table, rows) for a in monitor.compare(found)]
-        for rank, step, time_ns in _arrivals(table, rows):
-            monitor.reach(rank, step, time_ns)
-    return sorted([*alerts, *monitor.late()], key=lambda alert: alert.step)
+
+    def __init__(
+        self, table: Table, limits: RankLimits | None = None, *, world_size: int = 0
+    ) -> None:
+        self._table, self._limits, self._world_size = table, limits, world_size
+        self._start()
+
+    def _start(self) -> None:
+        self._monitor = RankMonitor(self._limits)
+        self._generation, self._examined = self._table.generation, 0
+        self._open = np.empty(0, np.int64)  # rows of steps for which records may be missing
+        self._closed = -1  # the last step that was compared
+        self._alerts: list[Alert] = []
+        self._is_tensor_parallel = False
+
+    def alerts(self) -> list[Alert]:
+        """Return the alerts so far, and who is late now, by step."""
+        table, monitor = self._table, self._monitor
+        with table.lock:
+            if len(table.ranks()) < 2:
+                return []
+            if table.generation != self._generation:
+                self._start()
+                monitor = self._monitor
+            rows = _compared_rows(table, self._examined)
+            self._examined = len(table)
+            self._group(rows)
+            for rank, step, time_ns in _arrivals(table, rows):
+                monitor.reach(rank, step, time_ns)
+            late = list(monitor.all_late())
+            closed, self._open = self._complete(rows, {alert.rank for alert in late})
+            self._alerts += [a for found in _steps(table, closed) for a in monitor.compare(found)]
+            waiting = monitor.preview(_steps(table, self._open))
+        return sorted([*self._alerts, *waiting, *late], key=lambda alert: alert.step)
+
+    def _group(self, rows: Integers) -> None:
+        """Tell which ranks should be alike."""
+        table, mesh = self._table, mesh_layout(self._table)
+        outputs = rows[table.kind[rows] == _code(table, Kind.ACTIVATION)]
+        self._is_tensor_parallel |= bool(table.shard_keys().has(LAYOUT, outputs).any())
+        if mesh.dims == ("rank",):
+            return
+        fixed = [i for i, d in enumerate(mesh.dims) if not is_alike(d, self._is_tensor_parallel)]
+        self._monitor.groups = {
+            rank: tuple(at[i] for i in fixed) for rank, at in mesh.coordinates.items()
+        }
+
+    def _complete(self, rows: Integers, late: set[int]) -> tuple[Integers, Integers]:
+        """Return the rows of steps that all ranks but late ones have passed, and the others."""
+        step = self._table.step
+        rows = np.concatenate([self._open, rows[step[rows] > self._closed]])
+        rows = rows[stable_order(self._table.seq[rows])]
+        rows = rows[stable_order(step[rows])]
+        steps = distinct(step[rows])
+        last = self._monitor.last_steps
+        is_known = len(last) >= self._world_size
+        passed = min((last[rank] for rank in last if is_known and rank not in late), default=0)
+        newest = steps[-_MOST_OPEN_STEPS - 1 : -_MOST_OPEN_STEPS].max(initial=-1)
+        self._closed = max(self._closed, passed - 1, int(newest))
+        is_closed = step[rows] <= self._closed
+        return rows[is_closed], rows[~is_closed]
 
 
-def run_alerts(table: Table, reader: object) -> list[Alert]:
+def rank_alerts(table: Table, limits: RankLimits | None = None) -> list[Alert]:
+    """Return alerts about the ranks of a run, by step."""
+    return RunRanks(table, limits).alerts()
+
+
+def run_alerts(table: Table, reader: object, ranks: RunRanks | None = None) -> list[Alert]:
     """Return the alerts that training raised, and those about the ranks of a run, by step.
 
-    A live session raises the latter by itself.
+    A live session raises the latter by itself. `ranks` has compared some of its rows before.
     """
     alerts = table.alerts()
     if isinstance(reader, RunReader) and len(reader.ranks) > 1:
-        alerts += [*rank_alerts(table), *ballot_alerts(reader)]
+        alerts += (ranks or RunRanks(table)).alerts()
+        if BALLOT in table.names:
+            alerts += ballot_alerts(reader)
         alerts.sort(key=lambda alert: alert.step)
     return alerts
 
@@ -79,7 +141,17 @@ def ballot_alerts(reader: RunReader) -> list[Alert]:
 
 
 def rule_alerts(table: Table, rules: Iterable[Rule] | bool) -> list[Alert]:
-    """Return the alerts that rules raise for the whole tensors and the metrics of a table."""
+    """Return the alerts that rules raise: about whole tensors and metrics, and about ranks."""
+    given = [*DEFAULT, *RANK_RULES] if rules is True else list(rules or ())
+    of_ranks = [rule for rule in given if is_of_ranks(rule)]
+    found = rank_alerts(table, rank_limits(of_ranks)) if of_ranks else []
+    others = [rule for rule in given if not is_of_ranks(rule)]
+    return sorted([*_whole_alerts(table, others), *found], key=lambda alert: alert.step)
+
+
+def _whole_alerts(table: Table, rules: list[Rule]) -> list[Alert]:
+    if not rules:
+        return []
     whole = table.whole()
     monitor = AlertMonitor(rules)
     with table.lock:
@@ -96,29 +168,16 @@ def rule_alerts(table: Table, rules: Iterable[Rule] | bool) -> list[Alert]:
     return list(monitor.alerts)
 
 
-def _compared_rows(table: Table) -> Integers:
-    """Return the rows that are compared, by step and in the order of capture."""
+def _compared_rows(table: Table, start: int) -> Integers:
+    """Return the rows from `start` on that are compared."""
     wanted = [i for i, kind in enumerate(table.kinds) if kind in COMPARED]
-    rows = np.flatnonzero(np.isin(table.kind, wanted))
+    rows = start + np.flatnonzero(np.isin(table.kind[start:], wanted))
     if len(rows) > _MOST_ROWS:  # by step, because the rows of a run come rank by rank
         oldest = np.partition(table.step[rows], -_MOST_ROWS)[-_MOST_ROWS]
         rows = rows[table.step[rows] > oldest]
     parameters = [i for i, kind in enumerate(table.kinds) if kind in PARAMETERS]
-    is_part = np.isin(table.kind[rows], parameters)
-    shards = table.take(rows[is_part], ["shard_shape"]).column("shard_shape")
-    is_part[is_part] = is_valid(shards)
-    rows = rows[~is_part]
-    return rows[np.lexsort((table.seq[rows], table.step[rows]))]
-
-
-def _groups(table: Table, rows: Integers) -> dict[int, object]:
-    mesh = mesh_layout(table)
-    outputs = rows[table.kind[rows] == _code(table, Kind.ACTIVATION)][:_SAMPLE]
-    is_tensor_parallel = bool(has_tag(table.take(outputs, ["tags"]), "placements").any())
-    if mesh.dims == ("rank",):
-        return {}
-    chosen = [i for i, dim in enumerate(mesh.dims) if not is_alike(dim, is_tensor_parallel)]
-    return {rank: tuple(at[i] for i in chosen) for rank, at in mesh.coordinates.items()}
+    is_parameter = np.isin(table.kind[rows], parameters)
+    return rows[~(is_parameter & table.shard_keys().has(SHARD, rows))]
 
 
 def _steps(table: Table, rows: Integers) -> Iterator[StepStatistics]:
@@ -153,11 +212,10 @@ def _steps(table: Table, rows: Integers) -> Iterator[StepStatistics]:
 
 
 def _arrivals(table: Table, rows: Integers) -> Iterator[tuple[int, int, int]]:
-    """Yield rank, step and time of the last record of each rank in each of the newest steps."""
-    steps = np.unique(table.step[rows])[-KEPT_STEPS:]
-    rows = np.sort(rows[table.step[rows] >= steps.min(initial=0)])
-    _, place = np.unique(np.stack([table.step[rows], table.rank[rows]]), axis=1, return_index=True)
-    rows = np.sort(rows[place])
+    """Yield rank, step and time of the first record of each rank in each of the newest steps."""
+    steps = distinct(table.step[rows])[-KEPT_STEPS:]
+    rows = rows[table.step[rows] >= steps.min(initial=0)]
+    rows = np.sort(rows[first_of(codes(table.step[rows], table.rank[rows]))])
     times = numbers(table.take(rows, ["time_ns"]).column("time_ns"))
     order = np.argsort(table.step[rows], kind="stable")
     yield from zip(

@@ -7,16 +7,17 @@ of a run when it is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tensortap.alerts import Alert
 from tensortap.alerts.alert import module_of
+from tensortap.alerts.rank_rules import RankLimits
 from tensortap.record import Kind, Record
 from tensortap.table.mesh import MeshLayout, parse_mesh
-from tensortap.table.ranks import FAR, deviations
+from tensortap.table.ranks import deviations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,16 +31,6 @@ KEPT_STEPS = 1024  # of which is known when ranks reached them
 _ALIKE = re.compile(r".*dp|data|batch|replicate|shard|cp|context")
 _UNNAMED = re.compile(r"dim\d+")
 Tensor = tuple[Kind, str]
-
-
-class RankLimits(NamedTuple):
-    """When a rank is far from the others, behind, or silent."""
-
-    deviations: float = FAR  # from the median of the ranks, in units of their typical distance
-    factor: float = 2.0  # by which it is larger or smaller than the median
-    patience: int = 5  # recorded steps in a row
-    behind: int = 10  # recorded steps
-    seconds: float = 60.0  # without a record, while most ranks have come further
 
 
 class StepStatistics(NamedTuple):
@@ -89,6 +80,13 @@ class RankMonitor:
                 yield _far_alert(found, row, columns, since, median[row, columns[0]])
         self._far = {found.ranks[row] for row in far} | (self._far - set(found.ranks))
 
+    def preview(self, steps: Iterable[StepStatistics]) -> list[Alert]:
+        """Return the alerts for steps of which records may be missing; they are compared again."""
+        before = self._streaks, self._far
+        alerts = [alert for found in steps for alert in self.compare(found)]
+        self._streaks, self._far = before
+        return alerts
+
     def _paused(self, found: StepStatistics) -> Iterator[tuple[Any, tuple[int, int]]]:
         """Yield the streaks of tensors that were not recorded in this step."""
         rows = {rank: row for row, rank in enumerate(found.ranks)}
@@ -132,12 +130,19 @@ class RankMonitor:
             self._last[rank] = step, time_ns
 
     def late(self, now_ns: int | None = None) -> Iterator[Alert]:
-        """Yield an alert for each rank that is behind most ranks, or has become silent.
+        """Yield an alert for each rank that has fallen behind or become silent since the last call.
 
         `now_ns` is the time in a live session; of a run, the times of its records count.
         """
+        found = {alert.rank: alert for alert in self.all_late(now_ns)}
+        new = [a for rank, a in found.items() if self._late.get(rank) != a.rule]
+        self._late = {rank: alert.rule for rank, alert in found.items()}
+        yield from new
+
+    def all_late(self, now_ns: int | None = None) -> Iterator[Alert]:
+        """Yield an alert for each rank that is behind most ranks, or silent."""
         # all ranks have passed the steps before
-        slowest = min((step for step, _ in self._last.values()), default=0)
+        slowest = min(self.last_steps.values(), default=0)
         for step in [step for step in self._reached if step <= slowest]:
             del self._reached[step]
         # when more than half of the ranks had come to a step
@@ -148,7 +153,6 @@ class RankMonitor:
             if len(times) > half
         }
         if not reached:
-            self._late.clear()
             return
         newest = max(reached)
         for rank, (step, time_ns) in sorted(self._last.items()):
@@ -169,13 +173,15 @@ class RankMonitor:
                 )
                 rule = "straggler"
             else:
-                self._late.pop(rank, None)
                 continue
-            if self._late.get(rank) != rule:
-                self._late[rank] = rule
-                facts = {"behind": float(behind)}
-                title = f"rank {rank}"
-                yield Alert(rule, title, Kind.METRIC, newest, rank, "", message, facts=facts)
+            facts = {"behind": float(behind)}
+            title = f"rank {rank}"
+            yield Alert(rule, title, Kind.METRIC, newest, rank, "", message, facts=facts)
+
+    @property
+    def last_steps(self) -> dict[int, int]:
+        """The last step of each rank."""
+        return {rank: step for rank, (step, _) in self._last.items()}
 
 
 def _far_alert(

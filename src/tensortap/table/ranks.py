@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tensortap.alerts.rank_rules import FAR
 from tensortap.record import Kind
 from tensortap.table.numbering import codes, distinct, stable_order
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-FAR = 8.0  # deviations from which a rank counts as an outlier
 _FEWEST = 4  # ranks of which one can be told from the others
 _TYPICAL = 0.75  # part of the usual deviation that a column has at least
 _LARGEST = 1e6  # deviations, where most ranks are equal

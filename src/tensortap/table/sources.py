@@ -103,9 +103,10 @@ def take_rows(blocks: Sequence[RowBlock], rows: Integers, columns: list[str]) ->
     import pyarrow as pa
 
     ends = np.cumsum([0, *map(len, blocks)])
-    owner = np.searchsorted(ends, rows, side="right") - 1
+    edges = np.searchsorted(rows, ends)  # where the rows of each block begin
     tables = [
-        blocks[i].take(rows[owner == i] - ends[i], columns) for i in np.unique(owner).tolist()
+        blocks[i].take(rows[edges[i] : edges[i + 1]] - ends[i], columns)
+        for i in np.flatnonzero(np.diff(edges)).tolist()
     ]
     if not tables:
         return _arrow_table([c for c in columns if c in COLUMNS], [], [])

@@ -25,11 +25,14 @@ from tensortap.server import answers
 from tensortap.server.questions import Overview, TensorStepsList
 from tensortap.server.server import Server
 from tensortap.table.columns import has_tag
+from tensortap.table.rank_alerts import RunRanks, run_alerts
 from tensortap.table.table import Table, table_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from tensortap.alerts import Alert
 
 _RETRY_SECONDS = 5.0  # until a live session that has closed is looked for again
 _IDLE_SECONDS = 60  # a tail that was written to more recently may be incomplete for a moment
@@ -49,6 +52,7 @@ class RunEntry:
         self.version = 0
         self._reader: RunReader | None = None
         self._table: Table | None = None
+        self._ranks: RunRanks | None = None
         self._steps: StepsOfTensors = {}
         self._examined = 0  # rows of the table that `tensor_steps` has read
         self._signature: Signature = ()
@@ -93,6 +97,14 @@ class RunEntry:
                 self._table = table_of(self.reader())
             return self._table
 
+    def alerts(self) -> list[Alert]:
+        """Return the alerts that training raised, and those about ranks, by step."""
+        with self._lock:
+            table, reader = self.table(), self.reader()
+            if self._ranks is None:
+                self._ranks = RunRanks(table, world_size=reader.info.world_size)
+            return run_alerts(table, reader, self._ranks)
+
     def tensor_steps(self) -> StepsOfTensors:
         """Return which tensors were kept whole: name and kind → steps. Reads a row only once."""
         with self._lock, (table := self.table()).lock:
@@ -129,14 +141,14 @@ class RunEntry:
             # assigned only when complete: the run may be about to be deleted, and then what was
             # read of it stays visible
             reader = RunReader(self.path)
-            self._table, self._reader = table_of(reader), reader
+            self._table, self._reader, self._ranks = table_of(reader), reader, None
             self._steps, self._examined = {}, 0
         else:
             (self._table or self._reader).refresh()
 
     def close(self) -> None:
         with self._lock:
-            self._reader = self._table = None
+            self._reader = self._table = self._ranks = None
             self._steps, self._examined = {}, 0
 
 
@@ -219,6 +231,10 @@ class SessionEntry:
             if self._table is None:
                 self._table = table_of(self.reader())
             return self._table
+
+    def alerts(self) -> list[Alert]:
+        """Return the alerts of training and of the session, which compares ranks by itself."""
+        return self.table().alerts()
 
     def tensor_steps(self) -> StepsOfTensors:
         """Return which tensors the session holds: name and kind → steps.

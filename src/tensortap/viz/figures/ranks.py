@@ -59,8 +59,9 @@ def ranks_figure(
     a rank is farthest from the others. A closed group shows its farthest rank where one is far, and
     else its median rank. `opened` are the keys of open groups; None opens all if there are few
     ranks. In a mesh, a rank is compared with those that do the same with other data. ``rows``
-    describes the rows, ``outliers`` names the ranks that are far, and the `customdata` of a cell is
-    rank, column, value, difference to the median rank, deviations.
+    describes the rows, ``outliers`` names the ranks that are far, ``paths`` has the coordinates of
+    all ranks, and the `customdata` of a cell is rank, column, value, difference to the median rank,
+    deviations.
     """
     if step is None:
         matrix = over_steps(table, kind, name, metric)
@@ -86,9 +87,8 @@ def ranks_figure(
     figure = _figure(matrix, cells, x, metric, minus_median, percent, column_names, theme)
     rows = [_described(row, cells.outlier[i]) for i, row in enumerate(tree)]
     shown = {"columns": len(matrix.columns), "of_columns": total}
-    return {
-        **figure, **shown, "rows": rows, "outliers": outliers, "ranks": len(mesh.coordinates)
-    }  # fmt: skip
+    paths = {rank: ".".join(map(str, place)) for rank, place in mesh.coordinates.items()}
+    return {**figure, **shown, "rows": rows, "outliers": outliers, "paths": paths}
 
 
 def _thinned(matrix: RankMatrix, most: int) -> RankMatrix:
@@ -238,9 +238,8 @@ def _marks(cells: RankCells, x: Integers, y: Integers, colors: FigureTheme) -> l
 
 def _described(row: RankGroup, outlier: NDArray[np.bool_]) -> dict[str, Any]:
     return {
-        "key": row.key, "label": row.label, "depth": row.depth, "ranks": len(row.ranks),
-        "rank": row.ranks[0], "leaf": row.is_leaf, "open": row.is_open,
-        "outliers": int(outlier.sum()),
+        "key": row.key, "label": row.label, "depth": row.depth, "ranks": row.ranks,
+        "leaf": row.is_leaf, "open": row.is_open, "outliers": int(outlier.sum()),
     }  # fmt: skip
 
 
@@ -249,8 +248,4 @@ def _named_outliers(matrix: RankMatrix, mesh: MeshLayout) -> list[dict[str, Any]
     counts = matrix.outliers.sum(axis=1)
     order = np.argsort(-counts, kind="stable")[:_MOST_OUTLIERS]
     found = [(int(matrix.ranks[i]), int(counts[i])) for i in order.tolist() if counts[i]]
-    paths = {rank: ".".join(map(str, place)) for rank, place in mesh.coordinates.items()}
-    return [
-        {"rank": rank, "columns": count, "place": mesh.place(rank), "path": paths[rank]}
-        for rank, count in found
-    ]
+    return [{"rank": rank, "columns": n, "place": mesh.place(rank)} for rank, n in found]

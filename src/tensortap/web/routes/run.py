@@ -72,7 +72,7 @@ def tensor_steps(request: PageRequest) -> dict[str, Any]:
 
 def alerts(request: PageRequest) -> dict[str, Any]:
     """Return the alerts in order of capture; if there are very many, the first and the last."""
-    found = request.entry.table().alerts()
+    found = request.entry.alerts()
     half = _MAX_ALERTS // 2
     shown = found if len(found) <= _MAX_ALERTS else [*found[:half], *found[-half:]]
     rows = [{"kind": a.kind.value, **{key: getattr(a, key) for key in _ALERT}} for a in shown]

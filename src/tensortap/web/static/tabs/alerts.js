@@ -14,6 +14,7 @@ const bar = tools(labelled("Rule", rule), summary);
 const body = card();
 // rules about values that are not finite, which a verdict of their step explains
 const EXPLAINED_RULES = ["nan", "inf", "why"];
+const RANK_RULES = ["outlier", "straggler", "silent"]; // the ranks side by side show why
 let countedRun = "";
 
 /** Shows the number of alerts on the tab. */
@@ -53,8 +54,10 @@ export const alerts = {
 
 function alertRow(alert, explained) {
   const { name, kind, step, rank, origin, again } = alert;
-  const target = kind === "Metric" ? { tab: "overview" }
-    : { tab: "exponents", name: [name], kind, over: "" };
+  const isMetric = kind === "Metric";
+  const target = RANK_RULES.includes(alert.rule)
+    ? { tab: "ranks", across: "", ...(isMetric ? {} : { name: [name], kind }) }
+    : isMetric ? { tab: "overview" } : { tab: "exponents", name: [name], kind, over: "" };
   const open = () => set({ ...target, step, follow: false }, true);
   const onkeydown = (event) => event.key === "Enter" && open();
   const detail = (text) => h("div", { class: "dim" }, text);

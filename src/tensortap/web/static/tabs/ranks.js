@@ -20,18 +20,22 @@ const values = segments("Values", [["", "Values"], ["median", "− median rank"]
 const openAll = button("Open all", () => set({ open: "all" }));
 const closeAll = button("Close all", () => set({ open: "none" }));
 const subject = h("b", {}), far = h("div", { class: "chips", "aria-label": "Outliers" });
+const alerted = h("div", { class: "chips", "aria-label": "Alerts about ranks" });
 const zoomOut = spanButton();
 const list = h("div", { class: "rank-rows", role: "tree", "aria-label": "Ranks" });
 const plot = h("div", { class: "ranks" });
 const figureCard = h("div", { class: "card figure rank-figure" }, list, plot);
-let drawn = "", rows = [], focused = 0;
+// alerts about ranks, and the word for each
+const ALERTS = { silent: "silent", straggler: "behind", replicas: "other replica", outlier: "far" };
+const MOST_ALERTS = 12;
+let drawn = "", rows = [], paths = {}, focused = 0;
 
 export const ranks = {
   id: "ranks",
   title: "Ranks",
   mount: (panel) => panel.append(
     tools(labelled("Statistic", metric), across, values, zoomOut, grow(), openAll, closeAll),
-    tools(subject, far), figureCard),
+    tools(subject, far, alerted), figureCard),
 
   async show(state) {
     const now = selection(state), isOverSteps = !state.across;
@@ -51,6 +55,7 @@ export const ranks = {
       const figure = await request("ranks", parameters);
       await drawFigure(figure, state, now);
       drawn = key;
+      drawAlerts((await request("alerts", { run: model.run.id })).alerts);
     } finally {
       clearTimeout(waiting);
       figureCard.classList.remove("waiting");
@@ -60,7 +65,7 @@ export const ranks = {
 
 async function drawFigure(figure, state, now) {
   const isOverSteps = !state.across, layout = figure.layout;
-  rows = figure.rows;
+  ({ rows, paths = {} } = figure);
   const bottom = isOverSteps ? BOTTOM : LABELS_BOTTOM;
   const room = figureCard.parentElement.clientHeight - 110 - TOP - bottom;
   const size = Math.floor(Math.max(SMALLEST, Math.min(LARGEST, room / Math.max(1, rows.length))));
@@ -86,18 +91,35 @@ async function drawFigure(figure, state, now) {
 
 // -- outliers ------------------------------------------------------------------------------------
 
-function drawOutliers({ outliers = [], ranks: total, columns: shown, of_columns: all }, columns) {
-  const chip = ({ rank, columns: times, place, path }) => button(`rank ${rank}`, () => reveal(path), {
+function drawOutliers({ outliers = [], columns: shown, of_columns: all }, columns) {
+  const chip = ({ rank, columns: times, place }) => button(`rank ${rank}`, () => reveal(rank), {
     class: "chip toggle outlier", title: [place, `far in ${plural(times, columns)}`].filter(Boolean).join(": "),
   });
   fill(far, outliers.length ? [dim("far from the others:"), outliers.map(chip)]
-    : total > 3 && dim("no rank is far from the others"),
+    : Object.keys(paths).length > 3 && dim("no rank is far from the others"),
     shown < all && dim(`${count(shown)} of ${count(all)} ${columns}s: those at which a rank is farthest`));
 }
 
-/** Opens the groups in which a rank is; `path` are its coordinates. */
-function reveal(path) {
-  const own = path.split(".").map(Number);
+/** Names the ranks about which there are alerts, and marks their rows. */
+function drawAlerts(all) {
+  const found = all.filter(({ rule, rank }) => ALERTS[rule] && paths[rank] !== undefined);
+  const chip = ({ rule, rank, name, message }) => button(
+    `rank ${rank}: ${ALERTS[rule]}${name === `rank ${rank}` ? "" : ` · ${name}`}`, () => reveal(rank),
+    { class: "chip toggle outlier", title: message });
+  fill(alerted, found.length > 0 && dim("alerts:"), found.slice(0, MOST_ALERTS).map(chip),
+    found.length > MOST_ALERTS && dim(`and ${count(found.length - MOST_ALERTS)} more`));
+  alerted.hidden = !found.length;
+  for (const [index, element] of [...list.children].entries()) {
+    const row = rows[index], own = row.open ? [] : found.filter(({ rank }) => row.ranks.includes(rank));
+    if (!own.length) continue;
+    element.title = own.map(({ message }) => message).join("\n");
+    element.append(h("span", { class: "flag" }, [...new Set(own.map(({ rule }) => ALERTS[rule]))].join(", ")));
+  }
+}
+
+/** Opens the groups in which a rank is. */
+function reveal(rank) {
+  const own = paths[rank].split(".").map(Number);
   const holds = (key) => key.split(".").every((part, i) => {
     const [low, high] = part.split("-").map(Number);
     return own[i] >= low && own[i] <= (high ?? low);
@@ -119,11 +141,11 @@ function drawRows(size) {
       class: ["rank-row", row.leaf && "leaf", row.outliers > 0 && "outlier"].filter(Boolean).join(" "),
       role: "treeitem", tabindex: index === focused ? "0" : "-1",
       "aria-level": String(row.depth + 1), "aria-expanded": row.leaf ? null : String(row.open),
-      title: row.leaf ? row.label : `${row.label}: ${plural(row.ranks, "rank")}`,
+      title: row.leaf ? row.label : `${row.label}: ${plural(row.ranks.length, "rank")}`,
       onclick: () => toggle(index), onkeydown: (event) => onKeyDown(event, index),
     },
       h("span", { class: "twisty" }, row.leaf ? "" : "▶"), h("span", { class: "label" }, row.label),
-      !row.leaf && h("span", { class: "count" }, count(row.ranks)));
+      !row.leaf && h("span", { class: "count" }, count(row.ranks.length)));
     element.style.height = `${size}px`;
     element.style.paddingLeft = `${row.depth * 12}px`;
     return element;
@@ -134,7 +156,7 @@ function drawRows(size) {
 function toggle(index) {
   const row = rows[index];
   focused = index;
-  if (row.leaf) return set({ rank: String(row.rank) });
+  if (row.leaf) return set({ rank: String(row.ranks[0]) });
   const opened = rows.filter((each) => each.open && each !== row).map((each) => each.key);
   if (!row.open) opened.push(row.key);
   set({ open: opened.join(",") || "none" });
