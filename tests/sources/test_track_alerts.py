@@ -288,9 +288,35 @@ class Layer(nn.Module):
         return (x + self.attn(x=h)) * (torch.nan if self.fault == "last" else 1)
 
 
+class Bad(nn.Module):
+    def forward(self, x):
+        return BadBackward.apply(x)
+
+
+class Part(nn.Sequential):
+    """torch does not compile its own modules in place."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Forked(nn.Module):
+    """The backward pass of `bad` fails, which gets the output of `q` through code, or directly."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.q, self.k, self.o = (Part(nn.Linear(4, 4)) for _ in range(3))
+        self.bad = Part(Bad(), nn.Tanh())
+        self.fault = fault
+
+    def forward(self, x):
+        h = self.q(x)
+        return self.o(self.bad(h * 2) if self.fault == "scaled" else self.k(h) + self.bad(h))
+
+
 def alerts_of(fault, batch=1.0, compiled=lambda model: (), **options):
     torch.manual_seed(0)
-    model = Layer(fault)
+    model = Forked(fault) if fault in ("scaled", "direct") else Layer(fault)
     for part in compiled(model):
         part.compile(backend="aot_eager", fullgraph=True)
     rules = [alerts.nan(), alerts.inf()]
@@ -348,25 +374,11 @@ def test_code_between_modules_is_named_as_the_origin_of_a_gradient():
 
 @pytest.mark.usefixtures("anywhere")
 def test_backward_of_a_module_is_told_from_the_code_before_it():
-    class Bad(nn.Module):
-        def forward(self, x):
-            return BadBackward.apply(x)
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.bad, self.o = nn.Linear(4, 4), Bad(), nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.o(self.bad(self.q(x) * 2))  # q's output reaches bad through code
-
-    model = Net()
-    with tap.track(model, alerts=[alerts.nan()], weights=False) as tracker:
-        model(torch.ones(2, 4)).sum().backward()
-        tracker.step()
-    (alert,) = tracker.alerts
-    assert (alert.name, alert.kind, alert.origin) == ("q", Kind.GRADIENT, "bad")
-    assert "the backward pass of bad made it" in alert.message
+    for fault, modules in (("scaled", "bad.0"), ("direct", "k.0 or bad.0")):
+        first = alerts_of(fault)[0]
+        assert (first.name, first.kind) == ("q.0", Kind.GRADIENT)
+        assert first.origin in modules
+        assert first.message.endswith(f": the backward pass of {modules} made it")
 
 
 def test_looking_for_the_origin_does_not_wait_for_a_device(monkeypatch):

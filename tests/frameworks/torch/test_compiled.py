@@ -233,8 +233,24 @@ def test_origin_of_values_that_are_not_finite(part, counters):
     assert not counters["graph_break"]
 
 
-def test_origin_of_a_gradient_that_is_not_finite():
-    """Inside a graph, a module is not told from the code before it."""
+@pytest.mark.parametrize("fault", ["backward", "scaled", "direct"])
+def test_origin_of_a_gradient_that_is_not_finite(fault, counters):
+    """A module is told from the code before it, also where its input comes from another graph."""
+
+    def parts(model):
+        return [model.attn] if fault == "backward" else list(model.children())
+
+    ways = [lambda model: [model], parts, lambda model: parts(model)[1:]]
+    (expected, *_), *others = (alerts_of(fault, compiled=way) for way in (lambda model: (), *ways))
+    assert len(others) == len(ways)
+    for first, *_ in others:
+        assert (first.kind, first.origin) == (GRAD, expected.origin)
+        assert first.message.rpartition(": ")[2] == expected.message.rpartition(": ")[2]
+    assert not counters["graph_break"]
+
+
+def test_origin_of_a_gradient_if_tensors_of_a_graph_are_not_told_apart(monkeypatch):
+    monkeypatch.setattr("tensortap.frameworks.torch.private.traced_use", lambda: None)
     first, *_ = alerts_of("backward", compiled=lambda model: [model])
     assert (first.name, first.kind, first.origin) == ("attn.q", GRAD, "attn.o_proj")
     assert "its backward pass, or an operation between the two, made it" in first.message
@@ -573,6 +589,28 @@ def test_catch_in_autograd_functions(caught, counters):
         ("forward", [0.0, 0.0]), ("backward", [1.0, 1.0]),
         ("forward", [1.0, 1.0]), ("backward", [1.0, 1.0]),
     ]  # fmt: skip
+    assert graphs(counters) == 1
+
+
+class LogGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tap.catch(gradient, "gradient")
+        return gradient
+
+
+def test_operators_in_the_backward_pass_alone_as_in_pytorch_172248(caught, counters):
+    call = torch.compile(lambda x: LogGradient.apply(x).sin(), backend="aot_eager", fullgraph=True)
+    x = torch.ones(2, requires_grad=True)
+    call(x).backward(torch.tensor([2.0, 3.0]))
+    assert [(name, value) for name, _, _, value in caught()] == [
+        ("gradient", (torch.tensor([2.0, 3.0]) * torch.ones(2).cos()).tolist())
+    ]
+    assert x.grad.tolist() == caught()[0][3]
     assert graphs(counters) == 1
 
 

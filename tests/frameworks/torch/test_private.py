@@ -62,6 +62,7 @@ def test_without_the_compilers_internals(monkeypatch):
     assert private.must_not_break()  # unseen is better than an error in the user's program
     assert private.compiled_graphs() == 0
     assert private.traced_caller() is None
+    assert private.traced_use() is None
 
 
 def test_versions_and_bases():

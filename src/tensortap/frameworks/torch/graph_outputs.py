@@ -33,15 +33,19 @@ def insert(hook: ModuleHook, module: Any, args: Any, kwargs: Any, output: Any) -
             if hook.gradient_rows is not None and output.requires_grad:
                 replayed.reduce_gradient(output, hook.gradient_rows, hook.clock)
             return
-    values, paths = [], []
+    values, paths, numbers = [], [], []
     for path, tensor in tensors_in(output, torch.Tensor):
         values.append(tensor.detach())
         paths.append(path)
         gradient = hook.gradient_probe
+        number = "0"
         if gradient is not None and tensor.requires_grad and tensor.is_floating_point():
+            number = graphs.number_of(hook, tensor)
             graphs.look_at_gradient(tensor, gradient, "", path)
+        numbers.append(number)
     if values:
-        note = "\n".join(["1" if torch.is_grad_enabled() else "", *paths])
+        grad = "1" if torch.is_grad_enabled() else ""
+        note = "\n".join([grad, " ".join(numbers), *paths])
         graphs.look(values, hook.probe, "", note)
 
 
@@ -51,6 +55,7 @@ class ForwardCall(NamedTuple):
     step: int
     call: int
     tags: dict[str, str]
+    uses: list[str] | None = None  # the modules that took the output; None if that is not known
 
 
 class ExpectedGradients:
@@ -109,14 +114,14 @@ class GraphProbe:
     def _on_output(self, values: list[torch.Tensor], note: str) -> None:
         if self._hooks.observer.capturing:
             try:
-                grad, *paths = note.split("\n")
+                grad, numbers, *paths = note.split("\n")
                 # graphs run without it, whatever the program said
                 with torch.set_grad_enabled(bool(grad)):
-                    self._observe(dict(zip(paths, values, strict=True)))
+                    self._observe(dict(zip(paths, values, strict=True)), numbers.split())
             except Exception as error:
                 self._hooks.observer.fault(self.name, error)
 
-    def _observe(self, output: dict[str, torch.Tensor]) -> None:
+    def _observe(self, output: dict[str, torch.Tensor], numbers: list[str]) -> None:
         again = private.backward_pass() != -1  # a checkpoint recomputes in the backward pass
         counted = self._hooks.count_in_graph(self._wanted, self.name, again, output)
         if counted is None:
@@ -126,7 +131,7 @@ class GraphProbe:
         origins, explain = None if again else self._hooks.origins, None
         if origins is not None:
             explain = origins.of_graph_output(name, self._cls, step)
-        for path, tensor in output.items():
+        for (path, tensor), number in zip(output.items(), numbers, strict=True):
             own_tags = {**tags, "module": name} if path else tags
             if activation:
                 all_tags = {**own_tags, "recompute": "1"} if again else own_tags
@@ -134,7 +139,8 @@ class GraphProbe:
                 observer.observe(*seen, step, None, explain)
             if gradient and not again:
                 expected = self._expected.setdefault(path, ExpectedGradients())
-                expected.expect(ForwardCall(step, call, own_tags))
+                uses = None if origins is None else origins.graph_calls.uses(number)
+                expected.expect(ForwardCall(step, call, own_tags, uses))
         if origins is not None:
             origins.passed_in_graph(name)
 
@@ -148,9 +154,12 @@ class GraphProbe:
             if found is None:
                 hooks.note_backward()
                 return
-            step, call, tags = found
+            step, call, tags, uses = found
             seen = observed(self.name + path, Kind.GRADIENT, values[0], call, self._cls, tags)
-            hooks.observer.observe(*seen, step)
+            explain = None
+            if hooks.origins is not None and uses is not None:
+                explain = hooks.origins.of_gradient(uses, values[0])
+            hooks.observer.observe(*seen, step, None, explain)
         except Exception as error:
             hooks.observer.fault(self.name, error)
 

@@ -77,7 +77,8 @@ class ModuleHook:
     """A hook that torch.compile does not look into; it traces `in_graph` in its place.
 
     That is a function of the hook and its arguments. Modules that share a graph have hooks with
-    the same function, and whatever tells them apart in `tensors`.
+    the same function, and whatever tells them apart in `tensors`. Hooks of one `owner` share the
+    numbers of tensors; no graph depends on it.
     """
 
     def __init__(
@@ -85,12 +86,14 @@ class ModuleHook:
         hook: Callable[..., Any],
         in_graph: Callable[..., None] | None = None,
         tensors: GraphTensors | None = None,
+        owner: object = None,
     ) -> None:
         def leave(*args: Any) -> Any:
             return hook(*args)
 
         hide_from_compiler(leave)
         self._hook, self._leave, self._in_graph = hook, leave, in_graph
+        self.owner = owner
         self.probe, self.gradient_probe, self.rows, self.gradient_rows, self.clock = (
             tensors or GraphTensors()
         )

@@ -49,7 +49,7 @@ class Origins:
     """Finds out for the first non-finite tensor of a pass where it was made."""
 
     def __init__(self, root: torch.nn.Module, observer: HookObserver) -> None:
-        self.graph_calls = GraphCalls(observer, evidence_of)
+        self.graph_calls = GraphCalls(observer, self, evidence_of)
         self._root = weakref.ref(root)  # hooks on outputs that the model keeps refer to this
         self._uses: dict[int, TensorUses] = {}
         self._ranges: dict[int, TensorRange] = {}
@@ -86,6 +86,15 @@ class Origins:
         if known is None or known.tensor() is not tensor:
             known = self._uses[id(tensor)] = TensorUses(weakref.ref(tensor), [])
         return known.names
+
+    def uses_of_memory(self, tensor: torch.Tensor) -> list[str] | None:
+        """Return the modules that are called with the tensor at this address; None if unknown."""
+        for reference, names in self._uses.values():
+            known = reference()
+            if known is not None and known.shape == tensor.shape and _address(known):
+                if _address(known) == _address(tensor):
+                    return names
+        return None
 
     def passed(self, name: str, output: Any, observed: bool) -> None:
         """Note that a module has returned, and whether its output was observed."""
@@ -215,21 +224,26 @@ class Origins:
         return lambda stats: behind(names if this_pass == bad_pass else uses)
 
     def _check_gradient(self, tensor: torch.Tensor, names: list[str]) -> None:
-        """Note if the gradient of a module's input is the first that is not finite."""
+        """Look at the gradient of a module's input when it is computed."""
 
         def on_gradient(gradient: torch.Tensor | None) -> None:
-            this_pass = private.backward_pass()
-            if gradient is None or self._bad_inputs[0] == this_pass:
-                return
-            if on_device(gradient):
-                extent = _range(gradient)
-                if extent is not None:
-                    self._gradients.append((this_pass, names, extent))
-            elif _worst(gradient) not in ("", "-Inf"):
-                self._bad_inputs = this_pass, names
+            if gradient is not None:
+                self.note_gradient(gradient, names)
 
         hide_from_compiler(on_gradient)
         tensor.register_hook(torch.utils.hooks.unserializable_hook(on_gradient))
+
+    def note_gradient(self, gradient: torch.Tensor, names: list[str]) -> None:
+        """Note who took an input if its gradient is the first that is not finite."""
+        this_pass = private.backward_pass()
+        if self._bad_inputs[0] == this_pass:
+            return
+        if on_device(gradient):
+            extent = _range(gradient)
+            if extent is not None:
+                self._gradients.append((this_pass, names, extent))
+        elif _worst(gradient) not in ("", "-Inf"):
+            self._bad_inputs = this_pass, names
 
 
 def evidence_of(value: Any) -> Evidence:

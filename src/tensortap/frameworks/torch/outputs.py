@@ -123,7 +123,8 @@ class OutputHooks:
                 note = functools.partial(self._on_inputs, name, cls)
                 undo = hook_module(module, ModuleHook(note), before=True, with_kwargs=True)
                 self._undo.append(undo)
-            both = ModuleHook(hook, insert, probe.tensors)
+            calls = None if self.origins is None else self.origins.graph_calls
+            both = ModuleHook(hook, insert, probe.tensors, calls)
             self._undo.append(hook_module(module, both, with_kwargs=True))
             self._uncalled.add(name, module)
         if self.origins is not None:  # the last, because it ends a call
