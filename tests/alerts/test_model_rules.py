@@ -58,6 +58,11 @@ def test_rows_of_an_embedding_without_a_gradient_may_stay():
     assert train(net, optimizer, step, steps=31) == set()
 
 
+def test_gradients_that_are_rounding_errors_are_no_bug():
+    net = model(nn.BatchNorm1d(8))  # takes away the bias of the layer before it
+    assert train(net, sgd(net, lr=1e-3), steps=31) == set()
+
+
 def test_weights_that_change_outside_of_the_step():
     net = model()
     optimizer = sgd(net)

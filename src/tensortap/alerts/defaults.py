@@ -10,6 +10,21 @@ from tensortap.alerts.model_rules import (
     untied,
     weight_decay,
 )
+from tensortap.alerts.pass_rules import (
+    batch_norm_in_evaluation,
+    constant_input,
+    gradients_in_evaluation,
+    identical_workers,
+    input_ignored,
+    input_scale,
+    labels,
+    loss_gradient,
+    not_divided,
+    not_normalized,
+    output_ignored,
+    same_batch,
+    softmax_twice,
+)
 from tensortap.alerts.rules import RECORD_RULES, Rule
 from tensortap.alerts.steps import (
     dropout_in_evaluation,
@@ -25,8 +40,12 @@ from tensortap.alerts.steps import (
 )
 
 STEP_RULES: tuple[Rule, ...] = (
-    no_optimizer(), no_gradient(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(),
-    step_repeated(), learning_rate(), training_in_eval(), dropout_in_evaluation(), initialization(),
-    never_changes(), changed_outside(), never_runs(), not_registered(), untied(), weight_decay(),
+    dropout_in_evaluation(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(),
+    initialization(), learning_rate(), no_gradient(), no_optimizer(), step_repeated(),
+    training_in_eval(), changed_outside(), never_changes(), never_runs(), not_registered(),
+    untied(), weight_decay(), batch_norm_in_evaluation(), constant_input(),
+    gradients_in_evaluation(), identical_workers(), input_ignored(), input_scale(), labels(),
+    loss_gradient(), not_divided(), not_normalized(), output_ignored(), same_batch(),
+    softmax_twice(),
 )  # fmt: skip
 DEFAULT: tuple[Rule, ...] = (*RECORD_RULES, *STEP_RULES)

@@ -46,16 +46,63 @@ class InitialWeight(NamedTuple):
     digest: bytes
 
 
+class BatchFacts(NamedTuple):
+    """The first tensor that a model was called with, as far as it was read.
+
+    `constant`: all of its values are the same; `equal_rows`: all of its rows. `rms` is the root
+    mean square of floats.
+    """
+
+    digest: bytes
+    constant: bool | None = None
+    equal_rows: bool | None = None
+    rms: float | None = None
+
+
+class LossFacts(NamedTuple):
+    """How a loss was computed from the output of a model.
+
+    `function` is the one that the loss applies: softmax, sigmoid or none. `applied_twice`: the
+    output is the result of that function already. `wrong_axis` is the dimension over which softmax
+    is taken, if it is not that of the classes. `weight` is 1 for the mean over all rows.
+    """
+
+    function: str
+    applied_twice: bool = False
+    wrong_axis: int | None = None
+    wrong_label: float | None = None
+    weight: float | None = None
+
+
+class PassFacts(NamedTuple):
+    """A forward pass of the model: its mode, and whether gradients were recorded.
+
+    `unused`: it could have been differentiated, and was not. `ignores_input`: all rows of the
+    output are the same, although those of the input differ. `whole` says whether more was looked
+    at than the digest of the input.
+    """
+
+    training: bool
+    gradients: bool
+    whole: bool
+    unused: bool = False
+    ignores_input: bool = False
+    input: BatchFacts | None = None
+    loss: LossFacts | None = None
+
+
 class StepFacts(NamedTuple):
     """Facts about a training step.
 
-    `strays` counts tensors of the optimizers that the model does not have. `discarded`: gradients
+    `strays` counts tensors of the optimizers that the model does not have. `accumulated`: so many
+    backward passes added to the gradients of the last step of an optimizer. `discarded`: gradients
     were zeroed between the backward pass and the step of an optimizer. `carried`: they were added
     to those of the last step. `repeated`: an optimizer used the same ones twice. `dropout` names
-    dropout modules that were active while gradients were off. `initial` and `decayed_vectors`
-    (norms and biases with weight decay) are given once. `untied`: pairs of parameters that were the
-    same one. `unregistered`: attributes with parameters that torch does not know, and how many;
-    both are None if nobody looked.
+    dropout modules that were active while gradients were off, `batch_norm` those that changed their
+    running statistics. `passes`: forward passes that were looked at. `initial` and
+    `decayed_vectors` (norms and biases with weight decay) are given once. `untied`: pairs of
+    parameters that were the same one. `unregistered`: attributes with parameters that torch does
+    not know, and how many; both are None if nobody looked.
     """
 
     step: int
@@ -68,6 +115,9 @@ class StepFacts(NamedTuple):
     repeated: bool
     trained_in_eval: bool
     dropout: tuple[str, ...]
+    batch_norm: tuple[str, ...]
+    accumulated: int
+    passes: tuple[PassFacts, ...]
     initial: tuple[InitialWeight, ...] = ()
     decayed_vectors: tuple[str, ...] = ()
     untied: tuple[tuple[str, str], ...] | None = None

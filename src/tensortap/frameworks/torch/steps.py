@@ -19,6 +19,7 @@ from torch import nn
 from tensortap.frameworks.steps import GroupFacts, ParameterFacts, StepFacts
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
+from tensortap.frameworks.torch.passes import PassWatch
 from tensortap.frameworks.torch.private import backward_pass, version_of
 from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
 from tensortap.frameworks.torch.structure import (
@@ -30,6 +31,7 @@ from tensortap.frameworks.torch.structure import (
 from tensortap.frameworks.torch.tensors import quiet
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_NOISE = 0.01  # of the largest gradient
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -53,6 +55,7 @@ class _WatchedGradient:
     def __init__(self, parameter: nn.Parameter) -> None:
         self._parameter = weakref.ref(parameter)
         self._computed = 0  # times since the last step
+        self.added = 0  # backward passes of which it is the sum
         self._discarded = self._carried = False
         self._used: _Version | None = None  # by the last step
         self._latest: _Version | None = None
@@ -67,6 +70,7 @@ class _WatchedGradient:
         kept = before is not None and before.is_at(gradient, changes=1)
         self._carried = kept and (self._carried or not self._computed)
         self._computed += 1
+        self.added = self.added + 1 if kept else 1
         self._discarded = False
         self._latest = _Version(gradient)
 
@@ -104,6 +108,7 @@ class StepWatch:
         guarded: Callable[..., None],
     ) -> None:
         self._root = root
+        self._passes = PassWatch(root, guarded)
         inner = (each.optimizer for each in optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
         self._parameters = parameters
@@ -127,7 +132,9 @@ class StepWatch:
         self._optimized: collections.Counter[int] = collections.Counter()  # changes by id
         self._stuck: dict[int, bool] = {}
         self._with_gradient: set[int] = set()
+        self._accumulated = 0
         self._dropout: dict[str, None] = {}
+        self._batch_norm: dict[str, None] = {}
 
     def attach(self) -> None:
         if not self._number:
@@ -143,9 +150,9 @@ class StepWatch:
         modes = [(name, each) for name, each in self._root.named_modules() if _has_mode(each)]
         self._has_modes = bool(modes)
         for name, module in modes:
-            if isinstance(module, _DROPOUT):
-                hook = ModuleHook(functools.partial(self._guarded, self._on_dropout, name))
-                self._undo.append(hook_module(module, hook, before=True))
+            hook = ModuleHook(functools.partial(self._guarded, self._on_mode, name))
+            self._undo.append(hook_module(module, hook, before=True))
+        self._passes.attach()
         for optimizer in self._optimizers:
             hooks = {
                 optimizer.register_step_pre_hook: self._before_step,
@@ -170,17 +177,21 @@ class StepWatch:
     def detach(self) -> None:
         while self._undo:
             self._guarded(self._undo.pop())
+        self._passes.detach()
         self._watched.clear()
         self._versions.clear()
         self._forget()
 
     # -- within a step -------------------------------------------------------------------
 
-    def _on_dropout(self, name: str, module: nn.Module, args: Any) -> None:
+    def _on_mode(self, name: str, module: nn.Module, args: Any) -> None:
+        is_dropout = isinstance(module, _DROPOUT)
+        found = self._dropout if is_dropout else self._batch_norm
         if backward_pass() != -1:
-            self._dropout.pop(name, None)  # a checkpoint computes it again, with gradients
-        elif module.training and self._root.training and module.p and not torch.is_grad_enabled():
-            self._dropout[name] = None
+            found.pop(name, None)  # a checkpoint computes it again, with gradients
+        elif module.training and self._root.training and not torch.is_grad_enabled():
+            if module.p if is_dropout else module.track_running_stats:
+                found[name] = None
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
         gradient.on_computed()
@@ -195,7 +206,9 @@ class StepWatch:
         if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
             return  # a closure computes the gradients within the step
         self._steps += 1
-        found = [each.before_step() for each in self._watched.get(id(optimizer), ())]
+        watched = self._watched.get(id(optimizer), ())
+        self._accumulated = max(self._accumulated, *(each.added for each in watched), 0)
+        found = [each.before_step() for each in watched]
         if found:
             lost, carried, same = (all(flags) for flags in zip(*found, strict=True))
             self._discarded |= lost
@@ -252,6 +265,9 @@ class StepWatch:
             self._repeated,
             self._has_modes and bool(self._steps) and not self._root.training,
             tuple(self._dropout),
+            tuple(self._batch_norm),
+            self._accumulated,
+            self._passes.end_step(),
             **self._initial,
             **self._structure(optimized),
         )
@@ -278,12 +294,20 @@ class StepWatch:
 
 
 def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield ids and samples of parameters with a gradient that is not 0 in the same places."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group.get("lr", 1.0) else ():
-            gradient = parameter.grad
-            if is_readable(parameter) and is_readable(gradient) and sample(gradient).any():
-                yield id(parameter), sample(parameter)
+    """Yield ids and samples of parameters whose gradients are more than noise there.
+
+    In exact arithmetic some are 0, such as that of a bias before batch norm.
+    """
+    sizes = {
+        parameter: float(sample(parameter.grad).abs().max())
+        for group in optimizer.param_groups
+        for parameter in (group["params"] if group.get("lr", 1.0) else ())
+        if is_readable(parameter) and is_readable(parameter.grad)
+    }
+    largest = max(sizes.values(), default=0.0)
+    for parameter, size in sizes.items():
+        if size > _NOISE * largest:
+            yield id(parameter), sample(parameter)
 
 
 def _has_mode(module: nn.Module) -> bool:

@@ -1,0 +1,112 @@
+"""What the gradient of a model's output says about the loss.
+
+The gradient of cross-entropy with respect to logits is ``scale * (softmax(logits) - one_hot)``. A
+gradient that fits tells how the loss was computed, wherever that happened; one that does not fit
+tells nothing, because there are many other losses.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tensortap.frameworks.steps import LossFacts
+
+_MOST_VALUES = 1 << 18  # that are read
+_FEWEST_ROWS = 4  # that prove something
+_FEWEST_LABELS = 8
+
+
+class LossProbe:
+    """Values of an output, until its gradient is known."""
+
+    def __init__(self, output: torch.Tensor) -> None:
+        self._shape = output.shape
+        self._whole = output.numel() <= _MOST_VALUES
+        self._values = self._rows(output).double()
+
+    def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with its classes last; of a large one only some rows."""
+        tensor = tensor.detach()
+        if self._whole:
+            return tensor.clone()
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        most = max(_MOST_VALUES // tensor.shape[-1], _FEWEST_ROWS)
+        return rows[:: -(-len(rows) // most)].clone()
+
+    def facts(self, gradient: torch.Tensor) -> LossFacts | None:
+        """Return how the loss was computed, or None if that is not known."""
+        tolerance = 1e-3 if gradient.element_size() >= 4 else 0.03
+        count = gradient.numel()
+        values, gradient = self._values, self._rows(gradient).double()
+        if not values.isfinite().all() or not gradient.isfinite().all() or not gradient.any():
+            return None
+        labels = _binary_labels(values, gradient * count, tolerance)
+        if labels is not None:
+            wrong = labels[(labels != 0) & (labels != 1)]
+            twice = bool((values >= 0).all() and (values <= 1).all())
+            label = float(wrong[0]) if len(wrong) else None
+            return LossFacts("sigmoid", applied_twice=twice, wrong_label=label)
+        for dim in dict.fromkeys((values.ndim - 1, 1)) if values.ndim > 1 else ():
+            found = self._classes(values, gradient, dim, tolerance)
+            if found is not None:
+                return found
+        return None
+
+    def _classes(
+        self, values: torch.Tensor, gradient: torch.Tensor, dim: int, tolerance: float
+    ) -> LossFacts | None:
+        """Return facts about a loss over classes along a dimension."""
+        classes = values.shape[dim]
+        x, g = (each.movedim(dim, -1).reshape(-1, classes) for each in (values, gradient))
+        used = g.abs().amax(1) > 0  # others are ignored by the loss
+        x, g = x[used], g[used]
+        if classes < 2 or len(x) < _FEWEST_ROWS:
+            return None
+        chosen = torch.nn.functional.one_hot(g.argmin(1), classes).double()
+        scale = _fit(g, x.softmax(1) - chosen, tolerance)
+        if scale is not None:
+            rows = len(x) * (self._shape.numel() / values.numel())
+            twice = bool((x >= 0).all() and ((x.sum(1) - 1).abs() < tolerance).all())
+            return LossFacts("softmax", applied_twice=twice, weight=scale * rows)
+        if classes > 2 and _fit(g, -chosen, tolerance) is not None and not _are_normalized(x):
+            return LossFacts("none")
+        if not self._whole:
+            return None
+        chosen = torch.zeros_like(gradient).movedim(dim, -1).reshape(-1, classes)
+        chosen[used] = torch.nn.functional.one_hot(g.argmin(1), classes).double()
+        chosen = chosen.reshape(values.movedim(dim, -1).shape).movedim(-1, dim)
+        for axis in range(values.ndim):
+            if axis == dim or values.shape[axis] < _FEWEST_ROWS:
+                continue
+            template = values.softmax(axis) * chosen.sum(axis, keepdim=True) - chosen
+            if _fit(gradient, template, tolerance) is not None:
+                return LossFacts("softmax", wrong_axis=axis)
+        return None
+
+
+def _fit(gradient: torch.Tensor, template: torch.Tensor, tolerance: float) -> float | None:
+    """Return the positive factor of a template that is the gradient; None if there is none."""
+    square = float((template * template).sum())
+    scale = float((gradient * template).sum()) / square if square else 0.0
+    error = float((gradient - scale * template).norm())
+    return scale if scale > 0 and error <= tolerance * float(gradient.norm()) else None
+
+
+def _are_normalized(values: torch.Tensor) -> bool:
+    """Return whether rows are probabilities, or logarithms of them."""
+    logs = values.logsumexp(1).abs() < 1e-2
+    return bool(logs.all() or ((values >= 0).all() and ((values.sum(1) - 1).abs() < 1e-2).all()))
+
+
+def _binary_labels(
+    values: torch.Tensor, gradient: torch.Tensor, tolerance: float
+) -> torch.Tensor | None:
+    """Return the labels of binary cross-entropy, from its gradient times the number of values.
+
+    Labels that are not whole numbers prove nothing.
+    """
+    labels = (values.sigmoid() - gradient).flatten()
+    whole = labels.round()
+    if len(labels) < _FEWEST_LABELS or (labels - whole).abs().max() > tolerance:
+        return None
+    return whole

@@ -1,0 +1,153 @@
+"""Forward passes of a torch model: their mode, their inputs, and what comes of their outputs.
+
+Few of them are looked at. Samples of inputs and outputs in the memory of the CPU are read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensortap.frameworks.observing import inputs_of, tensors_in
+from tensortap.frameworks.steps import BatchFacts, LossFacts, PassFacts
+from tensortap.frameworks.torch.hidden import hide_from_compiler
+from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
+from tensortap.frameworks.torch.loss_gradients import LossProbe
+from tensortap.frameworks.torch.private import backward_pass
+from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
+from tensortap.frameworks.torch.tensors import quiet, view
+from tensortap.stats.shard_digest import shard_digest
+
+_WINDOW, _WINDOW_EVERY = 32, 1000  # steps whose batches are compared
+_FIRST_EVALUATIONS = 16
+_VALUES = 4096  # of an input, that are read
+_ROWS, _COLUMNS = 64, 256  # that are compared
+_MOST_PASSES = 8  # of a step
+_MOST_OUTPUTS = 4
+
+
+class _Pass:
+    """A forward pass that is looked at."""
+
+    def __init__(self, training: bool, whole: bool, values: BatchFacts | None) -> None:
+        self.training, self.whole = training, whole
+        self.gradients = torch.is_grad_enabled()
+        self.input = values
+        self.differentiable = self.used = self.ignores_input = False
+        self.loss: LossFacts | None = None
+
+    def facts(self) -> PassFacts:
+        unused = self.differentiable and not self.used
+        return PassFacts(
+            self.training, self.gradients, self.whole, unused, self.ignores_input, self.input,
+            self.loss,
+        )  # fmt: skip
+
+
+class PassWatch:
+    """Watches the forward passes of a model."""
+
+    def __init__(self, root: nn.Module, guarded: Callable[..., None]) -> None:
+        self._root = root
+        self._guarded = guarded
+        self._undo: list[Callable[[], None]] = []
+        self._number = self._evaluations = 0
+        self._passes: list[_Pass] = []
+        self._running: _Pass | None = None
+
+    def attach(self) -> None:
+        before = ModuleHook(functools.partial(self._guarded, self._on_inputs))
+        after = ModuleHook(functools.partial(self._guarded, self._on_output))
+        self._undo.append(hook_module(self._root, before, before=True, with_kwargs=True))
+        self._undo.append(hook_module(self._root, after))
+
+    def detach(self) -> None:
+        while self._undo:
+            self._guarded(self._undo.pop())
+        self._passes.clear()
+
+    def end_step(self) -> tuple[PassFacts, ...]:
+        """Return the passes of the step, and begin the next one."""
+        passes, self._passes, self._running = self._passes, [], None
+        self._number += 1
+        return tuple(each.facts() for each in passes)
+
+    def _on_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._running = None
+        if backward_pass() != -1 or len(self._passes) >= _MOST_PASSES:
+            return
+        training = self._root.training
+        if training and torch.is_grad_enabled():
+            whole, looks = is_checked(self._number), self._number % _WINDOW_EVERY < _WINDOW
+        else:
+            self._evaluations += 1
+            whole = is_checked(self._evaluations) or self._evaluations <= _FIRST_EVALUATIONS
+            looks = whole
+        if not whole and not looks:
+            return
+        first = next((tensor for _, tensor in inputs_of(args, kwargs, torch.Tensor)), None)
+        with quiet():
+            values = _input_facts(first, whole) if is_readable(first) else None
+        self._passes.append(_Pass(training, whole, values))
+        if whole:
+            self._running = self._passes[-1]
+
+    def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        found = [tensor for _, tensor in tensors_in(output, torch.Tensor)]
+        with quiet():
+            running.ignores_input = _ignores(running.input, found[0] if found else None)
+        if not running.gradients:
+            return
+        differentiable = [each for each in found if each.requires_grad and not each.is_leaf]
+        for number, tensor in enumerate(differentiable[:_MOST_OUTPUTS]):
+            running.differentiable = True
+            probe = None
+            if not number and running.training and is_readable(tensor):
+                with quiet():
+                    probe = LossProbe(tensor)
+            look = functools.partial(self._guarded, _on_gradient, running, probe)
+            hide_from_compiler(look)
+            tensor.register_hook(torch.utils.hooks.unserializable_hook(look))
+
+
+def _on_gradient(this: _Pass, probe: LossProbe | None, gradient: torch.Tensor | None) -> None:
+    this.used = True
+    if probe is not None and is_readable(gradient):
+        assert gradient is not None
+        with quiet():
+            this.loss = probe.facts(gradient)
+
+
+def _input_facts(tensor: torch.Tensor, whole: bool) -> BatchFacts:
+    """Return facts about an input; only its digest unless `whole`."""
+    values = sample(tensor, _VALUES)
+    digest = shard_digest(view(values)) + repr(tuple(tensor.shape)).encode()
+    if not whole or tensor.is_complex():
+        return BatchFacts(digest)
+    low, high = (float(each) for each in values.aminmax())
+    rms = float(values.double().square().mean().sqrt()) if tensor.is_floating_point() else None
+    return BatchFacts(digest, low == high and len(values) > 1, _has_equal_rows(tensor), rms)
+
+
+def _has_equal_rows(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has at least two rows, and all of them are the same."""
+    if tensor.ndim < 2 or len(tensor) < 2 or tensor[0].numel() < 2:
+        return False
+    rows = tensor.detach()[:_ROWS].reshape(min(len(tensor), _ROWS), -1)
+    rows = rows[:, :: -(-rows.shape[1] // _COLUMNS) | 1]
+    return bool((rows[1:] == rows[0]).all())
+
+
+def _ignores(values: BatchFacts | None, output: torch.Tensor | None) -> bool:
+    """Return whether all rows of an output are the same, although those of the input differ."""
+    if values is None or values.equal_rows is not False or not is_readable(output):
+        return False
+    assert output is not None
+    return output.is_floating_point() and _has_equal_rows(output)
