@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tensortap as tap
-from tensortap.alerts.alert import Alert, alert_of, record_of, verdict_of
+from tensortap.alerts.alert import Alert, alert_of, record_of, verdict_of, verdicts_of
 from tensortap.alerts.explanation import decode_explanation
 from tensortap.errors import NotFound
 from tensortap.record import Kind
@@ -115,3 +115,27 @@ def test_the_newest_verdict_is_chosen():
     assert verdict_of(given[:1]) is None
     with pytest.raises(NotFound, match="verdicts are of steps 2, 3"):
         verdict_of(given, step=9)
+
+
+def test_alerts_find_their_verdict():
+    """By step, rank and module: several verdicts of a step are not mixed up."""
+    own = explained(lambda: torch.zeros(2).log())
+
+    def why(name, rank, module, explanation=None, message=""):
+        message = message or name
+        return Alert("why", name, Kind.OP, 3, rank, module, message, explanation=explanation)
+
+    attention, head = why("attn:2:softmax", 0, "attn", own), why("head:0:mm", 0, "head", own)
+    silent, loud = why("blackbox", 1, "", message="x"), why("mlp:1:exp", 2, "mlp", own, "x")
+    find = verdicts_of([attention, head, silent, loud])
+
+    def nan(name, step=3, rank=0, rule="nan", origin=""):
+        return Alert(rule, name, Kind.ACTIVATION, step, rank, name, "", origin)
+
+    assert find(nan("head")) is head
+    assert find(nan("out", origin="attn")) is attention
+    assert find(nan("out", rank=1)) is loud  # the box of rank 1 says that it began on rank 2
+    assert find(silent) is silent
+    assert find(nan("out", rank=3)) is None
+    assert find(nan("head", step=4)) is None
+    assert find(nan("head", rule="dead")) is None

@@ -72,7 +72,7 @@ def test_why_is_beside_the_alert(tab, run):
     row = q.locator("#panel-alerts tbody tr", has_text="nan").first
     row.locator("button.why").click()
     tab.shown("alerts")
-    assert tab.state()["why"] == "2"
+    assert tab.state()["why"] == "2+0+Op+run.%3Clocals%3E.train_step:2:log"
     q.wait_for_selector(".verdict .barlayer")
     text = card.inner_text()
     for words in (

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tensortap.alerts.alert import NO_VERDICT, verdict_of
-from tensortap.errors import NotFound
+from tensortap.alerts.alert import NO_VERDICT, Alert, verdict_of
+from tensortap.errors import NotFound, TensortapError
 from tensortap.record import Kind, Record
 from tensortap.runs.rows import HEAD_COLUMNS, records_of
 from tensortap.text.records import record_line
@@ -23,9 +23,26 @@ _MAX_OPERATIONS = 1000  # of a module
 _NAME = re.compile(r"(.*?):(?:(?:backward|recompute|optimizer):)?\d+:", re.DOTALL)
 
 
+def verdict_key(verdict: Alert | None) -> str:
+    """Return the address of a verdict within a run: its step, rank, kind and name."""
+    if verdict is None:
+        return ""
+    return f"{verdict.step} {verdict.rank} {verdict.kind.value} {verdict.name}"
+
+
 def why(request: PageRequest) -> dict[str, Any]:
-    """Return the verdict of a step: its paragraph, its explanation, and the figures of operands."""
-    verdict = verdict_of(request.entry.table().alerts(), request.integer("step"))
+    """Return a verdict by its key: its paragraph, its explanation, and the figures of operands.
+
+    The key may end after the step or the rank.
+    """
+    key = request.text("verdict")
+    step, rank, kind, name = (key.split(" ", 3) + [""] * 4)[:4]
+    if not all(word.isdecimal() for word in (step, rank or "0")):
+        raise TensortapError(f"verdict must be a step, rank, kind and name, got {key!r:.80}")
+    verdict = verdict_of(
+        request.entry.table().alerts(), int(step), int(rank) if rank else None,
+        (kind, name) if name else None,
+    )  # fmt: skip
     if verdict is None:
         raise NotFound(NO_VERDICT)
     found = verdict.explanation

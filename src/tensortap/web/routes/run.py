@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow.compute as pc
 
-from tensortap.alerts.alert import WHY
+from tensortap.alerts.alert import verdicts_of
 from tensortap.files import CorruptFile, read_small
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.readers.run import RunReader
@@ -21,6 +21,7 @@ from tensortap.record import Kind
 from tensortap.runs import layout
 from tensortap.web.catalog_entries import SessionEntry, describe_entry
 from tensortap.web.responses import PageRequest
+from tensortap.web.routes.operations import verdict_key
 
 _MAX_TENSORS = 5000
 _MAX_ALERTS = 2000
@@ -75,9 +76,16 @@ def alerts(request: PageRequest) -> dict[str, Any]:
     found = request.entry.alerts()
     half = _MAX_ALERTS // 2
     shown = found if len(found) <= _MAX_ALERTS else [*found[:half], *found[-half:]]
-    rows = [{"kind": a.kind.value, **{key: getattr(a, key) for key in _ALERT}} for a in shown]
-    explained = sorted({alert.step for alert in found if alert.rule == WHY})
-    return {"total": len(found), "alerts": rows, "explained": explained[:_MAX_ALERTS]}
+    verdict_of = verdicts_of(found)
+    rows = [
+        {
+            "kind": alert.kind.value,
+            **{key: getattr(alert, key) for key in _ALERT},
+            "why": verdict_key(verdict_of(alert)),
+        }
+        for alert in shown
+    ]
+    return {"total": len(found), "alerts": rows}
 
 
 # -- provenance ------------------------------------------------------------------------------

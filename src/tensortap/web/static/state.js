@@ -1,7 +1,7 @@
 // What the user has chosen, kept in the address behind the #: reloading and sharing restore it.
 
 // q: the search; span: the zoomed steps; other…: what is compared or subtracted; across, median and
-// open: the layers, the difference and the groups of the tab of ranks; why: the step of a verdict;
+// open: the layers, the difference and the groups of the tab of ranks; why: a verdict;
 // module: the modules that show their operations
 const DEFAULTS = {
   run: "", tab: "overview", step: null, follow: false, q: "", kind: "", rank: "", metric: "",

@@ -12,8 +12,6 @@ const rule = select("Rule", (value) => set({ rule: value }));
 const summary = dim();
 const bar = tools(labelled("Rule", rule), summary);
 const body = card();
-// rules about values that are not finite, which a verdict of their step explains
-const EXPLAINED_RULES = ["nan", "inf", "why"];
 const RANK_RULES = ["outlier", "straggler", "silent"]; // the ranks side by side show why
 let countedRun = "";
 
@@ -29,7 +27,7 @@ export const alerts = {
   mount: (panel) => panel.append(bar, verdictCard, body),
 
   async show(state) {
-    const { total, alerts: all, explained } = await request("alerts", { run: model.run.id });
+    const { total, alerts: all } = await request("alerts", { run: model.run.id });
     showBadge(total);
     const rules = [...new Set(all.map((alert) => alert.rule))].sort();
     setOptions(rule, [["", "all"], ...rules], rules.includes(state.rule) ? state.rule : "");
@@ -38,7 +36,7 @@ export const alerts = {
       : `the first and the last ${count(all.length / 2)} of ${count(total)}`);
     bar.hidden = !total;
     const none = "No rule raised an alert, or none was active: rules need runs tracked with";
-    fill(body, total ? table(["Step", "Rule", "Name", "Message"], shown.map((alert) => alertRow(alert, explained)), [0])
+    fill(body, total ? table(["Step", "Rule", "Name", "Message"], shown.map(alertRow), [0])
       : empty("No alerts", none, "tap.track(model, alerts=True)"));
     await drawVerdict(state);
   },
@@ -52,7 +50,7 @@ export const alerts = {
   },
 };
 
-function alertRow(alert, explained) {
+function alertRow(alert) {
   const { name, kind, step, rank, origin, again } = alert;
   const isMetric = kind === "Metric";
   const target = RANK_RULES.includes(alert.rule)
@@ -64,15 +62,14 @@ function alertRow(alert, explained) {
   return h("tr", { class: "clickable", tabindex: "0", onclick: open, onkeydown },
     h("td", { class: "num" }, count(step)), h("td", {}, h("span", { class: "rule" }, alert.rule)),
     h("td", {}, name, detail(kindText(kind) + (rank ? ` · rank ${rank}` : ""))),
-    h("td", {}, whyButton(alert, explained), alert.message, origin && detail(`began in ${origin}`),
+    h("td", {}, alert.why && whyButton(alert), alert.message, origin && detail(`began in ${origin}`),
       again > 0 && detail(`raised ${plural(again, "time")} before`)));
 }
 
-function whyButton({ rule, step }, explained) {
-  if (!EXPLAINED_RULES.includes(rule) || !explained.includes(step)) return null;
+function whyButton({ why, step }) {
   const open = (event) => {
     event.stopPropagation(); // the row opens the tensor
-    set({ why: String(step) }, true);
+    set({ why }, true);
   };
   const onkeydown = (event) => event.stopPropagation();
   return button("Why", open, { class: "why", onkeydown, "aria-label": `Why, step ${step}` });

@@ -10,13 +10,13 @@ verdictCard.classList.add("verdict");
 verdictCard.hidden = true;
 let drawn = "";
 
-/** Draws the verdict of the step that the address names. */
+/** Draws the verdict that the address names: by its step, rank, kind and name. */
 export async function drawVerdict(state) {
   verdictCard.hidden = !state.why;
-  const { theme } = selection(state), step = state.why;
-  const key = JSON.stringify([model.run.id, model.run.version, step, theme]);
-  if (!step || key === drawn) return;
-  const verdict = await request("why", { run: model.run.id, step, theme });
+  const { theme } = selection(state);
+  const key = JSON.stringify([model.run.id, model.run.version, state.why, theme]);
+  if (!state.why || key === drawn) return;
+  const verdict = await request("why", { run: model.run.id, verdict: state.why, theme });
   const close = button("Close", () => set({ why: "" }, true));
   const title = h("div", { class: "title" }, h("h3", {}, "Why"), close);
   fill(verdictCard, title, h("p", {}, verdict.message));
