@@ -1,13 +1,17 @@
 """The seam of analyses: hooks say what happens in a step, whoever analyzes it decides what to do.
 
-Hooks speak only on steps that are observed. Tensors are this rank's part, detached, and belong to
-the program: whoever wants to keep one copies it.
+Hooks speak only on steps that are observed. Parameters and gradients are NumPy arrays over the
+memory of this rank's part, valid during the call: whoever wants to keep one copies it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class ModuleOutput(NamedTuple):
@@ -22,12 +26,30 @@ class ModuleOutput(NamedTuple):
 
 
 class TrainedParameter(NamedTuple):
-    """A parameter of an optimizer, and its gradient; `placements` if it is a shard."""
+    """A parameter and its gradient, if it has one; `placements` if they are shards."""
 
     name: str
-    value: Any
-    gradient: Any = None
+    value: NDArray[Any]
+    gradient: NDArray[Any] | None = None
     placements: str = ""
+
+
+class TrainedParameters:
+    """Parameters at one moment; what several analyses need of them is computed once."""
+
+    def __init__(self, items: Iterable[TrainedParameter]) -> None:
+        self.items = tuple(items)
+
+    def __iter__(self) -> Iterator[TrainedParameter]:
+        return iter(self.items)
+
+    @functools.cached_property
+    def gradient_squares(self) -> dict[str, float]:
+        """Sums of the squares of gradients, by name."""
+        from tensortap.stats.norms import squares
+
+        found = [(each.name, each.gradient) for each in self.items if each.gradient is not None]
+        return dict(zip((name for name, _ in found), squares([g for _, g in found]), strict=True))
 
 
 class ModelFacts(NamedTuple):
@@ -54,16 +76,16 @@ class StepListener:
     def output(self, seen: ModuleOutput) -> None:
         """Take the output of a module."""
 
-    def gradient(self, name: str, gradient: Any) -> None:
+    def gradient(self, name: str, gradient: NDArray[Any]) -> None:
         """Take what one backward pass adds to a gradient, before replicas average it."""
 
-    def after_backward(self, found: Sequence[TrainedParameter]) -> None:
+    def after_backward(self, found: TrainedParameters) -> None:
         """Take all parameters after a backward pass: before anything clips their gradients."""
 
-    def before_update(self, found: Sequence[TrainedParameter]) -> None:
+    def before_update(self, found: TrainedParameters) -> None:
         """Take the parameters of an optimizer before its step; with a closure, no gradients."""
 
-    def after_update(self, found: Sequence[TrainedParameter]) -> None:
+    def after_update(self, found: TrainedParameters) -> None:
         """Take the parameters of an optimizer after its step."""
 
     def end_step(self) -> None:

@@ -87,13 +87,13 @@ class Listening(Analysis):
         self.heard.append(("gradient", name))
 
     def after_backward(self, found):
-        self.heard.append(("after_backward", len(found)))
+        self.heard.append(("after_backward", len(found.items)))
 
     def before_update(self, found):
-        self.heard.append(("before_update", len(found)))
+        self.heard.append(("before_update", len(found.items)))
 
     def after_update(self, found):
-        self.heard.append(("after_update", len(found)))
+        self.heard.append(("after_update", len(found.items)))
 
     def end_step(self):
         self.heard.append(("end_step",))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tensortap.frameworks.analyzing import ModelFacts, ModuleOutput, StepListener, TrainedParameter
+from tensortap.frameworks.analyzing import (
+    ModelFacts,
+    ModuleOutput,
+    StepListener,
+    TrainedParameter,
+    TrainedParameters,
+)
 from tensortap.frameworks.observing import TrackObserver
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.hidden import hide_from_compiler
@@ -17,8 +23,10 @@ from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
 from tensortap.frameworks.torch.outputs import mode_tags
 from tensortap.frameworks.torch.shards import observed
+from tensortap.frameworks.torch.tensors import view
 from tensortap.record import Kind
 
+_NOT_HERE = "parameters on a device, and sparse gradients, are not analyzed"
 _NO_OPTIMIZER = "no updates: pass the optimizer, tap.track(model, optimizer=...)"
 
 
@@ -95,8 +103,8 @@ class AnalysisHooks:
         if not self._observer.capturing:
             return
         try:
-            if self._wants(name):
-                self._listener.gradient(name, gradient.detach())
+            if self._wants(name) and (array := self._array(gradient.detach())) is not None:
+                self._listener.gradient(name, array)
             this_pass = private.backward_pass()
             if this_pass not in self._passes and self._listener.wants("after_backward"):
                 self._passes.add(this_pass)
@@ -106,7 +114,8 @@ class AnalysisHooks:
 
     def _after_backward(self) -> None:
         try:
-            self._listener.after_backward(list(self._trained(self._named().items())))
+            found = TrainedParameters(self._trained(self._named().items()))
+            self._listener.after_backward(found)
         except Exception as error:
             self._observer.fault("analyses", error)
 
@@ -120,25 +129,36 @@ class AnalysisHooks:
                 for parameter in parameters_of(optimizer)
                 if id(parameter) in names
             )
-            found = list(self._trained(named))
+            # before the step, a closure has not computed the gradients yet
+            closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
+            found = TrainedParameters(self._trained(named, gradients=after or not closure))
             if after:
                 self._listener.after_update(found)
-                return
-            if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
-                found = [each._replace(gradient=None) for each in found]  # of the last step
-            self._listener.before_update(found)
+            else:
+                self._listener.before_update(found)
         except Exception as error:
             self._observer.fault("analyses", error)
 
-    def _trained(self, named: Any) -> Iterator[TrainedParameter]:
+    def _trained(
+        self, named: Iterable[tuple[str, torch.nn.Parameter]], gradients: bool = True
+    ) -> Iterator[TrainedParameter]:
         for name, parameter in named:
             if not self._wants(name):
                 continue
-            seen, value = observed(name, Kind.WEIGHT, parameter)
-            gradient = parameter.grad
-            if gradient is not None:
-                gradient = observed(name, Kind.WEIGHT_GRADIENT, gradient)[1]
+            seen, local = observed(name, Kind.WEIGHT, parameter)
+            value, gradient = self._array(local), None
+            if value is None:
+                continue
+            if gradients and parameter.grad is not None:
+                gradient = self._array(observed(name, Kind.WEIGHT_GRADIENT, parameter.grad)[1])
             yield TrainedParameter(name, value, gradient, seen.tags.get("placements", ""))
+
+    def _array(self, tensor: torch.Tensor) -> Any:
+        """Return an array over the memory of a tensor; None if the host cannot read it."""
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            self._observer.unseen["analyses"] = _NOT_HERE
+            return None
+        return view(tensor)
 
 
 def _replicas(root: torch.nn.Module) -> int:

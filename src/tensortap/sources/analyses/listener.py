@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensortap import ranks
 from tensortap.frameworks.analyzing import (
     ModelFacts,
     ModuleOutput,
     StepListener,
-    TrainedParameter,
+    TrainedParameters,
 )
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
-from tensortap.sources.analyses.families import FAMILIES
+from tensortap.sources.analyses.families import family
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _now = time.perf_counter_ns
 
@@ -31,7 +34,7 @@ class Analyses(StepListener):
         prefix: Callable[[], str],
         unseen: dict[str, str],
     ) -> None:
-        self._analyses = {name: FAMILIES[name](self._give, unseen) for name in families}
+        self._analyses = {name: family(name)(self._give, unseen) for name in families}
         self._send, self._step, self._prefix = send, step, prefix
         self._tags: dict[tuple[Kind, str, str, str], tuple[str, dict[str, str]]] = {}
 
@@ -57,16 +60,16 @@ class Analyses(StepListener):
     def output(self, seen: ModuleOutput) -> None:
         self._tell("output", seen)
 
-    def gradient(self, name: str, gradient: Any) -> None:
+    def gradient(self, name: str, gradient: NDArray[Any]) -> None:
         self._tell("gradient", name, gradient)
 
-    def after_backward(self, found: Sequence[TrainedParameter]) -> None:
+    def after_backward(self, found: TrainedParameters) -> None:
         self._tell("after_backward", found)
 
-    def before_update(self, found: Sequence[TrainedParameter]) -> None:
+    def before_update(self, found: TrainedParameters) -> None:
         self._tell("before_update", found)
 
-    def after_update(self, found: Sequence[TrainedParameter]) -> None:
+    def after_update(self, found: TrainedParameters) -> None:
         self._tell("after_update", found)
 
     def end_step(self) -> None:

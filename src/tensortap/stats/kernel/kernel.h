@@ -55,6 +55,12 @@ typedef struct {
 /* Use the threads of an OpenMP runtime. */
 void use_team(Team given);
 
+/* Call `work` for up to n arguments at the same time, in threads of which this one is the first. */
+void work_together(void *(*work)(void *), void **arguments, int n);
+
+/* Return how many threads to use for this many elements. */
+int threads_for(size_t count, int requested);
+
 /* `threads` 0 means as many as the process may use, for a large array. */
 Outcome summarize(const Elements *elements, int threads, Statistics *result);
 
@@ -108,6 +114,19 @@ typedef struct {
 /* Compare two arrays of real numbers with the same shape; return DONE or NO_MEMORY. */
 Outcome compare(const Elements *a, const Elements *b, const Rules *rules, int threads,
                 Difference *found);
+
+/* Arrays of n elements of one kind of float: x, and NULL for those that are zero. What moved is d = x - a,
+ * what moved before is p = y - b. Afterwards `kept` holds a copy of x; it may be y. */
+typedef struct {
+    Kind kind;
+    size_t n;
+    const char *x, *a, *y, *b;
+    char *kept;
+    MoveSums sums;
+} Movement;
+
+/* Compute the sums of n movements; return DONE or NO_MEMORY. */
+Outcome sum_movements(Movement *movements, size_t n, int threads);
 
 /* A format with one scale per block of values. Its scale is a power of two if `scale` has no digits:
  * then `top` is the exponent of the largest element. Otherwise it is at least `least`, and `whole`

@@ -418,6 +418,7 @@ static PyMethodDef methods[] = {
      "digest(address, code, shape, strides, whole, offsets, seed) -> (sum, sum)"},
     {"quantize", kernel_quantize, METH_VARARGS, "Quantize blocks of float32: see stats/blocks.py."},
     {"channels", kernel_channels, METH_VARARGS, "Add up the channels of a matrix: see stats/activations.py."},
+    {"movements", kernel_movements, METH_VARARGS, "Sums over movements: see stats/norms.py."},
     {"set_summary", kernel_set_summary, METH_O, "Set the class of summaries."},
     {"add_table", kernel_add_table, METH_O, "Add the 256 values of an 8-bit dtype and return its code."},
     {"use_team", kernel_use_team, METH_VARARGS, "Use the threads of an OpenMP runtime."},

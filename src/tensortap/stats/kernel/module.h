@@ -31,4 +31,9 @@ int prepare_names(void); /* before; -1 on error */
  * added to the float64 at the address `squares`. */
 PyObject *kernel_channels(PyObject *module, PyObject *args);
 
+/* movements([(code, count, x, a, y, b, kept)], threads) -> 4 float64 for each, as bytes
+ *
+ * Arrays are addresses of contiguous floats of one dtype, or 0: see Movement. */
+PyObject *kernel_movements(PyObject *module, PyObject *args);
+
 #endif

@@ -433,6 +433,50 @@ static double PASS(squares64)(const double *restrict a, size_t n, const char *ne
     SQUARES(double, LOAD64);
 }
 
+/* Compute sums of squares and products of x, d = x - a and p = y - b. */
+#define ADD_MOVES(LOAD, x, a, y, b)                                                               \
+    FOR_VECTORS {                                                                                 \
+        F64 v, w, d, p;                                                                           \
+        LOAD(v, x);                                                                               \
+        LOAD(w, a);                                                                               \
+        d = v - w;                                                                                \
+        xx[k] += v * v;                                                                           \
+        LOAD(p, y);                                                                               \
+        LOAD(w, b);                                                                               \
+        p -= w;                                                                                   \
+        dd[k] += d * d;                                                                           \
+        pp[k] += p * p;                                                                           \
+        dp[k] += d * p;                                                                           \
+    }
+
+#define MOVES(type, LOAD)                                                                         \
+    F64 xx[VECTORS] = {{0}}, dd[VECTORS] = {{0}}, pp[VECTORS] = {{0}}, dp[VECTORS] = {{0}};       \
+    size_t i = 0;                                                                                 \
+    for (; i + 8 <= n; i += 8)                                                                    \
+        ADD_MOVES(LOAD, x + i, a + i, y + i, b + i)                                               \
+    if (i < n) {                                                                                  \
+        type ends[4][8] = {{0}};                                                                  \
+        memcpy(ends[0], x + i, (n - i) * sizeof *x);                                              \
+        memcpy(ends[1], a + i, (n - i) * sizeof *x);                                              \
+        memcpy(ends[2], y + i, (n - i) * sizeof *x);                                              \
+        memcpy(ends[3], b + i, (n - i) * sizeof *x);                                              \
+        ADD_MOVES(LOAD, ends[0], ends[1], ends[2], ends[3])                                       \
+    }                                                                                             \
+    *found = (MoveSums){PASS(fold)(xx), PASS(fold)(dd), PASS(fold)(pp), PASS(fold)(dp)}
+
+static void PASS(moves32)(const float *restrict x, const float *restrict a, const float *restrict y,
+                          const float *restrict b, size_t n, MoveSums *restrict found)
+{
+    MOVES(float, LOAD32);
+}
+
+static void PASS(moves64)(const double *restrict x, const double *restrict a,
+                          const double *restrict y, const double *restrict b, size_t n,
+                          MoveSums *restrict found)
+{
+    MOVES(double, LOAD64);
+}
+
 /* Compute the ordinals of numbers within a format, rounded to the nearest: neighbors are one
  * apart, both zeros are 0. */
 static void PASS(places)(const double *restrict x, size_t n, const Ruler *restrict ruler,
@@ -587,8 +631,8 @@ static const Passes PASS(passes) = {
     PASS(exponents32), PASS(exponents64), PASS(window), PASS(outside), PASS(sums32),
     PASS(sums64), PASS(deviations32), PASS(deviations64),
     PASS(widen), PASS(brains), PASS(steps32), PASS(largest32), PASS(largest64),
-    PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(places), PASS(apart),
-    PASS(digest), PASS(round_block), PASS(channels32), PASS(channels64),
+    PASS(pairs32), PASS(pairs64), PASS(squares32), PASS(squares64), PASS(moves32), PASS(moves64),
+    PASS(places), PASS(apart), PASS(digest), PASS(round_block), PASS(channels32), PASS(channels64),
 };
 
 #undef FOR_BITS
@@ -612,6 +656,8 @@ static const Passes PASS(passes) = {
 #undef SQUARES
 #undef ADD_CHANNELS
 #undef CHANNELS
+#undef ADD_MOVES
+#undef MOVES
 #undef PASS
 #undef WIDTH
 #undef BYTES_WIDTH

@@ -98,26 +98,26 @@ static int has_team(void)
 }
 
 typedef struct {
-    Worker **workers;
+    void *(*work)(void *);
+    void **arguments;
     int n;
-} Workers;
+} Together;
 
 static void work_in_team(void *argument)
 {
-    Workers *all = argument;
+    Together *all = argument;
     int i = team.number();
     if (i < all->n)
-        work(all->workers[i]);
+        all->work(all->arguments[i]);
 }
 
-/* Run the job on up to n threads, of which this thread is the first. */
-static void work_together(Worker **workers, int n)
+void work_together(void *(*work)(void *), void **arguments, int n)
 {
-    Workers all = {workers, n};
+    Together all = {work, arguments, n};
     if (n > 1 && has_team())
         team.run(work_in_team, &all, (unsigned)n, 0);
-    else
-        run_threads(work, (void **)workers, n);
+    else if (n > 0)
+        run_threads(work, arguments, n);
 }
 
 /* ---- the result ---- */
@@ -261,7 +261,7 @@ static Outcome do_job(Job *job, Worker **workers, int n, Statistics *result)
             goto end;
         clear_counts(workers[i], job);
     }
-    work_together(workers, n);
+    work_together(work, (void **)workers, n);
 
     use_ieee_mode(&before);
     for (int i = 1; i < n; i++) {
@@ -287,8 +287,7 @@ end:
     return outcome;
 }
 
-/* Return how many threads to use for this many elements. */
-static int threads_for(size_t count, int requested)
+int threads_for(size_t count, int requested)
 {
     int teamed = has_team();
     if (requested <= 0 && teamed)
@@ -361,19 +360,6 @@ static void *take_arrays(void *argument)
     return NULL;
 }
 
-typedef struct {
-    Share *shares;
-    int n;
-} Shares;
-
-static void take_arrays_in_team(void *argument)
-{
-    Shares *all = argument;
-    int i = team.number();
-    if (i < all->n)
-        take_arrays(&all->shares[i]);
-}
-
 Outcome summarize_many(Many *many, int requested)
 {
     Worker *workers[MAX_THREADS];
@@ -402,11 +388,7 @@ Outcome summarize_many(Many *many, int requested)
         shares[i] = (Share){many, workers[i], outcome};
         arguments[i] = &shares[i];
     }
-    Shares all = {shares, n};
-    if (n > 1 && has_team())
-        team.run(take_arrays_in_team, &all, (unsigned)n, 0);
-    else if (n > 0)
-        run_threads(take_arrays, arguments, n);
+    work_together(take_arrays, arguments, n);
     for (int i = 0; i < n && outcome == DONE; i++)
         outcome = shares[i].outcome;
     release_workers(workers, n);

@@ -45,6 +45,11 @@ typedef struct {
     int64_t end;          /* ordinal after the last finite number */
 } Ruler;
 
+/* Sums of squares and products: of x, of d = x - a and p = y - b. */
+typedef struct {
+    double xx, dd, pp, dp;
+} MoveSums;
+
 #define KEYS 1024
 
 /* Halves of the two keys of each position in a block of words. */
@@ -106,6 +111,9 @@ typedef struct {
                        const char *next_b, PairSums *);
     double (*squares32)(const float *, size_t, const char *next);
     double (*squares64)(const double *, size_t, const char *next);
+    void (*moves32)(const float *, const float *, const float *, const float *, size_t, MoveSums *);
+    void (*moves64)(const double *, const double *, const double *, const double *, size_t,
+                    MoveSums *);
     void (*places)(const double *, size_t, const Ruler *, int64_t *);
     uint64_t (*apart)(const int64_t *, const int64_t *, size_t);
     void (*digest)(const void *, size_t, const Keys *, size_t, const uint64_t[2], uint64_t *);
