@@ -17,7 +17,7 @@ COMMANDS = typer.main.get_command(command_line.app).commands
 
 # what comes before the option: {run}, {file} and {new} are paths
 ARGUMENTS = {
-    "bisect": "{run} true", "compare": "{run} {run}", "demo": "", "doctor": "",
+    "bisect": "{run} true", "check": "{run}", "compare": "{run} {run}", "demo": "", "doctor": "",
     "export": "{run} {new}.npz", "film": "{run} w {new}.gif", "ls": "{folder}",
     "report": "{run} {new}.html",
     "reproduce": "{run}", "serve": "--port 0", "show": "{run} w", "top": "127.0.0.1:9 --once",

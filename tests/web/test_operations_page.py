@@ -156,3 +156,15 @@ def test_runs_without_operations_say_how_to_record_them(chromium, tmp_path):  # 
     with serving(path) as page, Tab(chromium, page) as tab:
         tab.open("operations")
         assert "tap.ops(model)" in tab.page.locator("#panel-operations").inner_text()
+
+
+def test_health_has_a_light_per_rule_and_small_lines_per_layer(tab, run):
+    tab.go(f"run={run.name}&tab=health")
+    q = tab.page
+    rows = q.locator("#panel-health tbody tr")
+    assert rows.first.locator(".light.problem").get_attribute("aria-label") == "problem"
+    assert rows.first.locator("td").nth(1).inner_text() == "inf"
+    assert "No analyses" in q.locator("#panel-health").inner_text()
+    rows.first.click()
+    tab.shown("alerts")
+    assert tab.state()["rule"] == "inf"

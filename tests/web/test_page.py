@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.slow,
 ]
 TABS = [
-    "overview", "lines", "exponents", "tensors", "ranks", "compare", "alerts", "operations",
-    "provenance", "receipt",
+    "overview", "lines", "exponents", "tensors", "ranks", "compare", "alerts", "health",
+    "operations", "provenance", "receipt",
 ]  # fmt: skip
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",

@@ -12,6 +12,7 @@ import typer
 from tensortap._version import __version__
 from tensortap.cli import (
     bisect,
+    check,
     compare,
     demo,
     doctor,
@@ -42,9 +43,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    serve.serve, top.top, view.view, doctor.doctor, ls.ls, ranks.ranks, show.show, compare.compare,
-    bisect.bisect, export.export, film.film, report.report, reproduce.reproduce,
-    replay.replay, why.why, demo.demo,
+    serve.serve, top.top, view.view, doctor.doctor, ls.ls, ranks.ranks, show.show, check.check,
+    compare.compare, bisect.bisect, export.export, film.film, report.report,
+    reproduce.reproduce, replay.replay, why.why, demo.demo,
 ):  # fmt: skip
     app.command()(command)
 

@@ -18,6 +18,7 @@ import msgspec
 from tensortap import frameworks as arrays
 from tensortap import ranks
 from tensortap.alerts import Alert, AlertMonitor, record_of
+from tensortap.alerts.advice import record_of_rules
 from tensortap.alerts.alert import HINT
 from tensortap.alerts.steps import StepMonitor
 from tensortap.errors import StopTraining
@@ -148,6 +149,14 @@ class Observer:
         if self.batch is not None:
             pipeline.settlers.append(self.batch.hand_over)
         self.active = self.on = True
+        if self._monitor is not None:
+            rank, world_size = ranks.rank_and_world_size()
+            seq, now, rules = pipeline.next_seq(), time.time_ns(), self._monitor.rules
+            self._records.offer(
+                record_of_rules(
+                    rules, step=first, seq=seq, rank=rank, world_size=world_size, time_ns=now
+                )
+            )
 
     def _choose_prefix(self) -> None:
         """Keep the names of models that are tracked at the same time apart."""

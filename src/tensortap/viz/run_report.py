@@ -15,10 +15,12 @@ from tensortap.readers.run import RunReader
 from tensortap.record import Kind
 from tensortap.runs.layout import read_json
 from tensortap.table.rank_alerts import run_alerts
+from tensortap.table.rule_health import health_of
 from tensortap.table.table import table_of
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure, training_figure
 from tensortap.viz.figures.encoding import Figure, share
 from tensortap.viz.figures.theme import dark_colors
+from tensortap.viz.health import health_html, layer_lines, layers_html, summary_of
 from tensortap.viz.html_file import escape, html_file, html_table, static_text, write_html_file
 from tensortap.viz.notable import FORMATS, largest_losses, last_finite_step, notable_layers
 from tensortap.viz.why import why_html
@@ -33,6 +35,7 @@ _MAX_PATCH = 200_000  # characters
 _MAX_PATCHES = 20
 _LARGEST_PATCH = 64 << 20  # bytes
 _MAX_LAYERS = 6
+_MAX_QUANTITIES = 400
 _MAX_CHANGES = 50
 _ROWS, _COLUMNS = 200, 320  # cells of an overview
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -72,6 +75,7 @@ class RunReport:
         self.run = reader if isinstance(reader, RunReader) else None
         self.title = "tensortap report" if self.run is None else self.run.path.name
         self.alerts = run_alerts(self.table, reader)
+        self.health = health_of(self.table, reader, self.alerts)
         self.first_alert = self.alerts[0].step if self.alerts else None
         self.dropped = [] if self.run is None else self.run.missing()
         not_layers = (Kind.VALUE.value, Kind.LOCAL.value)
@@ -82,6 +86,7 @@ class RunReport:
         """Yield the HTML of the page, from top to bottom."""
         yield self._header()
         yield "<main>"
+        yield _section("Health", health_html(self.health), f"{summary_of(self.health)}.")
         if self.alerts:
             yield self._first_alert(self.alerts[0])
             yield self._why()
@@ -90,6 +95,7 @@ class RunReport:
         yield self._overview()
         if self.kinds:
             yield self._notable()
+        yield self._layers()
         yield self._losses()
         if self.alerts:
             yield self._alerts()
@@ -216,6 +222,14 @@ class RunReport:
                 tabs[kind] += f"<h3>{title}</h3>" + self._figure(bars, title)
         note = "Layers with alerts come first, then the layers that changed most."
         return _section("Most notable layers", _tabs(tabs), note)
+
+    def _layers(self) -> str:
+        names = self.table.layers(Kind.HEALTH.value)
+        if not names:
+            return ""
+        shown = layers_html(layer_lines(self.table, names[:_MAX_QUANTITIES]))
+        note = f"What analyses recorded over the steps, and the last number of {len(names):,}."
+        return _section("Health of layers", _details(f"{len(names):,} quantities", shown), note)
 
     # -- tables --------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from tensortap.web.http_timeout import TimedProtocol
 from tensortap.web.jobs import Jobs
 from tensortap.web.push import Push
 from tensortap.web.responses import ResponseCache, endpoint, json_endpoint
-from tensortap.web.routes import compare, figures, operations, run, tensors
+from tensortap.web.routes import compare, figures, health, operations, run, tensors
 
 log = logging.getLogger("tensortap")
 
@@ -50,6 +50,7 @@ _CACHED = {
     "run": run.run,
     "tensor_steps": run.tensor_steps,
     "alerts": run.alerts,
+    "health": health.health,
     "why": operations.why,
     "operations": operations.operations,
     "provenance": run.provenance,

@@ -33,13 +33,13 @@ _MAX_LINES = 64
 
 def training(request: PageRequest) -> dict[str, Any]:
     """Return the figure of the training curves."""
-    table, rank = _table(request)
+    table, rank = table_and_rank(request)
     return training_figure(table, rank=rank, height=104, theme=request.theme)
 
 
 def sparklines(request: PageRequest) -> dict[str, Any]:
     """Return the SVG paths of small lines, and which names had NaN or Inf."""
-    (table, rank), kind = _table(request), _kind(request)
+    (table, rank), kind = table_and_rank(request), _kind(request)
     metric = request.text("metric", _DEFAULT_STATISTIC)
     lines = {}
     with table.lock:
@@ -58,18 +58,18 @@ def sparklines(request: PageRequest) -> dict[str, Any]:
 
 def overview(request: PageRequest) -> dict[str, Any]:
     """Return the heatmap of layers by steps."""
-    (table, rank), kind = _table(request), _kind(request)
+    (table, rank), kind = table_and_rank(request), _kind(request)
     names = table.layers(kind)
     if not names:
         message = f"no {kind} in this run" if len(table) else "nothing has been captured yet"
         return message_figure(message, theme=request.theme)
     return heatmap_figure(
         table, kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
-        names=_searched(request, names), rank=rank, theme=request.theme,
+        names=searched(request, names), rank=rank, theme=request.theme,
     )  # fmt: skip
 
 
-def _searched(request: PageRequest, names: list[str]) -> list[str] | None:
+def searched(request: PageRequest, names: list[str]) -> list[str] | None:
     """Return the names that the search matches; None for all."""
     try:
         pattern = request.pattern("q", ignore_case=True)
@@ -80,7 +80,7 @@ def _searched(request: PageRequest, names: list[str]) -> list[str] | None:
 
 def lines(request: PageRequest) -> dict[str, Any]:
     """Return the figure of statistics of names over steps."""
-    table, rank = _table(request)
+    table, rank = table_and_rank(request)
     statistics = [name for name in request.texts("stat") if table.has(name)]
     return lines_figure(
         table, names=request.texts("name")[:_MAX_LINES], kind=_kind(request),
@@ -93,7 +93,7 @@ def lines(request: PageRequest) -> dict[str, Any]:
 
 def exponents(request: PageRequest) -> dict[str, Any]:
     """Return the figure of values by powers of two."""
-    (table, rank), kind, names = _table(request), _kind(request), request.texts("name")
+    (table, rank), kind, names = table_and_rank(request), _kind(request), request.texts("name")
     if not names:
         raise NotFound("choose a name on the left")
     over = request.text("over") or None
@@ -117,14 +117,14 @@ def ranks(request: PageRequest) -> dict[str, Any]:
             step = at_or_before(steps, request.integer("step")) if len(steps) else 0
         figure = ranks_figure(
             table, mesh_layout(table), kind=kind, metric=request.text("metric", _DEFAULT_STATISTIC),
-            name=name, step=step, names=_searched(request, table.layers(kind)),
+            name=name, step=step, names=searched(request, table.layers(kind)),
             opened=opened.split(",") if opened else None,
             minus_median=bool(request.text("median")), theme=request.theme,
         )  # fmt: skip
     return {**figure, "step": step}
 
 
-def _table(request: PageRequest) -> tuple[Table, int | None]:
+def table_and_rank(request: PageRequest) -> tuple[Table, int | None]:
     """Return the table to draw, and the rank: whole tensors if the page chose none."""
     rank = request.text("rank")
     return choose_rank(request.entry.table(), rank if rank == "all" else request.integer("rank"))

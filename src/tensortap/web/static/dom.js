@@ -84,6 +84,18 @@ export function segments(label, options, change) {
   return group;
 }
 
+/** A small line: an SVG path in a box of the given size, which stretches. */
+export function svgLine(d, width, height) {
+  const create = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);
+  const svg = create("svg"), path = create("path");
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", d);
+  svg.append(path);
+  return svg;
+}
+
 /** A button that copies a text. */
 export function copyButton(text, label = "Copy") {
   const element = button(label, async () => {

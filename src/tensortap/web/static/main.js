@@ -12,6 +12,7 @@ import { drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
 import { alerts } from "./tabs/alerts.js";
 import { compare } from "./tabs/compare.js";
 import { exponents } from "./tabs/exponents.js";
+import { health } from "./tabs/health.js";
 import { lines } from "./tabs/lines.js";
 import { operations } from "./tabs/operations.js";
 import { overview } from "./tabs/overview.js";
@@ -23,7 +24,8 @@ import { tensors } from "./tabs/tensors.js";
 // A tab has an id, a title, and `mount(panel)`. `show(state)` draws. `prepare(state)` requests what
 // takes long the first time. `receive(news)` gets the server's news.
 const TABS = [
-  overview, lines, exponents, tensors, ranks, compare, alerts, operations, provenance, receipt,
+  overview, lines, exponents, tensors, ranks, compare, alerts, health, operations, provenance,
+  receipt,
 ];
 let push = null;
 const connection = () => document.body.dataset.push; // "open" or "closed"; undefined at the start

@@ -40,7 +40,7 @@ export function selection(state) {
   const run = model.run;
   const kinds = run?.kinds ?? [];
   const kind = [state.kind, "Activation", ...kinds].find((each) => kinds.includes(each)) ?? "";
-  const isNumber = kind === "Value" || kind === "Local"; // single numbers without statistics
+  const isNumber = ["Value", "Local", "Health"].includes(kind); // single numbers without statistics
   const ofKind = (_, i) => run.name_kinds[i].includes(kinds.indexOf(kind));
   const first = run?.names.find(ofKind) ?? run?.names[0];
   return {

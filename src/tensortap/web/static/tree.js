@@ -1,6 +1,6 @@
 // The left: the list of runs, and the tree of names, of which only visible rows are elements.
 import { request } from "./api.js";
-import { $, count, dim, fill, h, kindText, plural, setOptions } from "./dom.js";
+import { $, count, dim, fill, h, kindText, plural, setOptions, svgLine } from "./dom.js";
 import { model, selection } from "./model.js";
 import { WHOLE_TENSOR, get, set } from "./state.js";
 
@@ -146,21 +146,10 @@ function rowElement(row, index, selected) {
     h("span", { class: "label" }, row.label),
     isGroup && h("span", { class: "count" }, count(row.children)),
     sparkline?.bad && h("span", { class: "flag", title: bad, role: "img", "aria-label": bad }),
-    !isGroup && svgLine(sparkline?.d ?? ""));
+    !isGroup && svgLine(sparkline?.d ?? "", 37, 18));
   element.style.top = `${index * ROW_HEIGHT}px`;
   element.style.paddingLeft = `${2 + row.depth * INDENT}px`;
   return element;
-}
-
-function svgLine(d) {
-  const create = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);
-  const svg = create("svg"), path = create("path");
-  svg.setAttribute("viewBox", "0 0 37 18");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
-  path.setAttribute("d", d);
-  svg.append(path);
-  return svg;
 }
 
 // -- sparklines ----------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+"""The route for the health of a run: one row per rule, and small lines per layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap.record import Kind
+from tensortap.table.rule_health import health_of
+from tensortap.viz.health import layer_lines
+from tensortap.web.responses import PageRequest
+from tensortap.web.routes.figures import searched, table_and_rank
+
+_MAX_LINES = 600
+
+
+def health(request: PageRequest) -> dict[str, Any]:
+    """Return what each rule has found, worst first, and quantities of layers as SVG paths."""
+    (table, rank), entry = table_and_rank(request), request.entry
+    names = table.layers(Kind.HEALTH.value)
+    found = searched(request, names)
+    found = names if found is None else found
+    lines = layer_lines(table, found[:_MAX_LINES], rank)
+    return {
+        "rules": [
+            row._asdict() for row in health_of(entry.table(), entry.reader(), entry.alerts())
+        ],
+        "layers": [
+            {"layer": layer, "lines": [line._asdict() for line in own]}
+            for layer, own in lines.items()
+        ],
+        "shown": min(len(found), _MAX_LINES),
+        "found": len(found),
+        "total": len(names),
+    }
