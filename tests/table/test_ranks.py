@@ -11,14 +11,7 @@ from tensortap.record import Kind, Record
 from tensortap.stats import summarize_array
 from tensortap.table.mesh import MeshLayout, group_keys, mesh_layout, rank_tree
 from tensortap.table.rank_monitor import alike_groups
-from tensortap.table.ranks import (
-    RankMatrix,
-    deviations,
-    far_ranks,
-    over_names,
-    over_steps,
-    progress,
-)
+from tensortap.table.ranks import deviations, far_ranks, over_names, over_steps, progress
 from tensortap.table.table import table_of
 from tensortap.viz.figures import ranks_figure
 from tensortap.viz.figures.encoding import untyped
@@ -120,10 +113,13 @@ def test_ranks_are_compared_with_those_that_do_the_same():
     # each place along tp has another shard; rank 9 has the size of another shard
     value = np.array([10.0, 20.0] * 8)[:, None] * (1 + 0.01 * random.standard_normal((16, 30)))
     value[9] /= 2
-    median, deviation = deviations(value)
-    matrix = RankMatrix(np.arange(16), np.arange(30), value, value > 99, median, deviation)
-    assert not matrix.outliers[9].any()
+    records = [
+        Record("x", Kind.METRIC, step, 0, step, rank, 16, 0, value=value[rank, step])
+        for rank, step in np.ndindex(value.shape)
+    ]
+    table = table_of(records)
+    assert not over_steps(table, "Metric", "x", "value").outliers[9].any()
     mesh = MeshLayout(("dp", "tp"), {rank: (rank // 2, rank % 2) for rank in range(16)})
-    far = matrix.among(alike_groups(mesh)).outliers
+    far = over_steps(table, "Metric", "x", "value", alike_groups(mesh)).outliers
     assert far[9].all()
     assert far.sum() == 30

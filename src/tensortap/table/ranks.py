@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,10 +20,14 @@ if TYPE_CHECKING:
     from tensortap.table.table import Table
 
     Floats = NDArray[np.float64]
+    Groups = Sequence[Sequence[int]]  # of ranks
 
 _FEWEST = 4  # ranks of which one can be told from the others
 _TYPICAL = 0.75  # part of the usual deviation that a column has at least
 _LARGEST = 1e6  # deviations, where most ranks are equal
+
+
+_last_matrix: weakref.WeakKeyDictionary[Table, tuple[Any, RankMatrix]] = weakref.WeakKeyDictionary()
 
 
 class RankMatrix(NamedTuple):
@@ -41,14 +46,6 @@ class RankMatrix(NamedTuple):
         few = self.nonfinite.mean(axis=0) < 0.5
         return np.asarray((self.deviation > FAR) | (self.nonfinite & few))
 
-    def among(self, groups: Sequence[Sequence[int]]) -> RankMatrix:
-        """Return the matrix with each rank compared only with those of its group."""
-        deviation = np.zeros_like(self.deviation)
-        for ranks in groups:
-            rows = np.flatnonzero(np.isin(self.ranks, ranks))
-            deviation[rows] = deviations(self.value[rows])[1]
-        return self._replace(deviation=deviation)
-
     def select(self, columns: Integers) -> RankMatrix:
         """Return some columns."""
         return RankMatrix(
@@ -57,38 +54,57 @@ class RankMatrix(NamedTuple):
         )  # fmt: skip
 
 
-def over_steps(table: Table, kind: str, name: str, metric: str) -> RankMatrix:
-    """Return a statistic of one name: ranks by steps."""
-    rows = table.series(kind, name)
-    return _matrix(table, rows, table.step[rows], metric)
+def over_steps(table: Table, kind: str, name: str, metric: str, groups: Groups = ()) -> RankMatrix:
+    """Return a statistic of one name: ranks by steps; each is compared with those of its group.
+
+    The last matrix is kept: a page draws it again when groups are opened.
+    """
+    key = table.generation, table.version, kind, name, metric, groups
+    known = _last_matrix.get(table)
+    if known is None or known[0] != key:
+        rows = table.series(kind, name, ordered=False)
+        known = _last_matrix[table] = key, _matrix(table, rows, table.step[rows], metric, groups)
+    return known[1]
 
 
 def over_names(
-    table: Table, kind: str, step: int, metric: str, names: Sequence[str] | None = None
+    table: Table,
+    kind: str,
+    step: int,
+    metric: str,
+    names: Sequence[str] | None = None,
+    groups: Groups = (),
 ) -> RankMatrix:
     """Return a statistic of all names of a kind at one step: ranks by names."""
     code = table.kinds.index(kind) if kind in table.kinds else -1
     rows = np.flatnonzero((table.step == step) & (table.kind == code))
     if names is not None:
         wanted = set(names)
-        codes = [i for i, name in enumerate(table.names) if name in wanted]
-        rows = rows[np.isin(table.name[rows], codes)]
-    return _matrix(table, rows, table.name[rows].astype(np.int64), metric)
+        known = [i for i, name in enumerate(table.names) if name in wanted]
+        rows = rows[np.isin(table.name[rows], known)]
+    return _matrix(table, rows, table.name[rows].astype(np.int64), metric, groups)
 
 
-def _matrix(table: Table, rows: Integers, column: Integers, metric: str) -> RankMatrix:
+def _matrix(
+    table: Table, rows: Integers, column: Integers, metric: str, groups: Groups = ()
+) -> RankMatrix:
     known = table.is_known(metric, rows)
     rows, column = rows[known], column[known]
-    ranks, row = np.unique(table.rank[rows].astype(np.int64), return_inverse=True)
-    columns, column = np.unique(column, return_inverse=True)
+    rank = table.rank[rows].astype(np.int64)
+    ranks, columns = distinct(rank), distinct(column)
+    cell = codes(rank) * len(columns) + codes(column)
     value = np.full((len(ranks), len(columns)), np.nan)
-    value[row, column] = table.column(metric)[rows]  # of several calls, the last
-    nonfinite = np.zeros(value.shape, np.bool_)
-    nonfinite[row, column] = table.nonfinite(rows) > 0
-    nonfinite |= np.isinf(value)
-    value[np.isinf(value)] = np.nan
-    median, deviation = deviations(value)
-    return RankMatrix(ranks, columns, value, nonfinite, median, deviation)
+    value.ravel()[cell] = table.column(metric)[rows]  # of several calls, the last
+    nonfinite = np.isinf(value)
+    value[nonfinite] = np.nan
+    nonfinite.ravel()[cell[table.nonfinite(rows) > 0]] = True
+    if not groups:
+        return RankMatrix(ranks, columns, value, nonfinite, *deviations(value))
+    deviation = np.zeros_like(value)
+    for members in groups:
+        among = np.flatnonzero(np.isin(ranks, members))
+        deviation[among] = deviations(value[among])[1]
+    return RankMatrix(ranks, columns, value, nonfinite, _medians(value)[0], deviation)
 
 
 def deviations(value: Floats) -> tuple[Floats, Floats]:

@@ -273,19 +273,22 @@ class Table:
 
     def nonfinite(self, rows: Integers) -> Integers:
         """Return how many values of each of `rows` were NaN or infinite; 0 where unknown."""
-        if not self.has(NONFINITE):
-            return np.zeros(len(rows), np.int64)
-        counts = sum(np.nan_to_num(self.column(name)[rows]) for name in _NONFINITE_COUNTS)
-        return np.asarray(counts).astype(np.int64)
+        total = np.zeros(len(rows), np.int64)
+        for name in _NONFINITE_COUNTS if self.has(NONFINITE) else ():
+            counts = self.column(name)[rows]
+            bad = np.flatnonzero(counts > 0)  # mostly none
+            total[bad] += counts[bad].astype(np.int64)
+        return total
 
     def is_known(self, statistic: str, rows: Integers) -> NDArray[np.bool_]:
         """Return for which of `rows` a statistic is known, even if it is NaN."""
         self.prefetch((statistic, *_NONFINITE_COUNTS))
-        value = self.column(statistic)[rows]
         if not self.has(NONFINITE):
             return np.ones(len(rows), np.bool_)  # without counts, NaN has only one meaning
-        known = ~np.isnan(value) | (self.nonfinite(rows) > 0)
-        return np.asarray(known | self.has_number(rows)) if statistic == VALUE else known
+        known = ~np.isnan(self.column(statistic)[rows])
+        rest = np.flatnonzero(~known)
+        known[rest] = self.nonfinite(rows[rest]) > 0
+        return known | self.has_number(rows) if statistic == VALUE else known
 
     def has_number(self, rows: Integers) -> NDArray[np.bool_]:
         """Return which of `rows` are single numbers, NaN included."""
@@ -324,13 +327,20 @@ class Table:
         rows = np.concatenate([np.empty(0, np.int64), *parts])
         return rows if step is None else rows[self.step[rows] == step]
 
-    def series(self, kind: str, name: str, rank: int | None = None) -> Integers:
-        """Return the rows of one name and kind by step, then rank, then order of capture."""
+    def series(
+        self, kind: str, name: str, rank: int | None = None, *, ordered: bool = True
+    ) -> Integers:
+        """Return the rows of one name and kind by step, then rank, then order of capture.
+
+        Unless `ordered`, they come as they are: those of each rank in the order of capture.
+        """
         with self.lock:
             code = self._texts["kind"].code(kind), self._texts["name"].code(name)
             rows = self._series().rows(*code)
         if rank is not None:
             rows = rows[self.rank[rows] == rank]
+        if not ordered:
+            return rows
         return rows[np.lexsort((self.seq[rows], self.rank[rows], self.step[rows]))]
 
     def layers(self, kind: str | None = None) -> list[str]:

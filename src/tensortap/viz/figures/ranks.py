@@ -63,16 +63,16 @@ def ranks_figure(
     all ranks, and the `customdata` of a cell is rank, column, value, difference to the median rank,
     deviations.
     """
+    groups = alike_groups(mesh)
+    if len(groups) < 2 or not all(len(ranks) > 3 for ranks in groups):
+        groups = []
     if step is None:
-        matrix = over_steps(table, kind, name, metric)
+        matrix = over_steps(table, kind, name, metric, groups)
     else:
-        matrix = over_names(table, kind, step, metric, names)
+        matrix = over_names(table, kind, step, metric, names, groups)
     if not matrix.value.size:
         where = f"of {name}" if step is None else f"at step {step:,}"
         return {**message_figure(f"no {metric} {where} ({kind})", theme=theme), "rows": []}
-    groups = alike_groups(mesh)
-    if len(groups) > 1 and all(len(ranks) > 3 for ranks in groups):
-        matrix = matrix.among(groups)
     outliers, total = _named_outliers(matrix, mesh), len(matrix.columns)
     matrix = _thinned(matrix, _COLUMNS)
     if opened is None:
