@@ -245,3 +245,16 @@ def test_without_an_optimizer_only_gradients_are_known():
     assert "model.grad_norm" in found
     assert "model.weight_norm" not in found
     assert "pass the optimizer" in tracker.unseen["analyses"]
+
+
+def test_weights_before_the_first_update_are_recorded():
+    model = net()
+    initial = {name: tap.summarize(p) for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker, _ = train(model, optimizer, 2, every=2, analyses=["norms"])
+    weights = [r for r in tracker.records if r.kind is Kind.WEIGHT]
+    assert sorted({r.step for r in weights}) == [-1, 0]
+    first = {r.name: r.stats for r in weights if r.step == -1}
+    assert first == initial
+    assert {r.step for r in weights if "initial" in r.tags} == {-1}
+    assert all(r.stats != initial[r.name] for r in weights if r.step == 0)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensortap.frameworks.jax.adapter import Deferred
+from tensortap.frameworks.jax.analyzed import StateAnalysis
 from tensortap.frameworks.jax.device_stats import Observation, can_reduce, pack, summary_at
 from tensortap.frameworks.jax.intercept import Intercept
 from tensortap.frameworks.jax.modules import Wants, haiku_name, key_name
@@ -36,6 +37,9 @@ class JaxTracking:
         self._intercept = Intercept(observer.wants, observer.fault, observer.explains)
         self._explained: int | None = None  # the step whose first NaN has been explained
         self._calls: dict[tuple[Kind, str], int] = {}
+        self._analysis: StateAnalysis | None = None
+        if observer.analyses is not None:
+            self._analysis = StateAnalysis(model_state, observer, observer.analyses, named_arrays)
         # the arguments of `step`, in this order
         self._states = [
             name
@@ -48,10 +52,18 @@ class JaxTracking:
         ]
 
     def attach(self) -> None:
-        """Do nothing: functions are observed only when `intercept` calls them."""
+        """Begin with analyses; functions are observed only when `intercept` calls them."""
+        if self._analysis is None:
+            return
+        self._analysis.attach()
+        if self.observer.step_number == 0:  # else the step before has weights
+            for seen, pending, array, _ in observe_trees(self.observer.wants, self._like):
+                seen = seen._replace(tags={"initial": "1"})
+                self.observer.add(seen, None, pending, array, step=-1)
 
     def detach(self) -> None:
-        """Do nothing, as `attach` does."""
+        if self._analysis is not None:
+            self._analysis.detach()
 
     def intercept(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the results of a function and record what its modules compute."""
@@ -98,6 +110,8 @@ class JaxTracking:
         if unknown:
             raise TypeError(f"{', '.join(unknown)} is not tracked")
         self._calls.clear()
+        if self._analysis is not None:
+            self._analysis.end_step(given.get("model_state"), given.get("grads"))
         if given and self.observer.replicas_due():
             self.observer.compare_replicas(self._replicas(given))
         if not self.observer.capturing or not given:
@@ -197,6 +211,11 @@ def arrays_of(tree: Any) -> list[tuple[Path, Any]]:
             _paths.clear()
         _paths[structure] = paths
     return [pair for pair in zip(paths, leaves, strict=True) if _is_array(pair[1])]
+
+
+def named_arrays(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a tree of parameters or gradients by name."""
+    return ((parameter_name(path), array) for path, array in arrays_of(tree))
 
 
 def _path(keys: Iterable[str]) -> Path:
