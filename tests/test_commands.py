@@ -64,7 +64,9 @@ OPTIONS = {
     (name, option.opts[0]): option
     for name, command in COMMANDS.items()
     for option in command.params
-    if option.param_type_name == "option" and not option.is_flag
+    if option.param_type_name == "option"
+    and not option.is_flag
+    and name != "run"  # its options come before the program
 }
 CASES = [
     (command, option, value)
@@ -83,6 +85,8 @@ ARGUMENTS_WRONG = [
     ("film {new} w {new}.gif", "{new}"), ("ls {new}", "{new}"), ("ls {file}", "{file}"),
     ("report {new} {new}.html", "{new}"), ("report {run} {new}/a.html", "{new}"),
     ("report {run} {folder}", "{folder}"), ("ranks {new}", "{new}"), ("reproduce {new}", "{new}"),
+    ("run {new}", "{new}"), ("run", "Missing argument"), ("run --to {file} {file}", "{file}"),
+    ("run --every x {file}", "--every"), ("run --every 0 {file}", "--every"),
     ("show {new}", "{new}"),
     ("show {file}", "{file}"), ("show {run} nothing", "nothing"),
     ("top x:y --once", "port must be a number"), ("top a:99999 --once", "99999"),

@@ -96,6 +96,11 @@ def place(tmp_path_factory):
         torch.save(torch.ones(3), folder / "output.pt")
         numpy.save(folder / "output.npy", numpy.ones(3, "float32"))
         (folder / "rules.toml").write_text('[[rule]]\nnames = "attn"\natol = 1e-3\n')
+        (folder / "train.py").write_text(
+            "import torch\nmodel = torch.nn.Linear(2, 1)\n"
+            "optimizer = torch.optim.SGD(model.parameters())\n"
+            "model(torch.ones(3, 2)).mean().backward()\noptimizer.step()\n"
+        )
         tools = folder / "bin"
         tools.mkdir()
         (tools / "tensortap").write_text(f'#!/bin/sh\nexec {sys.executable} -m tensortap "$@"\n')

@@ -23,6 +23,7 @@ from tensortap.cli import (
     replay,
     report,
     reproduce,
+    run,
     serve,
     show,
     top,
@@ -48,6 +49,8 @@ for command in (
     reproduce.reproduce, replay.replay, why.why, demo.demo,
 ):  # fmt: skip
     app.command()(command)
+# what follows the program belongs to it
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
 
 
 def _version(wanted: bool) -> None:

@@ -255,6 +255,17 @@ class Framework(Protocol):
         """Return experiments with a model; None for models of others."""
         return None
 
+    def trained_models(
+        self,
+        begin: Callable[[Any, Sequence[Any]], Callable[[], None]],
+        fault: Callable[[Exception], None],
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which `begin` gets each model that is trained, and its optimizers.
+
+        It returns what to call at the end of each step; `fault` gets what goes wrong.
+        """
+        return contextlib.nullcontext()
+
     def keeping_random_state(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context after which the random state is as it was."""
         return contextlib.nullcontext()

@@ -71,6 +71,11 @@ class PendingRecord(NamedTuple):
 _observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
 
+def is_tracking() -> bool:
+    """Return whether any model is tracked now."""
+    return any(observer.active for observer in _observers)
+
+
 class Observer:
     """Turns observations into records; `advance` ends a training step."""
 

@@ -41,6 +41,7 @@ from tensortap.frameworks.torch.shards import local_shard
 from tensortap.frameworks.torch.stack import stack
 from tensortap.frameworks.torch.summarize import memory_of, summarize
 from tensortap.frameworks.torch.track import ModelHooks
+from tensortap.frameworks.torch.trained_models import TrainedModels
 from tensortap.frameworks.torch.training import TorchTraining
 from tensortap.frameworks.torch.watch import hooks_on
 from tensortap.frameworks.torch.widths import TorchWidthTraining
@@ -153,6 +154,13 @@ class TorchFramework(Framework):
 
     def experiments(self, model: Any) -> ModelExperiments | None:
         return TorchExperiments(model) if isinstance(model, torch.nn.Module) else None
+
+    def trained_models(
+        self,
+        begin: Callable[[Any, Sequence[Any]], Callable[[], None]],
+        fault: Callable[[Exception], None],
+    ) -> contextlib.AbstractContextManager[Any]:
+        return TrainedModels(begin, fault)
 
     def keeping_random_state(self) -> contextlib.AbstractContextManager[Any]:
         kept: contextlib.AbstractContextManager[Any] = torch.random.fork_rng()
