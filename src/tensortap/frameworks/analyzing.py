@@ -7,22 +7,34 @@ memory of this rank's part, valid during the call: whoever wants to keep one cop
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
+class OutputArray(NamedTuple):
+    """A tensor in the output of a module, as an array over its memory.
+
+    `channels` is the dimension that has the channels. `same_as` is the name under which the same
+    tensor has just been seen, as where a container returns what its last module returned.
+    """
+
+    name: str
+    array: NDArray[Any]
+    channels: int
+    same_as: str = ""
+
+
 class ModuleOutput(NamedTuple):
-    """One call of a module in a forward pass: what it got and what it returned."""
+    """One call of a module in a forward pass, and the tensors that it returned."""
 
     name: str
     module: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    output: Any
     call: int  # within the step
+    arrays: tuple[OutputArray, ...]
 
 
 class TrainedParameter(NamedTuple):
@@ -75,6 +87,12 @@ class StepListener:
 
     def output(self, seen: ModuleOutput) -> None:
         """Take the output of a module."""
+
+    def attention(self, name: str, logits: NDArray[np.float64]) -> None:
+        """Take logits of the attention in a module: sequence, head, query, key.
+
+        They are those of a few queries; -inf stands for keys that a query does not see.
+        """
 
     def gradient(self, name: str, gradient: NDArray[Any]) -> None:
         """Take what one backward pass adds to a gradient, before replicas average it."""

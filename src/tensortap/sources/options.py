@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tensortap.arguments import check_callable, check_count
 from tensortap.patterns import compile_pattern
 from tensortap.record import Kind
-from tensortap.sources.analyses import chosen_families
+from tensortap.sources.analyses import Chosen, chosen_families
 from tensortap.stats.blocks import check_format
 
 NamePattern: TypeAlias = str | re.Pattern[str] | Mapping[str, str | re.Pattern[str]] | None
@@ -54,7 +54,7 @@ class TrackOptions(NamedTuple):
     rtol: float | None = None
     inputs: bool = False
     formats: Sequence[str] = ()
-    analyses: bool | Sequence[str] = False
+    analyses: Chosen = False
 
     def check(self) -> None:
         """Raise an error that names the first option with a wrong value."""

@@ -222,7 +222,7 @@ def track(
     rtol: float | None = None,
     inputs: bool = False,
     formats: Sequence[str] = (),
-    analyses: bool | Sequence[str] = False,
+    analyses: bool | Sequence[str] | Mapping[str, Mapping[str, Any]] = False,
 ) -> Tracker:
     """Track a model: ``with tap.track(model, optimizer=opt) as tracker: … tracker.step()``.
 
@@ -248,7 +248,8 @@ def track(
     `formats` are block formats, such as ``["mxfp8_e4m3", "nvfp4"]``: the loss of each float tensor
     in them is recorded with its statistics, as `tap.quantize_error` computes it.
     `analyses` is True or a list of families, such as ``["norms"]``: numbers about each step, which
-    are records of kind ``Health`` and columns of the LogFrame.
+    are records of kind ``Health`` and columns of the LogFrame. A dict has options of families:
+    ``{"experts": {"routers": r"gate$", "top_k": 2}}``.
 
     For JAX: ``tap.track(model_state=params, optimizer_state=opt_state)``, then
     ``tracker.intercept(update, …)`` and ``tracker.step(params, opt_state, grads)``.

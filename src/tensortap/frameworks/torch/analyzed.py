@@ -10,7 +10,6 @@ import torch
 
 from tensortap.frameworks.analyzing import (
     ModelFacts,
-    ModuleOutput,
     StepListener,
     TrainedParameter,
     TrainedParameters,
@@ -18,10 +17,9 @@ from tensortap.frameworks.analyzing import (
 from tensortap.frameworks.observing import TrackObserver
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.hidden import hide_from_compiler
-from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
+from tensortap.frameworks.torch.layers import LayerHooks
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
-from tensortap.frameworks.torch.outputs import mode_tags
 from tensortap.frameworks.torch.shards import observed
 from tensortap.frameworks.torch.tensors import view
 from tensortap.record import Kind
@@ -47,19 +45,15 @@ class AnalysisHooks:
         self._observer = observer
         self._listener: StepListener = observer.analyses
         self._undo: list[Callable[[], object]] = []
-        self._calls: dict[str, int] = {}
         self._began = False
+        self._layers = LayerHooks(root, observer, self._listener)
         self._passes: set[int] = set()  # backward passes of this step
 
     def attach(self) -> None:
         self._observe_initial()
         modules = list(Names(self._root).modules())
         self._listener.attach(ModelFacts(self._root, modules[0][0], _replicas(self._root)))
-        if self._listener.wants("output"):
-            for name, module in modules:
-                if self._wants(name):
-                    hook = ModuleHook(functools.partial(self._on_output, name))
-                    self._undo.append(hook_module(module, hook, with_kwargs=True))
+        self._layers.attach(modules)
         if self._listener.wants("gradient") or self._listener.wants("after_backward"):
             for name, parameter in self._named().items():
                 if parameter.requires_grad:
@@ -88,28 +82,17 @@ class AnalysisHooks:
     def detach(self) -> None:
         while self._undo:
             self._undo.pop()()
+        self._layers.detach()
         self._listener.detach()
 
     def end_step(self) -> None:
-        self._calls.clear()
+        self._layers.end_step()
         self._passes.clear()
         if self._observer.capturing:
             self._listener.end_step()
 
     def _wants(self, name: str) -> bool:
         return self._observer.wants(Kind.HEALTH, name)
-
-    def _on_output(
-        self, name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
-    ) -> None:
-        observer, training = self._observer, self._root.training
-        if not observer.capturing or private.backward_pass() != -1:  # a checkpoint recomputes it
-            return
-        if observer.only_training and mode_tags(training):
-            return
-        call = self._calls[name] = self._calls.get(name, -1) + 1
-        with torch.no_grad():
-            self._listener.output(ModuleOutput(name, module, args, kwargs, output, call))
 
     def _on_gradient(self, name: str, gradient: torch.Tensor) -> None:
         if not self._observer.capturing:

@@ -78,6 +78,18 @@ def after_backward(call: Callable[[], None]) -> None:
     engine.queue_callback(lambda: engine.queue_callback(call))
 
 
+def script_as(function: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Make TorchScript take a function, which must live forever, for the one that it replaces.
+
+    Buys: programs script functions while the original is replaced. Otherwise that raises.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch.jit import _builtins
+
+        if (operator := _builtins._find_builtin(original)) is not None:
+            _builtins._register_builtin(function, operator)
+
+
 def skip_frame(code: CodeType, skip: bool = True, calls: bool = True) -> None:
     """Run this code, and all that it `calls`, without compiling it; graphs still look into it.
 

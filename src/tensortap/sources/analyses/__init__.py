@@ -1,5 +1,5 @@
 """Analyses of training steps, by family: ``tap.track(model, opt, analyses=["norms"])``."""
 
-from tensortap.sources.analyses.families import FAMILIES, chosen_families
+from tensortap.sources.analyses.families import FAMILIES, Chosen, chosen_families
 
-__all__ = ["FAMILIES", "chosen_families"]
+__all__ = ["FAMILIES", "Chosen", "chosen_families"]

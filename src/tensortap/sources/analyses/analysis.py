@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from tensortap.frameworks.analyzing import ModelFacts, StepListener
 from tensortap.record import Kind
@@ -17,6 +18,9 @@ class Analysis(StepListener):
     by one, and are columns of the row of the LogFrame that has this kind and name. `unseen` takes
     names that cannot be analyzed, and why.
     """
+
+    options: ClassVar[tuple[str, ...]] = ()
+    """Names of options of its own, which the constructor takes."""
 
     def __init__(self, give: Give, unseen: dict[str, str]) -> None:
         self._give = give

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from tensortap.sources.analyses.analysis import Analysis
+
+Chosen: TypeAlias = bool | Sequence[str] | Mapping[str, Mapping[str, Any]]
+"""All families or none, their names, or their names with options of their own."""
+
+_NO_OPTIONS: dict[str, Any] = {}
 
 FAMILIES: dict[str, str | type[Analysis]] = {
     "norms": "norms.Norms",
     "updates": "updates.Updates",
     "noise": "noise.GradientNoise",
+    "activations": "activations.Activations",
+    "attention": "attention.AttentionHeads",
+    "experts": "experts.Experts",
 }
 """Module and class of each family: they are imported only if somebody wants them."""
 
 
-def chosen_families(analyses: bool | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the families that the option `analyses` means.
+def chosen_families(analyses: Chosen | None) -> dict[str, Mapping[str, Any]]:
+    """Return the families that the option `analyses` means, each with its own options.
 
-    >>> chosen_families(["norms"]), chosen_families(False)
-    (('norms',), ())
+    >>> chosen_families(["norms"]), chosen_families({"experts": {"top_k": 2}})
+    ({'norms': {}}, {'experts': {'top_k': 2}})
     """
     if analyses is None or isinstance(analyses, bool):
-        return tuple(FAMILIES) if analyses else ()
-    known = ", ".join(FAMILIES)
-    for name in analyses:
+        return {name: {} for name in FAMILIES} if analyses else {}
+    given = analyses if isinstance(analyses, Mapping) else dict.fromkeys(analyses, _NO_OPTIONS)
+    for name, options in given.items():
         if name not in FAMILIES:
+            known = ", ".join(FAMILIES)
             raise ValueError(f"analyses has no {name!r:.80}; choose from {known}, or pass True")
-    return tuple(name for name in FAMILIES if name in analyses)
+        for option in options:
+            if option not in family(name).options:
+                known = ", ".join(family(name).options) or "none"
+                raise ValueError(f"analyses: {name!r} has no option {option!r:.80}, but {known}")
+    return {name: given[name] for name in FAMILIES if name in given}
 
 
 def family(name: str) -> type[Analysis]:

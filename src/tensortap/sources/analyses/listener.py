@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensortap import ranks
@@ -18,6 +18,7 @@ from tensortap.record import Kind, Record
 from tensortap.sources.analyses.families import family
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 _now = time.perf_counter_ns
@@ -28,13 +29,15 @@ class Analyses(StepListener):
 
     def __init__(
         self,
-        families: Sequence[str],
+        families: Mapping[str, Mapping[str, Any]],
         send: Callable[[Record], None],
         step: Callable[[], int],
         prefix: Callable[[], str],
         unseen: dict[str, str],
     ) -> None:
-        self._analyses = {name: family(name)(self._give, unseen) for name in families}
+        self._analyses = {
+            name: family(name)(self._give, unseen, **options) for name, options in families.items()
+        }
         self._send, self._step, self._prefix = send, step, prefix
         self._tags: dict[tuple[Kind, str, str, str], tuple[str, dict[str, str]]] = {}
 
@@ -59,6 +62,9 @@ class Analyses(StepListener):
 
     def output(self, seen: ModuleOutput) -> None:
         self._tell("output", seen)
+
+    def attention(self, name: str, logits: NDArray[np.float64]) -> None:
+        self._tell("attention", name, logits)
 
     def gradient(self, name: str, gradient: NDArray[Any]) -> None:
         self._tell("gradient", name, gradient)

@@ -1,0 +1,132 @@
+"""Hooks that show analyses what the modules of a torch model compute."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from tensortap.frameworks.analyzing import ModuleOutput, OutputArray, StepListener
+from tensortap.frameworks.observing import TrackObserver, tensors_in
+from tensortap.frameworks.torch import graphs, private
+from tensortap.frameworks.torch.attention import AttentionCalls
+from tensortap.frameworks.torch.graph_outputs import insert
+from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
+from tensortap.frameworks.torch.outputs import mode_tags
+from tensortap.frameworks.torch.tensors import view
+from tensortap.record import Kind
+
+_ON_DEVICE = "layers whose outputs are not in the memory of the host are not analyzed"
+_COMPILED = "the logits of attention inside compiled graphs are not analyzed"
+_CHANNELS_FIRST = ("Conv1d", "ConvTranspose1d", "BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm")
+
+
+class LayerHooks:
+    """Hooks on the outputs of modules, and on the attention that they compute."""
+
+    def __init__(
+        self, root: torch.nn.Module, observer: TrackObserver, listener: StepListener
+    ) -> None:
+        self._root = root
+        self._observer = observer
+        self._listener = listener
+        self._undo: list[Callable[[], object]] = []
+        self._calls: dict[str, int] = {}
+        # the last output, its version and its name: a container returns that of its last module
+        self._last: tuple[Any, int, str] | None = None
+
+    def attach(self, modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
+        """Hook into the modules that are selected."""
+        wanted = [pair for pair in modules if self._observer.wants(Kind.HEALTH, pair[0])]
+        if self._listener.wants("output"):
+            for name, module in wanted:
+                probe = graphs.probe(functools.partial(self._on_graph, name, module))
+                self._undo.append(functools.partial(graphs.drop, probe))
+                hook = functools.partial(self._on_output, name)
+                both = ModuleHook(hook, insert, GraphTensors(probe))
+                self._undo.append(hook_module(module, both, with_kwargs=True))
+        if self._listener.wants("attention"):
+            names = {id(module): name for name, module in wanted}
+            calls = AttentionCalls(names, self._is_observed, self._on_attention)
+            calls.attach()
+            self._undo.append(calls.detach)
+
+    def detach(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def end_step(self) -> None:
+        self._calls.clear()
+        self._last = None
+
+    def _is_observed(self) -> bool:
+        """Return whether a forward pass that is running now is one to look at."""
+        observer = self._observer
+        if not observer.capturing or private.backward_pass() != -1:  # a checkpoint recomputes it
+            return False
+        return not (observer.only_training and mode_tags(self._root.training))
+
+    def _on_attention(self, name: str, logits: Callable[[], Any]) -> None:
+        try:
+            if (found := logits()) is not None:
+                self._listener.attention(name, found)
+        except Exception as error:
+            self._observer.fault(name, error)
+
+    def _on_output(
+        self, name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        if self._is_observed():
+            self._take(name, module, tensors_in(output, torch.Tensor))
+
+    def _on_graph(
+        self, name: str, module: torch.nn.Module, values: list[torch.Tensor], note: str
+    ) -> None:
+        """Take outputs from a compiled graph; see `graph_outputs`."""
+        grad, *paths = note.split("\n")
+        with torch.set_grad_enabled(bool(grad)):
+            if self._is_observed():
+                if self._listener.wants("attention"):
+                    self._observer.unseen.setdefault("attention", _COMPILED)
+                self._take(name, module, zip(paths, values, strict=True))
+
+    def _take(
+        self, name: str, module: torch.nn.Module, found: Iterable[tuple[str, torch.Tensor]]
+    ) -> None:
+        try:
+            call = self._calls[name] = self._calls.get(name, -1) + 1
+            with torch.no_grad():
+                arrays = tuple(self._arrays(name, module, found))
+                self._listener.output(ModuleOutput(name, module, call, arrays))
+        except Exception as error:
+            self._observer.fault(name, error)
+
+    def _arrays(
+        self, name: str, module: torch.nn.Module, found: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[OutputArray]:
+        for path, tensor in found:
+            if hasattr(tensor, "wait"):  # a collective that the program overlaps with work
+                continue
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            array = None if hasattr(local, "wait") else view(local.detach())
+            if array is None:
+                self._observer.unseen.setdefault(name, _ON_DEVICE)
+                continue
+            version, same_as, last = private.version_of(tensor), "", self._last
+            if last is not None and last[0]() is tensor and last[1] == version:
+                same_as = last[2]
+            self._last = weakref.ref(tensor), version, name + path
+            yield OutputArray(name + path, array, _channel_axis(module, array.ndim), same_as)
+
+
+def _channel_axis(module: torch.nn.Module, dimensions: int) -> int:
+    """Return which dimension of an output has the channels.
+
+    >>> _channel_axis(torch.nn.Linear(2, 2), 3), _channel_axis(torch.nn.Conv2d(2, 2, 1), 4)
+    (-1, 1)
+    """
+    first = dimensions == 3 and type(module).__name__ in _CHANNELS_FIRST
+    return 1 if first or dimensions >= 4 else -1
