@@ -132,15 +132,15 @@ def test_prepares_the_arena_in_the_background():
 
 @pytest.mark.parametrize("failing", [23, 25], ids=["populate", "collapse"])
 def test_prepares_an_arena_on_an_older_kernel(monkeypatch, failing):
-    madvise = buffers._libc.madvise
+    madvise = buffers.libc.madvise
 
     class OldKernel:
-        mmap = buffers._libc.mmap
+        mmap = buffers.libc.mmap
 
         def madvise(self, address, nbytes, advice):
             return -1 if advice == failing else madvise(address, nbytes, advice)
 
-    monkeypatch.setattr(buffers, "_libc", OldKernel())
+    monkeypatch.setattr(buffers, "libc", OldKernel())
     pool = prepared(Pool(4 << 20))
     lease = pool.acquire(4 << 20)
     assert lease.segment.number == 1

@@ -27,7 +27,7 @@ from tensortap.limits import has_room
 from tensortap.locks import SafeLock
 from tensortap.settings import arena_size, buffer_size
 
-_PAGE = 4096
+PAGE = 4096
 _HUGE = 2 << 20  # bytes of a huge page
 _CHUNK = 32 << 20  # bytes of a segment for small blocks beyond what is recycled
 _FIRST = 64 << 20  # bytes of the arena that are touched before a connection is used
@@ -36,13 +36,14 @@ _KEPT = 10.0  # seconds after which private memory beside the arena is released
 # Linux numbers: not every build of Python has names for them
 _ADD_SEALS, _GET_SEALS, _SEAL_SIZE = 1033, 1034, 0x2 | 0x4
 _MAP_FIXED = 0x10
-_POPULATE_WRITE, _COLLAPSE = 23, 25  # advice
+POPULATE_WRITE, _COLLAPSE = 23, 25  # advice
 can_share = hasattr(os, "memfd_create")
 
-_libc = ctypes.CDLL(None, use_errno=True)  # its functions release the GIL, unlike mmap's methods
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.mmap.restype = ctypes.c_void_p
+libc = ctypes.CDLL(None, use_errno=True)  # its functions release the GIL, unlike mmap's methods
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mmap.restype = ctypes.c_void_p
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Block(Protocol):
@@ -76,7 +77,7 @@ def _map(nbytes: int, protection: int, fd: int = -1) -> tuple[memoryview, int]:
     if fd >= 0:
         # in place of a part of the mapping, which is unmapped as a whole
         flags = mmap.MAP_SHARED | _MAP_FIXED
-        if _libc.mmap(address + start, nbytes, protection, flags, fd, 0) != address + start:
+        if libc.mmap(address + start, nbytes, protection, flags, fd, 0) != address + start:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
     elif length > nbytes and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -106,10 +107,10 @@ class Segment:
         for offset in range(start, end, _HUGE):
             place, size = self.address + offset, min(_HUGE, end - offset)
             # one page, then all: the kernel joins pages of a memfd, but creates no huge ones
-            if self.fd >= 0 and size == _HUGE and not _libc.madvise(place, _PAGE, _POPULATE_WRITE):
-                if not _libc.madvise(place, size, _COLLAPSE):
+            if self.fd >= 0 and size == _HUGE and not libc.madvise(place, PAGE, POPULATE_WRITE):
+                if not libc.madvise(place, size, _COLLAPSE):
                     continue
-            _libc.madvise(place, size, _POPULATE_WRITE)  # fails before Linux 5.14
+            libc.madvise(place, size, POPULATE_WRITE)  # fails before Linux 5.14
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -415,7 +416,7 @@ class Pool:
 
 
 def _pages(nbytes: int) -> int:
-    return max(1, -(-nbytes // _PAGE)) * _PAGE
+    return max(1, -(-nbytes // PAGE)) * PAGE
 
 
 class MappedSegment:

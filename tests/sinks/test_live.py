@@ -80,6 +80,22 @@ def test_sends_what_does_not_fit_into_the_arena(server, connect):
     assert all(np.array_equal(a, b) for a, b in zip(arrived, sent, strict=True))
 
 
+@pytest.mark.parametrize("arena", [True, False])
+def test_sends_values_that_wait_together_in_few_batches(server, arena):
+    pool = Pool()
+    sink = LiveSink(Address("127.0.0.1", 0), pool, Ledger(), key=KEY, arena=arena)
+    queue = Queue(sink, budget=32 << 20, name="test")
+    values = [large(pool, i, (i + 1) << 18) for i in range(8)]
+    for array, one in values:
+        put(queue, one, array.nbytes)
+    sink.address = server.address
+    assert queue.flush(10)
+    arrived = [rebuild(r.value) for r in server.history.since(0)[1]]
+    assert all(np.array_equal(a, b) for a, (b, _) in zip(arrived, values, strict=True))
+    assert server.clients[sink.id].last_batch <= 5  # one of them has no records
+    queue.close()
+
+
 @pytest.mark.slow
 def test_uses_its_arena_again_once_the_server_has_copied_it(server, connect):
     pool = Pool(20 << 20)

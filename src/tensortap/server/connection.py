@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensortap.buffers import MappedSegment
 from tensortap.errors import WireError
@@ -47,7 +48,10 @@ class Assembly:
         self._filled: collections.Counter[int] = collections.Counter()
 
     def allocate(
-        self, bound: int, shared_bytes: Callable[[wire.External], memoryview | None]
+        self,
+        bound: int,
+        shared_bytes: Callable[[wire.External], memoryview | None],
+        empty: Callable[[int], NDArray[np.uint8]],
     ) -> None:
         """Copy the payloads in shared memory, and allocate memory for those that follow."""
         overhead = _PAYLOAD_OVERHEAD * len(self.batch.externals)
@@ -66,7 +70,7 @@ class Assembly:
                 return
             self.body = bytes(shared)  # before it is decoded: the client can still write there
         for external in self.batch.externals:
-            memory = np.empty(external.nbytes, np.uint8)  # with huge pages, unlike a bytearray
+            memory = empty(external.nbytes)
             if not external.segment:
                 self.missing += external.nbytes
             elif (shared := shared_bytes(external)) is not None:
@@ -141,7 +145,13 @@ class Connection:
 
     # -- receiving -----------------------------------------------------------------------
 
-    def start_batch(self, batch: wire.Batch, body: memoryview, bound: int) -> None:
+    def start_batch(
+        self,
+        batch: wire.Batch,
+        body: memoryview,
+        bound: int,
+        empty: Callable[[int], NDArray[np.uint8]],
+    ) -> None:
         """Begin to receive a batch; raise WireError if it is malformed."""
         client = self.client
         client.dropped = batch.dropped
@@ -153,7 +163,7 @@ class Connection:
         if self.assemblies and batch.number <= next(reversed(self.assemblies)):
             raise WireError("a batch out of order")
         assembly = Assembly(batch, body)
-        assembly.allocate(bound, self._shared_bytes)
+        assembly.allocate(bound, self._shared_bytes, empty)
         self.assemblies[batch.number] = assembly
 
     def add_chunk(self, chunk: wire.Chunk, data: memoryview) -> None:

@@ -29,6 +29,7 @@ from tensortap.server.handshake import (
     read_nonce,
     source_fd,
 )
+from tensortap.server.reserve import Reserve
 from tensortap.wire import keys
 from tensortap.wire import messages as wire
 from tensortap.wire.address import Address
@@ -67,6 +68,7 @@ class Server:
         self._client_key, _ = keys.curve_pair(key, "client")
         self._pending = PendingSockets(self.rejected)
         self._keep = keep
+        self._reserve = Reserve(history)
         self._connections: dict[bytes, Connection] = {}  # by ZeroMQ's routing id
         self._by_fd: dict[int, Connection] = {}
         self._disconnected: list[Connection] = []
@@ -83,6 +85,8 @@ class Server:
         self._replies: collections.deque[tuple[bytes, list[Any]]] = collections.deque()
         self._thread = threading.Thread(target=self._run, name="tensortap-server", daemon=True)
         self._thread.start()
+        if answer is not None:  # a worker keeps nothing
+            self._reserve.start()
 
     @property
     def alive(self) -> bool:
@@ -123,6 +127,7 @@ class Server:
         except Exception:
             log.exception("tensortap: the live session ended with an error")
         finally:
+            self._reserve.close()
             self._router.disable_monitor()
             self._monitor.close(0)
             self._context.destroy(linger=200)
@@ -164,7 +169,7 @@ class Server:
             connection.add_chunk(header, data)
             self._store_completed(connection)
         elif isinstance(header, wire.Batch):
-            connection.start_batch(header, data, self.history.bound)
+            connection.start_batch(header, data, self.history.bound, self._reserve.empty)
             self._store_completed(connection)
         elif isinstance(header, wire.Query) and self._answer is not None:
             with contextlib.suppress(RuntimeError):  # this process is ending

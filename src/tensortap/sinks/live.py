@@ -17,6 +17,7 @@ import zmq.utils.garbage  # now: what ends first at exit is what was imported la
 from tensortap import ranks
 from tensortap.buffers import Lease, Pool, view_of
 from tensortap.columns import Column
+from tensortap.frameworks.protocol import SMALL
 from tensortap.limits import format_size
 from tensortap.pipeline.blocks import columns_of, entries_of
 from tensortap.pipeline.fast import RecordBlock
@@ -31,6 +32,7 @@ from tensortap.wire.channel import NO_KEY, Channel, ConnectionState
 log = logging.getLogger("tensortap")
 
 _LARGEST_BODY = 256 << 10  # bytes of small records in one batch
+_LARGEST_BATCH = 4 << 20  # bytes of all records in one batch, if there are several
 _PATIENCE = 30.0  # seconds that unsent records wait for a server that went away
 _ROOM_TIMEOUT = 0.5  # seconds to wait for a server to return blocks of the arena
 
@@ -99,23 +101,25 @@ class LiveSink(Sink):
 
     def send(self, entries: Sequence[Entry | RecordBlock]) -> None:
         batch: list[Entry] = []
-        nbytes = 0
+        nbytes = body = 0
         for entry in entries:
             if not isinstance(entry, tuple):
                 if batch:
                     self._send(batch)
-                    batch, nbytes = [], 0
+                    batch, nbytes, body = [], 0, 0
                 self._send_block(entry)
                 continue
             if entry[2] > self._largest:
                 self._drop_too_large(entry)
                 continue
             # a batch must not be larger than what the session can hold
-            if batch and (nbytes > _LARGEST_BODY or nbytes + entry[2] > self._largest):
+            most = min(_LARGEST_BATCH, self._largest)
+            if batch and (body > _LARGEST_BODY or nbytes + entry[2] > most):
                 self._send(batch)
-                batch, nbytes = [], 0
+                batch, nbytes, body = [], 0, 0
             batch.append(entry)
             nbytes += entry[2]
+            body += min(entry[2], SMALL)  # payloads that are larger are outside the body
         if batch:
             self._send(batch)
 
