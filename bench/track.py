@@ -89,7 +89,12 @@ class KernelTime:
     """The seconds that the kernel of statistics takes."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._seconds = 0.0
+        self._batches = []
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds + sum(batch.kernel_ns for batch in self._batches) / 1e9
 
     def _timed(self, function):
         def call(*args):
@@ -97,7 +102,7 @@ class KernelTime:
             try:
                 return function(*args)
             finally:
-                self.seconds += time.perf_counter() - start
+                self._seconds += time.perf_counter() - start
 
         return call
 
@@ -105,23 +110,14 @@ class KernelTime:
     def measure(self) -> Iterator[None]:
         from tensortap.stats import summarize
 
-        kernel, clock = summarize.kernel, self
+        kernel = summarize.kernel
 
-        class Batch:
-            def __init__(self) -> None:
-                self._batch = kernel.SummaryBatch()
-                self.add = clock._timed(self._batch.add)
-                self.repeat, self.take = self._batch.repeat, self._batch.take
-
-            def __len__(self) -> int:
-                return len(self._batch)
-
-            @property
-            def due(self) -> bool:
-                return self._batch.due
+        def make_batch():
+            self._batches.append(kernel.SummaryBatch())
+            return self._batches[-1]
 
         timed = types.SimpleNamespace(**vars(kernel))
-        timed.SummaryBatch, timed.summarize_many = Batch, self._timed(kernel.summarize_many)
+        timed.SummaryBatch, timed.summarize_many = make_batch, self._timed(kernel.summarize_many)
         timed.summarize = self._timed(kernel.summarize)
         summarize.kernel = timed
         try:

@@ -12,10 +12,13 @@ from torch import nn
 
 import tensortap as tap
 from tensortap import frameworks
+from tensortap.frameworks.torch.gradients import OutputGradients
+from tensortap.frameworks.torch.outputs import OutputHooks
+from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind
-from tensortap.sources import observer
+from tensortap.sources import batches, observer
 from tensortap.sources.batches import ColumnMaker
 from tensortap.stats.columns import SummaryColumns
 from tensortap.stats.summarize import code_of, kernel
@@ -89,6 +92,12 @@ def replace_parameters(model, step):
             del model.p4
 
 
+def one_by_one(monkeypatch):
+    """Have every tensor summarized by the general way."""
+    monkeypatch.setattr(batches, "summarize_tensors", lambda tensors: None)
+    monkeypatch.setattr(frameworks, "memory_of", lambda value: None)
+
+
 @pytest.mark.parametrize("change", [lambda model, step: None, replace_parameters])
 @pytest.mark.parametrize("sink", ["memory", "run"])
 def test_together_equals_one_by_one(change, sink, tmp_path, monkeypatch):
@@ -97,7 +106,7 @@ def test_together_equals_one_by_one(change, sink, tmp_path, monkeypatch):
         return contents(train(change, out_path=out_path)[0])
 
     together = tracked()
-    monkeypatch.setattr(frameworks, "memory_of", lambda value: None)
+    one_by_one(monkeypatch)
     assert together == tracked()
 
 
@@ -111,7 +120,7 @@ def test_options_see_the_same(options, monkeypatch):
     together = train(**options)[0]
     alerts = [str(alert) for alert in together.alerts]
     together = contents(together)
-    monkeypatch.setattr(frameworks, "memory_of", lambda value: None)
+    one_by_one(monkeypatch)
     alone = train(**options)[0]
     assert [str(alert) for alert in alone.alerts] == alerts
     assert contents(alone) == together
@@ -145,11 +154,24 @@ def test_one_tensor_that_cannot_be_read_costs_only_itself(monkeypatch, errors):
         return real(value)
 
     real = frameworks.memory_of
+    monkeypatch.setattr(batches, "summarize_tensors", lambda tensors: None)
     monkeypatch.setattr(frameworks, "memory_of", memory_of)
     found = contents(train()[0])
     assert broken
     monkeypatch.setattr(frameworks, "memory_of", real)
     assert found == contents(train()[0])
+
+
+def test_writes_that_no_version_counter_sees_are_recorded():
+    layer = nn.Linear(3, 2).requires_grad_(False)
+    with tap.track(layer) as tracker:
+        for factor in (2, 3, 1):
+            version, expected = layer.weight._version, tap.summarize(factor * layer.weight)
+            layer.weight.data.mul_(factor)
+            assert layer.weight._version == version
+            tracker.step()
+            last = [r for r in tracker.records if r.name == "weight"][-1]
+            assert last.stats == expected
 
 
 # -- outputs and their gradients ---------------------------------------------------------
@@ -221,6 +243,61 @@ def test_outputs_of_a_step_equal_those_that_are_recorded_one_by_one(sink, tmp_pa
     assert len(set(times[:5])) == 5  # when each was observed
 
 
+def test_python_sees_only_what_is_not_ordinary(monkeypatch):
+    seen = []
+
+    def count(cls, name):
+        def call(self, *args):
+            seen.append(args[0])
+            return real(self, *args)
+
+        real = getattr(cls, name)
+        monkeypatch.setattr(cls, name, call)
+
+    count(OutputHooks, "_observe")
+    count(OutputGradients, "_look")
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh()), Several())
+    with tap.track(model) as tracker:
+        for _ in range(3):
+            del seen[:]
+            model(torch.randn(2, 3, requires_grad=True))["parts"][1].sum().backward()
+            tracker.step()
+    # the first of a step, outputs that are no tensor, the model itself, and their gradients
+    names = [place if isinstance(place, str) else place.name for place in seen]
+    parts = "2[parts][0]", "2[parts][1]", "Sequential[parts][0]", "Sequential[parts][1]"
+    assert names[:3] == ["0", "2", "Sequential"]
+    assert sorted(names[3:]) == sorted(["0", *parts])
+
+
+class Hooked(nn.Module):
+    """Returns the output of its child, with another hook on it."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.inner, self.hook = nn.Identity(), hook
+
+    def forward(self, x):
+        y = self.inner(x * 1)
+        y.register_hook(self.hook)
+        return y
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_gradient_that_changes_between_two_hooks_is_read_again(factor):
+    def change(gradient):
+        if factor > 1:
+            gradient.mul_(factor)
+
+    model = nn.Sequential(Hooked(change))
+    with tap.track(model) as tracker:
+        for _ in range(2):
+            model(torch.ones(2, 3, requires_grad=True)).mul(3).sum().backward()
+            tracker.step()
+    gradients = [r for r in tracker.records if r.kind is Kind.GRADIENT and r.step == 1]
+    found = {r.name: r.stats.max for r in gradients}
+    assert found == {"0.inner": 3, "0": 3 * factor, "Sequential": 3 * factor}
+
+
 def test_a_flush_within_a_step_hands_over_what_was_observed(open_run):
     seen = []
 
@@ -273,27 +350,42 @@ class TestErrors:
         assert {r.kind for r in tracker.records} == {Kind.METRIC, Kind.WEIGHT, Kind.WEIGHT_GRADIENT}
         assert errors() == len(lost)
 
+    @pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.GRADIENT])
+    def test_an_error_in_a_hook_costs_its_records(self, kind, monkeypatch, errors):
+        def of(self, name, asked, *args):
+            if asked is kind and name == "first" and fails:
+                raise RuntimeError("no description")
+            return real(self, name, asked, *args)
 
-def test_statistics_are_repeated_only_for_the_last_array():
+        def names():
+            return [(r.name, r.kind, r.step, r.call) for r in train_outputs().records]
+
+        fails, real = False, Descriptions.of
+        monkeypatch.setattr(Descriptions, "of", of)
+        expected = names()
+        fails = True
+        # without its output, the gradient of a call is not observed either
+        lost = {("first", kind), ("first", Kind.GRADIENT)}
+        assert names() == [place for place in expected if place[:2] not in lost]
+        assert errors() == sum(place[:2] == ("first", kind) for place in expected) > 0
+
+
+def test_a_batch_gives_back_what_was_added():
     batch = kernel.SummaryBatch()
     values = [torch.randn(n) for n in (3, 70_000)]
 
     def add(key, value):
         place = value.data_ptr(), code_of("float32"), value.numel(), None
-        return batch.add(key, time.perf_counter_ns(), *place)
+        batch.add(key, time.perf_counter_ns(), *place)
 
-    first, second = (add(key, value) for key, value in zip("ab", values, strict=True))
-    assert batch.repeat("c", 0, first) == 0
-    third = batch.repeat("d", 0, second)
-    assert third == second + 1
+    for key, value in zip("ab", values, strict=True):
+        add(key, value)
     assert not batch.due
     keys, times, spent, columns = batch.take()
-    assert keys == ["a", "b", "d"]
-    assert len(times) == 3
-    assert spent > 0
-    expected = [tap.summarize(value) for value in (*values, values[1])]
-    assert SummaryColumns(*columns).summaries() == expected
-    assert batch.repeat("e", 0, third) == 0  # taken
+    assert keys == ["a", "b"]
+    assert len(times) == 2
+    assert spent >= batch.kernel_ns > 0
+    assert SummaryColumns(*columns).summaries() == [tap.summarize(value) for value in values]
     assert (len(batch), batch.take()[0]) == (0, [])
     for _ in range(5000):
         add("f", values[0])

@@ -55,14 +55,15 @@ Explain = Callable[[Summary], dict[str, str]]
 class TensorBatch(Protocol):
     """Takes tensors in memory one after the other, and makes their records together."""
 
-    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> int:
-        """Take a tensor and return its number.
+    @property
+    def summaries(self) -> Any:
+        """Return the statistics so far: a `SummaryBatch` of the kernel, which hooks in C add to."""
 
-        `start` is when the hook began, by `time.perf_counter_ns`.
-        """
+    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> None:
+        """Take a tensor; `start` is when the hook began, by `time.perf_counter_ns`."""
 
-    def repeat(self, observed: Observed, number: int, step: int, start: int) -> int:
-        """Take the tensor with this number again, under another name; return 0 if it is over."""
+    def hand_over(self) -> None:
+        """Send the records of all tensors so far."""
 
 
 class HookObserver(Protocol):

@@ -13,7 +13,13 @@ from tensortap.frameworks.observing import Observed
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Record
 from tensortap.stats import summarize
-from tensortap.stats.columns import Memory, RecordColumns, SummaryColumns, summarize_many
+from tensortap.stats.columns import (
+    Memory,
+    RecordColumns,
+    SummaryColumns,
+    summarize_many,
+    summarize_tensors,
+)
 
 _TUPLES = 64  # sets of tensors that are observed together
 _now = time.perf_counter_ns
@@ -28,13 +34,15 @@ def summarize_together(
     take_one: Callable[[Observed, Any], object],
 ) -> None:
     """Summarize tensors in memory together and hand them to `take`; the others to `take_one`."""
+    if not found:
+        return
     start = _now()
-    memories = [memory_of(value) for _, value in found]
-    known = [memory for memory in memories if memory is not None]
-    if known and len(known) == len(found):
-        take(found, summarize_many(known))
+    columns = summarize_tensors([value for _, value in found])
+    if columns is not None:
+        take(found, columns)
         pipeline.ledger.track(_now() - start, len(found))
         return
+    memories = [memory_of(value) for _, value in found]
     pairs = itertools.groupby(
         zip(found, memories, strict=True), key=lambda pair: pair[1] is not None
     )
@@ -110,46 +118,34 @@ class ObservedBatch:
     def __init__(self, maker: ColumnMaker, send: Callable[[RecordColumns], None]) -> None:
         self._maker = maker
         self._send = send
-        self._summaries = summarize.kernel.SummaryBatch()
-        self._step = 0
+        self.summaries = summarize.kernel.SummaryBatch()
         self._lock = threading.RLock()  # another thread may ask for records during training
 
-    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> int:
-        """Summarize a tensor and return its number.
-
-        `start` is when the hook began, by `time.perf_counter_ns`.
-        """
-        if step != self._step:
+    def add(self, observed: Observed, memory: Memory, step: int, start: int) -> None:
+        """Summarize a tensor; `start` is when the hook began, by `time.perf_counter_ns`."""
+        if step != self.summaries.step:
             self._begin(step)
-        number: int = self._summaries.add(observed, start, *memory)
-        if self._summaries.due:
+        self.summaries.add(observed, start, *memory)
+        if self.summaries.due:
             self.hand_over()
-        return number
-
-    def repeat(self, observed: Observed, number: int, step: int, start: int) -> int:
-        """Use the statistics of the last tensor for this one; return 0 if that is another."""
-        found: int = 0
-        if step == self._step:
-            found = self._summaries.repeat(observed, start, number)
-        return found
 
     def _begin(self, step: int) -> None:
         with self._lock:
             self.hand_over()
-            self._step = step
+            self.summaries.step = step
 
     def hand_over(self) -> None:
         """Send the records of all tensors so far."""
-        if not len(self._summaries):
+        if not len(self.summaries):
             return
         with self._lock:
-            found, times, spent, columns = self._summaries.take()
+            found, times, spent, columns = self.summaries.take()
             if not found:
                 return
             pipeline.ledger.track(spent, len(found))
             try:
                 stats = SummaryColumns(*columns)
-                self._send(self._maker.columns(found, stats, self._step, times))
+                self._send(self._maker.columns(found, stats, self.summaries.step, times))
             except Exception as error:
                 for observed in found:  # each of them counts as dropped
                     pipeline.fault(observed.name, error)

@@ -67,6 +67,16 @@ def summarize_many(arrays: list[Memory]) -> SummaryColumns:
     return SummaryColumns(*summarize.kernel.summarize_many(arrays, summarize.AUTO))
 
 
+def summarize_tensors(tensors: list[Any]) -> SummaryColumns | None:
+    """Return the statistics of tensors of which the kernel finds the elements itself, or None."""
+    from tensortap.stats import summarize
+
+    if summarize.kernel is None:
+        return None
+    columns = summarize.kernel.summarize_many(tensors, summarize.AUTO)
+    return None if columns is None else SummaryColumns(*columns)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
     """Records of tensors that were summarized together.

@@ -32,7 +32,7 @@ class Collectives:
 
     def __init__(self, observer: HookObserver) -> None:
         self._observer = observer
-        self._waiting: collections.deque[AwaitedTensor] = collections.deque()
+        self.waiting: collections.deque[AwaitedTensor] = collections.deque()
 
     def observe(self, tensor: Any, name: str, look: Callable[[], object]) -> None:
         """Call `look`, at once or when the collective that computes the tensor is done."""
@@ -41,12 +41,12 @@ class Collectives:
             look()
             return
         version = private.version_of(private.result_of(result))
-        self._waiting.append(AwaitedTensor(result, version, name, look))
+        self.waiting.append(AwaitedTensor(result, version, name, look))
 
     def poll(self, most: int = _MOST) -> None:
         """Look at the tensors that are complete, and at the oldest ones beyond `most`."""
-        while self._waiting and (self._waiting[0].result.completed or len(self._waiting) > most):
-            result, version, name, look = self._waiting.popleft()
+        while self.waiting and (self.waiting[0].result.completed or len(self.waiting) > most):
+            result, version, name, look = self.waiting.popleft()
             try:
                 if private.version_of(private.result_of(result)) != version:
                     self._observer.unseen[name] = CHANGED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 import weakref
 from typing import Any, NamedTuple
 
@@ -15,10 +14,7 @@ from tensortap.frameworks.torch.collectives import Collectives
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.origins import Origins
 from tensortap.frameworks.torch.shards import Descriptions
-from tensortap.frameworks.torch.summarize import memory_of
 from tensortap.record import Kind, Shard, Summary
-
-_now = time.perf_counter_ns
 
 
 class OutputPlace(NamedTuple):
@@ -33,18 +29,17 @@ class OutputPlace(NamedTuple):
 
 
 class ObservedGradient(NamedTuple):
-    """The gradient that was observed last, and its statistics, or its number in a batch."""
+    """The gradient that was observed last, and its statistics if they are known."""
 
     gradient: Any  # a weak reference
     version: int
     stats: Summary | None
-    number: int
 
 
 class GradientHook:
     """A hook on one output; neither compilers nor pickles see it."""
 
-    __slots__ = ("_gradients", "_passes", "_place", "_shape", "_uses")
+    __slots__ = ("_description", "_gradients", "_passes", "_place", "_shape", "_uses")
 
     def __init__(
         self,
@@ -52,19 +47,28 @@ class GradientHook:
         place: OutputPlace,
         shape: torch.Size,
         uses: list[str] | None,
+        description: Any = None,
     ) -> None:
         self._gradients = gradients  # the model may keep this output, which must not keep the model
         self._place = place
         self._shape = shape
         self._uses = uses
+        self._description = description
         self._passes: list[int] = []
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
-        gradients, this_pass = self._gradients(), private.backward_pass()
-        if gradients is None or gradient is None or this_pass in self._passes:
+        gradients, place = self._gradients(), self._place
+        if gradients is None or gradient is None:
             return
-        observer = gradients.observer
-        if not observer.active:
+        description = self._description
+        if description is None or not gradients.context.add_gradient(
+            description, gradient, self._shape, place.step, place.call, self._passes
+        ):
+            self._observe(gradients, gradient)
+
+    def _observe(self, gradients: OutputGradients, gradient: torch.Tensor) -> None:
+        observer, this_pass = gradients.observer, private.backward_pass()
+        if this_pass in self._passes or not observer.active:
             return
         self._passes.append(this_pass)
         place, passes = self._place, len(self._passes)
@@ -94,13 +98,15 @@ class OutputGradients:
         origins: Origins | None,
         descriptions: Descriptions,
         collectives: Collectives,
+        context: Any = None,
     ) -> None:
         self.observer = observer
+        self.context = context
         self._origins = origins
         self._descriptions = descriptions
         self._collectives = collectives
         self._leaf_handles: dict[str, Any] = {}  # hooks on tensors that outlive their step
-        self._last = ObservedGradient(lambda: None, 0, None, 0)
+        self._last = ObservedGradient(lambda: None, 0, None)
         self._this = weakref.ref(self)
 
     def end_step(self) -> None:
@@ -108,10 +114,13 @@ class OutputGradients:
         while self._leaf_handles:
             self._leaf_handles.popitem()[1].remove()
 
-    def hook(self, tensor: torch.Tensor, place: OutputPlace) -> None:
-        """Observe the gradient of an output when it is computed."""
+    def hook(self, tensor: torch.Tensor, place: OutputPlace, description: Any = None) -> None:
+        """Observe the gradient of an output when it is computed.
+
+        With the kernel's `description` of it, a plain one is added without Python.
+        """
         uses = None if self._origins is None else self._origins.uses(tensor)
-        hook = GradientHook(self._this, place, tensor.shape, uses)
+        hook = GradientHook(self._this, place, tensor.shape, uses, description)
         handle = tensor.register_hook(hook)
         if tensor.is_leaf:  # the module returned a parameter as it is
             before = self._leaf_handles.get(place.name)
@@ -127,35 +136,9 @@ class OutputGradients:
         self, place: OutputPlace, gradient: torch.Tensor, shape: torch.Size, uses: list[str] | None
     ) -> None:
         """Observe a gradient, or have it observed once a collective has computed it."""
-        start = _now()
         self._collectives.poll()
-        if type(gradient) is torch.Tensor and self._add_plain(place, gradient, shape, start):
-            return
         look = functools.partial(self._look, place, gradient, shape, uses)
         self._collectives.observe(gradient, place.name, look)
-
-    def _add_plain(
-        self, place: OutputPlace, gradient: torch.Tensor, shape: torch.Size, start: int
-    ) -> bool:
-        """Add a gradient in memory to the batch of the step; return whether there is one."""
-        batch = self.observer.batch
-        if batch is None or gradient.shape != shape:
-            return False
-        name, cls, step, call, tags, shard = place
-        seen = self._descriptions.of(name, Kind.GRADIENT, gradient, call, cls, tags, shard)
-        last, version = self._last, private.version_of(gradient)
-        number = 0
-        if last.gradient() is gradient and last.version == version:
-            # the output of a module is often that of its last child, and nothing runs between
-            # two hooks on one tensor
-            number = batch.repeat(seen, last.number, step, start)
-        if not number:
-            memory = memory_of(gradient)
-            if memory is None:
-                return False
-            number = batch.add(seen, memory, step, start)
-        self._last = ObservedGradient(weakref.ref(gradient), version, None, number)
-        return True
 
     def _look(
         self, place: OutputPlace, gradient: torch.Tensor, shape: torch.Size, uses: list[str] | None
@@ -169,4 +152,4 @@ class OutputGradients:
         last, version = self._last, private.version_of(gradient)
         known = last.gradient() is gradient and last.version == version
         stats = self.observer.observe(*seen, step, last.stats if known else None, explain)
-        self._last = ObservedGradient(weakref.ref(gradient), version, stats, 0)
+        self._last = ObservedGradient(weakref.ref(gradient), version, stats)

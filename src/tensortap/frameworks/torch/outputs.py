@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from tensortap.frameworks.observing import Explain, HookObserver, inputs_of, tensors_in
+from tensortap.frameworks.observing import (
+    Explain,
+    HookObserver,
+    TensorBatch,
+    inputs_of,
+    tensors_in,
+)
 from tensortap.frameworks.torch import private
 from tensortap.frameworks.torch.collectives import Collectives
 from tensortap.frameworks.torch.gradients import OutputGradients, OutputPlace
@@ -27,11 +32,11 @@ from tensortap.frameworks.torch.names import Names, type_name, unwrapped
 from tensortap.frameworks.torch.origins import Origins
 from tensortap.frameworks.torch.replayed import ReplayedBuffers
 from tensortap.frameworks.torch.shards import Descriptions
-from tensortap.frameworks.torch.summarize import memory_of
+from tensortap.frameworks.torch.summarize import EXCHANGES
 from tensortap.frameworks.torch.uncalled import REASON, UncalledModules, has_forward
 from tensortap.record import Kind
+from tensortap.stats import summarize as stats
 
-_now = time.perf_counter_ns
 GENERATED = 1_000_000  # the first call of a pass within `generate`
 OBSERVED = "a model is observed in them"
 _TRAINED_IN_EVAL = (
@@ -63,18 +68,27 @@ class OutputHooks:
         self._recomputable: dict[str, list[int]] = {}  # calls that a checkpoint may repeat
         self.origins = Origins(root, observer) if observer.explains else None
         self._layouts = Layouts(root)
-        self._batch = None if self._layouts.mesh else observer.batch
-        self._descriptions = Descriptions(detaching=self._batch is None)
+        batch = None if self._layouts.mesh else observer.batch
+        self._descriptions = Descriptions(detaching=batch is None)
         self._collectives = Collectives(observer)
-        self._gradients = OutputGradients(
-            observer, self.origins, self._descriptions, self._collectives
-        )
         self._uncalled = UncalledModules(root)
+        self._context = None if batch is None or not EXCHANGES else self._shared(batch)
+        self._gradients = OutputGradients(
+            observer, self.origins, self._descriptions, self._collectives, self._context
+        )
         self._trained_in_eval = False
         self._structure: dict[str, torch.nn.Module] = {}  # when the hooks were attached
         self._root_name = title
         root = unwrapped(root)
         self._stage_root = root if next(root.children(), None) is not None else None
+
+    def _shared(self, batch: TensorBatch) -> Any:
+        """Return what the hooks in C share."""
+        return stats.kernel.HookContext(
+            batch.summaries, batch.hand_over, self.observer, self.root, self._collectives.waiting,
+            self._uncalled.modules, self._next_call, torch.is_grad_enabled, private.backward_pass,
+            private.version_of,
+        )  # fmt: skip
 
     def attach(self) -> None:
         if not {Kind.ACTIVATION, Kind.GRADIENT} & set(self.observer.kinds):
@@ -110,7 +124,7 @@ class OutputHooks:
         if activation or gradient:
             cls = type_name(unwrapped(module))
             wanted = ModuleCall(0, 0, activation, gradient)
-            hook = functools.partial(self._on_output, name, cls, wanted, module)
+            hook = self._hook(module, name, cls, wanted)
             number = len(self._graph_probes)
             rows = () if self._replayed is None else self._replayed.rows(number, gradient)
             probe = GraphProbe(self, name, cls, wanted, rows)
@@ -129,6 +143,29 @@ class OutputHooks:
             self._uncalled.add(name, module)
         if self.origins is not None:  # the last, because it ends a call
             self._undo.append(self.origins.graph_calls.attach(module, name))
+
+    def _hook(
+        self, module: torch.nn.Module, name: str, cls: str, wanted: ModuleCall
+    ) -> Callable[..., Any]:
+        """Return a hook on the output of a module: one in C, if most outputs may be plain."""
+        general = functools.partial(self._on_output, name, cls, wanted, module)
+        if self._context is None or module is self._stage_root:
+            return general
+        output, gradient = (
+            stats.kernel.TensorDescription(self._descriptions.of, name, kind, cls)
+            for kind in (Kind.ACTIVATION, Kind.GRADIENT)
+        )
+        hook_gradient = functools.partial(self._hook_gradient, name, cls, gradient)
+        hook: Callable[..., Any] = stats.kernel.OutputHook(
+            self._context, general, module, name,
+            output if wanted.activation else None, hook_gradient if wanted.gradient else None,
+        )  # fmt: skip
+        return hook
+
+    def _hook_gradient(
+        self, name: str, cls: str, description: Any, tensor: torch.Tensor, step: int, call: int
+    ) -> None:
+        self._gradients.hook(tensor, OutputPlace(name, cls, step, call), description)
 
     def _on_computed(self, name: str, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self.observer.capturing:
@@ -213,39 +250,9 @@ class OutputHooks:
             return
         try:
             self._collectives.poll()
-            if type(output) is torch.Tensor and self._is_plain_call(original, module):
-                self._observe_plain(name, cls, wanted, output)
-            else:
-                self._observe(name, cls, wanted, original, module, (args, kwargs), output)
+            self._observe(name, cls, wanted, original, module, (args, kwargs), output)
         except Exception as error:
             observer.fault(name, error)
-
-    def _is_plain_call(self, original: torch.nn.Module, module: torch.nn.Module) -> bool:
-        """Return whether a call is one of a forward pass that is trained, and nothing special."""
-        return (
-            self._batch is not None
-            and self.root.training
-            and module is original
-            and original is not self._stage_root
-            and torch.is_grad_enabled()
-            and private.backward_pass() == -1
-        )
-
-    def _observe_plain(self, name: str, cls: str, wanted: ModuleCall, tensor: torch.Tensor) -> None:
-        """Do what `_observe` does, for the only output of a plain call."""
-        start, batch, step = _now(), self._batch, self.observer.step_number
-        assert batch is not None
-        self._uncalled.called(name)
-        call = self._next_call(name)
-        if wanted.activation:
-            seen = self._descriptions.of(name, Kind.ACTIVATION, tensor, call, cls)
-            memory = memory_of(tensor)
-            if memory is None:
-                self.observer.observe(seen, tensor.detach(), step)
-            else:
-                batch.add(seen, memory, step, start)
-        if wanted.gradient and tensor.requires_grad and tensor.is_floating_point():
-            self._gradients.hook(tensor, OutputPlace(name, cls, step, call))
 
     def _observe(
         self,

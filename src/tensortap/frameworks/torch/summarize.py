@@ -106,6 +106,18 @@ with contextlib.suppress(OSError, AttributeError):  # another build of torch: th
     _share_threads()
 
 
+def _use_exchange() -> bool:
+    """Let the kernel find the elements of tensors itself, where torch has DLPack's exchange."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if stats.kernel is None or capsule is None:
+        return False
+    classes = torch.Tensor, torch.nn.Parameter
+    return bool(stats.kernel.use_exchange(classes, capsule, has_torch_function))
+
+
+EXCHANGES = _use_exchange()
+"""Whether the kernel finds the elements of tensors itself."""
+
 # -- on a device ------------------------------------------------------------------------
 
 

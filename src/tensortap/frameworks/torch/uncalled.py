@@ -21,28 +21,28 @@ class UncalledModules:
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root
-        self._modules: dict[str, torch.nn.Module] = {}
+        self.modules: dict[str, torch.nn.Module] = {}
 
     def add(self, name: str, module: torch.nn.Module) -> None:
         """Take a module, unless it has no weight or, like a list of parameters, no forward."""
         if has_forward(module) and next(module.parameters(recurse=False), None) is not None:
-            self._modules[name] = module
+            self.modules[name] = module
 
     def names(self) -> set[str]:
         """Return the names of those modules."""
-        return set(self._modules)
+        return set(self.modules)
 
     def called(self, name: str) -> None:
-        self._modules.pop(name, None)
+        self.modules.pop(name, None)
 
     def clear(self) -> None:
-        self._modules.clear()
+        self.modules.clear()
 
     def trained(self, is_trained: Callable[[torch.nn.Parameter], bool]) -> Iterator[str]:
         """Yield those whose weights are trained, each once."""
         found = [
             (name, weights)
-            for name, module in self._modules.items()
+            for name, module in self.modules.items()
             if (weights := [p for p in module.parameters(recurse=False) if is_trained(p)])
         ]
         if not found:
@@ -50,7 +50,7 @@ class UncalledModules:
         called = {  # a tied weight may belong to a module that is called
             id(parameter)
             for name, module in Names(self._root).modules()
-            if name not in self._modules
+            if name not in self.modules
             for parameter in module.parameters(recurse=False)
         }
         for name, weights in found:

@@ -4,7 +4,6 @@
 #include <structmember.h>
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "module.h"
 
@@ -23,15 +22,10 @@ typedef struct {
     Kept *kept;
     long long spent;  /* nanoseconds */
     long long number; /* of the last result, counted from 1 and never reset */
+    long long step;   /* of the caller */
+    long long kernel; /* nanoseconds in the kernel, never reset */
     char due;         /* whether the batch should be taken now */
 } SummaryBatch;
-
-static long long now_ns(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (long long)t.tv_sec * 1000000000LL + t.tv_nsec;
-}
 
 /* Make room for one more; return 0 if there is no memory. */
 static int provide_room(SummaryBatch *self)
@@ -55,66 +49,85 @@ static int provide_room(SummaryBatch *self)
 }
 
 /* Note what the last result belongs to; return its number. */
-static PyObject *note(SummaryBatch *self, PyObject *key, long long start)
+static long long note(SummaryBatch *self, PyObject *key, long long start)
 {
     Seen *seen = &self->seen[self->n++];
     *seen = (Seen){Py_NewRef(key), now_ns(CLOCK_REALTIME)};
     self->due = self->n >= FULL || seen->time - self->seen[0].time > OLD;
     self->spent += now_ns(CLOCK_MONOTONIC) - start;
-    return PyLong_FromLongLong(++self->number);
+    return ++self->number;
 }
 
-/* add(key, start, address, code, shape, strides) -> number
+long long add_elements(PyObject *batch, PyObject *key, long long start, const Elements *elements)
+{
+    SummaryBatch *self = (SummaryBatch *)batch;
+    Statistics result;
+    Outcome outcome;
+    size_t count = 1;
+    for (int i = 0; i < elements->array.ndim; i++)
+        count *= (size_t)elements->array.shape[i];
+    long long begun = now_ns(CLOCK_MONOTONIC);
+    if (count <= FEW) {
+        outcome = summarize(elements, 1, &result);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        outcome = summarize(elements, 0, &result);
+        Py_END_ALLOW_THREADS
+    }
+    /* other threads have run until here, but none does from here on */
+    self->kernel += now_ns(CLOCK_MONOTONIC) - begun;
+    if (outcome == BEYOND) {
+        PyErr_SetString(PyExc_OverflowError, "float64 cannot hold a magnitude");
+        return 0;
+    }
+    if (outcome != DONE || !provide_room(self) || !keep_result(&self->kept[self->n], &result)) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    return note(self, key, start);
+}
+
+long long repeat_elements(PyObject *batch, PyObject *key, long long start, long long number)
+{
+    SummaryBatch *self = (SummaryBatch *)batch;
+    if (self->n == 0 || self->number != number || self->kept[self->n - 1].figures.bins > FEW_BINS)
+        return 0;
+    if (!provide_room(self)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    Kept *kept = &self->kept[self->n];
+    *kept = kept[-1];
+    kept->bin = kept->few;
+    return note(self, key, start);
+}
+
+long long step_of(PyObject *batch)
+{
+    return ((SummaryBatch *)batch)->step;
+}
+
+int is_due(PyObject *batch)
+{
+    return ((SummaryBatch *)batch)->due;
+}
+
+/* add(key, start, address, code, shape, strides)
  *
  * `start` is when the caller began with this array, by time.perf_counter_ns(). */
 static PyObject *batch_add(SummaryBatch *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Elements elements;
-    Statistics result;
-    Outcome outcome;
     if (nargs != 6) {
         PyErr_SetString(PyExc_TypeError, "key, start, address, code, shape, strides");
         return NULL;
     }
     long long start = PyLong_AsLongLong(args[1]);
-    Py_ssize_t count = PyErr_Occurred() ? -1 : read_array(args[2], args[3], args[4], args[5], &elements);
-    if (count < 0)
+    if (PyErr_Occurred() || read_array(args[2], args[3], args[4], args[5], &elements) < 0)
         return NULL;
-    if (count <= FEW) {
-        outcome = summarize(&elements, 1, &result);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        outcome = summarize(&elements, 0, &result);
-        Py_END_ALLOW_THREADS
-    }
-    /* other threads have run until here, but none does from here on */
-    if (outcome == BEYOND) {
-        PyErr_SetString(PyExc_OverflowError, "float64 cannot hold a magnitude");
+    if (!add_elements((PyObject *)self, args[0], start, &elements))
         return NULL;
-    }
-    if (outcome != DONE || !provide_room(self) || !keep_result(&self->kept[self->n], &result))
-        return PyErr_NoMemory();
-    return note(self, args[0], start);
-}
-
-/* repeat(key, start, number) -> number: add the last array again; 0 if its number is another */
-static PyObject *batch_repeat(SummaryBatch *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    if (nargs != 3) {
-        PyErr_SetString(PyExc_TypeError, "key, start, number");
-        return NULL;
-    }
-    long long start = PyLong_AsLongLong(args[1]), number = PyLong_AsLongLong(args[2]);
-    if (PyErr_Occurred())
-        return NULL;
-    if (self->n == 0 || self->number != number || self->kept[self->n - 1].figures.bins > FEW_BINS)
-        return PyLong_FromLong(0);
-    if (!provide_room(self))
-        return PyErr_NoMemory();
-    Kept *kept = &self->kept[self->n];
-    *kept = kept[-1];
-    kept->bin = kept->few;
-    return note(self, args[0], start);
+    Py_RETURN_NONE;
 }
 
 static void clear(SummaryBatch *self)
@@ -171,15 +184,15 @@ static void batch_dealloc(SummaryBatch *self)
 
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)(void (*)(void))batch_add, METH_FASTCALL,
-     "add(key, start, address, code, shape, strides) -> number"},
-    {"repeat", (PyCFunction)(void (*)(void))batch_repeat, METH_FASTCALL,
-     "repeat(key, start, number) -> number, or 0"},
+     "add(key, start, address, code, shape, strides)"},
     {"take", (PyCFunction)batch_take, METH_NOARGS, "take() -> (keys, times, spent, columns)"},
     {NULL},
 };
 
 static PyMemberDef members[] = {
     {"due", T_BOOL, offsetof(SummaryBatch, due), READONLY, "whether to take the batch now"},
+    {"step", T_LONGLONG, offsetof(SummaryBatch, step), 0, "the step of the arrays"},
+    {"kernel_ns", T_LONGLONG, offsetof(SummaryBatch, kernel), READONLY, "time in the kernel"},
     {NULL},
 };
 

@@ -4,27 +4,41 @@
 
 #include "module.h"
 
-enum { DTYPE, IS_CPU, IS_NESTED, IS_NEG, IS_CONJ, NUMEL, DATA_PTR, IS_CONTIGUOUS, STRIDE, SHAPE, NAMES };
+enum { DTYPE, IS_CPU, IS_NESTED, IS_NEG, IS_CONJ, NUMEL, DATA_PTR, IS_CONTIGUOUS, STRIDE, SHAPE,
+       STORAGE_OFFSET, NAMES };
 static PyObject *names[NAMES];
 
 int prepare_names(void)
 {
     static const char *const texts[NAMES] = {"dtype", "is_cpu", "is_nested", "is_neg", "is_conj",
-                                             "numel", "data_ptr", "is_contiguous", "stride", "shape"};
+                                             "numel", "data_ptr", "is_contiguous", "stride", "shape",
+                                             "storage_offset"};
     for (int i = 0; i < NAMES; i++)
         if (names[i] == NULL && (names[i] = PyUnicode_InternFromString(texts[i])) == NULL)
             return -1;
     return 0;
 }
 
-/* Return whether what was found is true; -1 on error. */
-static int truth(PyObject *found)
+int is_true(PyObject *found)
 {
     if (found == NULL)
         return -1;
-    int is_true = PyObject_IsTrue(found);
+    int answer = PyObject_IsTrue(found);
     Py_DECREF(found);
-    return is_true;
+    return answer;
+}
+
+int is_negated(PyObject *tensor)
+{
+    return is_true(PyObject_CallMethodNoArgs(tensor, names[IS_NEG]));
+}
+
+int is_freed(PyObject *tensor, const void *data, size_t itemsize)
+{
+    PyObject *found = PyObject_CallMethodNoArgs(tensor, names[STORAGE_OFFSET]);
+    Py_ssize_t offset = found != NULL ? PyLong_AsSsize_t(found) : -1;
+    Py_XDECREF(found);
+    return PyErr_Occurred() ? -1 : (uintptr_t)data == (uintptr_t)offset * itemsize;
 }
 
 /* Return the strides in bytes. */
@@ -51,14 +65,14 @@ static PyObject *strides_of(PyObject *tensor, Py_ssize_t itemsize)
  * (which looks dense otherwise), or of a negative or conjugate view. -1 on error. */
 static int is_plain(PyObject *tensor, long lazy)
 {
-    int found = truth(PyObject_GetAttr(tensor, names[IS_CPU]));
+    int found = is_true(PyObject_GetAttr(tensor, names[IS_CPU]));
     if (found <= 0)
         return found;
-    found = truth(PyObject_GetAttr(tensor, names[IS_NESTED]));
+    found = is_true(PyObject_GetAttr(tensor, names[IS_NESTED]));
     if (found == 0 && lazy > 0)
-        found = truth(PyObject_CallMethodNoArgs(tensor, names[IS_NEG]));
+        found = is_negated(tensor);
     if (found == 0 && lazy > 1)
-        found = truth(PyObject_CallMethodNoArgs(tensor, names[IS_CONJ]));
+        found = is_true(PyObject_CallMethodNoArgs(tensor, names[IS_CONJ]));
     return found < 0 ? -1 : !found;
 }
 
@@ -70,10 +84,10 @@ static PyObject *memory_of(PyObject *tensor, PyObject *code, Py_ssize_t itemsize
     PyObject *memory = NULL;
     if (address == NULL)
         goto end;
-    int some = PyObject_IsTrue(shape), somewhere = PyObject_IsTrue(address);
-    if (some < 0 || somewhere < 0 || (some && !somewhere))
+    int some = PyObject_IsTrue(shape);
+    if (some < 0 || (some && is_freed(tensor, PyLong_AsVoidPtr(address), (size_t)itemsize) != 0))
         goto end;
-    int contiguous = truth(PyObject_CallMethodNoArgs(tensor, names[IS_CONTIGUOUS]));
+    int contiguous = is_true(PyObject_CallMethodNoArgs(tensor, names[IS_CONTIGUOUS]));
     if (contiguous < 0)
         goto end;
     if (contiguous) {

@@ -196,94 +196,6 @@ static PyObject *kernel_summarize(PyObject *module, PyObject *const *args, Py_ss
     return as_summary(&result);
 }
 
-/* ---- many arrays ---- */
-
-enum { COUNTS = 5, FLOATS = 10 };
-
-PyObject *as_columns(const Many *many)
-{
-    Py_ssize_t n = (Py_ssize_t)many->n, total = 0;
-    for (Py_ssize_t i = 0; i < n; i++)
-        total += many->kept[i].figures.bins;
-    const Py_ssize_t sizes[] = {COUNTS * n * 8, FLOATS * n * 8, n * 4, (n + 1) * 4, total * 8};
-    PyObject *columns = PyTuple_New(5);
-    void *memory[5];
-    for (int k = 0; columns != NULL && k < 5; k++) {
-        PyObject *bytes = PyBytes_FromStringAndSize(NULL, sizes[k]);
-        if (bytes == NULL) {
-            Py_CLEAR(columns);
-            break;
-        }
-        memory[k] = PyBytes_AS_STRING(bytes);
-        PyTuple_SET_ITEM(columns, k, bytes);
-    }
-    if (columns == NULL)
-        return NULL;
-    int64_t *counts = memory[0];
-    double *floats = memory[1];
-    int32_t *first = memory[2], *ends = memory[3];
-    uint64_t *bins = memory[4];
-    ends[0] = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        const Kept *kept = &many->kept[i];
-        const int64_t *count = (const void *)&kept->figures; /* the fields follow each other */
-        const double *figure = (const void *)(count + COUNTS);
-        for (int k = 0; k < COUNTS; k++)
-            counts[k * n + i] = count[k];
-        for (int k = 0; k < FLOATS; k++)
-            floats[k * n + i] = figure[k];
-        first[i] = kept->figures.first_bin;
-        memcpy(bins + ends[i], kept->bin, (size_t)kept->figures.bins * 8);
-        ends[i + 1] = ends[i] + kept->figures.bins;
-    }
-    return columns;
-}
-
-/* summarize_many(arrays, threads) -> columns
- *
- * `arrays` is a list of (address, code, shape, strides), as for `summarize`. */
-static PyObject *kernel_summarize_many(PyObject *module, PyObject *args)
-{
-    (void)module;
-    PyObject *arrays, *columns = NULL;
-    int threads;
-    if (!PyArg_ParseTuple(args, "O!i", &PyList_Type, &arrays, &threads))
-        return NULL;
-    size_t n = (size_t)PyList_GET_SIZE(arrays);
-    Elements *elements = malloc((n + 1) * sizeof *elements);
-    Many many = {elements, malloc((n + 1) * sizeof *many.kept), 0, 0};
-    Outcome outcome = elements != NULL && many.kept != NULL ? DONE : NO_MEMORY;
-    for (; outcome == DONE && many.n < n; many.n++) {
-        PyObject *a = PyList_GET_ITEM(arrays, many.n);
-        if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 4) {
-            PyErr_SetString(PyExc_TypeError, "expected address, code, shape, strides");
-            goto end;
-        }
-        if (read_array(PyTuple_GET_ITEM(a, 0), PyTuple_GET_ITEM(a, 1), PyTuple_GET_ITEM(a, 2),
-                       PyTuple_GET_ITEM(a, 3), &elements[many.n]) < 0)
-            goto end;
-        many.kept[many.n].bin = NULL;
-    }
-    if (outcome == DONE) {
-        Py_BEGIN_ALLOW_THREADS
-        outcome = summarize_many(&many, threads);
-        Py_END_ALLOW_THREADS
-    }
-    if (outcome == NO_MEMORY)
-        PyErr_NoMemory();
-    else if (outcome == BEYOND)
-        PyErr_SetString(PyExc_OverflowError, "float64 cannot hold a magnitude");
-    else
-        columns = as_columns(&many);
-end:
-    for (size_t i = 0; i < many.n; i++)
-        if (many.kept[i].bin != many.kept[i].few)
-            free(many.kept[i].bin);
-    free(many.kept);
-    free(elements);
-    return columns;
-}
-
 /* compare(a, b, shape, atol, rtol, equal_nan, format, threads) -> tuple
  *
  * `a` and `b` are (address, code, strides), `format` is (digits, least exponent, largest number).
@@ -409,7 +321,7 @@ static PyMethodDef methods[] = {
     {"summarize", (PyCFunction)(void (*)(void))kernel_summarize, METH_FASTCALL,
      "summarize(address, code, shape, strides, threads) -> Summary | None"},
     {"summarize_many", kernel_summarize_many, METH_VARARGS,
-     "summarize_many([(address, code, shape, strides)], threads) -> columns"},
+     "summarize_many(arrays, threads) -> columns | None"},
     {"locate", (PyCFunction)(void (*)(void))kernel_locate, METH_FASTCALL,
      "locate(tensor, dtypes) -> (address, code, shape, strides) | None"},
     {"compare", kernel_compare, METH_VARARGS,
@@ -421,6 +333,8 @@ static PyMethodDef methods[] = {
     {"movements", kernel_movements, METH_VARARGS, "Sums over movements: see stats/norms.py."},
     {"set_summary", kernel_set_summary, METH_O, "Set the class of summaries."},
     {"add_table", kernel_add_table, METH_O, "Add the 256 values of an 8-bit dtype and return its code."},
+    {"use_exchange", kernel_use_exchange, METH_VARARGS,
+     "use_exchange(classes, capsule, has_overrides) -> bool: find tensors of these classes by DLPack"},
     {"use_team", kernel_use_team, METH_VARARGS, "Use the threads of an OpenMP runtime."},
     {"variants", kernel_variants, METH_NOARGS, "Return the variants that this processor can run, the best last."},
     {"variant", kernel_variant, METH_NOARGS, "Return the variant in use."},
@@ -442,7 +356,8 @@ PyMODINIT_FUNC PyInit__kernel(void)
     for (int i = 0; made != NULL && i < BYTES; i++)
         if (PyModule_AddIntConstant(made, names[i], i) < 0)
             Py_CLEAR(made);
-    if (made != NULL && (PyModule_AddType(made, &SummaryBatchType) < 0 || prepare_names() < 0))
+    if (made != NULL && (PyModule_AddType(made, &SummaryBatchType) < 0 || prepare_names() < 0 ||
+                         add_hooks(made) < 0))
         Py_CLEAR(made);
     choose_variant();
     return made;
