@@ -351,6 +351,8 @@ PyMODINIT_FUNC PyInit__fast(void)
     str_is_conj = PyUnicode_InternFromString("is_conj");
     str_is_contiguous = PyUnicode_InternFromString("is_contiguous");
     str_data_ptr = PyUnicode_InternFromString("data_ptr");
+    str_storage_offset = PyUnicode_InternFromString("storage_offset");
+    str_element_size = PyUnicode_InternFromString("element_size");
     PyObject *made = PyModule_Create(&module);
     if (made == NULL || PyModule_AddType(made, &QueueStateType) < 0 ||
         PyModule_AddType(made, &FastCaptureType) < 0 ||

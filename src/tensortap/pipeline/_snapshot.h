@@ -2,6 +2,7 @@
 static PyObject *str_dtype, *str_shape, *str_pending, *str_numpy, *str_empty, *str_data;
 static PyObject *str_framework, *str_float, *str_int;
 static PyObject *str_is_cpu, *str_is_neg, *str_is_conj, *str_is_contiguous, *str_data_ptr;
+static PyObject *str_storage_offset, *str_element_size;
 
 static long long now_ns(clockid_t clock)
 {
@@ -153,14 +154,25 @@ static int take_other(FastCapture *self, PyObject *take_small, PyObject *value, 
     return fit;
 }
 
-/* Return the address of a tensor's bytes; NULL if it has none, and no error is set. */
-static const char *address_of(PyObject *tensor)
+/* Return the integer that a method gives; 0 if it gives none, and no error is set. */
+static uintptr_t number_of(PyObject *tensor, PyObject *method)
 {
-    PyObject *number = PyObject_CallMethodNoArgs(tensor, str_data_ptr);
-    const char *address = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
+    PyObject *number = PyObject_CallMethodNoArgs(tensor, method);
+    void *found = number != NULL ? PyLong_AsVoidPtr(number) : NULL;
     Py_XDECREF(number);
     PyErr_Clear();
-    return address;
+    return (uintptr_t)found;
+}
+
+/* Return the address of a tensor's bytes; NULL if it has none, or its storage has been freed: then the
+ * address of a view is its offset. */
+static const char *address_of(PyObject *tensor)
+{
+    uintptr_t address = number_of(tensor, str_data_ptr);
+    uintptr_t offset = number_of(tensor, str_storage_offset);
+    if (offset != 0 && address == offset * number_of(tensor, str_element_size))
+        return NULL;
+    return (const char *)address;
 }
 
 /* Return whether a result is true, and release it; -1 if it is an error. */

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +14,7 @@ from tensortap.frameworks.torch import summarize as module
 from tensortap.frameworks.torch.summarize import summarize
 from tensortap.record import Summary
 from tensortap.stats import summarize_array
+from tensortap.stats.columns import summarize_tensors
 
 DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -77,6 +79,63 @@ def test_lazy_complex_views() -> None:
     same(summarize(x.conj().imag), summarize_array(x.imag.neg().numpy()))
 
 
+ORDINARY = {
+    "strided": lambda x: x.view(20, 60).t(),
+    "expanded": lambda x: x[:3].expand(2, 3),
+    "offset": lambda x: x[5:],
+    "empty": lambda x: x[:0],
+    "scalar": lambda x: x[3],
+    "leaf": lambda x: x.clone().requires_grad_(),
+    "parameter": torch.nn.Parameter,
+    "lazy clone": torch._lazy_clone,
+    **{
+        str(dtype): lambda x, d=dtype: x.to(d)
+        for dtype in (torch.float16, torch.bfloat16, torch.int64)
+    },
+}
+UNUSUAL = {
+    "negative view": torch._neg_view,
+    "negative part": lambda x: torch.complex(x, x).conj().imag,
+    "complex": lambda x: torch.complex(x, x),
+    "bool": lambda x: x > 0,
+    "sparse": lambda x: x.to_sparse(),
+    "CSR": lambda x: x.view(20, 60).to_sparse_csr(),
+    "MKL-DNN": lambda x: x.to_mkldnn(),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "nested": lambda x: torch.nested.nested_tensor([x, x[:3]]),
+    "jagged": lambda x: torch.nested.nested_tensor([x, x[:3]], layout=torch.jagged),
+    "meta": lambda x: x.to("meta"),
+}
+
+
+@pytest.mark.parametrize("make", ORDINARY.values(), ids=ORDINARY)
+def test_kernel_finds_ordinary_tensors(make: Callable[[torch.Tensor], Any]) -> None:
+    x = make(values().float())
+    found = summarize_tensors([x, x])
+    assert found is not None
+    assert msgspec.msgpack.encode(found.summaries()) == msgspec.msgpack.encode([summarize(x)] * 2)
+
+
+@pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL)
+@pytest.mark.filterwarnings("ignore")
+def test_kernel_leaves_unusual_tensors_to_python(make: Callable[[torch.Tensor], Any]) -> None:
+    x = values().float()
+    assert summarize_tensors([x, make(x)]) is None
+
+
+def test_kernel_leaves_transformed_tensors_to_python() -> None:
+    found = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        found.append(summarize_tensors([x]))
+        return x.sum()
+
+    torch.vmap(look)(torch.ones(2, 3))
+    torch.func.grad(look)(torch.ones(3))
+    torch.func.functionalize(look)(torch.ones(3))
+    assert found == [None] * 3
+
+
 class Marked(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,6 +170,7 @@ def test_modes_do_not_see_statistics() -> None:
     with Mode(), Functions():
         summarize(x)
         summarize(y)
+        assert summarize_tensors([x, y]) is None
     assert not seen
 
 
@@ -140,10 +200,16 @@ def test_rejects_wrappers() -> None:
         tap.summarize(fake)
     with pytest.raises(CaptureError, match=r"torch\.func"):
         torch.vmap(lambda x: summarize(x) and x)(torch.ones(2, 3))
-    freed = torch.ones(3)
+
+
+@pytest.mark.parametrize("view", [slice(None), slice(3, None), slice(2, None, 2)])
+def test_rejects_freed_storage(view: slice) -> None:
+    freed = torch.ones(6)[view]  # the address of a view is its offset then
     freed.untyped_storage().resize_(0)
-    with pytest.raises(CaptureError, match="freed"):
-        summarize(freed)
+    for take in (summarize, tap.summarize):
+        with pytest.raises(CaptureError, match="freed"):
+            take(freed)
+    assert summarize_tensors([freed]) is None
 
 
 def test_rejects_meta_tensors() -> None:

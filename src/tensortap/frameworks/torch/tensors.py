@@ -68,6 +68,18 @@ def is_lazy(value: torch.Tensor, dtype: torch.dtype) -> bool:
     return bool(lazy and (value.is_neg() or (lazy == 2 and value.is_conj())))
 
 
+def address_of(value: torch.Tensor) -> int:
+    """Return the address of the elements; 0 if the storage has been freed, also for a view of it.
+
+    >>> x = torch.ones(6)[3:]
+    >>> _ = x.untyped_storage().resize_(0)
+    >>> address_of(x)
+    0
+    """
+    address: int = value.data_ptr()
+    return address if address != value.storage_offset() * value.element_size() else 0
+
+
 def snapshot(value: torch.Tensor, pool: Pool | None, path: Path) -> Snapshot:
     """Copy a tensor, or a parameter."""
     if has_torch_function((value,)):  # even reading an attribute would run a mode
@@ -97,11 +109,11 @@ def snapshot_plain(value: torch.Tensor, pool: Pool | None) -> Snapshot:
         name, itemsize, lazy = KNOWN[value.dtype]
         if value.is_cpu and not (lazy and is_lazy(value, value.dtype)):
             if not value.ndim:
-                if address := value.data_ptr():
+                if address := address_of(value):
                     return TensorData("torch", name, (), _SCALAR[itemsize](address).raw), itemsize
             elif value.is_contiguous():
                 shape = tuple(value.shape)
-                if address := value.data_ptr():
+                if address := address_of(value):
                     nbytes = math.prod(shape) * itemsize
                     data = payload_at(address, nbytes, pool)
                     return TensorData("torch", name, shape, data), nbytes
@@ -208,7 +220,7 @@ def why_not(value: torch.Tensor) -> str:
     if not (value.is_cpu or value.is_cuda):
         return ""
     try:
-        address = value.data_ptr()
+        address = address_of(value)
     except RuntimeError:
         return (
             "inside torch.func (vmap, grad, jvp) a tensor has no memory of its own: return it from "
@@ -301,6 +313,8 @@ def keyed_copy(value: torch.Tensor) -> tuple[Hashable, Any] | None:
     try:
         nbytes, dtype = value.nbytes, value.dtype
         if not 0 < nbytes <= _LARGE or not value.is_cpu or is_lazy(value, dtype):
+            return None
+        if not address_of(value):
             return None
         if nbytes <= SMALL:
             if not value.is_contiguous():
