@@ -43,8 +43,7 @@ def run(request: PageRequest) -> dict[str, Any]:
     table = entry.table()
     with table.lock:
         kinds = table.tensor_kinds()
-        if Kind.OP.value in table.kinds:
-            kinds.append(Kind.OP.value)
+        kinds += [each for each in (Kind.HEALTH.value, Kind.OP.value) if each in table.kinds]
         kinds_of: dict[str, list[int]] = {}
         for number, kind in enumerate(kinds):
             for name in table.layers(kind):
