@@ -85,6 +85,30 @@ def analyses() -> list[Row]:
     return [Row("the same with every=10, analyses=True ÷ untracked", 1.05, True, a, b, note=note)]
 
 
+def analyses_spectra() -> list[Row]:
+    """Measure what the process that computes spectra adds to tracking."""
+    import tensortap as tap
+
+    _no_server()
+    folder = _folder()
+    training = _gpt()
+    try:
+        tap.init(folder)
+
+        def steps(**options) -> float:
+            with tap.track(training.model, training.optimizer, every=10, **options) as tracker:
+                start = time.perf_counter()
+                for _ in range(10):
+                    tracker.step(loss=training.step())
+                return time.perf_counter() - start
+
+        ours, base = in_turns(5, lambda: steps(analyses=["spectra"]), steps)
+        tap.finish()
+        return [Row("spectra in a worker, every=10 ÷ tracked without", 1.01, True, ours, base)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class KernelTime:
     """The seconds that the kernel of statistics takes."""
 
@@ -212,4 +236,4 @@ def tracking_memory() -> list[Row]:
                 [held[200]], note=note)]  # fmt: skip
 
 
-ROWS = (gpt, gpt_every_10, analyses, small_models, tracking_memory)
+ROWS = (gpt, gpt_every_10, analyses, analyses_spectra, small_models, tracking_memory)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from tensortap.frameworks.analyzing import ModelFacts, StepListener
 from tensortap.record import Kind
 
-Give = Callable[[Kind, str, Mapping[str, float], str], None]
+Give = Callable[[Kind, str, Mapping[str, float], str, int | None], None]
 
 
 class Analysis(StepListener):
@@ -26,16 +26,25 @@ class Analysis(StepListener):
         self._give = give
         self.unseen = unseen
         self.facts = ModelFacts(None, "")
+        self.current_step: Callable[[], int] = lambda: 0
 
     def give(
-        self, kind: Kind, name: str, numbers: Mapping[str, float], placements: str = ""
+        self,
+        kind: Kind,
+        name: str,
+        numbers: Mapping[str, float],
+        placements: str = "",
+        step: int | None = None,
     ) -> None:
-        """Record numbers about a tensor or a module; `placements` if they are about a shard."""
-        self._give(kind, name, numbers, placements)
+        """Record numbers about a tensor or a module; `placements` if they are about a shard.
+
+        `step` is the current one unless they come later.
+        """
+        self._give(kind, name, numbers, placements, step)
 
     def give_model(self, numbers: Mapping[str, float], placements: str = "") -> None:
         """Record numbers about the whole model: ``model.grad_norm``."""
-        self._give(Kind.METRIC, self.facts.title, numbers, placements)
+        self._give(Kind.METRIC, self.facts.title, numbers, placements, None)
 
     def attach(self, facts: ModelFacts) -> None:
         """Begin with a model."""

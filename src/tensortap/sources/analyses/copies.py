@@ -32,10 +32,7 @@ class Copies:
         if known is not None:
             self._nbytes -= self._memory.pop(name).nbytes
         if self._nbytes + self._times * like.nbytes > LARGEST:
-            self._unseen[self._what] = (
-                f"copies are bounded to {LARGEST >> 20} MiB, and some parameters are beyond: "
-                "include= selects others"
-            )
+            self._unseen[self._what] = beyond()
             return None, False
         made = self._memory[name] = np.empty((self._times, *like.shape), like.dtype)
         self._nbytes += made.nbytes
@@ -45,3 +42,11 @@ class Copies:
         """Let go of all copies."""
         self._memory.clear()
         self._nbytes = 0
+
+
+def beyond() -> str:
+    """Say that there is no room for all copies."""
+    return (
+        f"copies are bounded to {LARGEST >> 20} MiB, and some parameters are beyond: "
+        "include= selects others"
+    )

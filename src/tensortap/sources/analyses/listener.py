@@ -38,6 +38,8 @@ class Analyses(StepListener):
         self._analyses = {
             name: family(name)(self._give, unseen, **options) for name, options in families.items()
         }
+        for analysis in self._analyses.values():
+            analysis.current_step = step
         self._send, self._step, self._prefix = send, step, prefix
         self._tags: dict[tuple[Kind, str, str, str], tuple[str, dict[str, str]]] = {}
 
@@ -82,9 +84,15 @@ class Analyses(StepListener):
         self._tell("end_step")
 
     def _give(
-        self, kind: Kind, name: str, numbers: Mapping[str, float], placements: str = ""
+        self,
+        kind: Kind,
+        name: str,
+        numbers: Mapping[str, float],
+        placements: str,
+        step: int | None,
     ) -> None:
-        step, (rank, world_size) = self._step(), ranks.rank_and_world_size()
+        rank, world_size = ranks.rank_and_world_size()
+        step = self._step() if step is None else step
         for quantity, number in numbers.items():
             label, tags = self._described(kind, name, quantity, placements)
             self._send(
