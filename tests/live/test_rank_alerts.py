@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
 
 import tensortap as tap
+from tensortap import alerts
 from tensortap.alerts import alert_of
+from tensortap.api import session as live
 from tensortap.record import Kind
 from tests.processes import wait_for
 
@@ -70,6 +73,41 @@ def test_a_run_on_disk_tells_the_same(run, tmp_path):
         program.end()
     (alert,) = tap.open(next(tmp_path.iterdir())).alerts()
     assert (alert.rule, alert.rank, alert.name, alert.step) == ("replicas", 2, "2.weight", 4)
+
+
+_ENDLESS = """
+    import sys, threading, torch, tensortap as tap
+    ready = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), ready.set()), daemon=True).start()
+    tap.catch(0, "hello").wait(30)
+    print("there", flush=True)
+    with tap.track(torch.nn.Linear(1, 1), weights=False) as tracker:
+        while not ready.wait(0.02):
+            tracker.step(loss=0.5)
+"""
+
+
+def test_a_rank_that_is_killed_or_stopped(run):
+    """Both go silent; a stopped one that goes on is behind."""
+    rules = [alerts.silent(seconds=5), alerts.straggler(behind=10)]
+    server = live.start("127.0.0.1", 0, "64MB", rules=rules)
+    found = lambda rule: {a.rank for a in alerts_in(server.history) if a.rule == rule}
+    try:
+        ranks = [run(_ENDLESS, server, RANK=str(rank), WORLD_SIZE="5") for rank in range(5)]
+        assert [each.line() for each in ranks] == ["there"] * 5
+        wait_for(lambda: len(server.history.records("loss")) > 100)
+        assert found("silent") == set()
+        ranks[3].kill()
+        ranks[4].signal(signal.SIGSTOP)
+        wait_for(lambda: found("silent") == {3, 4})
+        ranks[4].signal(signal.SIGCONT)
+        wait_for(lambda: found("straggler") == {4})
+        for program in (*ranks[:3], ranks[4]):
+            program.say()
+            program.end()
+        assert {a.rank for a in alerts_in(server.history)} == {3, 4}
+    finally:
+        server.close()
 
 
 _JAX = """

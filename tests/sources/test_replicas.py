@@ -1,7 +1,11 @@
 """Replicas that several ranks have are compared while they train, with gloo."""
 
+import os
+
 import pytest
 
+# the figures in the docs are of 100 trials and 1,000 clean steps
+TRIALS, CLEAN = os.environ.get("REPLICA_TRIALS", "12"), os.environ.get("REPLICA_CLEAN", "6")
 pytestmark = pytest.mark.slow
 
 _PROGRAM = """
@@ -107,13 +111,13 @@ result["errors"] = tap.receipt().reasons["error"]
 @pytest.fixture(scope="module")
 def found(gloo):
     """What eight ranks have found; they run all programs one after the other."""
-    return gloo(_PROGRAM, world=8, TRIALS="12", CLEAN="6")
+    return gloo(_PROGRAM, world=8, TRIALS=TRIALS, CLEAN=CLEAN)
 
 
 @pytest.mark.parametrize("layout", ["ddp", "hsdp", "tensor_parallel"])
 def test_one_flipped_bit_is_named(found, layout):
     expected = found[0][layout]["expected"]
-    assert len(expected) == 12
+    assert len(expected) == int(TRIALS)
     alerts = sorted(alert for results in found for alert in results[layout]["found"])
     assert alerts == sorted(expected)
     assert {results["errors"] for results in found} == {0}
@@ -226,3 +230,41 @@ def test_a_rank_that_dies_is_silent_and_hangs_nobody(gloo):
     printed = gloo.printed(_DIES, 3)
     assert "rank 2 is silent: its last replicas are of step 0" in printed[0]  # and so is rank 1
     assert printed[1].strip() == "[]"
+
+
+_INPUTS = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from tensortap import alerts
+
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+off = dict.fromkeys(("activations", "gradients", "weights", "optimizer_state"), False)
+with tap.track(model, alerts=[alerts.replicas(every=2)], **off) as tracker:
+    for step in range(12):
+        torch.manual_seed(100 * step + rank // 2)  # each data-parallel rank has its own batch
+        batch = torch.randn(4, 8)
+        if rank == 3 and step >= 5:
+            batch[2, 7] = batch[2, 7] + 1
+        model(batch).sum().backward()
+        batch.zero_()
+        tracker.step()
+result = {"alerts": [[a.name, a.step, a.message] for a in tracker.alerts],
+          "errors": tap.receipt().reasons["error"]}
+"""
+
+
+def test_ranks_that_share_a_batch_get_the_same_inputs(gloo):
+    """Inputs of data-parallel ranks rightly differ; those of tensor-parallel ranks do not."""
+    found = gloo(_INPUTS, world=4)
+    (alert,) = (alert for each in found for alert in each["alerts"])
+    name, step, message = alert
+    assert (name, step) == ("input[0]", 6)
+    assert message.startswith(
+        "input[0] differs between rank 2 and rank 3 since step 6, without a majority; "
+        "1 of 32 elements differs: "
+    )
+    assert message.endswith("element [2, 7]")
+    assert {each["errors"] for each in found} == {0}

@@ -39,11 +39,11 @@ class Observed(NamedTuple):
 class ReplicatedTensor(NamedTuple):
     """A tensor of which other ranks have replicas: `ranks` are all of them.
 
-    Where nothing but its name says so, it is not `certain`.
+    Where nothing but its name says so, it is not `certain`. Of an input only the digest is kept.
     """
 
     observed: Observed
-    value: Any
+    value: Any  # or its digest
     ranks: tuple[int, ...]
     certain: bool
 

@@ -105,12 +105,18 @@ class ReplicaCheck:
         copied: TensorData | None = None
         for observed, value, ranks, certain in found:
             if self._wants(observed.kind, observed.name):
+                is_digest = isinstance(value, (bytes, PendingDigest))
                 if value is not last:  # a tensor may belong to several groups
-                    last, digest = value, arrays.shard_digest_of(value, observed.shard)
+                    shard = observed.shard
+                    last, digest = (
+                        value,
+                        value if is_digest else arrays.shard_digest_of(value, shard),
+                    )
                 if digest is not None:
                     layout = _layout(observed, prefix, certain)
                     groups.setdefault(ranks, []).append((layout, digest))
-                    if wanted and (layout.kind, layout.name) == (wanted.kind, wanted.name):
+                    is_wanted = wanted and (layout.kind, layout.name) == (wanted.kind, wanted.name)
+                    if is_wanted and not is_digest:
                         copied = copy_of(value)
         if self._thread is None and groups:
             arguments = self._open, _store_name(groups.values())

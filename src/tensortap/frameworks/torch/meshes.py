@@ -21,6 +21,8 @@ class TensorMesh(NamedTuple):
 
     tag: str = ""  # empty if the model is not tensor parallel
     batch: str = ""  # the first of these ranks; other ranks have other batches
+    ranks: tuple[int, ...] = ()
+    is_named: bool = False  # whether the names of its dimensions say so
 
 
 @functools.lru_cache(maxsize=64)
@@ -63,7 +65,8 @@ def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
     ranks, mesh = max(found, key=lambda each: each[0].numel(), default=(torch.empty(0), None))
     if not ranks.ndim or mesh is None:
         return TensorMesh()
-    return TensorMesh(mesh_tag(mesh), str(int(ranks.min())))
+    members = tuple(ranks.flatten().tolist())
+    return TensorMesh(mesh_tag(mesh), str(min(members)), members, mesh.mesh_dim_names is not None)
 
 
 def _sharded_dimensions(placements: list[Any], ndim: int) -> int:

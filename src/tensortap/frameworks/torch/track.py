@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import sys
 import weakref
@@ -31,7 +32,7 @@ from tensortap.frameworks.torch.optimizers import (
 )
 from tensortap.frameworks.torch.outputs import OutputHooks
 from tensortap.frameworks.torch.private import version_of
-from tensortap.frameworks.torch.replicas import Replicas
+from tensortap.frameworks.torch.replicas import Replicas, SharedInputs
 from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.frameworks.torch.steps import StepWatch
 from tensortap.record import Kind
@@ -51,6 +52,7 @@ class ModelHooks:
         self._observer = observer
         self._outputs = OutputHooks(root, observer)
         self._parameters = ParameterHooks(root, optimizer, observer)
+        self._inputs = SharedInputs(root, observer)
         self._steps: StepWatch | None = None
         if observer.checks_steps:
             self._steps = StepWatch(
@@ -67,6 +69,7 @@ class ModelHooks:
     def attach(self) -> None:
         self._outputs.attach()
         self._parameters.attach()
+        self._guarded(self._inputs.attach)
         if self._analyses is not None:
             self._guarded(self._analyses.attach)
         if self._steps is not None:
@@ -76,6 +79,7 @@ class ModelHooks:
         try:
             self._outputs.detach()
         finally:
+            self._guarded(self._inputs.detach)
             if self._steps is not None:
                 self._steps.detach()
             if self._analyses is not None:
@@ -98,7 +102,8 @@ class ModelHooks:
         if self._steps is not None:
             self._observer.check_step(self._steps.end_step(self._observer.step_number))
         if self._observer.replicas_due():
-            self._observer.compare_replicas(self._parameters.replicas())
+            found = itertools.chain(self._parameters.replicas(), self._inputs.take())
+            self._observer.compare_replicas(found)
         if self._observer.capturing and (added := self._outputs.added()):
             # all of them: an adapter changes the names of the modules that it wraps
             self.detach()
