@@ -51,14 +51,24 @@ def test_processes(runs):
 
 
 @pytest.mark.filterwarnings("ignore")  # what a cluster says when it starts and ends
-def test_dask_cluster(runs):
+def test_dask_cluster(write):
+    """Two workers compare 200 ranks."""
     from distributed import Client, LocalCluster
 
+    values = np.random.default_rng(0).standard_normal((200, 2, 100)).astype("f4")
+    runs = []
+    for change in (0, 1):
+        values[137, 1, 5] += change
+        found = [("x", "Value", step, values[rank, step].copy(), rank)
+                 for rank, step in np.ndindex(200, 2)]  # fmt: skip
+        runs.append(write(found))
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
-        check(compare_runs(*runs, executor=client.get_executor()))
+        report = compare_runs(*runs, executor=client.get_executor())
+    assert [(d.key.rank, d.key.step) for d in report.differences] == [(137, 1)]
+    assert report.compared == 400
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from textwrap import dedent
 
+import duckdb
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -40,6 +41,8 @@ def test_has_the_records_of_all_ranks_and_of_the_tail(tmp_path):
     assert rows.column("max").to_pylist() == [1.0, 2.0, 3.0, 4.0, 5.0, 1.0, 2.0, 3.0]
     wanted = (ds.field("step") >= 2) & (ds.field("name") == "other")
     assert dataset.to_table(["rank"], wanted).to_pydict() == {"rank": [1]}
+    query = "select name, rank, count(*), max(max) from dataset where step > 0 group by all"
+    assert sorted(duckdb.sql(query).fetchall()) == [("fc", 0, 4, 5.0), ("other", 1, 2, 3.0)]
     made.close()
 
 
