@@ -86,7 +86,7 @@ class LayerHooks:
         self, name: str, module: torch.nn.Module, values: list[torch.Tensor], note: str
     ) -> None:
         """Take outputs from a compiled graph; see `graph_outputs`."""
-        grad, *paths = note.split("\n")
+        grad, _, *paths = note.split("\n")
         with torch.set_grad_enabled(bool(grad)):
             if self._is_observed():
                 if self._listener.wants("attention"):
