@@ -109,6 +109,30 @@ def analyses_spectra() -> list[Row]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def health_rules() -> list[Row]:
+    """Measure the rules over training steps alone; nothing is recorded."""
+    import tensortap as tap
+    from tensortap.alerts.defaults import STEP_RULES
+
+    _no_server()
+    training = _gpt(4, 128, 8, 64)
+    off = dict.fromkeys(("activations", "gradients", "weights", "optimizer_state"), False)
+    steps = 100
+
+    def timed(alerts: object) -> float:
+        model, optimizer = training.model, training.optimizer
+        with tap.track(model, optimizer=optimizer, alerts=alerts, **off) as tracker:
+            start = time.perf_counter()
+            for _ in range(steps):
+                training.step()
+                tracker.step()
+            return (time.perf_counter() - start) / steps
+
+    a, b = in_turns(7, lambda: timed(list(STEP_RULES)), lambda: timed(False))
+    note = f"{len(STEP_RULES)} rules, {steps} steps of {statistics.median(b) * 1e3:.0f} ms"
+    return [Row("steps with rules over what they do ÷ without", 1.01, True, a, b, note=note)]
+
+
 class KernelTime:
     """The seconds that the kernel of statistics takes."""
 
@@ -236,4 +260,4 @@ def tracking_memory() -> list[Row]:
                 [held[200]], note=note)]  # fmt: skip
 
 
-ROWS = (gpt, gpt_every_10, analyses, analyses_spectra, small_models, tracking_memory)
+ROWS = (gpt, gpt_every_10, analyses, analyses_spectra, health_rules, small_models, tracking_memory)

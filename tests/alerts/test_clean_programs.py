@@ -459,7 +459,9 @@ def loss_scaling():
 
     def step():
         optimizer.zero_grad()
-        scaler.scale(loss()).backward()
+        with torch.autocast("cpu", torch.float16):
+            scaled = scaler.scale(loss())
+        scaled.backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         scaler.step(optimizer)
@@ -483,6 +485,36 @@ def checkpointing():
         return F.cross_entropy(net.head(x).flatten(0, 1), tokens[:, 1:].flatten())
 
     return net, optimizer, fit(optimizer, loss)
+
+
+@program
+def reentrant_checkpointing():
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.BatchNorm1d(16), nn.Linear(16, 3))
+    optimizer = adam(net)
+
+    def loss():
+        x, y = digits()
+        x.requires_grad_()
+        return F.cross_entropy(torch.utils.checkpoint.checkpoint(net, x, use_reentrant=True), y)
+
+    return net, optimizer, fit(optimizer, loss)
+
+
+@program
+def dropout_as_uncertainty():
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 3))
+    optimizer = adam(net)
+    train = fit(optimizer, cross(net))
+
+    def step():
+        train()
+        net.eval()
+        net[1].train()
+        with torch.no_grad():
+            torch.stack([net(digits()[0]) for _ in range(4)]).std(0)
+        net.train()
+
+    return net, optimizer, step
 
 
 @program
@@ -596,6 +628,41 @@ HINTS = {  # what they do on purpose
 
 def test_there_are_thirty():
     assert len(PROGRAMS) >= 30
+
+
+@pytest.mark.slow
+def test_no_alert_in_jax():
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    linen = pytest.importorskip("flax.linen")
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(3)(linen.relu(linen.Dense(16)(x)))
+
+    net, adam = Net(), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    key = jax.random.key(0)
+    params = net.init(key, jax.numpy.ones((1, 8)))
+    state = adam.init(params)
+
+    @jax.jit
+    def update(params, state, x, y):
+        def loss(params):
+            return optax.softmax_cross_entropy_with_integer_labels(net.apply(params, x), y).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        changes, state = adam.update(gradients, state, params)
+        return optax.apply_updates(params, changes), state, gradients, value
+
+    with tap.track(model_state=params, optimizer_state=state, alerts=True) as tracker:
+        for i in range(STEPS):
+            x = jax.random.normal(jax.random.fold_in(key, i), (16, 8))
+            y = jax.random.randint(jax.random.fold_in(key, STEPS + i), (16,), 0, 3)
+            result = tracker.intercept(update, params, state, x, y)
+            params, state, gradients, value = result
+            tracker.step(params, state, gradients, loss=float(value))
+    assert len(tracker.records) > STEPS
+    assert [str(alert) for alert in (*tracker.alerts, *tracker.hints)] == []
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,14 @@ from tensortap.alerts.pass_rules import (
     softmax_twice,
 )
 from tensortap.alerts.rank_rules import RANK_RULES, outlier, silent, straggler
+from tensortap.alerts.rate_rules import (
+    clipping,
+    no_autocast,
+    scale_falls,
+    scheduler_order,
+    scheduler_per_batch,
+    wide_layers,
+)
 from tensortap.alerts.rules import (
     Rule,
     constant,
@@ -76,6 +84,7 @@ __all__ = [
     "alert_of",
     "batch_norm_in_evaluation",
     "changed_outside",
+    "clipping",
     "constant",
     "constant_input",
     "dead",
@@ -97,6 +106,7 @@ __all__ = [
     "nan",
     "never_changes",
     "never_runs",
+    "no_autocast",
     "no_gradient",
     "no_optimizer",
     "not_divided",
@@ -108,6 +118,9 @@ __all__ = [
     "replicas",
     "same_batch",
     "saturated",
+    "scale_falls",
+    "scheduler_order",
+    "scheduler_per_batch",
     "silent",
     "softmax_twice",
     "step_repeated",
@@ -116,4 +129,5 @@ __all__ = [
     "untied",
     "vanishing",
     "weight_decay",
+    "wide_layers",
 ]

@@ -25,6 +25,14 @@ from tensortap.alerts.pass_rules import (
     same_batch,
     softmax_twice,
 )
+from tensortap.alerts.rate_rules import (
+    clipping,
+    no_autocast,
+    scale_falls,
+    scheduler_order,
+    scheduler_per_batch,
+    wide_layers,
+)
 from tensortap.alerts.rules import RECORD_RULES, Rule
 from tensortap.alerts.steps import (
     dropout_in_evaluation,
@@ -46,6 +54,7 @@ STEP_RULES: tuple[Rule, ...] = (
     untied(), weight_decay(), batch_norm_in_evaluation(), constant_input(),
     gradients_in_evaluation(), identical_workers(), input_ignored(), input_scale(), labels(),
     loss_gradient(), not_divided(), not_normalized(), output_ignored(), same_batch(),
-    softmax_twice(),
+    softmax_twice(), clipping(), no_autocast(), scale_falls(), scheduler_order(),
+    scheduler_per_batch(), wide_layers(),
 )  # fmt: skip
 DEFAULT: tuple[Rule, ...] = (*RECORD_RULES, *STEP_RULES)

@@ -91,6 +91,34 @@ class PassFacts(NamedTuple):
     loss: LossFacts | None = None
 
 
+class ScheduleFacts(NamedTuple):
+    """What schedulers and scalers did between two steps of an optimizer.
+
+    `steps`: how often the fastest scheduler was stepped, None if there is none. `early`: one was
+    stepped between the backward pass and the step. `skipped_first`: one was stepped before the
+    first step. `scaled`: a scaler made the step; `scale` is its scale, None if nobody looked.
+    """
+
+    steps: int | None = None
+    early: bool = False
+    skipped_first: bool = False
+    scaled: bool = False
+    scale: float | None = None
+
+
+class PrecisionFacts(NamedTuple):
+    """The dtypes of a checked step: layers that computed in 16 bits, and in float32.
+
+    `stored_in_float32`: all parameters are float32. `double`: the model returned float64, with
+    neither inputs nor parameters of that dtype.
+    """
+
+    stored_in_float32: bool
+    low: tuple[str, ...]
+    full: tuple[str, ...]
+    double: bool
+
+
 class StepFacts(NamedTuple):
     """Facts about a training step.
 
@@ -99,7 +127,8 @@ class StepFacts(NamedTuple):
     were zeroed between the backward pass and the step of an optimizer. `carried`: they were added
     to those of the last step. `repeated`: an optimizer used the same ones twice. `dropout` names
     dropout modules that were active while gradients were off, `batch_norm` those that changed their
-    running statistics. `passes`: forward passes that were looked at. `initial` and
+    running statistics. `passes`: forward passes that were looked at. `rescaled`: by which factor
+    all gradients were multiplied before a step, None if that was not seen. `initial` and
     `decayed_vectors` (norms and biases with weight decay) are given once. `untied`: pairs of
     parameters that were the same one. `unregistered`: attributes with parameters that torch does
     not know, and how many; both are None if nobody looked.
@@ -118,6 +147,9 @@ class StepFacts(NamedTuple):
     batch_norm: tuple[str, ...]
     accumulated: int
     passes: tuple[PassFacts, ...]
+    schedule: ScheduleFacts
+    precision: PrecisionFacts | None
+    rescaled: float | None
     initial: tuple[InitialWeight, ...] = ()
     decayed_vectors: tuple[str, ...] = ()
     untied: tuple[tuple[str, str], ...] | None = None

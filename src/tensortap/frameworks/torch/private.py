@@ -282,6 +282,14 @@ def version_of(tensor: torch.Tensor) -> int:
         return 0
 
 
+def is_scaled_by(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a GradScaler is making a step of an optimizer.
+
+    Buys: a scaler is known to belong to an optimizer. Otherwise no rule speaks of scalers.
+    """
+    return id(optimizer) in getattr(scaler, "_per_optimizer_states", ())
+
+
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor that this one is a view of.
 

@@ -20,8 +20,10 @@ from tensortap.frameworks.steps import GroupFacts, ParameterFacts, StepFacts
 from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
 from tensortap.frameworks.torch.passes import PassWatch
+from tensortap.frameworks.torch.precision import PrecisionWatch
 from tensortap.frameworks.torch.private import backward_pass, version_of
 from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
+from tensortap.frameworks.torch.schedules import ScheduleWatch
 from tensortap.frameworks.torch.structure import (
     TiedParameters,
     UnregisteredParameters,
@@ -57,10 +59,11 @@ class _WatchedGradient:
         self._computed = 0  # times since the last step
         self.added = 0  # backward passes of which it is the sum
         self._discarded = self._carried = False
+        self._values: torch.Tensor | None = None  # of the gradient, in a checked step
         self._used: _Version | None = None  # by the last step
         self._latest: _Version | None = None
 
-    def on_computed(self) -> None:
+    def on_computed(self, checked: bool) -> None:
         """Note that a backward pass has added to the gradient, or created it."""
         gradient = self._gradient()
         if gradient is None:
@@ -73,6 +76,19 @@ class _WatchedGradient:
         self.added = self.added + 1 if kept else 1
         self._discarded = False
         self._latest = _Version(gradient)
+        self._values = sample(gradient) if checked and is_readable(gradient) else None
+
+    def factor(self) -> float | None:
+        """Return by what the gradient was multiplied since; None if by nothing, or unknown."""
+        gradient, values, self._values = self._gradient(), self._values, None
+        if values is None or gradient is None or self._latest is None or not values.any():
+            return None
+        if self._latest.is_at(gradient):
+            return None  # nobody has written to it
+        now = sample(gradient)
+        factor = float(now.double().norm() / values.double().norm())
+        same = torch.allclose(now.double(), factor * values.double(), rtol=1e-3, atol=0.0)
+        return factor if same else None
 
     def on_zeroed(self) -> None:
         """Note that the optimizer is about to zero the gradient."""
@@ -109,8 +125,10 @@ class StepWatch:
     ) -> None:
         self._root = root
         self._passes = PassWatch(root, guarded)
+        self._precision = PrecisionWatch(root, guarded)
         inner = (each.optimizer for each in optimizers if not each.wraps)
         self._optimizers = [each for each in inner if isinstance(each, torch.optim.Optimizer)]
+        self._schedules = ScheduleWatch(self._optimizers)
         self._parameters = parameters
         self._uncalled = uncalled
         self._guarded = guarded
@@ -133,6 +151,7 @@ class StepWatch:
         self._stuck: dict[int, bool] = {}
         self._with_gradient: set[int] = set()
         self._accumulated = 0
+        self._rescaled: float | None = None
         self._dropout: dict[str, None] = {}
         self._batch_norm: dict[str, None] = {}
 
@@ -153,6 +172,8 @@ class StepWatch:
             hook = ModuleHook(functools.partial(self._guarded, self._on_mode, name))
             self._undo.append(hook_module(module, hook, before=True))
         self._passes.attach()
+        self._precision.attach()
+        self._schedules.begin()
         for optimizer in self._optimizers:
             hooks = {
                 optimizer.register_step_pre_hook: self._before_step,
@@ -178,6 +199,7 @@ class StepWatch:
         while self._undo:
             self._guarded(self._undo.pop())
         self._passes.detach()
+        self._precision.detach()
         self._watched.clear()
         self._versions.clear()
         self._forget()
@@ -194,7 +216,9 @@ class StepWatch:
                 found[name] = None
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
-        gradient.on_computed()
+        with quiet():
+            gradient.on_computed(is_checked(self._number))
+        self._schedules.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
         for gradient in self._watched.get(id(optimizer), ()):
@@ -207,6 +231,7 @@ class StepWatch:
             return  # a closure computes the gradients within the step
         self._steps += 1
         watched = self._watched.get(id(optimizer), ())
+        self._schedules.before_step(optimizer)
         self._accumulated = max(self._accumulated, *(each.added for each in watched), 0)
         found = [each.before_step() for each in watched]
         if found:
@@ -217,6 +242,10 @@ class StepWatch:
         if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
             with quiet():
                 self._samples = dict(_with_gradient(optimizer))
+                factors = [each.factor() for each in watched]
+            known = [each for each in factors if each is not None]
+            if known and len(known) == len(factors) and max(known) <= 1.001 * min(known):
+                self._rescaled = known[0]
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for gradient in self._watched.get(id(optimizer), ()):
@@ -268,6 +297,9 @@ class StepWatch:
             tuple(self._batch_norm),
             self._accumulated,
             self._passes.end_step(),
+            self._schedules.end_step(is_checked(self._number), bool(self._steps)),
+            self._precision.end_step(),
+            self._rescaled,
             **self._initial,
             **self._structure(optimized),
         )
