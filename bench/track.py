@@ -128,7 +128,7 @@ def health_rules() -> list[Row]:
                 tracker.step()
             return (time.perf_counter() - start) / steps
 
-    a, b = in_turns(7, lambda: timed(list(STEP_RULES)), lambda: timed(False))
+    a, b = in_turns(5, lambda: timed(list(STEP_RULES)), lambda: timed(False))
     note = f"{len(STEP_RULES)} rules, {steps} steps of {statistics.median(b) * 1e3:.0f} ms"
     return [Row("steps with rules over what they do ÷ without", 1.01, True, a, b, note=note)]
 
