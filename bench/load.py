@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -180,7 +181,8 @@ def measure(load: Load) -> Load:
     load.grown = load.held / server_before
     memory = [(b[0], a[0]) for a, b in zip(after, before, strict=False)]
     load.producer_grown = max(late / early for early, late in memory)
-    load.producer_memory = ", ".join(f"{early >> 20}-{late >> 20}" for early, late in memory)
+    alike = collections.Counter(f"{early >> 20}-{late >> 20}" for early, late in memory)
+    load.producer_memory = ", ".join(f"{count} × {each}" for each, count in alike.items())
     load.longest = max(longest for _, longest in after)
     return load
 
