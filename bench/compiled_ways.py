@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pathlib
 import re
+import statistics
+import tempfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +15,7 @@ from bench.harness import Row, time_of
 from bench.runs import _no_server
 
 WAYS = ("eager", "compile", "fullgraph", "regional")
+PARALLEL = "compile, DDP of two processes"
 SETTINGS = ("plain", "DDP", "FSDP2", "checkpoint", "autocast")
 TITLES = {
     "compile": "`torch.compile`",
@@ -37,6 +42,45 @@ def compiled_ways() -> list[Row]:
     """Measure ways to compile a small GPT, with ahead-of-time autograd: seen, graphs, costs."""
     _start()
     return [_row(way, setting) for way in WAYS for setting in SETTINGS]
+
+
+def compiled_ddp() -> list[Row]:
+    """Measure a compiled GPT under DDP in two processes; torch splits it unless it is tracked."""
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_train_in_parallel, (folder,), nprocs=2)
+        base, observed, others = json.loads(pathlib.Path(folder, "times").read_text())
+    note = f"step of {statistics.median(base) * 1e3:.0f} ms, two processes"
+    return [
+        Row(f"{PARALLEL}, observed: tracked ÷ untracked", 1.5, True, observed, base, note=note),
+        Row(f"{PARALLEL}, not observed: tracked ÷ untracked", 1.2, True, others, base, note=note),
+    ]
+
+
+def _train_in_parallel(rank: int, folder: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import tensortap as tap
+    from bench.gpt import GPT
+
+    torch.set_num_threads(1)
+    _no_server()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    models = [torch.nn.parallel.DistributedDataParallel(GPT(vocabulary=1024)) for _ in range(2)]
+    case = Case(setting="DDP")
+    with tap.track(models[1], every=2, weights=False) as tracker:
+        alone, tracked = (torch.compile(model, backend="aot_eager") for model in models)
+        with torch._dynamo.config.patch(optimize_ddp=True):  # as it is without tracking
+            _step(alone, case, None)
+        for _ in range(2):
+            _step(tracked, case, tracker)
+        steps = [lambda: _step(alone, case, None), *[lambda: _step(tracked, case, tracker)] * 2]
+        turns = [[time_of(step) for step in steps] for _ in range(20)]
+    if not rank:
+        pathlib.Path(folder, "times").write_text(json.dumps(list(zip(*turns, strict=True))))
+    dist.destroy_process_group()
 
 
 def _start() -> None:
@@ -70,6 +114,10 @@ def table(rows: Iterable[Row]) -> list[str]:
     for way in WAYS:
         cells = [_cell(found[f"{way}, {setting}"]) for setting in SETTINGS]
         lines.append(f"| {' | '.join([TITLES.get(way, way), *cells])} |")
+    both = [found.get(f"{PARALLEL}, {steps}") for steps in ("observed", "not observed")]
+    if both[0] is not None and both[1] is not None:
+        cell = f"{both[0].ratio:.2f}, not observed {both[1].ratio:.2f}"
+        lines.append(f"| {TITLES['compile']}, 2 processes | | {cell} | | | |")
     return lines
 
 
@@ -215,4 +263,4 @@ def _step(call: Any, case: Case, tracker: Any) -> None:
         tracker.step()
 
 
-ROWS = (compiled_ways, compiled_options)
+ROWS = (compiled_ways, compiled_ddp, compiled_options)

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch import hidden, private
 from tensortap.frameworks.torch.shards import _offsets
 
 
@@ -57,12 +57,13 @@ def test_without_the_dispatch_modules(monkeypatch):
 
 
 def test_without_the_compilers_internals(monkeypatch):
-    without(monkeypatch, "torch._dynamo", "torch._C._dynamo")
+    without(monkeypatch, "torch._dynamo", "torch._C._dynamo", "torch._functorch")
     private.skip_frame(test_without_the_compilers_internals.__code__)
     assert private.must_not_break()  # unseen is better than an error in the user's program
     assert private.compiled_graphs() == 0
     assert private.traced_caller() is None
     assert private.traced_use() is None
+    hidden.hide_effects_from_partitioner.__wrapped__()
 
 
 def test_versions_and_bases():

@@ -19,7 +19,10 @@ from typing import Any, TypeAlias
 import torch
 
 from tensortap.frameworks.torch import private
-from tensortap.frameworks.torch.hidden import constant_when_compiled
+from tensortap.frameworks.torch.hidden import (
+    constant_when_compiled,
+    hide_effects_from_partitioner,
+)
 
 log = logging.getLogger("tensortap")
 
@@ -74,7 +77,9 @@ def _report_once() -> None:
 
 def _can_look() -> bool:
     """Return whether the operator stays in graphs; report it if it does not."""
-    if not _kept:
+    if _kept:
+        hide_effects_from_partitioner()
+    else:
         _report_once()
     return _kept
 
