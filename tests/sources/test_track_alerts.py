@@ -8,7 +8,7 @@ import tensortap as tap
 from tensortap import alerts, frameworks
 from tensortap.frameworks import rebuild
 from tensortap.frameworks.protocol import PendingSummary
-from tensortap.frameworks.torch import origins
+from tensortap.frameworks.torch import origins, passes
 from tensortap.record import Kind
 
 pytestmark = pytest.mark.usefixtures("no_errors")
@@ -384,6 +384,7 @@ def test_backward_of_a_module_is_told_from_the_code_before_it():
 def test_looking_for_the_origin_does_not_wait_for_a_device(monkeypatch):
     """Reading a value would block training until the device has computed it."""
     monkeypatch.setattr(origins, "on_device", lambda tensor: True)
+    monkeypatch.setattr(passes, "is_readable", lambda tensor: False)
     pending = PendingSummary(lambda: False, lambda: None)
     monkeypatch.setattr(frameworks, "summary_of", lambda value: (None, pending))
     model, x = Layer("between"), torch.rand(3, 4)

@@ -181,12 +181,16 @@ def test_many_arrays_in_one_call_are_bit_identical(threads: int) -> None:
     assert SummaryColumns(*kernel.summarize_many([], threads)).summaries() == []
 
 
-@pytest.mark.parametrize("wrong", [[(8, 0, 3)], [5], [(0, 0, 3, None)], [(8, 99, 3, None)], None])
+@pytest.mark.parametrize("wrong", [[(8, 0, 3)], [(0, 0, 3, None)], [(8, 99, 3, None)], None])
 def test_many_arrays_reject_wrong_arguments(wrong: Any) -> None:
     x = sample("float32", 10)
     arrays = wrong and [memory_of(x), *wrong]
     with pytest.raises((TypeError, ValueError)):
         kernel.summarize_many(arrays, 0)
+
+
+def test_many_arrays_leave_what_is_no_array_to_the_caller() -> None:
+    assert kernel.summarize_many([memory_of(sample("float32", 10)), 5], 0) is None
 
 
 def test_many_arrays_reject_magnitudes_beyond_float64() -> None:

@@ -50,8 +50,12 @@ static int read_item(PyObject *item, Elements *out)
 {
     if (is_exchanged(item))
         return view_elements(item, out);
-    if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 4)
+    if (!PyTuple_Check(item))
         return 0;
+    if (PyTuple_GET_SIZE(item) != 4) {
+        PyErr_SetString(PyExc_TypeError, "an array is (address, code, shape, strides)");
+        return -1;
+    }
     PyObject *address = PyTuple_GET_ITEM(item, 0), *code = PyTuple_GET_ITEM(item, 1);
     return read_array(address, code, PyTuple_GET_ITEM(item, 2), PyTuple_GET_ITEM(item, 3), out) < 0 ? -1 : 1;
 }
