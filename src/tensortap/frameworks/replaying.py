@@ -35,11 +35,17 @@ class Training(Protocol):
     intercepts: bool = False
     """Whether operations are recorded only of functions that a recorder calls itself."""
 
-    def keep_state(self) -> KeptState:
-        """Copy parameters, buffers, gradients, and the states of optimizer and others."""
+    def keep_state(self, instead: KeptState | None = None) -> KeptState:
+        """Copy parameters, buffers, gradients, and the states of optimizer and others.
+
+        The memory of a copy that nobody needs any more, `instead`, is used again.
+        """
 
     def keep_present(self) -> KeptState:
         """Do the same, and remember which tensors hold it, to put everything back as it is."""
+
+    def check(self, kept: KeptState) -> None:
+        """Raise ValueError if the program has no place for a copy: its model has changed."""
 
     def restore(self, kept: KeptState) -> None:
         """Write a copy back."""

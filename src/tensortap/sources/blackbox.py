@@ -12,7 +12,7 @@ from typing import Any
 from tensortap.alerts.alert import WHY, Alert, record_of
 from tensortap.alerts.monitor import listeners
 from tensortap.arguments import check_callable, check_count
-from tensortap.errors import NotFound
+from tensortap.errors import NotFound, TensortapError
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.frameworks.replaying import KeptBatch, KeptState, StorableTraining, Training
 from tensortap.limits import format_size
@@ -22,6 +22,7 @@ from tensortap.runs.replayable import ReplayableWriter
 from tensortap.sources.box_writer import BoxWriter
 from tensortap.sources.explaining import Explainer, KeptStep
 from tensortap.sources.init import opened
+from tensortap.sources.outside import iterators_of
 from tensortap.sources.replay_request import requested
 from tensortap.sources.rewound import rewound
 from tensortap.sources.verdicts import Verdict
@@ -75,8 +76,10 @@ class BlackBox:
         self._guarded(self._before, (args, kwargs))
         try:
             result = self.step_function(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self._interrupted = True
+            if self._steps and isinstance(error, Exception):
+                self._steps[-1].raised = type(error).__name__
             raise
         self._guarded(self._after, result)
         return result
@@ -166,7 +169,9 @@ class BlackBox:
         self._spare = good[-1] if good else self._spare
         if self._spare is not None and self._spare.batch.nbytes + nbytes > self._memory:
             self._spare = None
-        self._snapshot, self._steps = self.training.keep_state(), []
+        # the writer may still read the last one
+        instead = self._snapshot if self._writer is None else None
+        self._snapshot, self._steps = self.training.keep_state(instead), []
         if self._writer is not None:
             self._writer.snapshot(number, self._snapshot, continues)
 
@@ -222,6 +227,7 @@ class BlackBox:
         (missing,) = self.training.agree(self._snapshot is None or not self._steps)
         if missing or self._snapshot is None:
             return None
+        self._check_model(self._snapshot)
         with self.rewound():
             verdict, records = Explainer(
                 self.step_function, self.model, self.training, self._snapshot, self._steps,
@@ -230,9 +236,30 @@ class BlackBox:
         self._publish(verdict, records)
         return verdict
 
+    def _check_model(self, snapshot: KeptState) -> None:
+        """Raise TensortapError on all ranks if the snapshot is of another model than there is."""
+        said = ""
+        try:
+            self.training.check(snapshot)
+        except ValueError as error:
+            said = str(error)
+        if self.training.agree(bool(said))[0]:
+            self._forget()
+            why = f" ({said})" if said else ""
+            raise TensortapError(
+                f"the model or the optimizer has changed since the last snapshot{why}: steps "
+                "before that cannot be run again"
+            )
+
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
         """Run other steps inside; afterwards everything is as it was, bit by bit."""
+        read = iterators_of(self.step_function)
+        if read:
+            raise TensortapError(
+                f"the step reads the iterator {read[0]}, which cannot be rewound: pass the batch "
+                "to the step as an argument"
+            )
         self._replaying = True
         try:
             with rewound(self.training):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tensortap.files import plain
 from tensortap.frameworks.replaying import KeptBatch, KeptState, Training
 from tensortap.record import Record
 from tensortap.sources.operation_records import NonFiniteOperation
@@ -25,6 +27,7 @@ class KeptStep:
     moment: Any
     digest: bytes = b""
     bad: bool = False
+    raised: str = ""  # the class of the exception
 
 
 class Trial(NamedTuple):
@@ -32,6 +35,7 @@ class Trial(NamedTuple):
 
     bad: bool
     finding: NonFiniteOperation | None = None
+    raised: str = ""
 
 
 class Explainer:
@@ -61,7 +65,7 @@ class Explainer:
         training = self._training
         bad, differs = self._replay(len(self._steps), stop=True)
         if bad is None:
-            wrong = [each.number for each in self._steps if each.bad]
+            wrong = [each.number for each in self._steps if each.bad or each.raised]
             last = wrong[0] if wrong else self._steps[-1].number
             kind = TRANSIENT if wrong or differs is not None else FINITE
             self._inner = self._alerted and kind == FINITE
@@ -89,7 +93,7 @@ class Explainer:
                 rows = self._rows(base, step, other, rank)
         tried = None if other is None else other.number
         return self._verdict(
-            kind, step.number, finding, rows, replayed, differs, tried, rank
+            kind, step.number, finding, rows, replayed, differs, tried, rank, trial.raised
         ), records  # fmt: skip
 
     def _replay(self, count: int, stop: bool) -> tuple[int | None, int | None]:
@@ -100,11 +104,13 @@ class Explainer:
         for index, step in enumerate(self._steps[:count]):
             training.restore_moment(step.moment)
             args, kwargs = training.batch_of(step.batch)
-            result = self._step(*args, **kwargs)
-            (changed,) = training.agree(training.digest_of(result) != step.digest)
+            result, raised = _called(self._step, *args, **kwargs)
+            other = raised.partition(":")[0] != step.raised
+            (changed,) = training.agree(other or training.digest_of(result) != step.digest)
             if changed and differs is None:
                 differs = step.number
-            if stop and training.agree(training.is_bad(result, whole=True))[0]:
+            bad = bool(raised) or training.is_bad(result, whole=True)
+            if stop and training.agree(bad)[0]:
                 return index, differs
         return None, differs
 
@@ -117,24 +123,26 @@ class Explainer:
         training.restore_moment(step.moment)
         args, kwargs = batch
         if records is None and not self._inner:
-            result = self._step(*args, **kwargs)
-            return Trial(training.agree(training.is_bad(result, whole=True))[0])
+            result, raised = _called(self._step, *args, **kwargs)
+            bad = bool(raised) or training.is_bad(result, whole=True)
+            return Trial(training.agree(bad)[0])
         send = _ignore if records is None else records.append
         recorder = OperationRecorder(self._model, send, lambda: step.number, always=True)
         recorder.attach()
         try:
+            call = self._step
             if training.intercepts:
-                result = recorder.intercept(self._step, *args, **kwargs)
-            else:
-                result = self._step(*args, **kwargs)
+                call = functools.partial(recorder.intercept, self._step)
+            result, raised = _called(call, *args, **kwargs)
         finally:
             recorder.close()
         found = recorder.found
-        bad = training.is_bad(result, whole=True) or bool(self._inner and found.origins)
+        bad = bool(raised or (self._inner and found.origins))
+        bad = bad or training.is_bad(result, whole=True)
         finding = found.first_nonfinite
         if self._inner and finding is None and found.origins:
             finding = found.origins[0].finding  # of values that a later operation replaces
-        return Trial(training.agree(bad)[0], finding)
+        return Trial(training.agree(bad)[0], finding, raised)
 
     def _other(self, bad: int) -> KeptStep | None:
         good = [each for each in self._steps[:bad] if not each.bad]
@@ -188,10 +196,11 @@ class Explainer:
         differs: int | None,
         other: int | None,
         rank: int | None = None,
+        raised: str = "",
     ) -> Verdict:
         training = self._training
         rank = training.rank if rank is None else rank
-        place = _place(finding)
+        place = _place(finding, raised)
         if training.world_size > 1:
             place = training.gather(place)[rank]
         named = f" on rank {rank}" if training.world_size > 1 else ""
@@ -203,7 +212,18 @@ def _ignore(record: Record) -> None:
     """Take a record that nobody needs."""
 
 
-def _place(finding: NonFiniteOperation | None) -> str:
+def _called(step: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str]:
+    """Return the result of a step, and the exception that it raised in words."""
+    try:
+        return step(*args, **kwargs), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {plain(str(error), 200)}".rstrip(": ")
+
+
+def _place(finding: NonFiniteOperation | None, raised: str) -> str:
+    if raised:
+        made = "" if finding is None else f"{_place(finding, '')}. Then "
+        return f"{made}{'it' if made else 'It'} raises {raised}"
     if finding is None:
         return "No operation was seen to make it"
     of = finding.parameter or finding.module

@@ -66,12 +66,15 @@ class JaxTraining(Training):
 
     # -- the state ------------------------------------------------------------------------------
 
-    def keep_state(self) -> KeptState:
+    def keep_state(self, instead: KeptState | None = None) -> KeptState:
         copies = [_host(leaf) for leaf in self._results]
         return KeptState((copies, self.keep_moment()), sum(map(_nbytes, copies)))
 
     def keep_present(self) -> KeptState:
         return KeptState((list(self._results), self.keep_moment()), 0)
+
+    def check(self, kept: KeptState) -> None:
+        """Do nothing: the state is in the arguments of the step."""
 
     def restore(self, kept: KeptState) -> None:
         self._results, moment = list(kept.content[0]), kept.content[1]

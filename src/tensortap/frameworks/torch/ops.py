@@ -48,7 +48,11 @@ _SKIPPED = (
     "alias", "detach", "detach_", "lift", "lift_fresh", "record_stream", "resize_", "resize_as_",
     "set_",
 )  # fmt: skip
-_KNOWN = 4096  # digests that are remembered
+_KNOWN = 4096  # tensors whose digests and statistics are remembered
+# views that show all elements of another tensor once, if they have as many
+_SAME_ELEMENTS = frozenset(
+    ("view", "t", "transpose", "permute", "unsqueeze", "squeeze", "unsafe_view", "reshape_alias")
+)
 _UNWRITTEN = ("empty", "new_empty", "_empty")
 
 
@@ -170,10 +174,11 @@ class OperationMode(TorchDispatchMode):  # type: ignore[misc]
         if place.phase == OPTIMIZER:
             parameters = self._places.updated(args)
             place = place._replace(module=_module_of(parameters))
-        return RunningOperation(kind, place, inputs, scalars, written, parameters)
+        viewed = args[0] if kind.name in _SAME_ELEMENTS and args else None
+        return RunningOperation(kind, place, inputs, scalars, written, parameters, viewed)
 
     def _after(self, seen: RunningOperation, result: Any) -> None:
-        kind, place, _, _, written, parameters = seen
+        kind, place, _, _, written, parameters, viewed = seen
         found = written or list(_tensors_in(result))
         if not found:
             return
@@ -182,7 +187,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[misc]
         several = len(found) > 1
         named = parameters if len(parameters) == len(found) else parameters[:1] * len(found)
         outputs = [
-            self._known.output(f"[{i}]" if several else "", x, named[i] if named else "")
+            self._known.output(f"[{i}]" if several else "", x, named[i] if named else "", viewed)
             for i, x in enumerate(found)
         ]
         step = self._observer.step_number
@@ -211,6 +216,7 @@ class RunningOperation(NamedTuple):
     scalars: dict[str, Any]
     written: list[torch.Tensor]
     parameters: list[str]
+    viewed: torch.Tensor | None  # what a view shows
 
 
 def _module_of(parameters: list[str]) -> str:
@@ -234,14 +240,16 @@ def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
 
 
 class KnownTensors:
-    """Describe tensors, and digest what one operation writes and the next one reads only once."""
+    """Describe tensors, and read what one operation writes and the next one reads only once."""
 
     def __init__(self) -> None:
         self._digests: dict[int, tuple[weakref.ref[torch.Tensor], bytes | None]] = {}
+        self._stats: dict[int, tuple[weakref.ref[torch.Tensor], Summary]] = {}
 
     def clear(self) -> None:
-        """Forget all digests: memory was written that other tensors may share."""
+        """Forget everything: memory was written that other tensors may share."""
         self._digests.clear()
+        self._stats.clear()
 
     def input(self, name: str, tensor: torch.Tensor, copy: bool, changed: bool) -> OperationInput:
         """Describe a tensor that is read, before it is; `copy` it if it will be overwritten."""
@@ -254,21 +262,34 @@ class KnownTensors:
         _, dtype, shape = describe(value)
         return OperationInput(name, dtype, shape, digest, _memory(value), array)
 
-    def output(self, path: str, tensor: torch.Tensor, parameter: str) -> OperationOutput:
-        """Describe a tensor that was written."""
+    def output(
+        self, path: str, tensor: torch.Tensor, parameter: str, viewed: torch.Tensor | None = None
+    ) -> OperationOutput:
+        """Describe a tensor that was written, or that shows the elements of `viewed`."""
         value, shard = _local(tensor)
-        stats = None
-        with contextlib.suppress(CaptureError, TypeError):
-            found = summarize(value)
-            stats = found if isinstance(found, Summary) else found.resolve()
+        stats = None if viewed is None else self._stats_of_view(value, viewed)
+        if stats is None:
+            with contextlib.suppress(CaptureError, TypeError):
+                found = summarize(value)
+                stats = found if isinstance(found, Summary) else found.resolve()
+        if stats is not None:
+            self._stats[id(value)] = weakref.ref(value), stats
         _, dtype, shape = describe(value)
         array = functools.partial(_array, value)
         digest, memory = self._note(value), _memory(value)
         return OperationOutput(path, dtype, shape, digest, stats, memory, array, shard, parameter)
 
+    def _stats_of_view(self, value: torch.Tensor, viewed: torch.Tensor) -> Summary | None:
+        """Return the statistics of a tensor if a view has the same elements and they are known."""
+        reference, stats = self._stats.get(id(viewed), (None, None))
+        same = reference is not None and reference() is viewed
+        if not same or value.numel() != viewed.numel() or value.dtype != viewed.dtype:
+            return None
+        return stats
+
     def _note(self, tensor: torch.Tensor) -> bytes | None:
         if len(self._digests) > _KNOWN:
-            self._digests.clear()
+            self.clear()
         digest = _digest(tensor)
         self._digests[id(tensor)] = weakref.ref(tensor), digest
         return digest

@@ -25,12 +25,14 @@ from tensortap.frameworks.snapshot import digest_of
 from tensortap.frameworks.torch.gradient_probes import observe_gradients
 from tensortap.frameworks.torch.held import (
     HeldTensor,
+    Spare,
     held_from,
     held_nbytes,
     hold,
     local,
     plain,
     released,
+    spare_tensors,
 )
 from tensortap.frameworks.torch.optimizers import find_optimizers, parameters_of
 from tensortap.frameworks.torch.shards import like
@@ -53,8 +55,10 @@ class TorchTraining(StorableTraining):
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, others: tuple[Any, ...]) -> None:
         self._model = model
-        self._optimizers = [each.optimizer for each in find_optimizers(optimizer) if not each.wraps]
-        self._others = others
+        given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        given += [each for each in others if isinstance(each, torch.optim.Optimizer)]
+        self._optimizers = [each.optimizer for each in find_optimizers(given) if not each.wraps]
+        self._others = tuple(x for x in others if not isinstance(x, torch.optim.Optimizer))
         # programs also draw from generators between steps
         self._generators = [each for each in others if isinstance(each, torch.Generator)]
         self._group: Any = None
@@ -102,19 +106,24 @@ class TorchTraining(StorableTraining):
 
         return owner
 
-    def keep_state(self) -> KeptState:
-        return self._keep(held=False)
+    def keep_state(self, instead: KeptState | None = None) -> KeptState:
+        return self._keep(False, None if instead is None else spare_tensors(instead.content[0]))
 
     def keep_present(self) -> KeptState:
-        return self._keep(held=True)
+        return self._keep(True, None)
 
-    def _keep(self, held: bool) -> KeptState:
+    def _keep(self, held: bool, spare: Spare | None) -> KeptState:
         with quiet():
-            places = [(place, hold(value, held)) for place, value in self._places()]
+            places = [(place, hold(value, held, spare)) for place, value in self._places()]
             states = [copy.deepcopy(_state_of(other)) for other in self._others]
         moment = self.keep_moment()
         nbytes = sum(held_nbytes(value) for _, value in places)
+        nbytes += sum(x.nbytes for _, x in tensors_in(states, torch.Tensor))
         return KeptState((places, states, moment), nbytes)
+
+    def check(self, kept: KeptState) -> None:
+        with _checked():
+            self._check_parameters(kept.content[0])
 
     def restore(self, kept: KeptState) -> None:
         places, states, moment = kept.content
@@ -214,6 +223,15 @@ class TorchTraining(StorableTraining):
 
     def _check_places(self, places: list[tuple[Place, Any]]) -> None:
         """Raise ValueError unless the model and the optimizers have all places, and no others."""
+        self._check_parameters(places)
+        owner = self._owners()
+        for place, _ in places:
+            if place.kind == "module" and not isinstance(
+                owner(place).get(place.key), (torch.Tensor, *_PLAIN)
+            ):
+                raise ValueError(f"{place.key} of the module {place.name!r} is no number here")
+
+    def _check_parameters(self, places: list[tuple[Place, Any]]) -> None:
         owner = self._owners()
         for place, value in places:
             found = owner(place)
@@ -222,10 +240,6 @@ class TorchTraining(StorableTraining):
                     f"the parameter {place.name} has the shape {tuple(value.copy.shape)}, and here "
                     f"{tuple(local(found).shape)}"
                 )
-            if place.kind == "module" and not isinstance(
-                found.get(place.key), (torch.Tensor, *_PLAIN)
-            ):
-                raise ValueError(f"{place.key} of the module {place.name!r} is no number here")
         stored = {place for place, _ in places if place.kind in ("parameter", "optimizer")}
         for place, _ in self._places():
             if place.kind in ("parameter", "optimizer") and place not in stored:
