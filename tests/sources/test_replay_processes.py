@@ -49,6 +49,8 @@ def train_step(x, y):
     return loss.detach()
 
 tap.init("runs", blackbox=True)
+if "TENSORTAP_REPLAY" not in os.environ:
+    tap.update_metadata()  # a killed program may not have written the state of git yet
 step = tap.blackbox(train_step, model, optimizer, every=10)
 for number in range(100):
     x = torch.randn(16, 8)
@@ -66,6 +68,10 @@ def project(tmp_path_factory):
     """A folder with a program and its run, which was killed in the middle of a step."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "train.py").write_text(PROGRAM)
+    (folder / ".gitignore").write_text("runs\nstarted\nexpected.pt\nagain\nreplays\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "train"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
     done = subprocess.run(
         [sys.executable, "train.py"], cwd=folder, env=environment(), timeout=100, check=False
     )
@@ -119,6 +125,23 @@ def test_unknown_paths_and_changed_programs(project, run):
     (project / "train.py").write_text(source)
     assert code == 1
     assert "this is not the same step: the digest of the result of step 20 is the first" in said
+
+
+def test_code_of_another_folder_is_run(project, run):
+    """The program has changed since; what `tensortap reproduce` restores has not."""
+    source = (project / "train.py").read_text()
+    (project / "train.py").write_text(source.replace(".square()", ".abs()"))
+    code, _, said = type_in("reproduce", run, "--out", "again", cwd=project, **environment())
+    assert code == 0, said
+    asked = ["replay", run, "--step", 22, "--probe", "2", "--yes"]
+    code, _, said = type_in(*asked, "--code", "again", cwd=project, **environment())
+    (project / "train.py").write_text(source)
+    assert code == 0, said
+    assert "this is the same step" in said
+    assert (project / "again/project/started").is_file()
+    code, _, said = type_in(*asked, "--code", "replays", cwd=project)
+    assert code == 2
+    assert "replays has no run.sh: make it with `tensortap reproduce" in said
 
 
 @pytest.mark.attack("program of a hostile run")
