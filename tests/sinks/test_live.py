@@ -81,7 +81,7 @@ def test_sends_what_does_not_fit_into_the_arena(server, connect):
 
 
 @pytest.mark.parametrize("arena", [True, False])
-def test_sends_values_that_wait_together_in_few_batches(server, arena):
+def test_sends_values_that_wait_together_in_few_batches_on_one_host(server, arena):
     pool = Pool()
     sink = LiveSink(Address("127.0.0.1", 0), pool, Ledger(), key=KEY, arena=arena)
     queue = Queue(sink, budget=32 << 20, name="test")
@@ -92,7 +92,8 @@ def test_sends_values_that_wait_together_in_few_batches(server, arena):
     assert queue.flush(10)
     arrived = [rebuild(r.value) for r in server.history.since(0)[1]]
     assert all(np.array_equal(a, b) for a, (b, _) in zip(arrived, values, strict=True))
-    assert server.clients[sink.id].last_batch <= 5  # one of them has no records
+    batches = server.clients[sink.id].last_batch - 1  # one of them has no records
+    assert batches <= 4 if arena else batches >= 7
     queue.close()
 
 
