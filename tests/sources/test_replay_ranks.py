@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,15 +79,17 @@ def project(tmp_path_factory):
 
 
 def run_of(project, kind):
+    """Return the run of a job, which is made when a test first asks for it."""
+    if not (project / f"runs_{kind}").exists():
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        subprocess.run([*launch, "--nproc-per-node=2", "train.py", kind], cwd=project,
+                       env=environment(), timeout=100, check=True)  # fmt: skip
     (run,) = [path for path in (project / f"runs_{kind}").iterdir() if path.name[0] != "."]
     return run
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_every_rank_is_replayed(project, kind):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*launch, "train.py", kind], cwd=project, env=environment(), timeout=100,
-                   check=True)  # fmt: skip
     run = run_of(project, kind)
     code, printed, said = type_in(
         "replay", run, "--step", ASKED, "--probe", "train_step.error",
@@ -107,8 +110,8 @@ def test_every_rank_is_replayed(project, kind):
         assert np.array_equal(seen, whole if kind == "ddp" else np.array_split(whole, [3])[rank])
 
 
-def test_other_numbers_of_ranks_are_one_sentence(project):
-    run = run_of(project, "ddp")
+def test_other_numbers_of_ranks_are_one_sentence(project, tmp_path):
+    run = shutil.copytree(run_of(project, "ddp"), tmp_path / "run")
     model = torch.nn.Linear(1, 1)
     box = tap.blackbox(lambda x: model(x).mean(), model)
     with pytest.raises(NotFound, match="has 2 ranks, and this program 1: start as many processes"):
