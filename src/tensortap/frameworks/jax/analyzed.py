@@ -41,6 +41,11 @@ class StateAnalysis:
         self._last = None
         self._listener.detach()
 
+    def take_attention(self, found: Iterable[tuple[str, Any]]) -> None:
+        """Tell the logits of attention that intercepted functions have computed."""
+        for name, logits in found:
+            self._listener.attention(name, logits)
+
     def end_step(self, params: Any, grads: Any) -> None:
         """Tell what the step did, if it is observed; the gradients are those of the program."""
         last, self._last = self._last, params

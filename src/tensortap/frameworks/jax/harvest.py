@@ -18,10 +18,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import Sharding
 
-from tensortap.frameworks.jax.device_stats import pack
-from tensortap.frameworks.jax.marks import MarkedValue, ValueMark, can_observe, value_p
+from tensortap.frameworks.jax.marks import MarkedValue, ValueMark, can_observe, value_p, words_of
 from tensortap.record import Kind
-from tensortap.stats.packed import layout
 
 
 class Harvest:
@@ -68,7 +66,7 @@ def evaluate(
 
 def _harvest_value(x: Any, mark: ValueMark, harvest: Harvest, again: bool) -> Any:
     if not (again and mark.kind is not Kind.GRADIENT) and can_observe(x, mark):
-        harvest.add(MarkedValue(mark, x.dtype.name, tuple(x.shape)), pack(x))
+        harvest.add(MarkedValue(mark, x.dtype.name, tuple(x.shape)), words_of(x, mark))
     return x
 
 
@@ -175,7 +173,7 @@ def _cond(eqn: Any, inputs: list[Any], harvest: Harvest, again: bool) -> list[An
         def run(*args: Any) -> list[Any]:
             outputs = jaxpr_as_fun(closed)(*args)
             # zeros mean that the branch was not taken
-            vectors = [jnp.zeros((*v.loops, layout(v.dtype).words), jnp.uint32) for v in values]
+            vectors = [jnp.zeros((*v.loops, v.size), jnp.uint32) for v in values]
             vectors[start : start + len(inner.values)] = outputs[own:]
             return [*outputs[:own], *vectors]
 

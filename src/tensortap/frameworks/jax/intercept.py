@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from tensortap.frameworks.jax.adapter import Deferred
@@ -61,9 +62,12 @@ class Intercept:
         wants: Wants = lambda kind, name: True,
         on_error: OnError = lambda name, error: None,
         explains: bool = False,
+        attention: bool = False,
     ) -> None:
         self._wants = wants
         self._explains = explains
+        self._attention = attention
+        self._samples: list[tuple[MarkedValue, Deferred, int]] = []
         self._on_error = on_error
         self._key = f"tracker{next(_keys)}"
         self._instrumented: dict[int, InstrumentedJit] = {}  # by id; each keeps its function alive
@@ -80,7 +84,9 @@ class Intercept:
     @contextlib.contextmanager
     def _marking(self) -> Iterator[None]:
         """Mark what is traced here; the metadata keeps it separate in JAX's caches."""
-        marked = marked_modules(self._wants, self._on_error, self._collector, self._explains)
+        marked = marked_modules(
+            self._wants, self._on_error, self._collector, self._explains, self._attention
+        )
         with set_xla_metadata(tensortap=self._key), marked:
             yield
 
@@ -166,6 +172,20 @@ class Intercept:
             self._collector.note(getattr(fn, "__name__", "function"), NOT_JITTED)
         return results
 
+    def attention_logits(self) -> Iterator[tuple[str, Any]]:
+        """Yield the logits of attention since the last time, by module; wait for the program."""
+        found, self._samples = self._samples, []
+        for value, vector, start in found:
+            mark = value.mark
+            name, sample = mark.name.removesuffix(".attention"), mark.sample
+            if sample is None or value.size != sample.size:
+                self._collector.note(name, "attention inside vmap is not analyzed")
+                continue
+            words = np.frombuffer(vector.view, np.uint32)[start : start + value.words]
+            for part in words.reshape(value.calls, -1):
+                if part.any():  # the branch was taken
+                    yield name, sample.logits(part)
+
     def _observations(self, outputs: list[PackedOutputs]) -> list[Observation]:
         observed: list[tuple[MarkedValue, Deferred, int]] = []
         for packed in outputs:
@@ -186,7 +206,9 @@ class Intercept:
             first = _first_calls(value for value, _, _ in found)
             evidence = InputEvidence()
             for (value, vector, start), call in zip(found, first, strict=True):
-                if value.mark.is_input:
+                if value.mark.sample is not None:
+                    self._samples.append((value, vector, start))
+                elif value.mark.is_input:
                     evidence.add(value, vector, start)
                 else:
                     explainers = evidence.explainers(value)

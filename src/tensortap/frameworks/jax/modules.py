@@ -14,11 +14,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from tensortap.frameworks.jax.attention import AttentionSample, sampled_attention
 from tensortap.frameworks.jax.marks import Collector, MarkOrigin, mark, output_mark
 from tensortap.frameworks.jax.origins import MarkedCalls
 from tensortap.frameworks.protocol import type_name
@@ -38,14 +40,23 @@ _users = 0
 
 @contextlib.contextmanager
 def marked_modules(
-    wants: Wants, on_error: OnError, collector: Collector, explains: bool = False
+    wants: Wants,
+    on_error: OnError,
+    collector: Collector,
+    explains: bool = False,
+    attention: bool = False,
 ) -> Iterator[None]:
-    """Mark the outputs of modules that are called in this thread, if it `explains` also inputs."""
+    """Mark the outputs of modules that are called in this thread.
+
+    If it `explains` also their inputs, and samples of their `attention` if that is wanted.
+    """
     outer: _Marking | None = getattr(_thread, "marking", None)
     _thread.marking = _Marking(wants, on_error, collector, explains)
     try:
         with contextlib.ExitStack() as stack:
             _enter_hooks(stack)
+            if attention:
+                stack.enter_context(sampled_attention(_taking_samples))
             yield
     finally:
         _thread.marking = outer
@@ -69,6 +80,11 @@ def _enter_hooks(stack: contextlib.ExitStack) -> None:
         if library in sys.modules:
             stack.enter_context(sys.modules[library].intercept_methods(_intercept))
     stack.enter_context(_wrapped_methods(tuple(_base_classes())))
+
+
+def _taking_samples() -> Any:
+    marking: _Marking | None = getattr(_thread, "marking", None)
+    return None if marking is None else marking.mark_sample
 
 
 def key_name(key: Any) -> str:
@@ -99,12 +115,20 @@ class _Marking:
         self._collector = collector
         self._calls = MarkedCalls(collector) if explains else None
         self._modules: list[Any] = []
+        self._running: list[str] = []  # names of modules, the innermost last
         self._names: list[dict[int, str]] = []  # module id → name, one dict per call under way
 
     def observe(
         self, call: Any, name: str, cls: type, args: Any, kwargs: Any, method: str = "__call__"
     ) -> Any:
         """Call a module and return its output, marked."""
+        self._running.append(name)
+        try:
+            return self._observe(call, name, cls, args, kwargs, method)
+        finally:
+            self._running.pop()
+
+    def _observe(self, call: Any, name: str, cls: type, args: Any, kwargs: Any, method: str) -> Any:
         if self._calls is None:
             return self._mark(call(*args, **kwargs), name, cls, None)
         given, origin = (args, kwargs), None
@@ -146,6 +170,13 @@ class _Marking:
         except Exception as error:  # an output that JAX cannot take apart
             self._on_error(name, error)
             return output
+
+    def mark_sample(self, sample: AttentionSample, values: Any) -> None:
+        """Mark a sample of the attention that the innermost module computes."""
+        name = self._running[-1] if self._running else ""
+        if name and self._wants(Kind.HEALTH, name):
+            label = output_mark(f"{name}.attention", "", True, False, self._collector)
+            mark(values, replace(label, sample=sample))
 
     def mark_gradients(self, grads: Any, variables: Any) -> list[Any]:
         """Return the gradients of Keras variables, marked."""

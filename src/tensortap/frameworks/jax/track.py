@@ -34,7 +34,11 @@ class JaxTracking:
     def __init__(self, model_state: Any, optimizer_state: Any, observer: TrackObserver) -> None:
         self.observer = observer
         self._like = model_state
-        self._intercept = Intercept(observer.wants, observer.fault, observer.explains)
+        analyses = observer.analyses
+        self._intercept = Intercept(
+            observer.wants, observer.fault, observer.explains,
+            analyses is not None and analyses.wants("attention"),
+        )  # fmt: skip
         self._explained: int | None = None  # the step whose first NaN has been explained
         self._calls: dict[tuple[Kind, str], int] = {}
         self._analysis: StateAnalysis | None = None
@@ -111,6 +115,8 @@ class JaxTracking:
             raise TypeError(f"{', '.join(unknown)} is not tracked")
         self._calls.clear()
         if self._analysis is not None:
+            with jax.transfer_guard("allow"):  # the user's guard is not meant for us
+                self._analysis.take_attention(self._intercept.attention_logits())
             self._analysis.end_step(given.get("model_state"), given.get("grads"))
         if given and self.observer.replicas_due():
             self.observer.compare_replicas(self._replicas(given))
