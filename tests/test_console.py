@@ -135,7 +135,7 @@ def test_line_runs(line, place):
     with open(screen, "rb", buffering=0) as shown, contextlib.suppress(OSError):  # EIO: its end
         while text := shown.read(65536):
             said += text.decode(errors="replace")
-            if not interrupted and ENDLESS.get(verb, "never") in said:
+            if not interrupted and verb in ENDLESS and ENDLESS[verb] in said:
                 interrupted = True
                 os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) in ((0, 1) if verb == "compare" else (0,)), said

@@ -203,6 +203,21 @@ def test_dropout_in_evaluation(fixed):
     assert train(net, optimizer, step) == (set() if fixed else {("dropout_in_evaluation", "1")})
 
 
+def test_few_values_may_be_close_to_each_other_by_chance():
+    net = nn.Linear(2, 1)
+    nn.init.constant_(net.weight, 0.5)
+    with torch.no_grad():
+        net.weight[0, 0] += 1e-4
+
+    def step():
+        net(torch.randn(3, 2)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    optimizer = sgd(net)
+    assert train(net, optimizer, step, steps=3) == set()
+
+
 def test_initial_weights():
     net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)), nn.Linear(64, 2))
     nn.init.constant_(net[0].weight, 0.01)

@@ -124,6 +124,7 @@ def test_one_flipped_bit_is_named(found, layout):
 
 
 _TWO = """
+import contextlib
 from tensortap import alerts
 
 def found_by_all(tracker, count):
@@ -169,6 +170,45 @@ def one_rank_tracks():
         tracker.step()
     return [str(a) for a in tracker.alerts]
 
+def buffers():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    model.register_buffer("scale", torch.ones(3))
+    model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    with tap.track(model, alerts=[alerts.replicas(every=1)]) as tracker:
+        for step in range(100_000):
+            if step == 3 and rank == 1:
+                model.module.scale += 1
+            tracker.step()
+            if found_by_all(tracker, 1):
+                break
+    return [[a.name, a.rank, a.message] for a in tracker.alerts]
+
+def correct():
+    # no rule speaks up, whatever the ranks do together
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 3))
+    model = nn.parallel.DistributedDataParallel(net)
+    opt = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 100)
+    torch.manual_seed(rank)
+    with tap.track(model, optimizer=opt, alerts=True) as tracker:
+        for step in range(25):
+            opt.zero_grad()
+            for last in (False, True):
+                with contextlib.nullcontext() if last else model.no_sync():
+                    x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+                    (nn.functional.cross_entropy(model(x), y) / 2).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            opt.step()
+            schedule.step()
+            model.eval()
+            with torch.no_grad():
+                model(torch.randn(8, 4))
+            model.train()
+            tracker.step()
+    return [str(each) for each in (*tracker.alerts, *tracker.hints)]
+
 def stored():
     path = tap.init(os.environ["RUNS"])
     found = without_majority()
@@ -177,7 +217,7 @@ def stored():
     return [found, [[a.message, a.step, a.rank] for a in run.alerts() if a.rule == "replicas"]]
 
 result = {each.__name__: each() for each in
-          (without_majority, models_of_their_own, one_rank_tracks, stored)}
+          (without_majority, models_of_their_own, one_rank_tracks, stored, buffers, correct)}
 result["errors"] = tap.receipt().reasons["error"]
 """
 
@@ -197,7 +237,10 @@ def test_two_ranks(gloo, tmp_path):
         assert (rank, step > 40, step % 10) == (1, True, 0)
     assert first["stored"][0] == first["stored"][1]
     assert second["without_majority"] == []
+    assert first["buffers"][0][:2] == ["scale", 1]
+    assert first["buffers"][0][2].startswith("scale differs between rank 0 and rank 1 since step 3")
     for found in (first, second):
+        assert found["correct"] == []
         assert found["models_of_their_own"] == found["one_rank_tracks"] == []
         assert found["errors"] == 0
 

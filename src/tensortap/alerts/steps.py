@@ -13,7 +13,7 @@ from typing import Any
 from tensortap.alerts.alert import ALERT, Alert
 from tensortap.alerts.rules import Rule
 from tensortap.arguments import check_count, check_positive, checked
-from tensortap.frameworks.steps import StepFacts
+from tensortap.frameworks.steps import InitialWeight, StepFacts
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind
 
@@ -21,6 +21,7 @@ Found = Iterator[tuple[str, str]]
 StepRule = Callable[[StepFacts, dict[str, Any]], Found]
 
 MODEL = "model"  # what alerts are called that concern no single parameter
+_FEW = 16  # values of a weight whose standard deviation says little
 
 
 def of_steps(check: StepRule, name: str, severity: str = ALERT) -> Rule:
@@ -257,6 +258,13 @@ def dropout_in_evaluation() -> Rule:
     return of_steps(check, "dropout_in_evaluation")
 
 
+def _is_sized_wrong(weight: InitialWeight, factor: float) -> bool:
+    """Return whether the standard deviation is far from usual; of few values it may well be."""
+    if not weight.inputs or weight.summary.count < _FEW:
+        return False
+    return not 1 / factor <= weight.summary.std * weight.inputs**0.5 <= factor
+
+
 @checked
 def initialization(factor: float = 100.0) -> Rule:
     """Report weights that start all equal, like another weight, or with a wrong size.
@@ -275,7 +283,7 @@ def initialization(factor: float = 100.0) -> Rule:
             elif summary.std == 0.0 and summary.count > 1:
                 if summary.max_abs:
                     yield weight.name, f"all of its values start as {summary.max:.6g}"
-            elif weight.inputs and not 1 / factor <= summary.std * weight.inputs**0.5 <= factor:
+            elif _is_sized_wrong(weight, factor):
                 usual = weight.inputs**-0.5
                 message = (
                     f"it starts with a standard deviation of {summary.std:.3g}, where "

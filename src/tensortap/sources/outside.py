@@ -13,14 +13,7 @@ _FUNCTIONS = 200  # that are looked at
 
 
 def iterators_of(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the iterators that a function, or one that it calls, refers to.
-
-    >>> batches = iter([1, 2])
-    >>> def read():
-    ...     return next(batches)
-    >>> iterators_of(lambda: read())
-    ['batches']
-    """
+    """Return the names of the iterators that a function, or one that it calls, refers to."""
     found: dict[str, None] = {}
     waiting: list[Any] = [function]
     seen: set[int] = set()
