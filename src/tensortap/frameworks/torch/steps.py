@@ -165,7 +165,7 @@ class StepWatch:
             }
             self._ties = TiedParameters(self._root)
             self._unregistered = UnregisteredParameters(self._root)
-        self._versions = self._versions_now()
+        self._versions = _versions_of(self._parameters())
         modes = [(name, each) for name, each in self._root.named_modules() if _has_mode(each)]
         self._has_modes = bool(modes)
         for name, module in modes:
@@ -265,7 +265,7 @@ class StepWatch:
     def end_step(self, step: int) -> StepFacts:
         """Return the facts of the step, and begin the next one."""
         parameters = self._parameters()
-        versions, uncalled = self._versions_now(), self._uncalled()
+        versions, uncalled = _versions_of(parameters), self._uncalled()
         optimized = {id(p) for each in self._optimizers for p in parameters_of(each)}
         known = {id(p) for p in parameters.values()}
         found = tuple(
@@ -321,8 +321,9 @@ class StepWatch:
             "unregistered": self._unregistered.with_gradients(optimized),
         }
 
-    def _versions_now(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(p), version_of(p)) for name, p in self._parameters().items()}
+
+def _versions_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, tuple[int, int]]:
+    return {name: (id(p), version_of(p)) for name, p in parameters.items()}
 
 
 def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
