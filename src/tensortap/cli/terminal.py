@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,11 +60,12 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], object]]:
 
 def wait_for_interrupt(what: str, alive: Callable[[], bool]) -> None:
     """Return at Ctrl-C or SIGTERM; exit with 1 if `what` ends by itself."""
-    done = threading.Event()
+    received: list[int] = []  # a handler must not take the lock of an event that is waited for
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: done.set())
+        signal.signal(number, lambda number, _: received.append(number))
     message("press Ctrl-C to end")
-    while not done.wait(0.5):
-        if not alive():
+    while not received:
+        time.sleep(0.2)
+        if not received and not alive():
             message(f"{what} ended with an error")
             raise typer.Exit(1)
