@@ -1,4 +1,4 @@
-"""What each rule looks for, and what to do about what it finds."""
+"""Descriptions of the rules, and remedies for the problems that they find."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMEDIES = {
     "no_optimizer": "Create the optimizer with all parameters of the model.",
     "initialization": "Give each layer its own random numbers of about 1/sqrt(fan_in).",
 }
-"""What to do, by rule; messages of other rules say it."""
+"""Remedies by rule. Rules that are missing here name the remedy in their message."""
 
 _NOT_CHOSEN = {
     "outlier": "a rank that is far from the others",
@@ -39,7 +39,7 @@ _NOT_CHOSEN = {
 
 
 def looks_for(rule: str) -> str:
-    """Return what a rule looks for: the first sentence of its function, without its verb.
+    """Return the problem that a rule looks for: its function's first sentence, without the verb.
 
     >>> looks_for("not_registered"), looks_for("silent"), looks_for("mine")
     ('layers in a plain list or dict of a module, ...', 'a rank that sends nothing', '')

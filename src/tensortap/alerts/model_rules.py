@@ -114,3 +114,8 @@ def weight_decay() -> Rule:
             yield MODEL, message
 
     return of_steps(check, "weight_decay", HINT)
+
+
+MODEL_RULES: tuple[Rule, ...] = (
+    changed_outside(), never_changes(), never_runs(), not_registered(), untied(), weight_decay(),
+)  # fmt: skip

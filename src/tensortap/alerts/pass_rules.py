@@ -287,3 +287,10 @@ def not_divided(patience: int = 2) -> Rule:
             yield MODEL, message
 
     return of_steps(check, "not_divided", HINT)
+
+
+PASS_RULES: tuple[Rule, ...] = (
+    batch_norm_in_evaluation(), constant_input(), gradients_in_evaluation(), identical_workers(),
+    input_ignored(), input_scale(), labels(), loss_gradient(), not_divided(), not_normalized(),
+    output_ignored(), same_batch(), softmax_twice(),
+)  # fmt: skip

@@ -163,3 +163,9 @@ def wide_layers(patience: int = 3) -> Rule:
             yield MODEL, f"{state['what']}: is it meant so?"
 
     return of_steps(check, "wide_layers", HINT)
+
+
+RATE_RULES: tuple[Rule, ...] = (
+    clipping(), no_autocast(), scale_falls(), scheduler_order(), scheduler_per_batch(),
+    wide_layers(),
+)  # fmt: skip

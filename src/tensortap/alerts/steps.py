@@ -295,3 +295,10 @@ def initialization(factor: float = 100.0) -> Rule:
                     yield weight.name, f"it starts with the same random values as {other}"
 
     return of_steps(check, "initialization")
+
+
+OPTIMIZER_RULES: tuple[Rule, ...] = (
+    dropout_in_evaluation(), frozen_changes(), gradient_discarded(), gradient_not_zeroed(),
+    initialization(), learning_rate(), no_gradient(), no_optimizer(), step_repeated(),
+    training_in_eval(),
+)  # fmt: skip

@@ -65,7 +65,7 @@ class TrainedParameters:
 
 
 class ModelFacts(NamedTuple):
-    """What hooks know about a model; `replicas` average their gradients."""
+    """A model that is analyzed; `replicas` is the number of ranks that average their gradients."""
 
     model: Any
     title: str  # name of the model itself among the names of modules

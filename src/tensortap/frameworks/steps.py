@@ -60,7 +60,7 @@ class BatchFacts(NamedTuple):
 
 
 class LossFacts(NamedTuple):
-    """How a loss was computed from the output of a model.
+    """Facts about a loss, derived from the gradient of the model's output.
 
     `function` is the one that the loss applies: softmax, sigmoid or none. `applied_twice`: the
     output is the result of that function already. `wrong_axis` is the dimension over which softmax
@@ -92,7 +92,7 @@ class PassFacts(NamedTuple):
 
 
 class ScheduleFacts(NamedTuple):
-    """What schedulers and scalers did between two steps of an optimizer.
+    """Actions of schedulers and gradient scalers between two steps of an optimizer.
 
     `steps`: how often the fastest scheduler was stepped, None if there is none. `early`: one was
     stepped between the backward pass and the step. `skipped_first`: one was stepped before the

@@ -21,7 +21,7 @@ EXPERIMENTS = ("initial_loss", "rows", "overfit", "workers")
 
 
 class Experiment(NamedTuple):
-    """What an experiment has shown; `state` is ``"unknown"`` if it could not be made."""
+    """The result of an experiment; `state` is ``"unknown"`` if the experiment was impossible."""
 
     name: str
     state: Literal["fine", "hint", "problem", "unknown"]
@@ -30,7 +30,7 @@ class Experiment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """What experiments with a model have shown; true if none found a problem."""
+    """The results of all experiments with a model; true if none found a problem."""
 
     experiments: tuple[Experiment, ...]
 

@@ -166,7 +166,7 @@ class Tracker:
 
     @property
     def hints(self) -> list[Alert]:
-        """What rules have found so far that may be a bug, but may well be meant so."""
+        """The hints so far: findings that may be intended."""
         return self._observer.hints
 
     @property

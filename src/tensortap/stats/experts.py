@@ -1,4 +1,4 @@
-"""How a router of a mixture of experts distributes tokens."""
+"""Statistics of routers in mixtures of experts: load per expert, dropped tokens, entropy."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _ORDER: tuple[State, ...] = ("problem", "hint", "fine", "unknown")
 
 
 class RuleHealth(NamedTuple):
-    """What a rule has found in a run: its first alert, and how many there are.
+    """The findings of one rule in a run: its first alert, and the number of alerts.
 
     `state` is ``"unknown"`` if the rule was not active.
     """
@@ -38,7 +38,7 @@ class RuleHealth(NamedTuple):
 def health_of(
     table: Table, reader: object, alerts: list[Alert] | None = None, *, compute: bool = False
 ) -> list[RuleHealth]:
-    """Return what each rule has found, worst first.
+    """Return one row per rule with its findings, worst first.
 
     `alerts` are those of the run, if they are known. `compute` applies the rules over statistics
     to a run in which no rule was active.

@@ -1,4 +1,4 @@
-"""What the gradient of a model's output says about the loss.
+"""Derive how a loss was computed from the gradient of the model's output.
 
 The gradient of cross-entropy with respect to logits is ``scale * (softmax(logits) - one_hot)``. A
 gradient that fits tells how the loss was computed, wherever that happened; one that does not fit

@@ -95,7 +95,7 @@ class Replicas:
 
 
 class SharedInputs:
-    """What a model is called with, where several ranks should get the same batch.
+    """Inputs of a model whose ranks should all get the same batch.
 
     Those are the ranks of a tensor-parallel model; data-parallel ranks have batches of their own.
     The digests are computed at the first call of a step: the program may reuse its tensors.

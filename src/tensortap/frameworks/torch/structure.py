@@ -1,4 +1,4 @@
-"""How a torch model is built: its initial weights, ties, and layers that it does not register."""
+"""The structure of a torch model: initial weights, tied weights, and unregistered layers."""
 
 from __future__ import annotations
 

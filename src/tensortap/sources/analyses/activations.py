@@ -28,7 +28,7 @@ _NAMED = 3  # outlier channels that are named, the largest first
 
 
 class ChannelHistory:
-    """What the channels of one tensor did in the last observed steps."""
+    """A history of the channels of one tensor over the last observed steps."""
 
     def __init__(self, channels: int) -> None:
         self.zero_steps = np.zeros(channels, np.int64)  # in a row, up to now

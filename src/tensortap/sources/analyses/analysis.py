@@ -1,4 +1,4 @@
-"""What every analysis of a step has in common."""
+"""The base class of analyses."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _CAPACITY = ("expert_capacity", "capacity", "capacity_factor")
 
 
 class RouterFacts(NamedTuple):
-    """What is known about a router: its experts, and how many each token chooses."""
+    """A router of a mixture of experts: number of experts, and how many each token chooses."""
 
     experts: int
     choices: int
