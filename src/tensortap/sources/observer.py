@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import logging
 import re
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -39,9 +37,11 @@ from tensortap.sources.batches import (
     summarize_together,
 )
 from tensortap.sources.options import Patterns, TrackOptions
+from tensortap.sources.pending_records import PendingRecord, prefixed_tags
 from tensortap.sources.reference import ReferenceCheck
 from tensortap.sources.replicas import ReplicaCheck
 from tensortap.sources.stash import stash_of, stashed
+from tensortap.sources.tracked_models import register
 from tensortap.sources.tracked_records import TrackedRecords
 from tensortap.stats import summarize
 from tensortap.stats.columns import RecordColumns, SummaryColumns
@@ -52,28 +52,6 @@ _OWNER = "tracker.step()"
 _MAX_ALERTS = 1000  # that are kept
 _now = time.perf_counter_ns
 _replace = msgspec.structs.replace
-
-
-class PendingRecord(NamedTuple):
-    """A record whose statistics or digest a device is still computing."""
-
-    record: Record
-    nbytes: int
-    summary: PendingSummary | None
-    explain: Explain | None = None
-    digest: PendingDigest | None = None
-
-    def ready(self) -> bool:
-        """Return whether the device has computed everything."""
-        return all(each is None or each.ready() for each in (self.summary, self.digest))
-
-
-_observers: weakref.WeakSet[Observer] = weakref.WeakSet()
-
-
-def is_tracking() -> bool:
-    """Return whether any model is tracked now."""
-    return any(observer.active for observer in _observers)
 
 
 class Observer:
@@ -139,7 +117,7 @@ class Observer:
             self._replicas = ReplicaCheck(n, selected.wants, self._records.offer)
 
     def begin(self) -> None:
-        self._choose_prefix()
+        register(self, self.options.name)
         self._records.begin()
         first = self.options.init_step
         if first is None:
@@ -162,21 +140,6 @@ class Observer:
                     rules, step=first, seq=seq, rank=rank, world_size=world_size, time_ns=now
                 )
             )
-
-    def _choose_prefix(self) -> None:
-        """Keep the names of models that are tracked at the same time apart."""
-        taken = {other.prefix for other in _observers if other.active}
-        if self.options.name is not None:
-            self.prefix = f"{self.options.name}."
-            if self.prefix in taken:
-                raise ValueError(f"name {self.options.name!r} is already used by another tracker")
-        elif "" in taken:
-            self.prefix = next(p for n in itertools.count(2) if (p := f"model{n}.") not in taken)
-            log.warning(
-                "tensortap: another model is tracked already, so the names of this one begin with "
-                "%r; tap.track(model, name=...) chooses a name", self.prefix,
-            )  # fmt: skip
-        _observers.add(self)
 
     def end(self) -> None:
         """Stop observing, and wait for statistics that devices are still computing."""
@@ -306,7 +269,7 @@ class Observer:
         time_ns: int = 0,
         stats: Summary | None = None,
     ) -> Record:
-        tags = _prefixed_tags(observed.tags, self.prefix) if self.prefix else observed.tags
+        tags = prefixed_tags(observed.tags, self.prefix) if self.prefix else observed.tags
         return Record(
             self.prefix + observed.name, observed.kind, step, observed.call, seq, rank, world_size,
             time_ns, observed.type, observed.dtype, observed.shape, observed.shard, None, None,
@@ -354,21 +317,13 @@ class Observer:
                 self._resolve(self._pending.popleft())
 
     def _resolve(self, pending: PendingRecord) -> None:
-        record, tags = pending.record, pending.record.tags
-        stats = record.stats
         try:
-            if pending.digest is not None:
-                record = _replace(record, digest=pending.digest.resolve())
-            if pending.summary is not None:
-                stats = pending.summary.resolve()
-                if stats is None:  # the program took another branch
-                    return
-                if pending.explain and stats.finite != stats.count:
-                    tags = {**tags, **_prefixed_tags(pending.explain(stats), self.prefix)}
+            record = pending.resolve(self.prefix)
         except Exception as error:
-            pipeline.fault(record.name, error)
+            pipeline.fault(pending.record.name, error)
             return
-        self._put(_replace(record, stats=stats, tags=tags), pending.nbytes)
+        if record is not None:
+            self._put(record, pending.nbytes)
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """Record a number about the current step, or about another one."""
@@ -516,12 +471,3 @@ class Observer:
     def run_path(self) -> Path | None:
         """The folder of the run that takes the records, or None."""
         return None if self._records.run is None else self._records.run.path
-
-
-def _prefixed_tags(tags: dict[str, str], prefix: str) -> dict[str, str]:
-    """Return tags with a prefix before the names in them."""
-    named = ("module", "parameter", "shared", "origin", "behind")
-    return {
-        key: " ".join(prefix + name for name in text.split()) if key in named else text
-        for key, text in tags.items()
-    }

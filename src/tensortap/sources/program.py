@@ -13,8 +13,8 @@ from typing import Any
 from tensortap.frameworks.registry import framework_named
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.sources.init import finish, init, opened
-from tensortap.sources.observer import is_tracking
 from tensortap.sources.track import Tracker, track
+from tensortap.sources.tracked_models import is_tracking
 
 
 def run_program(
