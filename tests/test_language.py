@@ -74,6 +74,18 @@ def test_docstrings_start_with_a_verb(folder):
     assert wrong == []
 
 
+def test_modules_and_classes_are_not_described_by_a_question():
+    questions = {"how", "what", "when", "where", "which", "who", "whose", "why"}
+    wrong = [
+        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Module, ast.ClassDef)) and (text := ast.get_docstring(node))
+        if text.split()[0].lower() in questions
+    ]
+    assert wrong == []
+
+
 def test_spelling_is_american():
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {found[0]}"

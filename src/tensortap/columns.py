@@ -29,7 +29,7 @@ _NUMBERS = {"float": struct.Struct("<d"), "int": struct.Struct("<q")}
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the records of a column have in common.
+    """Metadata that all records of a column share.
 
     `framework` is that of their tensors, or ``float`` or ``int`` for numbers of Python.
     """

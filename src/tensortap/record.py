@@ -14,7 +14,7 @@ import msgspec
 
 
 class Kind(enum.StrEnum):
-    """What a record describes."""
+    """The kind of thing that a record describes."""
 
     VALUE = "Value"
     ACTIVATION = "Activation"
@@ -99,7 +99,7 @@ Value: TypeAlias = (
 
 
 class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which part of a distributed tensor a record holds."""
+    """The part of a distributed tensor that a record holds."""
 
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]

@@ -17,7 +17,7 @@ _NEVER = 1 << 62
 
 
 class RankLimits(NamedTuple):
-    """When a rank is far from the others, behind, or silent."""
+    """Limits beyond which a rank is far from the others, behind, or silent."""
 
     deviations: float = FAR  # from the median of the ranks, in units of their typical distance
     factor: float = 2.0  # by which it is larger or smaller than the median

@@ -1,4 +1,4 @@
-"""Which ranks hold what differs between two runs."""
+"""Find the ranks that hold a difference between two runs."""
 
 from __future__ import annotations
 

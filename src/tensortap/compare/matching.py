@@ -37,7 +37,7 @@ _NOTES = (RULES, BALLOT)
 
 
 class Choice(NamedTuple):
-    """Which records of two runs are compared."""
+    """The user's choice of the records to compare."""
 
     names: str | TypedPattern | None = None
     kinds: tuple[str, ...] = ()

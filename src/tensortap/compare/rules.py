@@ -155,7 +155,7 @@ class _ConditionReader:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How to judge records with matching name and kind."""
+    """The condition that records of matching name and kind must meet."""
 
     names: re.Pattern[str]
     kinds: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""What hooks report, and to whom.
+"""The interface between hooks and the observer that they report to.
 
 Hooks of a framework get an observer handed in. They know no pipeline, no sink and no options: the
 observer says what to capture, takes it, and takes the errors.
@@ -209,7 +209,7 @@ class Probe(NamedTuple):
 
 
 class ModelTracing(Protocol):
-    """What `trace` needs to know about the models of a framework; a module may be one."""
+    """Knowledge that `trace` needs about the models of a framework; a module may be one."""
 
     def is_model(self, target: object) -> bool:
         """Return whether a target is a model."""

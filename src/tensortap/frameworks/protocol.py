@@ -102,7 +102,7 @@ class Adapter:
 
 
 class InPlace(NamedTuple):
-    """How the fast path reads a small tensor in place, if it has the attributes of torch's.
+    """The layout by which the fast path reads a small tensor in place, if it is like torch's.
 
     `dtypes` has the name, the item size, and which lazy views there are of each dtype: 0 none, 1
     negative, 2 negative or conjugate. If `overridden((tensor,))` is true, nothing is read.

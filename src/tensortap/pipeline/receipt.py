@@ -12,7 +12,7 @@ from tensortap.limits import format_size
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Receipt:
-    """What was captured, what was not and why, and what it cost the training thread."""
+    """Counts of captured and lost values, with reasons, and the cost to the training thread."""
 
     captured: int  # values that were copied and not dropped afterwards
     tracked: int  # tensors whose statistics were computed

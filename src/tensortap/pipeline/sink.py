@@ -67,7 +67,7 @@ class Sink(Protocol):
 
     @property
     def failing(self) -> str:
-        """Why nothing can be taken for the time being, such as a full disk; else empty."""
+        """The reason why nothing can be taken for now, such as a full disk; else empty."""
         return ""
 
     @property

@@ -39,7 +39,7 @@ class StoredRuntime(Struct, frozen=True):
 
 
 class StoredPackage(Struct, frozen=True):
-    """Where a package came from."""
+    """The origin of a package."""
 
     url: str = ""
     source: str = ""

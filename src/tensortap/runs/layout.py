@@ -1,4 +1,4 @@
-"""Where the files of a run are, and its run.json. docs/format.md describes the format."""
+"""Paths of the files of a run, and its run.json. docs/format.md describes the format."""
 
 from __future__ import annotations
 

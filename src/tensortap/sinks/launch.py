@@ -30,7 +30,7 @@ _START = "import sys; sys.path[0] = {root!r}; from {module} import {name}; {name
 
 @dataclasses.dataclass(frozen=True)
 class EntryPoints:
-    """Where a worker begins, by start method; `functions_for` prepares what a fork inherits."""
+    """Functions in which a worker begins, by start method; `functions_for` is for forks."""
 
     spawned: Callable[[int], None]
     served: Callable[[Orders, socket.socket], None]

@@ -1,4 +1,4 @@
-"""Which steps of a run are run again to reach one of them: the same ones on all ranks."""
+"""Choose the steps to run again in order to reach one of them: the same ones on all ranks."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ DETERMINISTIC, DATA, TRANSIENT, FINITE = "deterministic", "data", "transient", "
 
 
 class Verdict(NamedTuple):
-    """Why a step went wrong, in one paragraph: `text`.
+    """The reason why a step went wrong, in one paragraph: `text`.
 
     `kind` is ``deterministic`` (it happens again), ``data`` (it goes away with another batch),
     ``transient`` (it does not happen again) or ``finite`` (nothing is wrong). `rows` are those of

@@ -1,4 +1,4 @@
-"""Where the ranks of a run are in its mesh, and as a tree of groups that people can fold."""
+"""The places of ranks in the mesh of a run, and a tree of groups that people can fold."""
 
 from __future__ import annotations
 

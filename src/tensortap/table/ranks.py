@@ -42,7 +42,7 @@ class RankMatrix(NamedTuple):
 
     @property
     def outliers(self) -> NDArray[np.bool_]:
-        """Which cells are far from the other ranks, or hold NaN or Inf while most ranks do not."""
+        """Cells that are far from the other ranks, or hold NaN or Inf while most ranks do not."""
         few = self.nonfinite.mean(axis=0) < 0.5
         return np.asarray((self.deviation > FAR) | (self.nonfinite & few))
 
@@ -144,7 +144,7 @@ def _medians(value: Floats) -> tuple[Floats, Integers]:
 
 
 class RankProgress(NamedTuple):
-    """How far each rank has come."""
+    """The progress of each rank."""
 
     ranks: Integers
     records: Integers

@@ -1,4 +1,4 @@
-"""Which records of several ranks belong to one tensor, and replicas that differ."""
+"""Find the records of several ranks that belong to one tensor, and replicas that differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARAMETERS = (Kind.WEIGHT.value, Kind.WEIGHT_GRADIENT.value, Kind.OPTIMISER_STA
 
 
 class Places(NamedTuple):
-    """What rows are parts of; rows with the same batch and place are replicas."""
+    """The whole that each row is a part of; rows with the same batch and place are replicas."""
 
     batch: Integers
     place: Integers

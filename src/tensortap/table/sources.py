@@ -1,4 +1,4 @@
-"""Where the rows of a table come from: a run, records in memory, a LogFrame.
+"""The sources of a table's rows: a run, records in memory, a LogFrame.
 
 A source keeps its rows in blocks, in the order in which it first reported them. A block hands out
 columns of its rows as Arrow tables with the columns of the run format. Dropped records are no rows.

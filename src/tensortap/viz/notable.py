@@ -1,4 +1,4 @@
-"""Which layers and tensors deserve a place in a report."""
+"""Choose the layers and tensors that deserve a place in a report."""
 
 from __future__ import annotations
 

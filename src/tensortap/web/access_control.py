@@ -1,4 +1,4 @@
-"""Who may use the page: a token opens it once, and every later request needs two secrets.
+"""Control access to the page: a token opens it once, and later requests need two secrets.
 
 Every request and the WebSocket pass these checks. The *Host* header must name this machine, which
 stops DNS rebinding: a foreign page whose name was pointed here has another name. The *Origin*

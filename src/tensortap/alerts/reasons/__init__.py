@@ -1,1 +1,1 @@
-"""Why values are not finite, in words."""
+"""Explain in words why values are not finite."""

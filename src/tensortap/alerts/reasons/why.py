@@ -1,4 +1,4 @@
-"""Why an operation made values that are not finite, in words.
+"""Explain in words why an operation made values that are not finite.
 
 Each reason looks at what the operation read and returns a sentence, or None if it does not apply.
 Without one, `why` states the plain facts.

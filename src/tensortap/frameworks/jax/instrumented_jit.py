@@ -56,7 +56,7 @@ def jit_options(fn: Any) -> dict[str, Any] | None:
 
 
 class ProgramInfo(NamedTuple):
-    """What tracing has found out about a program."""
+    """Facts about a program, found by tracing it."""
 
     values: tuple[MarkedValue, ...]
     has_effects: bool

@@ -40,7 +40,7 @@ class MarkUses:
 
 
 class MarkOrigin(NamedTuple):
-    """Where a module was called: what an alert about its output needs; see `origins`.
+    """The call of a module, for alerts about its output; see `origins`.
 
     `inputs` are the marks of its inputs, `last` is the module that returned before, and `after` the
     code of the module that ran then. Each enclosing call has its name, the code that went on in it

@@ -105,7 +105,7 @@ def haiku_name(name: str) -> str:
 
 
 class _Marking:
-    """Which outputs are marked, and the modules whose calls are under way."""
+    """The outputs to mark, and the modules whose calls are under way."""
 
     def __init__(
         self, wants: Wants, on_error: OnError, collector: Collector, explains: bool

@@ -93,7 +93,7 @@ class JaxOperationHooks:
 
 
 class Scope(NamedTuple):
-    """Where in the program an operation is: the scopes around it, and the line of the call."""
+    """The place of an operation in the program: the scopes around it, and the line of the call."""
 
     names: str = ""
     line: SourceLine = NOWHERE

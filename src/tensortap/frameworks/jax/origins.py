@@ -1,4 +1,4 @@
-"""Where non-finite values arise in a JAX program: in a module, or in the code between two modules.
+"""Find where non-finite values arise in a JAX program: in a module, or between two modules.
 
 While a program is traced, the inputs of modules are marked that are no module's output. Their
 statistics are computed like those of outputs. They make no records: they only tell, for the first

@@ -1,4 +1,4 @@
-"""What torch.compile must not look into, or replaces, marked without importing torch."""
+"""Mark functions that torch.compile must not trace, or replaces, without importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of the whole the tensors of a tensor-parallel model are.
+"""Find which part of the whole each tensor of a tensor-parallel model is.
 
 A parallel layer computes a DTensor and hands on its local tensor, so the layout is known only
 before its own output hook has run. Modules that follow keep the layout of their input if they keep

@@ -1,4 +1,4 @@
-"""Where an operation of torch belongs: its module, its phase and its line in the program.
+"""Find the module, the phase and the line of an operation of torch.
 
 A backward operation gets the line of the forward that created it: torch numbers the nodes of its
 graph in the order in which forward operations make them, so the numbers that are new since the last

@@ -1,4 +1,4 @@
-"""Where non-finite values arise: in a module, or in the code between two modules.
+"""Find where non-finite values arise: in a module, or in the code between two modules.
 
 A module whose input is not finite already did not make the NaN. On the CPU, inputs are looked at
 only when an output is not finite, so this costs nothing before. On a device that is known too late:

@@ -1,4 +1,4 @@
-"""Which tensors of a torch model other ranks have as well.
+"""Find the tensors of a torch model that other ranks have as well.
 
 DistributedDataParallel and the placements of a DTensor say so. Of any other tensor it is assumed,
 and up to whoever compares them to find out: a norm beside tensor-parallel layers, a model whose

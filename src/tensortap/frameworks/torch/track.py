@@ -394,7 +394,7 @@ class ParameterHooks:
 
 
 class _Gradients:
-    """Which gradients of this step were observed, and which are left over from the last."""
+    """The gradients that were observed in this step, and those left over from the last."""
 
     def __init__(self) -> None:
         self._calls: dict[str, int] = {}

@@ -32,7 +32,7 @@ _ALIGNMENT = 64
 
 
 class MatrixPlace(NamedTuple):
-    """Where the worker finds a weight before and after its update."""
+    """The location of a weight before and after its update, for the worker."""
 
     name: str
     dtype: str

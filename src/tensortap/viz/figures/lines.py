@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Where lines are drawn."""
+    """The area in which lines are drawn."""
 
     axes: dict[str, str]
     log: bool

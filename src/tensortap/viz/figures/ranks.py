@@ -29,7 +29,7 @@ _ALL = "all"
 
 
 class RankCells(NamedTuple):
-    """What is drawn: one rank per cell, in a closed group the one that matters most."""
+    """Cells to draw: one rank per cell, in a closed group the one that matters most."""
 
     rank: Integers  # index into the ranks of the matrix; -1 where there is no record
     value: Floats

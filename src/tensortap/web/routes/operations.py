@@ -1,4 +1,4 @@
-"""Why values stopped being finite, and the operations of modules."""
+"""Explanations of non-finite values, and the operations of modules."""
 
 from __future__ import annotations
 
