@@ -14,6 +14,9 @@ BUILD := pyproject.toml $(wildcard setup.py) $(shell find src -name '*.c' -o -na
 
 CHROMIUM := { command -v chromium || command -v chromium-browser || command -v chrome; }
 
+# Else each process that the tests start compiles its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # pip must not run twice in one environment
 .DELETE_ON_ERROR:

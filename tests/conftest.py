@@ -1,6 +1,7 @@
 """Settings that pyproject.toml has no place for."""
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -38,15 +39,22 @@ def session_settings():
         yield
 
 
+@pytest.fixture(scope="session")
+def config_folders(tmp_path_factory):
+    """Return paths of folders that do not exist yet."""
+    folder = tmp_path_factory.mktemp("config")
+    return (str(folder / str(number)) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def isolated_settings(tmp_path_factory, monkeypatch):
+def isolated_settings(config_folders, monkeypatch):
     """Hide the key, the settings and the rank of whoever runs the tests."""
     for name in list(os.environ):
         if name.startswith("TENSORTAP_") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+    monkeypatch.setenv("XDG_CONFIG_HOME", next(config_folders))
 
 
 @pytest.fixture(autouse=True, scope="module")
