@@ -368,6 +368,21 @@ def test_loss_spike():
     assert alert.message == "99 is far above the typical value of 1"
 
 
+@pytest.mark.parametrize("shape", ["errors of one value", "errors of eight", "rates", "signed"])
+def test_losses_of_small_batches_are_no_spikes(shape):
+    """Each of eight ranks computes its loss from a few samples, so it is skewed."""
+    rng = np.random.default_rng(0)
+    draw = {
+        "errors of one value": lambda: rng.chisquare(1, 1000),
+        "errors of eight": lambda: rng.chisquare(8, 1000) / 8,
+        "rates": lambda: np.exp(rng.normal(0, 0.5, 1000)),
+        "signed": lambda: rng.exponential(1.0, 1000) - 0.5,
+    }[shape]
+    for _ in range(8):
+        monitor = AlertMonitor([alerts.loss_spike()])
+        assert not [v for i, v in enumerate(draw().tolist()) if monitor.see(metric(v, i))]
+
+
 def test_reports_a_nan_loss():
     (alert,) = shown(AlertMonitor(), metric(1.0, 0), metric(math.nan, 1))
     assert (alert.rule, alert.name, alert.module) == ("nan", "loss", "")

@@ -106,13 +106,21 @@ class RuleState:
         self._unreported = 0  # findings since the last alert
 
     def follow(self, value: float, rate: float) -> None:
-        """Move `typical` and `spread` towards a value: fast at first, later by `rate`."""
+        """Move `typical` and `spread` towards a value: fast at first, later by `rate`.
+
+        The spread takes twice as long: fewer differences than that tell it badly.
+        """
         self.seen += 1
-        rate = max(rate, 1.0 / self.seen)
+        first = 1.0 / self.seen
         difference = value - self.typical
-        self.typical += rate * difference
+        self.typical += max(rate, first) * difference
         if self.seen > 1:
-            self.spread += rate * (abs(difference) - self.spread)
+            self.spread += max(rate / 2, first) * (abs(difference) - self.spread)
+
+    def another(self, name: str) -> RuleState:
+        """Return the state of another series of numbers about the same tensor."""
+        found: RuleState = self.notes.setdefault(name, RuleState(self.step_state))
+        return found
 
     def in_a_row(self, holds: bool) -> int:
         """Update `streak` and return for how many steps in a row a condition has held."""

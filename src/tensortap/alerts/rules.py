@@ -26,6 +26,7 @@ _GRADIENTS = (Kind.GRADIENT, Kind.WEIGHT_GRADIENT)
 _TENSORS = (Kind.ACTIVATION, *_GRADIENTS, Kind.WEIGHT, Kind.OPTIMISER_STATE)
 _NUMBERS = (Kind.METRIC, Kind.VALUE)
 _RATE = 0.05  # how fast the typical gradient follows new ones
+_LARGEST_LOG = 709.0  # of a float
 
 
 def _named(rule: Rule, name: str, kinds: Collection[Kind]) -> Rule:
@@ -286,7 +287,9 @@ def loss_spike(
     """Report a loss far above its typical value.
 
     The distance must exceed `deviations` mean deviations and the share `rise` of the typical
-    value. `names` is a regular expression for the names of metrics.
+    value. Losses of small batches are skewed, so the same holds for the logarithms of losses that
+    are all positive; of others, the distance must be 3 times as large. `names` is a regular
+    expression for the names of metrics.
     """
     pattern = compile_pattern(names, "names")
 
@@ -297,8 +300,14 @@ def loss_spike(
         value = float(value)  # type: ignore[arg-type]  # checked above
         if not math.isfinite(value):
             return None
-        typical, warm = state.typical, state.seen >= warmup
-        highest = typical + max(deviations * state.spread, rise * abs(typical))
+        typical, warm, logs = state.typical, state.seen >= warmup, state.another("logarithms")
+        positive = value > 0.0 and logs.seen == state.seen
+        distance = deviations * state.spread * (1.0 if positive else 3.0)
+        highest = typical + max(distance, rise * abs(typical))
+        if positive:
+            top, level = logs.typical + deviations * logs.spread, math.log(value)
+            highest = max(highest, math.exp(min(top, _LARGEST_LOG)))
+            logs.follow(min(level, top) if warm else level, 0.1)
         state.follow(min(value, highest) if warm else value, 0.1)
         if not warm or value <= highest:
             return None
