@@ -136,7 +136,7 @@ class Connection:
         self.route = route
         self.arena_pid = arena_pid  # of the process whose segments can be mapped
         self.credit = 0
-        self.heard = 0.0  # when the last message arrived
+        self.silent_rounds = 0  # of receiving since its last message
         self.assemblies: collections.OrderedDict[int, Assembly] = collections.OrderedDict()
         self._segments: dict[int, MappedSegment] = {}
         self._used_credit = 0
