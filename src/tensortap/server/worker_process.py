@@ -30,7 +30,7 @@ from tensortap.wire.address import Address
 
 _PARENT_INTERVAL = 0.5  # seconds between checks of the parent, where there are no pidfds
 _IDLE = 1.0  # seconds without a record until files are flushed
-_DRAIN_TIMEOUT = 1.0  # seconds for records that a parent sent before it died
+_DRAIN_TIMEOUT = 1.0  # seconds without a record, after which a parent that died sent no more
 _PROCESSING_SHARE = 0.75  # of the time at the end; the rest is for closing files
 _REPORT_INTERVAL = 0.25
 _NICE = 10  # training has priority
@@ -303,11 +303,17 @@ class WorkerProcess:
 
     def _wait_for_last_records(self) -> None:
         """Wait until the parent's connection, and with it everything it sent, has been read."""
-        deadline = time.monotonic() + min(_DRAIN_TIMEOUT, self._orders.timeout / 4)
-        while time.monotonic() < deadline:
+        now = time.monotonic()
+        end, pause = now + self._orders.timeout, min(_DRAIN_TIMEOUT, self._orders.timeout / 4)
+        deadline, received = now + pause, 0
+        while time.monotonic() < min(deadline, end):
             server = self._server
-            if server is not None and not any(c.connected for c in list(server.clients.values())):
+            clients = [] if server is None else list(server.clients.values())
+            if server is not None and not any(client.connected for client in clients):
                 return
+            before, received = received, sum(client.nbytes for client in clients)
+            if received > before:
+                deadline = time.monotonic() + pause
             time.sleep(0.01)
 
     def _answer(self, ask: wire.Ask) -> None:
