@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tensortap.alerts.vote import GroupDigests, ReplicaLayout, ReplicaVote
+from tensortap.alerts.vote import BatchVote, GroupDigests, ReplicaLayout, ReplicaVote
 from tensortap.record import Kind
 from tensortap.stats.shard_digest import shard_digest, sums_of
 
@@ -92,3 +92,26 @@ def test_a_rank_that_has_diverged_in_everything_is_no_flood():
     found = ranks.compare()
     assert len(found) == 8
     assert found[-1][1].endswith("; so do 92 more tensors")
+
+
+def test_ranks_with_the_same_batches():
+    vote = BatchVote((0, 1, 2, 3))
+    layouts = {"one": [ReplicaLayout("input[0]", Kind.VALUE, "", "float32", (2,), None, True)]}
+
+    def checks(*batches):
+        found = []
+        for step, each in enumerate(batches):
+            sent = {
+                rank: GroupDigests(vote.ranks, "one", batch.encode(), True)
+                for rank, batch in enumerate(each)
+            }
+            found += [
+                (step, a.message.split(" have")[0]) for a in vote.compare(step, sent, layouts)
+            ]
+        return found
+
+    assert checks("abcd", "aaaa", "bbbb", "cccc", "dddd") == [(3, "all 4 ranks")]
+    assert checks("abcd", "aabb", "ccde", "ffgg") == [(3, "ranks 0, 1")]
+    assert checks("abcd", "aaaa", "aaaa", "aaaa", "aaaa") == []  # to fit the model to one batch
+    assert checks("abcd", "aacd", "bbcd", "cade") == []
+    assert checks("abcd", "aabc", "bcdd", "efaa") == []  # by accident: other ranks each time

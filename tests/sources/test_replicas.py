@@ -277,37 +277,125 @@ def test_a_rank_that_dies_is_silent_and_hangs_nobody(gloo):
 
 _INPUTS = """
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from tensortap import alerts
 
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 off = dict.fromkeys(("activations", "gradients", "weights", "optimizer_state"), False)
-with tap.track(model, alerts=[alerts.replicas(every=2)], **off) as tracker:
-    for step in range(12):
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+def found(net, train, **options):
+    with tap.track(net, alerts=[alerts.replicas(every=2)], **off) as tracker:
+        for step in range(12):
+            train(net, step)
+            tracker.step()
+    return [[a.rule, a.name, a.step, a.message] for a in tracker.alerts]
+
+def tensor_parallel(compiled=False):
+    net = model()
+    parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if compiled:
+        net.compile(backend="eager")
+    def train(net, step):
         torch.manual_seed(100 * step + rank // 2)  # each data-parallel rank has its own batch
         batch = torch.randn(4, 8)
         if rank == 3 and step >= 5:
             batch[2, 7] = batch[2, 7] + 1
-        model(batch).sum().backward()
+        net(batch).sum().backward()
         batch.zero_()
-        tracker.step()
-result = {"alerts": [[a.name, a.step, a.message] for a in tracker.alerts],
-          "errors": tap.receipt().reasons["error"]}
+    return found(net, train)
+
+def train_on(seed):
+    def train(net, step):
+        net.eval()
+        with torch.no_grad():
+            net(torch.full((2, 8), float(step)))  # all ranks may evaluate on the same data
+        net.train()
+        torch.manual_seed(seed(step))
+        net(torch.randn(4, 8)).square().sum().backward()
+        net.zero_grad()
+    return train
+
+def parallel(seed):
+    return found(nn.parallel.DistributedDataParallel(model()), train_on(seed))
+
+def sharded(seed):
+    return found(fully_shard(model(), mesh=mesh["dp"]), train_on(seed))
+
+def pipeline():
+    torch.manual_seed(0)
+    stage = PipelineStage(nn.Linear(8, 8), rank, world, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: out.sum())
+    received, now = stage._retrieve_recv_activations, [0]
+    def wrong(*args):
+        values = received(*args)
+        if rank == 2 and now[0] >= 5:
+            values[0].data[0, 3] += 1
+        return values
+    stage._retrieve_recv_activations = wrong
+    def train(_, step):
+        now[0] = step
+        torch.manual_seed(step)
+        x = torch.randn(4, 8)
+        schedule.step(*([x] if rank == 0 else []), target=x)
+    return found(stage.submod, train)
+
+result = {
+    "tensor_parallel": tensor_parallel(), "compiled": tensor_parallel(compiled=True),
+    "forgotten": parallel(lambda step: step), "fixed": parallel(lambda step: 100 * step + rank),
+    "one batch": parallel(lambda step: 0),
+    "two alike": parallel(lambda step: 100 * step + max(rank, 1)),
+    "sharded": sharded(lambda step: step), "sharded fixed": sharded(lambda step: 100 * step + rank),
+    "pipeline": pipeline(), "errors": tap.receipt().reasons["error"],
+}
 """
 
 
-def test_ranks_that_share_a_batch_get_the_same_inputs(gloo):
-    """Inputs of data-parallel ranks rightly differ; those of tensor-parallel ranks do not."""
+@pytest.fixture(scope="module")
+def inputs(gloo):
+    """The alerts of four ranks about what their models are called with."""
     found = gloo(_INPUTS, world=4)
-    (alert,) = (alert for each in found for alert in each["alerts"])
-    name, step, message = alert
-    assert (name, step) == ("input[0]", 6)
+    assert {each.pop("errors") for each in found} == {0}
+    return {name: [alert for each in found for alert in each[name]] for name in found[0]}
+
+
+@pytest.mark.parametrize("program", ["tensor_parallel", "compiled"])
+def test_ranks_that_share_a_batch_get_the_same_inputs(inputs, program):
+    """Inputs of data-parallel ranks rightly differ; those of tensor-parallel ranks do not."""
+    ((rule, name, step, message),) = inputs[program]
+    assert (rule, name, step) == ("replicas", "input[0]", 6)
     assert message.startswith(
         "input[0] differs between rank 2 and rank 3 since step 6, without a majority; "
         "1 of 32 elements differs: "
     )
     assert message.endswith("element [2, 7]")
-    assert {each["errors"] for each in found} == {0}
+
+
+def test_data_parallel_ranks_get_different_batches(inputs):
+    message = (
+        "all 4 ranks have been called with the same batches since step 0, and compute the same "
+        "gradients: give each rank its own part of the data, with DistributedSampler or a seed "
+        "that depends on the rank"
+    )
+    assert inputs["forgotten"] == [["identical_batches", "input[0]", 4, message]]
+    assert inputs["two alike"] == [
+        ["identical_batches", "input[0]", 4, message.replace("all 4 ranks", "ranks 0, 1")]
+    ]
+    pairs = [message.replace("all 4", "all 2")] * 2  # those along dp, for each place along tp
+    assert [alert[3] for alert in inputs["sharded"]] == pairs
+    assert inputs["fixed"] == inputs["one batch"] == inputs["sharded fixed"] == []
+
+
+def test_a_pipeline_stage_gets_what_the_one_before_it_returns(inputs):
+    ((rule, name, step, message),) = inputs["pipeline"]
+    assert (rule, name, step) == ("replicas", "stage 2 input[0]", 6)
+    assert message.startswith(
+        "stage 2 input[0] differs between rank 1 and rank 2 since step 6, without a majority; "
+        "1 of 16 elements differs: "
+    )
+    assert message.endswith("element [0, 3]")

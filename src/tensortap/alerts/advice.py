@@ -32,6 +32,7 @@ _NOT_CHOSEN = {
     "outlier": "a rank that is far from the others",
     "straggler": "a rank that is behind the others",
     "silent": "a rank that sends nothing",
+    "identical_batches": "data-parallel ranks that are called with the same batches",
     "reference": "the first difference from the reference run",
     "unseen": "what cannot be observed as usual",
     "remark": "limits of what is observed",

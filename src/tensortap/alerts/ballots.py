@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 
 from tensortap.alerts.alert import Alert
-from tensortap.alerts.vote import GroupDigests, ReplicaLayout, ReplicaMessage, ReplicaVote
+from tensortap.alerts.vote import (
+    BatchVote,
+    GroupDigests,
+    GroupKey,
+    ReplicaLayout,
+    ReplicaMessage,
+    ReplicaVote,
+    vote_of,
+)
 from tensortap.record import Blob, Kind, Record
 
 BALLOT = "tensortap.replicas"
@@ -45,7 +53,7 @@ class BallotBox:
     """Counts ballots: a group of ranks is compared in a step once all of them have sent theirs."""
 
     def __init__(self) -> None:
-        self._votes: dict[Any, ReplicaVote] = {}
+        self._votes: dict[Any, ReplicaVote | BatchVote] = {}
         self._layouts: dict[str, tuple[ReplicaLayout, ...]] = {}
         self._waiting: dict[Any, dict[int, dict[int, GroupDigests]]] = {}  # step → rank
         self._since: dict[Any, dict[int, int]] = {}  # step → time of its first ballot
@@ -64,7 +72,7 @@ class BallotBox:
         self._layouts.update(ballot.layouts)
         alerts: list[Alert] = []
         for digests in ballot.message.groups:
-            group, step = (ballot.check, digests.ranks), ballot.message.step
+            group, step = (ballot.check, digests.key), ballot.message.step
             if step > self._counted.get(group, -1) and record.rank in digests.ranks:
                 self._waiting.setdefault(group, {}).setdefault(step, {})[record.rank] = digests
                 self._since.setdefault(group, {}).setdefault(step, record.time_ns)
@@ -75,9 +83,9 @@ class BallotBox:
         """Count what is left, without the ranks that are missing."""
         return [alert for group in list(self._waiting) for alert in self._count(group, None)]
 
-    def _count(self, group: tuple[str, tuple[int, ...]], before: int | None) -> list[Alert]:
+    def _count(self, group: tuple[str, GroupKey], before: int | None) -> list[Alert]:
         """Compare the steps of a group that are complete, or older than a time; None: all."""
-        ranks, waiting, since = group[1], self._waiting[group], self._since[group]
+        ranks, waiting, since = group[1][0], self._waiting[group], self._since[group]
         alerts: list[Alert] = []
         for step in sorted(waiting):
             later = {rank for each in waiting if each >= step for rank in waiting[each]}
@@ -87,7 +95,7 @@ class BallotBox:
             digests = {r: d for r, d in waiting.pop(step).items() if self._is_known(d)}
             self._counted[group] = step
             del since[step]
-            vote = self._votes.setdefault(group, ReplicaVote(ranks))
+            vote = self._votes.setdefault(group, vote_of(group[1]))
             if len(digests) > 1:
                 alerts += vote.compare(step, digests, self._layouts)
         return alerts

@@ -19,7 +19,9 @@ from tensortap.stats.changed_element import changed_element
 
 _SUMS = 16  # bytes per tensor
 _MOST = 8  # tensors that are named per step and group
+_CHECKS = 3  # in a row in which ranks have the same batch
 _Tensor = tuple[Kind, str]
+GroupKey = tuple[tuple[int, ...], bool]  # ranks, and whether each should have another tensor
 
 
 class ReplicaLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -35,11 +37,20 @@ class ReplicaLayout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupDigests(msgspec.Struct, frozen=True, array_like=True):
-    """The digests of one rank for one group of ranks; `layout` is a hash of its layouts."""
+    """The digests of one rank for one group of ranks; `layout` is a hash of its layouts.
+
+    They should be those of every rank or, if `distinct`, other ones on each rank.
+    """
 
     ranks: tuple[int, ...]
     layout: str
     sums: bytes
+    distinct: bool = False
+
+    @property
+    def key(self) -> GroupKey:
+        """The ranks, and whether their tensors should differ."""
+        return self.ranks, self.distinct
 
 
 class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -129,6 +140,58 @@ class ReplicaVote:
             more = f"{alerts[-1].message}; so do {hidden:,} more tensors"
             alerts[-1] = msgspec.structs.replace(alerts[-1], message=more)
         return alerts
+
+
+class BatchVote:
+    """Finds data-parallel ranks that are called with the same batches.
+
+    A batch that stays the same from check to check is no mistake: somebody fits the model to it.
+    """
+
+    unequal: Sequence[UnequalTensor] = ()
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self._last: dict[int, bytes] = {}
+        self._same: set[int] = set()  # ranks that had the same batch in each check since then
+        self._since = self._count = 0
+
+    def compare(
+        self,
+        step: int,
+        digests: Mapping[int, GroupDigests],
+        layouts: Mapping[str, Sequence[ReplicaLayout]],
+    ) -> list[Alert]:
+        """Return an alert if several ranks have had the same batch in 3 checks in a row."""
+        sent = {rank: each.layout.encode() + each.sums for rank, each in digests.items()}
+        same = set(_sides(sent)[0])
+        is_new = all(self._last.get(rank) != sent[rank] for rank in same)
+        self._last = sent
+        if self._count and len(same & self._same) > 1 and is_new:
+            self._same &= same
+            self._count += 1
+        else:
+            self._same, self._since, self._count = same, step, int(len(same) > 1)
+        if self._count != _CHECKS:
+            return []
+        ranks = sorted(self._same)
+        who = f"all {len(ranks)} ranks" if len(ranks) == len(self.ranks) else _ranks(ranks)
+        message = (
+            f"{who} have been called with the same batches since step {self._since:,}, and compute "
+            "the same gradients: give each rank its own part of the data, with DistributedSampler "
+            "or a seed that depends on the rank"
+        )
+        name = layouts[digests[ranks[0]].layout][0].name
+        facts: dict[str, float] = {"ranks": len(self.ranks), "same": len(ranks)}
+        return [
+            Alert("identical_batches", name, Kind.VALUE, step, ranks[0], "", message, facts=facts)
+        ]
+
+
+def vote_of(group: GroupKey) -> ReplicaVote | BatchVote:
+    """Return a new vote for a group of ranks."""
+    ranks, distinct = group
+    return BatchVote(ranks) if distinct else ReplicaVote(ranks)
 
 
 def _sides(sums: Mapping[int, bytes]) -> list[list[int]]:

@@ -36,16 +36,22 @@ class Observed(NamedTuple):
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
 
 
+STAGE = "stage "
+"""How the names of inputs of pipeline stages begin; no parameter has a space in its name."""
+
+
 class ReplicatedTensor(NamedTuple):
     """A tensor of which other ranks have replicas: `ranks` are all of them.
 
     Where nothing but its name says so, it is not `certain`. Of an input only the digest is kept.
+    A `distinct` one should be another on each rank.
     """
 
     observed: Observed
     value: Any  # or its digest
     ranks: tuple[int, ...]
     certain: bool
+    distinct: bool = False
 
 
 Explain = Callable[[Summary], dict[str, str]]

@@ -26,9 +26,17 @@ from tensortap import ranks as job
 from tensortap.alerts import Alert
 from tensortap.alerts.alert import module_of
 from tensortap.alerts.ballots import BALLOT, Ballot, value_of_ballot
-from tensortap.alerts.vote import GroupDigests, ReplicaLayout, ReplicaMessage, ReplicaVote
+from tensortap.alerts.vote import (
+    BatchVote,
+    GroupDigests,
+    GroupKey,
+    ReplicaLayout,
+    ReplicaMessage,
+    ReplicaVote,
+    vote_of,
+)
 from tensortap.errors import TensortapError
-from tensortap.frameworks.observing import Observed, RankStore, ReplicatedTensor
+from tensortap.frameworks.observing import STAGE, Observed, RankStore, ReplicatedTensor
 from tensortap.frameworks.protocol import PendingDigest
 from tensortap.frameworks.registry import loaded_frameworks
 from tensortap.pipeline.pipeline import pipeline
@@ -55,7 +63,7 @@ _numbers: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 OpenExchange: TypeAlias = Callable[[str], "ReplicaExchange | BallotRecords"]
 _Tensors: TypeAlias = list[tuple[ReplicaLayout, bytes | PendingDigest]]
-_Groups: TypeAlias = dict[tuple[int, ...], _Tensors]  # by ranks
+_Groups: TypeAlias = dict[GroupKey, _Tensors]
 _Sent: TypeAlias = tuple[int, _Groups, TensorData | None]
 _encode = msgspec.msgpack.encode
 _decode_message = msgspec.msgpack.Decoder(ReplicaMessage).decode
@@ -103,7 +111,7 @@ class ReplicaCheck:
         digest: bytes | PendingDigest | None = None
         wanted = None if self._exchange is None else self._exchange.wanted
         copied: TensorData | None = None
-        for observed, value, ranks, certain in found:
+        for observed, value, ranks, certain, distinct in found:
             if self._wants(observed.kind, observed.name):
                 is_digest = isinstance(value, (bytes, PendingDigest))
                 if value is not last:  # a tensor may belong to several groups
@@ -114,12 +122,12 @@ class ReplicaCheck:
                     )
                 if digest is not None:
                     layout = _layout(observed, prefix, certain)
-                    groups.setdefault(ranks, []).append((layout, digest))
+                    groups.setdefault((ranks, distinct), []).append((layout, digest))
                     is_wanted = wanted and (layout.kind, layout.name) == (wanted.kind, wanted.name)
                     if is_wanted and not is_digest:
                         copied = copy_of(value)
         if self._thread is None and groups:
-            arguments = self._open, _store_name(groups.values())
+            arguments = self._open, _store_name(groups)
             self._thread = threading.Thread(
                 target=self._run, args=arguments, name="tensortap-replicas", daemon=True
             )
@@ -177,7 +185,7 @@ class ReplicaExchange:
         self.patience = _PATIENCE
         self._store = store
         self._report = report
-        self._votes: dict[tuple[int, ...], ReplicaVote] = {}
+        self._votes: dict[GroupKey, ReplicaVote | BatchVote] = {}
         self._waiting: collections.deque[_AwaitedStep] = collections.deque()
         self._layouts: dict[str, tuple[ReplicaLayout, ...]] = {}
         self._sent: set[str] = set()  # hashes of layouts
@@ -194,7 +202,7 @@ class ReplicaExchange:
     def send(self, step: int, groups: _Groups, copied: TensorData | None = None) -> None:
         """Store what this rank has, and expect the same of the ranks in its groups."""
         layouts: dict[str, bytes] = {}
-        found = [_group(ranks, each, layouts) for ranks, each in groups.items()]
+        found = [_group(key, each, layouts) for key, each in groups.items()]
         message = ReplicaMessage(step, tuple(found))
         store, rank = self._store, self._store.rank
         for name in layouts.keys() - self._sent:
@@ -208,9 +216,9 @@ class ReplicaExchange:
             self._answers.send(step, copied)
         self._answers.look()
         self._questions.reach(step)
-        first_in = [each.ranks for each in message.groups if min(each.ranks) == rank]
+        first_in = [each.key for each in message.groups if min(each.ranks) == rank]
         if first_in:
-            awaited = set().union(*first_in)
+            awaited = {each for ranks, _ in first_in for each in ranks}
             now = time.monotonic()
             self._waiting.append(_AwaitedStep(message.step, now, first_in, awaited, {}))
 
@@ -244,16 +252,16 @@ class ReplicaExchange:
     def _compare(self, step: _AwaitedStep) -> None:
         for rank in step.messages:
             self._last_steps[rank] = step.step
-        for ranks in step.groups:
+        for key in step.groups:
             digests = {
                 rank: group
                 for rank, message in step.messages.items()
                 for group in message.groups
-                if group.ranks == ranks
+                if group.key == key
             }
             for group in digests.values():
                 self._read_layout(group.layout)
-            vote = self._votes.setdefault(ranks, ReplicaVote(ranks))
+            vote = self._votes.setdefault(key, vote_of(key))
             for alert in vote.compare(step.step, digests, self._layouts):
                 self._report(alert)
             for unequal in vote.unequal[:1]:
@@ -297,7 +305,7 @@ class BallotRecords:
     def send(self, step: int, groups: _Groups, _: TensorData | None = None) -> None:
         """Record what this rank has."""
         layouts: dict[str, bytes] = {}
-        found = tuple(_group(ranks, each, layouts) for ranks, each in groups.items())
+        found = tuple(_group(key, each, layouts) for key, each in groups.items())
         # layouts take more than digests, and a session may begin later than the job
         again = self._count % _LAYOUTS_EVERY == 0
         given = {name: _decode_layouts(data) for name, data in layouts.items()} if again else {}
@@ -320,24 +328,29 @@ class _AwaitedStep(NamedTuple):
 
     step: int
     since: float
-    groups: list[tuple[int, ...]]
+    groups: list[GroupKey]
     awaited: set[int]
     messages: dict[int, ReplicaMessage]
 
 
-def _store_name(groups: Iterable[_Tensors]) -> str:
+def _store_name(groups: _Groups) -> str:
     """Return a name that ranks with the same tensors give as well, and no earlier tracker."""
-    names = sorted({(each.kind, each.name) for group in groups for each, _ in group})
+    found = [each for (_, distinct), group in groups.items() if not distinct for each, _ in group]
+    names = sorted({(each.kind, each.name) for each in found})
+    if any(STAGE in each.name for each in found):
+        names = []  # stages have other tensors, and are compared with each other
     key = xxhash.xxh3_64_hexdigest(repr(names).encode())
     return f"replicas/{key}/{next(_numbers[key])}"
 
 
-def _group(ranks: tuple[int, ...], found: _Tensors, layouts: dict[str, bytes]) -> GroupDigests:
+def _group(group: GroupKey, found: _Tensors, layouts: dict[str, bytes]) -> GroupDigests:
     """Return the digests of a group, once devices have computed them."""
     encoded = _encode([layout for layout, _ in found])
     name = xxhash.xxh3_64_hexdigest(encoded)
     layouts[name] = encoded
-    return GroupDigests(ranks, name, b"".join(map(_sums, (digest for _, digest in found))))
+    sums = b"".join(map(_sums, (digest for _, digest in found)))
+    ranks, distinct = group
+    return GroupDigests(ranks, name, sums, distinct)
 
 
 def _sums(digest: bytes | PendingDigest) -> bytes:

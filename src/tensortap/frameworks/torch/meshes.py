@@ -14,6 +14,9 @@ from tensortap.frameworks.torch.private import root_mesh
 _OWN_BATCH = re.compile(
     r".*dp|data|batch|replicate|shard|ep|experts?|cp|context|pp|pipe(line)?|stages?"
 )
+# dimensions whose ranks have different batches, and those whose ranks may have the same ones
+_DATA = re.compile(r".*dp|data|batch|replicate|shard")
+_PARTS = re.compile(r"cp|context")
 
 
 class TensorMesh(NamedTuple):
@@ -46,9 +49,7 @@ def first_rank(mesh: Any) -> str:
 def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
     """Return the mesh of a tensor-parallel model; an empty one for any other model."""
     parameters = [each for each in root.parameters() if hasattr(each, "device_mesh")]
-    is_sharded = any(
-        base.__name__ == "FSDPModule" for m in root.modules() for base in type(m).__bases__
-    )
+    is_sharded = _is_sharded(root)
     found = []
     for mesh in {each.device_mesh: None for each in parameters}:
         coordinate = mesh.get_coordinate()
@@ -69,6 +70,35 @@ def tensor_mesh(root: torch.nn.Module) -> TensorMesh:
     return TensorMesh(mesh_tag(mesh), str(min(members)), members, mesh.mesh_dim_names is not None)
 
 
+def data_ranks(root: torch.nn.Module) -> tuple[int, ...]:
+    """Return the data-parallel ranks of a model, each of which has its own batches.
+
+    None if neither a wrapper nor the names of a mesh tell.
+    """
+    for module in root.modules():
+        if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            return tuple(torch.distributed.get_process_group_ranks(module.process_group))
+    parameters = [each for each in root.parameters() if hasattr(each, "device_mesh")]
+    found: tuple[int, ...] = ()
+    for mesh in {each.device_mesh: None for each in parameters}:
+        whole = root_mesh(mesh)
+        dims = [i for i, name in enumerate(whole.mesh_dim_names or ()) if _is_data(name)]
+        if not dims and _is_sharded(root):
+            own = [each.placements for each in parameters if each.device_mesh == mesh]
+            whole, dims = mesh, list(range(_sharded_dimensions(own, mesh.ndim)))
+        coordinate = whole.get_coordinate()
+        if coordinate is None:
+            continue
+        at = tuple(slice(None) if i in dims else place for i, place in enumerate(coordinate))
+        found = max(found, tuple(whole.mesh[at].flatten().tolist()), key=len)
+    return found
+
+
+def _is_sharded(root: torch.nn.Module) -> bool:
+    """Return whether FSDP2 shards a model."""
+    return any(base.__name__ == "FSDPModule" for m in root.modules() for base in type(m).__bases__)
+
+
 def _sharded_dimensions(placements: list[Any], ndim: int) -> int:
     """Return over how many dimensions FSDP splits parameters; it puts its own in front."""
     split = [all(hasattr(each[dim], "dim") for each in placements) for dim in range(ndim)]
@@ -76,4 +106,12 @@ def _sharded_dimensions(placements: list[Any], ndim: int) -> int:
 
 
 def _has_own_batch(name: str) -> bool:
-    return any(_OWN_BATCH.fullmatch(part) for part in re.split(r"[^a-z]+", name.lower()))
+    return _matches(_OWN_BATCH, name)
+
+
+def _is_data(name: str) -> bool:
+    return _matches(_DATA, name) and not _matches(_PARTS, name)
+
+
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+    return any(pattern.fullmatch(part) for part in re.split(r"[^a-z]+", name.lower()))

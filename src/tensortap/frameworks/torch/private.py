@@ -454,16 +454,24 @@ def root_mesh(mesh: Any) -> Any:
     return mesh if root is None else root()
 
 
-def is_inner_stage() -> bool:
-    """Return whether a pipeline stage that is not the last one calls the current module.
+def before_compiled_call(module: Any, look: Callable[..., None]) -> Callable[[], None]:
+    """Call a function with the inputs of a module that ``module.compile()`` has compiled.
 
-    Buys: the output of such a stage is not taken for the output of the model. Otherwise it is.
+    Buys: inputs of such models are compared across ranks; no hook runs outside of their graphs.
+    Returns a function that ends this.
     """
-    if "torch.distributed.pipelining.stage" not in sys.modules:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "forward_maybe_with_nosync":
-            return not getattr(frame.f_locals.get("self"), "is_last", True)
-        frame = frame.f_back
-    return False
+    compiled = getattr(module, "_compiled_call_impl", None)
+    if compiled is None:
+        return lambda: None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            look(module, args, kwargs)
+        return compiled(*args, **kwargs)
+
+    def undo() -> None:
+        if module._compiled_call_impl is call:
+            module._compiled_call_impl = compiled
+
+    module._compiled_call_impl = call
+    return undo

@@ -8,16 +8,13 @@ gradients the program averages itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import distributed
 
-from tensortap.frameworks.observing import ReplicatedTensor, TrackObserver, inputs_of
-from tensortap.frameworks.snapshot import shard_digest_of
-from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
-from tensortap.frameworks.torch.meshes import tensor_mesh
+from tensortap.frameworks.observing import ReplicatedTensor
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.shards import observed
 from tensortap.ranks import rank_and_world_size
@@ -92,51 +89,6 @@ class Replicas:
         if id(parameter) in self._parallel:
             groups.append((self._parallel[id(parameter)], True))
         return [(ranks, certain) for ranks, certain in dict(groups).items() if len(ranks) > 1]
-
-
-class SharedInputs:
-    """Inputs of a model whose ranks should all get the same batch.
-
-    Those are the ranks of a tensor-parallel model; data-parallel ranks have batches of their own.
-    The digests are computed at the first call of a step: the program may reuse its tensors.
-    """
-
-    def __init__(self, root: torch.nn.Module, observer: TrackObserver) -> None:
-        self._root = root
-        self._observer = observer
-        self._mesh = tensor_mesh(root)
-        self._found: list[ReplicatedTensor] = []
-        self._undo: Callable[[], object] | None = None
-
-    def attach(self) -> None:
-        """Look at the inputs from now on."""
-        if len(self._mesh.ranks) > 1:
-            hook = ModuleHook(self._enter)
-            self._undo = hook_module(self._root, hook, before=True, with_kwargs=True)
-
-    def detach(self) -> None:
-        """Look no longer."""
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
-
-    def take(self) -> list[ReplicatedTensor]:
-        """Return the digests of this step."""
-        found, self._found = self._found, []
-        return found
-
-    def _enter(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._found or not self._observer.replicas_due():
-            return
-        try:
-            for path, tensor in inputs_of(args, kwargs, torch.Tensor):
-                if not hasattr(tensor, "device_mesh") and tensor.numel():
-                    seen, local = observed(path[1:], Kind.VALUE, tensor)
-                    digest = shard_digest_of(local, None)
-                    ranks, certain = self._mesh.ranks, self._mesh.is_named
-                    self._found.append(ReplicatedTensor(seen, digest, ranks, certain))
-        except Exception as error:
-            self._observer.fault("replicas", error)
 
 
 def _everyone() -> tuple[int, ...]:

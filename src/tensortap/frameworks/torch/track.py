@@ -32,7 +32,8 @@ from tensortap.frameworks.torch.optimizers import (
 )
 from tensortap.frameworks.torch.outputs import OutputHooks
 from tensortap.frameworks.torch.private import version_of
-from tensortap.frameworks.torch.replicas import Replicas, SharedInputs
+from tensortap.frameworks.torch.rank_inputs import RankInputs
+from tensortap.frameworks.torch.replicas import Replicas
 from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.frameworks.torch.steps import StepWatch
 from tensortap.record import Kind
@@ -52,7 +53,7 @@ class ModelHooks:
         self._observer = observer
         self._outputs = OutputHooks(root, observer)
         self._parameters = ParameterHooks(root, optimizer, observer)
-        self._inputs = SharedInputs(root, observer)
+        self._inputs = RankInputs(root, observer)
         self._steps: StepWatch | None = None
         if observer.checks_steps:
             self._steps = StepWatch(
