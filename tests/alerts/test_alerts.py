@@ -296,6 +296,10 @@ def test_vanishing():
     assert run_of(alerts.vanishing(), [0.0] * 5) == [2]
     assert run_of(alerts.vanishing(patience=1), [1e-20]) == [0]
     assert run_of(alerts.vanishing(), [0.0, 1.0] * 5) == []
+    monitor, bias = AlertMonitor([alerts.vanishing()]), []  # of one value, 0 by chance
+    for step in range(31):
+        bias += monitor.see(tensor("fc", np.zeros(1, "float32"), step, Kind.GRADIENT))
+    assert [alert.step for alert in bias] == [29]
     assert not AlertMonitor().see(tensor("fc", [math.nan], kind=Kind.GRADIENT))[1:]
 
 

@@ -103,6 +103,28 @@ def test_workers_with_the_same_random_numbers(own):
     assert found == (set() if own else {"identical_workers"})
 
 
+@pytest.mark.parametrize("bug", ["seeded", "set_epoch", "unasked", ""])
+def test_batches_in_the_same_order_in_every_epoch(bug):
+    data = list(torch.randn(80, 4))
+    generator = torch.Generator().manual_seed(0)
+    sampler = None
+    if bug == "set_epoch":
+        sampler = torch.utils.data.DistributedSampler(data, num_replicas=2, rank=0)
+    shuffle = bug in ("seeded", "")
+    loader = torch.utils.data.DataLoader(data, 2, shuffle, sampler, generator=generator)
+
+    def batches():
+        while True:
+            if bug == "seeded":
+                generator.manual_seed(0)
+            yield from loader
+
+    steps = 2 * len(loader)
+    assert trained(batches(), steps=steps) == (
+        {"not_shuffled"} if bug not in ("unasked", "") else set()
+    )
+
+
 def test_constant_batches():
     def rows():
         while True:
@@ -175,6 +197,8 @@ LOSSES = {
     "right": (lambda x: F.cross_entropy(x, TARGET), set()),
     "of some": (lambda x: F.cross_entropy(x, TARGET.where(TARGET > 0, -100)), set()),
     "smooth": (lambda x: F.cross_entropy(x, TARGET, label_smoothing=0.1), set()),
+    "weighted": (lambda x: F.cross_entropy(x, TARGET, torch.tensor([1.0, 2.0, 5.0])), set()),
+    "absolute error": (lambda x: F.l1_loss(x + 100, 100 + F.one_hot(TARGET).float()), set()),
     "axis": (lambda x: F.nll_loss(x.log_softmax(0), TARGET), {"loss_gradient"}),
     "no logarithm": (lambda x: F.nll_loss(x, TARGET), {"loss_gradient"}),
     "likelihood": (lambda x: F.nll_loss(x.log_softmax(1), TARGET), set()),
@@ -246,17 +270,34 @@ def test_many_classes_are_sampled():
     assert trained(noise(shape=(600, 4)), loss, net=net, steps=11) == {"softmax_twice"}
 
 
+def test_both_sides_of_a_contrastive_loss_are_classes():
+    class Pairs(nn.Linear):
+        def forward(self, x):
+            made = F.normalize(super().forward(x), dim=1)
+            return 5 * made @ made.roll(1, 0).T
+
+    loss = lambda x: F.cross_entropy(x.T, torch.arange(16))
+    assert trained(noise(), loss, net=Pairs(4, 8)) == set()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"weight": torch.tensor([1.0, 2.0, 5.0])}, {"label_smoothing": 0.2}, "scaled"]
+)
 @pytest.mark.parametrize("divided", [True, False])
-def test_accumulation_of_means(divided):
+def test_accumulation_of_means(divided, options):
     net = nn.Linear(4, CLASSES)
     optimizer = sgd(net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=options == "scaled")
+    options = {} if options == "scaled" else options
 
     def step():
         optimizer.zero_grad()
         for _ in range(4):
-            loss = F.cross_entropy(net(torch.randn(16, 4)), TARGET)
-            (loss / 4 if divided else loss).backward()
-        optimizer.step()
+            with torch.autocast("cpu", torch.float16, enabled=scaler.is_enabled()):
+                loss = F.cross_entropy(net(torch.randn(16, 4)), TARGET, **options)
+            scaler.scale(loss / 4 if divided else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
     found = {rule for rule, _ in train(net, optimizer, step, hints=True)}
     assert found == (set() if divided else {"not_divided"})

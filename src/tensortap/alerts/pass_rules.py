@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from tensortap.frameworks.steps import PassFacts, StepFacts
 
 _FEW = 3  # batches that are too few
 _GROUPS = 3  # of equal batches, that are no accident
+_SAME_ORDER = 16  # batches that come in the same order as in the first epoch
 
 
 def _of_passes(
@@ -130,6 +132,39 @@ def identical_workers() -> Rule:
             yield MODEL, message
 
     return of_steps(check, "identical_workers", HINT)
+
+
+def not_shuffled() -> Rule:
+    """Report a DataLoader that is to shuffle, and gives the same batches in every epoch."""
+
+    def check(facts: StepFacts, state: dict[str, Any]) -> Found:
+        lengths = facts.schedule.shuffled
+        digest = _digest(facts) if lengths else None
+        if digest is not None and state.get("same", 0) < _SAME_ORDER:
+            _compare_epochs(state, digest)
+        period, share = state.get("period", 0), max(facts.accumulated, 1)
+        possible = {n for length in lengths for n in (length, length // share, -(-length // share))}
+        if state.get("same", 0) >= _SAME_ORDER and period > _FEW and period in possible:
+            message = (
+                f"a DataLoader is to shuffle, but the same batches come every {period} steps; do "
+                "not seed its generator in each epoch, and call set_epoch() of a DistributedSampler"
+            )
+            yield MODEL, message
+
+    return of_steps(check, "not_shuffled")
+
+
+def _compare_epochs(state: dict[str, Any], digest: bytes) -> None:
+    """Note how many batches are the same as at the beginning, since its first one came again."""
+    first: list[bytes] = state.setdefault("first", [])
+    count = state["count"] = state.get("count", -1) + 1
+    if "period" in state:
+        same = digest == first[state["same"] % state["period"]]
+        state["same"] = state["same"] + 1 if same else -math.inf  # other orders need no more looks
+    elif first and digest == first[0]:
+        state.update(period=count, same=1)
+    elif count < _SAME_ORDER:
+        first.append(digest)
 
 
 @checked
@@ -274,7 +309,9 @@ def not_divided(patience: int = 2) -> Rule:
     check_count("patience", patience)
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
-        weights = [e.loss.weight for e in facts.passes if e.loss is not None and e.loss.weight]
+        scale = (facts.schedule.scale or 1.0) if facts.schedule.scaled else 1.0
+        losses = [each.loss for each in facts.passes if each.loss is not None]
+        weights = [loss.weight / scale for loss in losses if loss.weight]
         if weights and facts.accumulated > 1:
             in_a_row(state, MODEL, all(abs(weight - 1) < 0.05 for weight in weights))
             state["count"] = facts.accumulated
@@ -292,5 +329,5 @@ def not_divided(patience: int = 2) -> Rule:
 PASS_RULES: tuple[Rule, ...] = (
     batch_norm_in_evaluation(), constant_input(), gradients_in_evaluation(), identical_workers(),
     input_ignored(), input_scale(), labels(), loss_gradient(), not_divided(), not_normalized(),
-    output_ignored(), same_batch(), softmax_twice(),
+    not_shuffled(), output_ignored(), same_batch(), softmax_twice(),
 )  # fmt: skip

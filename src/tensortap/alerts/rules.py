@@ -27,6 +27,7 @@ _TENSORS = (Kind.ACTIVATION, *_GRADIENTS, Kind.WEIGHT, Kind.OPTIMISER_STATE)
 _NUMBERS = (Kind.METRIC, Kind.VALUE)
 _RATE = 0.05  # how fast the typical gradient follows new ones
 _LARGEST_LOG = 709.0  # of a float
+_FEW_VALUES = 4  # of which all may be 0 by chance
 
 
 def _named(rule: Rule, name: str, kinds: Collection[Kind]) -> Rule:
@@ -180,7 +181,8 @@ def vanishing(
 ) -> Rule:
     """Report a gradient that is 0, below `floor`, or `factor` times smaller than is typical.
 
-    Steps in which something was not finite do not count.
+    Steps in which something was not finite do not count. Gradients of fewer than 4 values are
+    reported after 10 times as many steps.
     """
     check_positive("factor", factor)
     check_positive("floor", floor)
@@ -199,7 +201,9 @@ def vanishing(
             vanishes = False
         elif level is not None:
             state.follow(max(level, typical - distance) if seen else level, _RATE)
-        if state.in_a_row(vanishes) < patience:
+        # opposite rows of a batch cancel by chance in a gradient of few values
+        enough = patience * (10 if stats.count < _FEW_VALUES else 1)
+        if state.in_a_row(vanishes) < enough:
             return None
         size = "0" if level is None else f"tiny (RMS {2**level:.3g})"
         return f"gradient has been {size} for {state.streak} steps in a row"

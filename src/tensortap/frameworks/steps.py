@@ -97,6 +97,7 @@ class ScheduleFacts(NamedTuple):
     `steps`: how often the fastest scheduler was stepped, None if there is none. `early`: one was
     stepped between the backward pass and the step. `skipped_first`: one was stepped before the
     first step. `scaled`: a scaler made the step; `scale` is its scale, None if nobody looked.
+    `shuffled`: the number of batches of each DataLoader that is to shuffle.
     """
 
     steps: int | None = None
@@ -104,6 +105,7 @@ class ScheduleFacts(NamedTuple):
     skipped_first: bool = False
     scaled: bool = False
     scale: float | None = None
+    shuffled: tuple[int, ...] = ()
 
 
 class PrecisionFacts(NamedTuple):

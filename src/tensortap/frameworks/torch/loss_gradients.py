@@ -1,8 +1,9 @@
 """Derive how a loss was computed from the gradient of the model's output.
 
-The gradient of cross-entropy with respect to logits is ``scale * (softmax(logits) - one_hot)``. A
-gradient that fits tells how the loss was computed, wherever that happened; one that does not fit
-tells nothing, because there are many other losses.
+The gradient of cross-entropy with respect to logits is ``scale * (softmax(logits) - target)``, with
+a scale of its own for each row if classes or rows have weights. A gradient that fits tells how the
+loss was computed, wherever that happened; one that does not fit tells nothing, because there are
+many other losses.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tensortap.frameworks.steps import LossFacts
 _MOST_VALUES = 1 << 18  # that are read
 _FEWEST_ROWS = 4  # that prove something
 _FEWEST_LABELS = 8
+_SATURATED = 6.0  # logits from which on a sigmoid is almost 0 or 1, whatever the loss is
 
 
 class LossProbe:
@@ -63,11 +65,11 @@ class LossProbe:
         if classes < 2 or len(x) < _FEWEST_ROWS:
             return None
         chosen = torch.nn.functional.one_hot(g.argmin(1), classes).double()
-        scale = _fit(g, x.softmax(1) - chosen, tolerance)
-        if scale is not None:
-            rows = len(x) * (self._shape.numel() / values.numel())
+        weight = _fit_rows(g, x.softmax(1), chosen, tolerance)
+        if weight is not None:
+            weight *= self._shape.numel() / values.numel()
             twice = bool((x >= 0).all() and ((x.sum(1) - 1).abs() < tolerance).all())
-            return LossFacts("softmax", applied_twice=twice, weight=scale * rows)
+            return LossFacts("softmax", applied_twice=twice, weight=weight)
         if classes > 2 and _fit(g, -chosen, tolerance) is not None and not _are_normalized(x):
             return LossFacts("none")
         if not self._whole:
@@ -76,7 +78,8 @@ class LossProbe:
         chosen[used] = torch.nn.functional.one_hot(g.argmin(1), classes).double()
         chosen = chosen.reshape(values.movedim(dim, -1).shape).movedim(-1, dim)
         for axis in range(values.ndim):
-            if axis == dim or values.shape[axis] < _FEWEST_ROWS:
+            # rows and columns of a square may both be classes, as in contrastive losses
+            if values.shape[axis] < _FEWEST_ROWS or values.shape[axis] == classes:
                 continue
             template = values.softmax(axis) * chosen.sum(axis, keepdim=True) - chosen
             if _fit(gradient, template, tolerance) is not None:
@@ -92,6 +95,31 @@ def _fit(gradient: torch.Tensor, template: torch.Tensor, tolerance: float) -> fl
     return scale if scale > 0 and error <= tolerance * float(gradient.norm()) else None
 
 
+def _fit_rows(
+    gradient: torch.Tensor, softmax: torch.Tensor, chosen: torch.Tensor, tolerance: float
+) -> float | None:
+    """Return the sum of the weights of all rows in cross-entropy; None if the gradient is another.
+
+    Weights and smooth labels are looked for among three classes and more: of two, anything fits.
+    """
+    template = softmax - chosen
+    scale = _fit(gradient, template, tolerance)
+    if scale is not None or chosen.shape[1] < 3:
+        return None if scale is None else scale * len(gradient)
+    weights = (gradient * template).sum(1) / (template * template).sum(1)
+    error = float((gradient - weights[:, None] * template).norm())
+    if error <= tolerance * float(gradient.norm()) and bool((weights > 0).all()):
+        return float(weights.sum())
+    parts = torch.stack([softmax, -chosen, -torch.ones_like(chosen)]).flatten(1)  # smooth labels
+    normal = parts @ parts.T, (parts @ gradient.flatten())[:, None]
+    factors = torch.linalg.lstsq(*normal).solution.flatten()
+    scale, label, rest = factors.tolist()
+    fits = scale > label > rest > tolerance * label  # all targets of a row sum to the scale
+    if fits and _fit(gradient, (factors @ parts).view_as(gradient), tolerance) is not None:
+        return float(scale * len(gradient))
+    return None
+
+
 def _are_normalized(values: torch.Tensor) -> bool:
     """Return whether rows are probabilities, or logarithms of them."""
     logs = values.logsumexp(1).abs() < 1e-2
@@ -103,9 +131,10 @@ def _binary_labels(
 ) -> torch.Tensor | None:
     """Return the labels of binary cross-entropy, from its gradient times the number of values.
 
-    Labels that are not whole numbers prove nothing.
+    Labels that are not whole numbers prove nothing, and neither do those of large logits.
     """
-    labels = (values.sigmoid() - gradient).flatten()
+    known = values.abs() < _SATURATED
+    labels = values[known].sigmoid() - gradient[known]
     whole = labels.round()
     if len(labels) < _FEWEST_LABELS or (labels - whole).abs().max() > tolerance:
         return None

@@ -1,4 +1,4 @@
-"""Learning rate schedulers and loss scalers of a training program.
+"""Learning rate schedulers, loss scalers and data loaders of a training program.
 
 Nobody hands them to `track`, and they have no hooks: they are found among the objects of the
 garbage collector, once, and asked how far they are.
@@ -13,17 +13,25 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from tensortap.frameworks.steps import ScheduleFacts
 from tensortap.frameworks.torch.private import is_scaled_by
 
 Counts = dict[int, int]  # by id of a scheduler
 
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
 
 class ScheduleWatch:
-    """Watches the schedulers and scalers of some optimizers."""
+    """Watches the schedulers and scalers of some optimizers.
+
+    `shuffled` has the number of batches of each DataLoader that is to shuffle.
+    """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.shuffled: tuple[int, ...] = ()
         self._optimizers = optimizers
         self._schedulers: list[weakref.ref[LRScheduler]] = []
         self._scalers: list[weakref.ref[torch.amp.GradScaler]] = []
@@ -44,8 +52,8 @@ class ScheduleWatch:
         self._first = self._counts(None)
 
     def _find(self) -> None:
-        classes = (*_subclasses(LRScheduler), *_subclasses(torch.amp.GradScaler))
-        wanted = {id(each) for each in (torch.amp.GradScaler, *classes)}
+        bases = LRScheduler, torch.amp.GradScaler, DataLoader
+        wanted = {id(each) for base in bases for each in (base, *_subclasses(base))}
         found = [each for each in gc.get_objects() if id(type(each)) in wanted]
         ours = {id(optimizer) for optimizer in self._optimizers}
         self._scalers = [
@@ -54,6 +62,8 @@ class ScheduleWatch:
         self._schedulers = [
             weakref.ref(each) for each in found if id(getattr(each, "optimizer", None)) in ours
         ]
+        loaders = [each for each in found if isinstance(each, DataLoader)]
+        self.shuffled = tuple(length for each in loaders if (length := _shuffled_batches(each)))
 
     def _counts(self, optimizer: Any) -> Counts:
         """Return how often the schedulers of an optimizer, or of all, were stepped."""
@@ -104,11 +114,27 @@ class ScheduleWatch:
         if scaler is not None and is_checked and scaler.is_enabled():
             scale = float(scaler.get_scale())  # the scaler itself has waited for the device
         facts = ScheduleFacts(
-            self._most, self._early, self._skipped_first, self._scaler is not None, scale
-        )
+            self._most, self._early, self._skipped_first, self._scaler is not None, scale,
+            self.shuffled,
+        )  # fmt: skip
         self._computed = None
         self._forget()
         return facts
+
+
+def _shuffled_batches(loader: DataLoader[Any]) -> int:
+    """Return the number of batches of a loader that is to shuffle, else 0."""
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    if not any(isinstance(each, _RANDOM) or _is_shuffled(each) for each in samplers):
+        return 0
+    try:
+        return len(loader)
+    except Exception:
+        return 0  # its dataset does not know its length
+
+
+def _is_shuffled(sampler: object) -> bool:
+    return isinstance(sampler, DistributedSampler) and sampler.shuffle
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:

@@ -304,6 +304,7 @@ class StepWatch:
             **self._structure(optimized),
         )
         self._initial = {}
+        self._passes.orders = bool(self._schedules.shuffled)
         self._number += 1
         self._versions = versions
         self._forget()
