@@ -303,6 +303,16 @@ def test_vanishing():
     assert not AlertMonitor().see(tensor("fc", [math.nan], kind=Kind.GRADIENT))[1:]
 
 
+def test_rounding_errors_do_not_vanish():
+    for size, expected in ((1e-8, []), (1e-3, [42])):
+        monitor, found = AlertMonitor([alerts.vanishing()]), []
+        for step in range(50):
+            monitor.see(tensor("weight", FINE, step, Kind.WEIGHT_GRADIENT))
+            bias = FINE * np.float32(0 if step >= 40 else size)
+            found += monitor.see(tensor("bias", bias, step, Kind.WEIGHT_GRADIENT))
+        assert [alert.step for alert in found] == expected
+
+
 def test_dead():
     zeros = np.zeros(100)
     zeros[:3] = 1

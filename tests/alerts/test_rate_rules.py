@@ -127,6 +127,27 @@ def test_clipping_that_sometimes_acts_and_accumulation():
     assert rules(net, optimizer, divides, hints=True, steps=91) == set()
 
 
+@pytest.mark.parametrize(
+    ("threshold", "found"), [(1e-3, {"clipping"}), (1e3, set()), (None, set())]
+)
+def test_clipping_under_a_scaler(threshold, found):
+    torch.manual_seed(0)
+    net = nn.Linear(4, 4)
+    optimizer = sgd(net, lr=1e-4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    def step():
+        with torch.autocast("cpu", torch.float16):
+            backward(net, optimizer, scaler)
+        if threshold is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), threshold)
+        scaler.step(optimizer)
+        scaler.update()
+
+    assert rules(net, optimizer, step, hints=True, steps=91) == found
+
+
 @pytest.mark.parametrize("overflows", [True, False])
 def test_a_scale_that_falls_for_ever(overflows):
     net = model()
@@ -159,6 +180,40 @@ def test_a_scaler_without_autocast(autocast):
         scaler.update()
 
     assert rules(net, optimizer, step) == (set() if autocast else {"no_autocast"})
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "step", "switched off"])
+def test_autocast_around_other_code_than_the_model(where):
+    net = model()
+    if where == "switched off":
+        net = Off(net)
+    optimizer = sgd(net, lr=1e-3)
+
+    def autocast(*places):
+        return torch.autocast("cpu", torch.bfloat16, enabled=where in places)
+
+    def step():
+        optimizer.zero_grad()
+        with autocast("forward", "switched off"):
+            loss = net(torch.randn(BATCH, 4)).square().mean()
+        with autocast("backward"):
+            loss.backward()
+        with autocast("step"):
+            optimizer.step()
+
+    assert rules(net, optimizer, step) == (set() if where == "forward" else {"no_autocast"})
+
+
+class Off(nn.Module):
+    """A model that switches autocast off."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return self.inner(x)
 
 
 class Mixed(nn.Module):

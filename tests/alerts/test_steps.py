@@ -25,18 +25,48 @@ def test_a_parameter_in_no_optimizer():
     assert train(net, sgd(net)) == set()
 
 
-def test_an_optimizer_that_holds_replaced_parameters():
-    net = model()
-    optimizer = sgd(net)
+def _replace(net):
     net[1] = nn.Linear(8, 2)
+
+
+def _initialize_again(net):
+    net[1].__init__(8, 2)
+
+
+def _tie_anew(net):
+    net[1].weight = nn.Parameter(net[1].weight.detach().clone())
+    net[1].bias = nn.Parameter(net[1].bias.detach().clone())
+
+
+def _move(net):  # to another device, where that makes new parameters; here to another dtype
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        net[1].double().float()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("change", [_replace, _initialize_again, _tie_anew, _move])
+@pytest.mark.parametrize("when", ["before tracking", "while tracking", "before the optimizer"])
+def test_an_optimizer_that_holds_replaced_parameters(change, when):
+    net = model()
+    if when == "before the optimizer":
+        change(net)
+    optimizer = sgd(net)
+    if when == "before tracking":
+        change(net)
     with tap.track(net, optimizer=optimizer, alerts=True) as tracker:
-        for _ in range(4):
+        for i in range(6):
+            if i == 1 and when == "while tracking":
+                change(net)
             optimizer.zero_grad()
             net(torch.randn(3, 4)).square().mean().backward()
             optimizer.step()
             tracker.step()
-    messages = {alert.name: alert.message for alert in tracker.alerts}
-    assert "the optimizer has 2 tensors that the model does not have" in messages["1.weight"]
+    messages = {a.name: a.message for a in tracker.alerts if a.rule == "no_optimizer"}
+    assert set(messages) == (set() if when == "before the optimizer" else {"1.weight", "1.bias"})
+    expected = "the optimizer has 2 tensors that the model does not have"
+    assert all(expected in message for message in messages.values())
 
 
 def test_another_optimizer_may_train_the_rest():
@@ -128,7 +158,15 @@ def test_gradients_that_are_never_zeroed():
         step()
         net.zero_grad(set_to_none=False)
 
+    def zeroes_data():  # without a trace in the versions of gradients
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        for parameter in net.parameters():
+            parameter.grad.data.zero_()
+
+    net.zero_grad()
     assert train(net, optimizer, zeroes_the_model) == set()
+    assert train(net, optimizer, zeroes_data) == set()
 
 
 def test_accumulation_is_no_bug():
@@ -233,6 +271,29 @@ def test_initial_weights():
         "3.weight": "it starts with a standard deviation of 1.18e+03, where 0.125 is usual for 64 "
         "inputs",
     }
+
+
+def test_memory_that_nobody_initialized():
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    with torch.no_grad():  # what torch.empty() may return, after pointers or text
+        net[0].bias.view(torch.int32).fill_(0x6472_6F77)
+        net[1].bias.view(torch.int32).fill_(0x0000_7F3A)
+        net[2].weight.fill_(float("nan"))
+        net[3].bias.zero_()
+    found = train(net, sgd(net, lr=1e-6), lambda: None, steps=1)
+    assert {name for rule, name in found if rule == "initialization"} == {
+        "0.bias", "1.bias", "2.weight",
+    }  # fmt: skip
+
+
+def test_a_copy_that_is_not_trained_may_be_equal():
+    online = model()
+    net = nn.ModuleDict({"online": online, "target": copy.deepcopy(online)})
+    only, both = sgd(online), sgd(net)
+    assert train(net, only, lambda: None, steps=1) == set()
+    assert {name for _, name in train(net, both, lambda: None, steps=1)} == {
+        "target.0.weight", "target.1.weight",
+    }  # fmt: skip
 
 
 def test_a_rule_that_raises_does_not_reach_training(caplog):

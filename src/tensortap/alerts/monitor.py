@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -34,8 +35,8 @@ class StepState:
     """
 
     __slots__ = (
-        "_gradients", "bad_weights", "first", "followed", "mask", "masks", "outputs", "step",
-        "weights_seen",
+        "_gradients", "bad_weights", "first", "followed", "largest", "largest_before", "mask",
+        "masks", "outputs", "step", "weights_seen",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -46,6 +47,8 @@ class StepState:
         self.masks = 0
         self.followed = 0  # non-finite tensors that an earlier non-finite tensor explains
         self.weights_seen = False
+        self.largest = -math.inf  # log2 of the largest gradient
+        self.largest_before = -math.inf  # in the last step
         self.bad_weights: dict[str, int] = {}  # name → step since which it is not finite
         self._gradients: collections.deque[str] = collections.deque(maxlen=32)
 
@@ -55,6 +58,7 @@ class StepState:
         self.first.clear()
         self.outputs = self.masks = 0
         self.mask = ""
+        self.largest, self.largest_before = -math.inf, self.largest
         self._gradients.clear()
 
     def gradient_before(self, name: str) -> str:

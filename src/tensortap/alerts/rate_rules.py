@@ -81,13 +81,15 @@ def clipping(patience: int = 10) -> Rule:
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         factors: list[float] = state.setdefault("factors", [])
-        if facts.rescaled is not None and not facts.schedule.scaled:
-            factors.append(facts.rescaled)
+        scaled, scale = facts.schedule.scaled, facts.schedule.scale
+        if facts.rescaled is not None and (scale is not None or not scaled):
+            factors.append(facts.rescaled * (scale if scaled and scale else 1.0))
             del factors[:-patience]
         if len(factors) < patience:
             return
         low, high = min(factors), max(factors)
-        if low > 0.999:
+        state["scaled"] = state.get("scaled") or scaled  # which multiplies without clipping, too
+        if low > 0.999 and not state["scaled"]:
             message = f"gradient clipping did not act in the last {patience} checked steps"
             yield MODEL, f"{message}: is its threshold as intended?"
         elif high < 0.999 and high > 1.001 * low:  # a constant factor is no clipping
@@ -128,21 +130,30 @@ def _of_dtypes(facts: StepFacts, state: dict[str, Any], holds: bool) -> int:
     return count
 
 
+_AUTOCAST = {  # by where it is active
+    "": "a GradScaler scales the loss, but all layers compute in float32: run the forward pass in "
+    "torch.autocast(..., dtype=torch.float16), or leave the scaler out",
+    "after": "autocast is active in the backward pass or the optimizer's step, but not in the "
+    "forward pass, so all layers compute in float32: call the model in torch.autocast(...)",
+    "forward": "autocast is active where the model is called, but all of its layers compute in "
+    "float32: does the model switch autocast off?",
+}
+
+
 @checked
 def no_autocast(patience: int = 3) -> Rule:
-    """Report a GradScaler that is used although nothing is computed in 16 bits."""
+    """Report autocast, or a GradScaler, that is used although nothing is computed in 16 bits."""
     check_count("patience", patience)
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         found = facts.precision
         state["scaled"] = state.get("scaled") or facts.schedule.scaled
         idle = found is not None and found.stored_in_float32 and bool(found.full) and not found.low
-        if _of_dtypes(facts, state, bool(state["scaled"]) and idle) >= patience:
-            message = (
-                "a GradScaler scales the loss, but all layers compute in float32: run the forward "
-                "pass in torch.autocast(..., dtype=torch.float16), or leave the scaler out"
-            )
-            yield MODEL, message
+        if found is not None and found.autocast:
+            state["where"] = found.autocast
+        asked = bool(state["scaled"] or (found is not None and found.autocast))
+        if _of_dtypes(facts, state, asked and idle) >= patience:
+            yield MODEL, _AUTOCAST[state.get("where", "")]
 
     return of_steps(check, "no_autocast")
 

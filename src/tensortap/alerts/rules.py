@@ -28,6 +28,7 @@ _NUMBERS = (Kind.METRIC, Kind.VALUE)
 _RATE = 0.05  # how fast the typical gradient follows new ones
 _LARGEST_LOG = 709.0  # of a float
 _FEW_VALUES = 4  # of which all may be 0 by chance
+_PRECISION = 20  # bits; smaller parts of the largest gradient of a step are rounding errors
 
 
 def _named(rule: Rule, name: str, kinds: Collection[Kind]) -> Rule:
@@ -181,8 +182,8 @@ def vanishing(
 ) -> Rule:
     """Report a gradient that is 0, below `floor`, or `factor` times smaller than is typical.
 
-    Steps in which something was not finite do not count. Gradients of fewer than 4 values are
-    reported after 10 times as many steps.
+    Steps in which something was not finite do not count, nor do gradients that are rounding errors
+    beside others. Those of fewer than 4 values are reported after 10 times as many steps.
     """
     check_positive("factor", factor)
     check_positive("floor", floor)
@@ -197,9 +198,14 @@ def vanishing(
         vanishes = (
             level is None or level < lowest or (seen >= warmup and level < typical - distance)
         )
-        if state.step_state.first:  # a consequence of what is not finite, and reported as that
+        step = state.step_state
+        if level is not None:
+            step.largest = max(step.largest, level)
+        if step.first:  # a consequence of what is not finite, and reported as that
             vanishes = False
-        elif level is not None:
+        elif vanishes and seen and typical >= lowest:  # unless it has always been rounding errors
+            vanishes = typical > max(step.largest, step.largest_before) - _PRECISION
+        if level is not None and not step.first:
             state.follow(max(level, typical - distance) if seen else level, _RATE)
         # opposite rows of a batch cancel by chance in a gradient of few values
         enough = patience * (10 if stats.count < _FEW_VALUES else 1)

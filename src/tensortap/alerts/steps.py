@@ -15,13 +15,14 @@ from tensortap.alerts.rules import Rule
 from tensortap.arguments import check_count, check_positive, checked
 from tensortap.frameworks.steps import InitialWeight, StepFacts
 from tensortap.pipeline.pipeline import pipeline
-from tensortap.record import Kind
+from tensortap.record import Kind, Summary
 
 Found = Iterator[tuple[str, str]]
 StepRule = Callable[[StepFacts, dict[str, Any]], Found]
 
 MODEL = "model"  # what alerts are called that concern no single parameter
 _FEW = 16  # values of a weight whose standard deviation says little
+_TINY, _HUGE = 1e-30, 1e15  # sizes that no weight has on purpose
 
 
 def of_steps(check: StepRule, name: str, severity: str = ALERT) -> Rule:
@@ -265,12 +266,17 @@ def _is_sized_wrong(weight: InitialWeight, factor: float) -> bool:
     return not 1 / factor <= weight.summary.std * weight.inputs**0.5 <= factor
 
 
+def _is_absurd(summary: Summary) -> bool:
+    return summary.max_abs > _HUGE or 0.0 < summary.max_abs < _TINY
+
+
 @checked
 def initialization(factor: float = 100.0) -> Rule:
     """Report weights that start all equal, like another weight, or with a wrong size.
 
     A weight is expected to have a standard deviation of about ``1/sqrt(fan_in)``; `factor` is how
-    far off it may be. Weights that are all 0 are common on purpose.
+    far off it may be. Weights that are all 0 are common on purpose. So is one value in all of a
+    bias or norm, of which only values that nobody can have meant are reported.
     """
     check_positive("factor", factor)
 
@@ -280,6 +286,14 @@ def initialization(factor: float = 100.0) -> Rule:
             summary = weight.summary
             if summary.finite != summary.count:
                 yield weight.name, "it starts with values that are not finite: is it initialized?"
+            elif weight.trainable and _is_absurd(summary):
+                message = (
+                    f"its values start with a size of up to {summary.max_abs:.3g}: is it "
+                    "initialized? torch.empty() returns whatever is in memory"
+                )
+                yield weight.name, message
+            elif weight.dimensions < 2:
+                continue
             elif summary.std == 0.0 and summary.count > 1:
                 if summary.max_abs:
                     yield weight.name, f"all of its values start as {summary.max:.6g}"

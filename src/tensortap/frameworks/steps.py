@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tensortap.record import Summary
 
@@ -35,12 +35,14 @@ class GroupFacts(NamedTuple):
 
 
 class InitialWeight(NamedTuple):
-    """A weight with at least two dimensions, before training; `inputs` is its fan-in, 0 if unknown.
+    """A weight before training; `inputs` is its fan-in, 0 if unknown.
 
-    `digest` is equal for weights with the same values; empty for frozen ones.
+    `digest` is equal for weights with the same values; empty for those that are not trained.
     """
 
     name: str
+    dimensions: int
+    trainable: bool
     summary: Summary
     inputs: int
     digest: bytes
@@ -112,13 +114,15 @@ class PrecisionFacts(NamedTuple):
     """The dtypes of a checked step: layers that computed in 16 bits, and in float32.
 
     `stored_in_float32`: all parameters are float32. `double`: the model returned float64, with
-    neither inputs nor parameters of that dtype.
+    neither inputs nor parameters of that dtype. `autocast` says where autocast was active:
+    ``"forward"`` in the forward pass of the model, ``"after"`` only after it, or nowhere.
     """
 
     stored_in_float32: bool
     low: tuple[str, ...]
     full: tuple[str, ...]
     double: bool
+    autocast: Literal["", "forward", "after"] = ""
 
 
 class StepFacts(NamedTuple):

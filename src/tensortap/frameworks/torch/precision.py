@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -31,6 +31,7 @@ class PrecisionWatch:
         self._low: dict[str, None] = {}  # layers that computed in 16 bits
         self._full: dict[str, None] = {}
         self._double = False
+        self._autocast: Literal["", "forward", "after"] = ""
 
     def attach(self) -> None:
         layers = [(name, m) for name, m in self._root.named_modules() if isinstance(m, _CAST)]
@@ -59,6 +60,13 @@ class PrecisionWatch:
             given = [tensor.dtype for _, tensor in tensors_in(args, torch.Tensor)]
             made = [tensor.dtype for _, tensor in tensors_in(output, torch.Tensor)]
             self._double = torch.float64 in made and torch.float64 not in given
+            if _is_autocast(self._root):
+                self._autocast = "forward"
+
+    def on_computed(self) -> None:
+        """Note whether autocast is active in the backward pass, or in the optimizer's step."""
+        if not self._autocast and _is_autocast(self._root):
+            self._autocast = "after"
 
     def end_step(self) -> PrecisionFacts | None:
         """Return the facts of the step, None if nobody looked; begin the next one."""
@@ -71,7 +79,17 @@ class PrecisionWatch:
                 tuple(self._low),
                 tuple(name for name in self._full if name not in self._low),
                 self._double and torch.float64 not in dtypes,
+                self._autocast,
             )
         self._number += 1
         self._forget()
         return facts
+
+
+def _is_autocast(root: nn.Module) -> bool:
+    """Return whether autocast is active here for the device of a model."""
+    parameter = next(root.parameters(), None)
+    try:
+        return parameter is not None and torch.is_autocast_enabled(parameter.device.type)
+    except (TypeError, RuntimeError):  # before torch 2.4; a device without autocast
+        return False

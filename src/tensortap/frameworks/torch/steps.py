@@ -54,8 +54,11 @@ class _Version:
 class _WatchedGradient:
     """The gradient of one parameter, between two steps of its optimizer."""
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, parameter: nn.Parameter, guarded: Callable[..., None]) -> None:
         self._parameter = weakref.ref(parameter)
+        self._guarded = guarded
+        self._hook: Any = None  # that sees what is added to the gradient
+        self._new: torch.Tensor | None = None  # a sample of that
         self._computed = 0  # times since the last step
         self.added = 0  # backward passes of which it is the sum
         self._discarded = self._carried = False
@@ -71,12 +74,34 @@ class _WatchedGradient:
         # whatever zeroes a gradient in place counts as a change of its own
         before = self._latest if self._computed else self._used
         kept = before is not None and before.is_at(gradient, changes=1)
+        if kept and not self._computed and is_readable(gradient):
+            kept = self._is_sum(gradient)
         self._carried = kept and (self._carried or not self._computed)
         self._computed += 1
         self.added = self.added + 1 if kept else 1
         self._discarded = False
         self._latest = _Version(gradient)
         self._values = sample(gradient) if checked and is_readable(gradient) else None
+
+    def _is_sum(self, gradient: torch.Tensor) -> bool:
+        """Return whether a gradient is more than what was added last; False until that is seen.
+
+        ``grad.data.zero_()`` leaves no trace in the version of a gradient.
+        """
+        parameter = self._parameter()
+        if self._hook is None and parameter is not None:
+            look = functools.partial(self._guarded, self._on_new)
+            self._hook = parameter.register_hook(torch.utils.hooks.unserializable_hook(look))
+        new, self._new = self._new, None
+        return new is not None and not torch.equal(new, sample(gradient))
+
+    def _on_new(self, gradient: torch.Tensor) -> None:
+        with quiet():
+            self._new = sample(gradient) if is_readable(gradient) else None
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
 
     def factor(self) -> float | None:
         """Return by what the gradient was multiplied since; None if by nothing, or unknown."""
@@ -160,7 +185,7 @@ class StepWatch:
             parameters = self._parameters()
             names = {id(parameter): name for name, parameter in parameters.items()}
             self._initial = {
-                "initial": tuple(initial_weights(self._root, parameters)),
+                "initial": tuple(initial_weights(self._root, parameters, self._trained())),
                 "decayed_vectors": decayed_vectors(self._optimizers, names),
             }
             self._ties = TiedParameters(self._root)
@@ -190,16 +215,21 @@ class StepWatch:
             }
             watched = self._watched[id(optimizer)] = []
             for parameter in chosen.values():
-                gradient = _WatchedGradient(parameter)
+                gradient = _WatchedGradient(parameter, self._guarded)
                 watched.append(gradient)
                 look = functools.partial(self._guarded, self._on_computed, gradient)
                 self._undo.append(parameter.register_post_accumulate_grad_hook(look).remove)
+
+    def _trained(self) -> set[int]:
+        return {id(p) for each in self._optimizers for p in parameters_of(each)}
 
     def detach(self) -> None:
         while self._undo:
             self._guarded(self._undo.pop())
         self._passes.detach()
         self._precision.detach()
+        for gradient in (each for watched in self._watched.values() for each in watched):
+            gradient.close()
         self._watched.clear()
         self._versions.clear()
         self._forget()
@@ -218,6 +248,8 @@ class StepWatch:
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
         with quiet():
             gradient.on_computed(is_checked(self._number))
+        if is_checked(self._number):
+            self._precision.on_computed()
         self._schedules.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
@@ -239,6 +271,8 @@ class StepWatch:
             self._discarded |= lost
             self._carried |= carried
             self._repeated |= same
+        if is_checked(self._number):
+            self._precision.on_computed()
         if is_checked(self._number) and getattr(optimizer, "found_inf", None) is None:
             with quiet():
                 self._samples = dict(_with_gradient(optimizer))
@@ -266,7 +300,7 @@ class StepWatch:
         """Return the facts of the step, and begin the next one."""
         parameters = self._parameters()
         versions, uncalled = _versions_of(parameters), self._uncalled()
-        optimized = {id(p) for each in self._optimizers for p in parameters_of(each)}
+        optimized = self._trained()
         known = {id(p) for p in parameters.values()}
         found = tuple(
             ParameterFacts(

@@ -23,13 +23,16 @@ _MOST_ITEMS = 10_000  # of a list that may contain modules
 
 
 def initial_weights(
-    root: nn.Module, parameters: Mapping[str, nn.Parameter]
+    root: nn.Module, parameters: Mapping[str, nn.Parameter], trained: set[int]
 ) -> Iterator[InitialWeight]:
-    """Yield the weights of a model before training, as far as they are in the CPU's memory."""
+    """Yield the weights of a model before training, as far as they are in the CPU's memory.
+
+    `trained` has the ids of parameters of optimizers, if any are known.
+    """
     layers = [module for module in root.modules() if isinstance(module, _WITH_FAN_IN)]
     with_fan_in = {id(layer.weight) for layer in layers}
     for name, parameter in parameters.items():
-        if parameter.ndim < 2 or not parameter.is_floating_point():
+        if not parameter.is_floating_point():
             continue
         if hasattr(parameter, "device_mesh"):  # of which this rank has only a part
             continue
@@ -37,11 +40,16 @@ def initial_weights(
         values = view(parameter.detach())
         if not isinstance(summary, Summary) or values is None:
             continue  # on a device, where nobody waits for it
+        compared = parameter.requires_grad and parameter.ndim > 1
         yield InitialWeight(
             name,
+            parameter.ndim,
+            parameter.requires_grad,
             summary,
             parameter[0].numel() if id(parameter) in with_fan_in else 0,
-            shard_digest(values) if parameter.requires_grad else b"",
+            shard_digest(values)
+            if compared and id(parameter) in (trained or {id(parameter)})
+            else b"",
         )
 
 
