@@ -296,10 +296,9 @@ def test_vanishing():
     assert run_of(alerts.vanishing(), [0.0] * 5) == [2]
     assert run_of(alerts.vanishing(patience=1), [1e-20]) == [0]
     assert run_of(alerts.vanishing(), [0.0, 1.0] * 5) == []
-    monitor, bias = AlertMonitor([alerts.vanishing()]), []  # of one value, 0 by chance
-    for step in range(31):
-        bias += monitor.see(tensor("fc", np.zeros(1, "float32"), step, Kind.GRADIENT))
-    assert [alert.step for alert in bias] == [29]
+    monitor = AlertMonitor([alerts.vanishing()])  # of one value, that may well be 0
+    for step in range(9):
+        assert not monitor.see(tensor("fc", np.zeros(1, "float32"), step, Kind.GRADIENT))
     assert not AlertMonitor().see(tensor("fc", [math.nan], kind=Kind.GRADIENT))[1:]
 
 

@@ -180,6 +180,26 @@ def test_everything_is_put_back(batch):
     assert torch.equal(drawn[2], torch.get_rng_state())
 
 
+def test_parameters_that_a_step_replaces_are_put_back(batch):
+    model, optimizer, step = task(network())
+    parameters, groups = list(model.parameters()), [dict(g) for g in optimizer.param_groups]
+    values = copy.deepcopy(model.state_dict())
+
+    def changes(batch):
+        model[0].requires_grad_(False)
+        model[2].weight = nn.Parameter(model[2].weight.detach() + 1)
+        optimizer.add_param_group({"params": [model[2].weight]})
+        return step(batch)
+
+    tap.check(model, optimizer, changes, batch)
+    for one, other in zip(parameters, model.parameters(), strict=True):
+        assert one is other
+        assert one.requires_grad
+    assert [dict(g) for g in optimizer.param_groups] == groups
+    assert not optimizer.state
+    torch.testing.assert_close(values, model.state_dict(), rtol=0, atol=0)
+
+
 def test_a_step_that_raises_is_put_back_too(batch):
     model, optimizer, step = task(network())
     before, calls = copy.deepcopy(model.state_dict()), []

@@ -27,7 +27,7 @@ _TENSORS = (Kind.ACTIVATION, *_GRADIENTS, Kind.WEIGHT, Kind.OPTIMISER_STATE)
 _NUMBERS = (Kind.METRIC, Kind.VALUE)
 _RATE = 0.05  # how fast the typical gradient follows new ones
 _LARGEST_LOG = 709.0  # of a float
-_FEW_VALUES = 4  # of which all may be 0 by chance
+_FEW_VALUES = 4  # of which all may well be 0
 _PRECISION = 20  # bits; smaller parts of the largest gradient of a step are rounding errors
 
 
@@ -183,7 +183,7 @@ def vanishing(
     """Report a gradient that is 0, below `floor`, or `factor` times smaller than is typical.
 
     Steps in which something was not finite do not count, nor do gradients that are rounding errors
-    beside others. Those of fewer than 4 values are reported after 10 times as many steps.
+    beside others, or have fewer than 4 values: rows of a batch often cancel there.
     """
     check_positive("factor", factor)
     check_positive("floor", floor)
@@ -193,6 +193,8 @@ def vanishing(
         stats = record.stats
         level = _log2_rms(stats)
         if stats is None or (level is None and (not stats.finite or stats.rm2)):
+            return None
+        if stats.count < _FEW_VALUES:
             return None
         typical, seen = state.typical, state.seen
         vanishes = (
@@ -207,9 +209,7 @@ def vanishing(
             vanishes = typical > max(step.largest, step.largest_before) - _PRECISION
         if level is not None and not step.first:
             state.follow(max(level, typical - distance) if seen else level, _RATE)
-        # opposite rows of a batch cancel by chance in a gradient of few values
-        enough = patience * (10 if stats.count < _FEW_VALUES else 1)
-        if state.in_a_row(vanishes) < enough:
+        if state.in_a_row(vanishes) < patience:
             return None
         size = "0" if level is None else f"tiny (RMS {2**level:.3g})"
         return f"gradient has been {size} for {state.streak} steps in a row"

@@ -24,6 +24,9 @@ Dependence = Literal["own", "others", "none", "random", "unknown"]
 class ModelExperiments(Protocol):
     """Experiments with a model; whoever makes them puts its state back afterwards."""
 
+    def same_structure(self, optimizer: Any) -> contextlib.AbstractContextManager[Any]:
+        """Put back parameters that are replaced, frozen or given to the optimizer inside."""
+
     def watching(self) -> contextlib.AbstractContextManager[Any]:
         """Remember how the model is called inside, and which losses are computed."""
 

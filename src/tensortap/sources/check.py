@@ -84,7 +84,7 @@ def check(
             raise ValueError(f"experiments has no {name!r:.80}; choose from {known}")
     made, training = _prepared(model, optimizer, others)
     kept = training.keep_batch(batch)
-    with rewound(training):
+    with rewound(training), made.same_structure(optimizer):
         found = list(_experiments(made, training, step_fn, kept, steps, loader))
     return ModelCheck(tuple(each for each in found if each.name in experiments))
 

@@ -16,6 +16,7 @@ from tensortap.frameworks.experiments import Dependence, LossFact
 from tensortap.frameworks.observing import tensors_in
 from tensortap.frameworks.snapshot import digest_of
 from tensortap.frameworks.torch.held import hold, released
+from tensortap.frameworks.torch.optimizers import find_optimizers, parameters_of
 from tensortap.frameworks.torch.tensors import quiet
 
 _TOLERANCE = 1e-4  # of the largest output; other batches may round differently
@@ -28,6 +29,29 @@ class TorchExperiments:
         self._model = model
         self._call: Any = None  # arguments of the first call
         self._losses: list[LossFact] = []
+
+    @contextlib.contextmanager
+    def same_structure(self, optimizer: Any) -> Iterator[None]:
+        modules = [(each, dict(each._parameters)) for each in self._model.modules()]
+        trainable = [(each, each.requires_grad) for each in self._model.parameters()]
+        given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        optimizers = [each.optimizer for each in find_optimizers(given) if not each.wraps]
+        groups = [(each, each.param_groups[:]) for each in optimizers]
+        params = [(each, each["params"][:]) for _, kept in groups for each in kept]
+        try:
+            yield
+        finally:
+            for module, parameters in modules:
+                module._parameters.clear()
+                module._parameters.update(parameters)
+            for parameter, requires_grad in trainable:
+                parameter.requires_grad_(requires_grad)
+            for group, tensors in params:
+                group["params"][:] = tensors
+            for each, kept in groups:
+                each.param_groups[:] = kept
+                for tensor in set(each.state) - set(parameters_of(each)):
+                    del each.state[tensor]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
