@@ -1,7 +1,11 @@
-"""Runs of many ranks, written by several processes with the writer that training uses."""
+"""Runs of many ranks, written by several processes with the writer that training uses.
+
+python -m bench.scale_runs runs/large --ranks 1024 --steps 100 --names 50
+"""
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import pathlib
 import time
@@ -107,3 +111,18 @@ def write_run(folder: pathlib.Path, ranks: int, steps: int, names: int) -> pathl
         pool.starmap(write_rank, jobs, chunksize=8)
     end_run(run)
     return run
+
+
+def main() -> None:
+    """Write a run as the command line says, and print its folder."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scale_runs", description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path, help="the folder of runs to write into")
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--names", type=int, default=50, help="tensors of a step")
+    options = parser.parse_args()
+    print(write_run(options.folder, options.ranks, options.steps, options.names))
+
+
+if __name__ == "__main__":
+    main()

@@ -42,10 +42,24 @@ def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
 
 def contained(folder: Path, path: str | os.PathLike[str]) -> Path:
     """Return the path of a file in a folder; raise CorruptFile if it, or a link, leads out."""
-    top, name = os.path.realpath(folder), os.fspath(path)
+    name = os.fspath(path)
+    if _is_plainly_inside(os.fspath(folder), name):
+        return folder / name
+    top = os.path.realpath(folder)
     if "\0" in name or os.path.commonpath([top, os.path.realpath(folder / name)]) != top:
         raise CorruptFile(f"{plain(name)!r} leads out of {folder}")
     return folder / name
+
+
+def _is_plainly_inside(folder: str, name: str) -> bool:
+    """Return whether no part of a relative path is a link or leads upward."""
+    if "\0" in name or os.path.isabs(name):
+        return False
+    for part in name.split(os.sep):
+        folder = f"{folder}{os.sep}{part}"
+        if part == os.pardir or os.path.islink(folder):
+            return False
+    return True
 
 
 def read_small(folder: Path, path: str | os.PathLike[str], limit: int) -> bytes:

@@ -46,6 +46,7 @@ NameCounts = dict[str, dict[str, int]]
 """Name → kind → number of records."""
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
+_TAG_WORDS = ["tags.key_value.key", "tags.key_value.value"]
 _CLOCK_TICK = 1_000_000_000  # nanoseconds in which a file may change without a new time
 
 
@@ -207,7 +208,8 @@ class RankTables:
         self.tail: list[pa.RecordBatch] = []
         self._counts: NameCounts | None = None
         self._run = run
-        self._folder = layout.records_folder(run, rank)
+        self._inner = str(layout.records_folder(Path(), rank))
+        self._folder = run / self._inner
         self._tail_part = -1
         self._tail_offset = 0
         self._seen: tuple[int, ...] = ()
@@ -221,8 +223,8 @@ class RankTables:
         self._counts = None
         self._read_tail()
         # after the tail, so that a tail that is sealed in the meantime is found as a part
-        for path in sorted(self._folder.glob("*.parquet"))[len(self.parts) :]:
-            self.parts.append(_read_part_file(self._own(path), self.rank))
+        for name in self._part_names()[len(self.parts) :]:
+            self.parts.append(_read_part_file(self._own(name), self.rank))
         if self._tail_part < len(self.parts):
             self.tail = []
 
@@ -237,14 +239,20 @@ class RankTables:
             return ()
         return folder.st_mtime_ns, tail.st_mtime_ns, tail.st_size, tail.st_ino
 
-    def _own(self, path: Path) -> Path:
+    def _part_names(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._folder) if name.endswith(".parquet"))
+        except FileNotFoundError:
+            return []
+
+    def _own(self, name: str) -> Path:
         """Return the path of a table; raise CorruptFile if a link leads out of the run."""
-        return contained(self._run, path.relative_to(self._run))
+        return contained(self._run, f"{self._inner}/{name}")
 
     def _read_tail(self) -> None:
         import pyarrow as pa
 
-        path = self._own(self._folder / layout.TAIL)
+        path = self._own(layout.TAIL)
         try:
             with open_regular(path) as stream:
                 columns = pa.ipc.read_schema(pa.ipc.read_message(stream))
@@ -340,13 +348,16 @@ class RankTables:
     ) -> pa.Table:
         """Return some columns of all rows of a part.
 
-        With `encode_words`, names, kinds and dtypes may come dictionary-encoded.
+        With `encode_words`, names, kinds and dtypes may come dictionary-encoded, and so may tags
+        that are read together with shards.
         """
         if part >= len(self.parts):
             return self._tail_table(columns)
         if not encode_words or columns is None:
             return _read_parquet(self.parts[part], columns)
         words = [name for name in _WORDS if name in columns]
+        if "shard_placements" in columns and "tags" in columns:
+            words += _TAG_WORDS
         return _read_with_shared(self.parts[part], columns, words, self._shared)
 
     def take(self, part: int, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:

@@ -27,18 +27,30 @@ VALUE = "value"
 
 ALERT = ["name", "step", "call", "seq", "rank", "value"]  # the columns of `alerts_of`
 HAS_NUMBER = "has_number"  # 1 where `number` is given, even as NaN
+NONFINITE_COUNTS = ("nans", "posinfs", "neginfs")
 _MIX = tuple(
     (np.uint64(shift), np.uint64(factor))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 )
 _LARGEST_MEMO = 32 << 20  # bytes of columns
+_FEW = 8  # rows of which there are so many times as many are a few
+_SEARCHES = 5  # of all rows take as long as an index of them
 
 
 class GrowingArray:
-    """An array with room at its end."""
+    """An array with room at its end.
+
+    An array that is appended again and again, as by ranks that recorded alike, is copied only when
+    `values` is read: the first use of memory takes longer than all else.
+    """
 
     def __init__(self, dtype: type) -> None:
         self._buffer: NDArray[Any] = np.empty(0, dtype)
+        self._filled = 0  # values in the buffer
+        self._repeated: list[NDArray[Any]] = []  # arrays that follow them
+        self._last: NDArray[Any] | None = None
+        self._is_positive = (0, False)  # for how many values, and whether one is
+        self._places: tuple[NDArray[Any], Integers, Integers] | None = None  # for `take`
         self.size = 0
 
     def reserve(self, count: int) -> None:
@@ -46,20 +58,60 @@ class GrowingArray:
         end = self.size + count
         if end > len(self._buffer):
             larger = np.empty(max(end, 2 * self.size), self._buffer.dtype)
-            larger[: self.size] = self.values
+            larger[: self._filled] = self._buffer[: self._filled]
             self._buffer = larger
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Append values."""
+        """Append values, which must not change afterwards."""
         self.reserve(len(values))
-        end = self.size + len(values)
-        self._buffer[self.size : end] = values
-        self.size = end
+        if self._repeated or values is self._last:
+            self._repeated.append(values)
+        else:
+            self._fill(values)
+        self._last, self._places = values, None
+        self.size += len(values)
+
+    def _fill(self, values: NDArray[Any]) -> None:
+        end = self._filled + len(values)
+        self._buffer[self._filled : end] = values
+        self._filled = end
 
     @property
     def values(self) -> NDArray[Any]:
         """All values so far."""
+        repeated, self._repeated, self._places = self._repeated, [], None
+        for values in repeated:
+            self._fill(values)
         return self._buffer[: self.size]
+
+    def take(self, rows: Integers) -> NDArray[Any]:
+        """Return the values of some rows; a few rows do not make it copy what is repeated.
+
+        >>> array, part = GrowingArray(np.int64), np.array([5, 6])
+        >>> for _ in range(20):
+        ...     array.extend(part)
+        >>> array.take(np.array([39, 1, 2])), len(array._repeated)
+        (array([6, 6, 5]), 19)
+        """
+        if not self._repeated or _FEW * len(rows) > self.size:
+            return self.values[rows]
+        if self._places is None:
+            chunks = [self._buffer[: self._filled], *self._repeated]
+            once = {id(chunk): chunk for chunk in chunks}
+            starts = dict(zip(once, np.cumsum([0, *map(len, once.values())]), strict=False))
+            ends = np.cumsum([len(chunk) for chunk in chunks])
+            shift = np.array([starts[id(chunk)] + len(chunk) for chunk in chunks]) - ends
+            self._places = np.concatenate(list(once.values())), ends, shift
+        values, ends, shift = self._places
+        return np.asarray(values[rows + shift[np.searchsorted(ends, rows, side="right")]])
+
+    def is_positive(self) -> bool:
+        """Return whether any value is above 0."""
+        if self._is_positive[0] != self.size:
+            chunks = {id(each): each for each in (self._buffer[: self._filled], *self._repeated)}
+            found = any(bool((chunk > 0).any()) for chunk in chunks.values())
+            self._is_positive = self.size, found
+        return self._is_positive[1]
 
 
 class ColumnMemo:
@@ -120,6 +172,7 @@ class SeriesIndex:
         self._pairs: dict[tuple[int, int], None] = {}
         self._rows: dict[tuple[int, int], list[Integers]] = {}
         self._sorted = 0  # rows that are in `_rows`
+        self._searches = 0
 
     def update(self, kinds: NDArray[np.int32], names: NDArray[np.int32]) -> None:
         """Add the rows that are new in two columns of codes."""
@@ -135,6 +188,9 @@ class SeriesIndex:
 
     def rows(self, kind: int, name: int) -> Integers:
         """Return the rows of a kind and a name, in ascending order."""
+        self._searches += not self._sorted
+        if not self._sorted and self._searches <= _SEARCHES:  # a first view needs few names
+            return np.flatnonzero((self._names == name) & (self._kinds == kind))
         self._sort()
         parts = self._rows.get((kind, name), [])
         if len(parts) > 1:

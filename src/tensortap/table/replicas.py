@@ -52,7 +52,9 @@ def same_tensor(parts: Table, rows: Integers) -> Integers:
 
     The same call of a name may have been recorded twice on a rank: those are two tensors.
     """
-    columns = (parts.kind, parts.name, parts.step, parts.call, parts.dtype)
+    columns: list[NDArray[Any]] = [parts.kind, parts.name, parts.step, parts.dtype]
+    if parts.is_positive("call"):  # it is not copied if every name was called once
+        columns.append(parts.call)
     tensor = codes(*(column[rows] for column in columns))
     of_rank = codes(tensor, parts.rank[rows])
     repeated = np.flatnonzero(np.bincount(of_rank)[of_rank] > 1)

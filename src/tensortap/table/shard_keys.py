@@ -109,8 +109,8 @@ def _tags(column: pa.ChunkedArray, *keys: str) -> tuple[Any, ...]:
     cells = column.combine_chunks()
     ends = np.from_dlpack(cells.offsets) if len(cells) else np.zeros(1, np.int32)
     inside = slice(int(ends[0]), int(ends[-1]))
-    names, known = coded(pa.chunked_array([cells.keys[inside]], pa.string()))
-    items, texts = coded(pa.chunked_array([cells.items[inside]], pa.string()))
+    names, known = coded(pa.chunked_array([cells.keys[inside]]))
+    items, texts = coded(pa.chunked_array([cells.items[inside]]))
     row = np.repeat(np.arange(len(cells)), np.diff(ends))
     found = []
     for key in keys:

@@ -30,6 +30,7 @@ from tensortap.stats.merge import merged_from
 from tensortap.table.columns import (
     ALERT,
     HAS_NUMBER,
+    NONFINITE_COUNTS,
     VALUE,
     ColumnMemo,
     GrowingArray,
@@ -46,7 +47,7 @@ from tensortap.table.columns import (
 )
 from tensortap.table.logframe_schema import KINDS
 from tensortap.table.messages import no_such
-from tensortap.table.numbering import distinct
+from tensortap.table.numbering import distinct, stable_order
 from tensortap.table.shard_keys import ShardKeys
 from tensortap.table.sources import (
     RecordSource,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 NONFINITE = "nonfinite"
-_NONFINITE_COUNTS = ("nans", "posinfs", "neginfs")
 _TEXTS = ("name", "kind", "dtype")
 _INTEGERS = {"step": np.int64, "rank": np.int32, "call": np.int64, "seq": np.int64}
 _NOT_LAYERS = (Kind.METRIC.value, Kind.ALERT.value)
@@ -88,8 +88,6 @@ class Table:
     dtype: NDArray[np.int32]
     step: Integers
     rank: NDArray[Any]
-    call: Integers
-    seq: Integers
     lock: AbstractContextManager[bool]  # hold it to keep the rows unchanged
 
     def __init__(self, open_source: Callable[[], RowSource], parts: Table | None = None) -> None:
@@ -101,7 +99,7 @@ class Table:
         self._open_source = open_source
         self._limit = _BOUNDED_ROWS
         self._start()
-        self.refresh()
+        self._refresh()
 
     def _start(self) -> None:
         self.generation += 1
@@ -119,25 +117,46 @@ class Table:
         """Set the attributes that hold the index columns, one entry per row."""
         self.names, self.kinds, self.dtypes = (self._texts[name].texts for name in _TEXTS)
         self.name, self.kind, self.dtype = (self._texts[name].rows.values for name in _TEXTS)
-        columns = (self._integers[name].values for name in _INTEGERS)
-        self.step, self.rank, self.call, self.seq = columns
+        self.step, self.rank = (self._integers[name].values for name in ("step", "rank"))
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @property
+    def call(self) -> Integers:
+        """Which call of a name within its step each row is of."""
+        return self.values_at("call")
+
+    @property
+    def seq(self) -> Integers:
+        """The order of capture of the rows of a rank."""
+        return self.values_at("seq")
+
+    def values_at(self, name: str, rows: Integers | None = None) -> NDArray[Any]:
+        """Return an index column or a statistic of some rows, or of all."""
+        with self.lock:
+            if name in self._integers:
+                column = self._integers[name]
+            else:
+                column = self._statistic(name)
+            return column.values[: len(self)] if rows is None else column.take(rows)
 
     def refresh(self) -> bool:
         """Read new rows; return whether there were any."""
         with self.lock:
             if self._parts is not None:
                 self._parts.refresh()
-            if not self._read_new_rows():
-                return False
-            if self._source.bounded and len(self) > self._limit:
-                self._start()  # evicted rows disappear
-                self._read_new_rows()
-                self._limit = max(_BOUNDED_ROWS, 2 * len(self))
-            self.version += 1
-            return True
+            return self._refresh()
+
+    def _refresh(self) -> bool:
+        if not self._read_new_rows():
+            return False
+        if self._source.bounded and len(self) > self._limit:
+            self._start()  # evicted rows disappear
+            self._read_new_rows()
+            self._limit = max(_BOUNDED_ROWS, 2 * len(self))
+        self.version += 1
+        return True
 
     def whole(self) -> Table:
         """Return a table of whole tensors, which merges what the ranks recorded of each."""
@@ -208,9 +227,10 @@ class Table:
     def shard_keys(self) -> ShardKeys:
         """Return which shards and batches the rows are of."""
         with self.lock:
-            memo = ColumnMemo()
-            for chunk in self.read([*ShardKeys.columns], self._keys.size):
-                self._keys.extend(chunk, memo)
+            if self._keys.size < len(self):
+                memo = ColumnMemo()
+                for chunk in self.read([*ShardKeys.columns], self._keys.size):
+                    self._keys.extend(chunk, memo)
             return self._keys
 
     def _series(self) -> SeriesIndex:
@@ -227,7 +247,7 @@ class Table:
     def statistics(self) -> list[str]:
         """Return the numeric columns: ``rm2``, ``max_abs`` …, and ``nonfinite``, a count."""
         available = self._source.statistics
-        counted = set(_NONFINITE_COUNTS) <= set(available)
+        counted = set(NONFINITE_COUNTS) <= set(available)
         return [*available, NONFINITE] if counted else available
 
     def has(self, statistic: str) -> bool:
@@ -237,18 +257,25 @@ class Table:
     def column(self, statistic: str) -> Floats:
         """Return a statistic of every row; NaN where a record has none."""
         if statistic == NONFINITE:
-            counts = [np.nan_to_num(self.column(name)) for name in _NONFINITE_COUNTS]
+            counts = [np.nan_to_num(self.column(name)) for name in NONFINITE_COUNTS]
             return counts[0] + counts[1] + counts[2]
+        return self.values_at(statistic)
+
+    def _statistic(self, statistic: str) -> GrowingArray:
+        if statistic not in self._statistics:
+            if statistic != HAS_NUMBER and not self.has(statistic):
+                raise NotFound(no_such("statistic", statistic, self.statistics()))
+            self._statistics[statistic] = statistic_array(statistic)
+        column = self._statistics[statistic]
+        if column.size < len(self):
+            for chunk in self.read([column_of(statistic)], column.size):
+                column.extend(numbers_of(chunk, statistic))
+        return column
+
+    def is_positive(self, name: str) -> bool:
+        """Return whether an index column or a statistic is above 0 in any row."""
         with self.lock:
-            if statistic not in self._statistics:
-                if statistic != HAS_NUMBER and not self.has(statistic):
-                    raise NotFound(no_such("statistic", statistic, self.statistics()))
-                self._statistics[statistic] = statistic_array(statistic)
-            column = self._statistics[statistic]
-            if column.size < len(self):
-                for chunk in self.read([column_of(statistic)], column.size):
-                    column.extend(numbers_of(chunk, statistic))
-            return column.values[: len(self)]
+            return (self._integers.get(name) or self._statistic(name)).is_positive()
 
     def prefetch(self, statistics: Iterable[str]) -> None:
         """Read statistics together: every pass opens the files of all ranks."""
@@ -274,7 +301,9 @@ class Table:
     def nonfinite(self, rows: Integers) -> Integers:
         """Return how many values of each of `rows` were NaN or infinite; 0 where unknown."""
         total = np.zeros(len(rows), np.int64)
-        for name in _NONFINITE_COUNTS if self.has(NONFINITE) else ():
+        for name in NONFINITE_COUNTS if self.has(NONFINITE) else ():
+            if not self.is_positive(name):
+                continue
             counts = self.column(name)[rows]
             bad = np.flatnonzero(counts > 0)  # mostly none
             total[bad] += counts[bad].astype(np.int64)
@@ -282,7 +311,7 @@ class Table:
 
     def is_known(self, statistic: str, rows: Integers) -> NDArray[np.bool_]:
         """Return for which of `rows` a statistic is known, even if it is NaN."""
-        self.prefetch((statistic, *_NONFINITE_COUNTS))
+        self.prefetch((statistic, *NONFINITE_COUNTS))
         if not self.has(NONFINITE):
             return np.ones(len(rows), np.bool_)  # without counts, NaN has only one meaning
         known = ~np.isnan(self.column(statistic)[rows])
@@ -341,7 +370,11 @@ class Table:
             rows = rows[self.rank[rows] == rank]
         if not ordered:
             return rows
-        return rows[np.lexsort((self.seq[rows], self.rank[rows], self.step[rows]))]
+        step, ranks, seq = self.step[rows], self.rank[rows], self.values_at("seq", rows)
+        apart = np.diff(ranks)
+        if ((apart > 0) | ((apart == 0) & (np.diff(seq) >= 0))).all():  # they came rank by rank
+            return rows[stable_order(step - step.min(initial=0))]
+        return rows[np.lexsort((seq, ranks, step))]
 
     def layers(self, kind: str | None = None) -> list[str]:
         """Return the names of a kind, or all but metrics, in order of first appearance."""

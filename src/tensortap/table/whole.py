@@ -24,6 +24,7 @@ import numpy as np
 from tensortap.runs.arrow import dictionary_array, lists, number_array, numbers, row_indices
 from tensortap.runs.rows import STATISTICS
 from tensortap.stats.merge import merge_column, merged_from
+from tensortap.table.columns import NONFINITE_COUNTS
 from tensortap.table.logframe_schema import KINDS
 from tensortap.table.numbering import codes, distinct, first_of, stable_order
 from tensortap.table.replicas import places_of, same_tensor, unequal_groups
@@ -43,7 +44,7 @@ _TEXTS = {"name": "names", "kind": "kinds", "dtype": "dtypes"}
 _INTEGERS = ("step", "rank", "call", "seq")
 _HELD = (*_TEXTS, *_INTEGERS, "number", *STATISTICS)
 _AWAITED_STEPS = 3  # of so many recorded steps, a growing table waits for ranks that are behind
-_SLICE = 1 << 19  # rows that are grouped at a time, if they have several steps; bounds memory
+_SLICE = 1 << 17  # rows that are grouped at a time, if they have several steps; bounds memory
 
 
 class WholeSource:
@@ -198,10 +199,10 @@ class WholeBlock:
         if name in _TEXTS:
             return dictionary_array(getattr(parts, name)[leaders], getattr(parts, _TEXTS[name]))
         if name in _INTEGERS:
-            return number_array(getattr(parts, name)[leaders])
+            return number_array(parts.values_at(name, leaders))
         if name == "number":
             return number_array(parts.column("value")[leaders], parts.has_number(leaders))
-        values, place = parts.column(name)[leaders], self._place[rows]
+        values, place = parts.values_at(name, leaders), self._place[rows]
         if len(self._several):
             values = np.where(place >= 0, self._merged(name)[place], values)
         return number_array(values, ~np.isnan(parts.column("count")[leaders]))
@@ -233,7 +234,10 @@ class WholeBlock:
         if name not in self._columns:
             needed, parts = merged_from(name), self._parts
             parts.prefetch(needed)
-            given = {each: parts.column(each)[self._members] for each in needed}
+            # mostly, no value is NaN or Inf
+            none = {n for n in NONFINITE_COUNTS if n in needed and not parts.is_positive(n)}
+            given = {each: parts.column(each)[self._members] for each in needed if each not in none}
+            given |= dict.fromkeys(none, np.broadcast_to(0.0, len(self._members)))
             self._columns[name] = merge_column(name, given, self._member_starts)
         return self._columns[name]
 
