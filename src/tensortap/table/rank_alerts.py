@@ -76,13 +76,14 @@ class RunRanks:
                 monitor = self._monitor
             rows = _compared_rows(table, self._examined)
             self._examined = len(table)
-            self._group(rows)
-            for rank, step, time_ns in _arrivals(table, rows):
-                monitor.reach(rank, step, time_ns)
-            late = list(monitor.all_late())
-            closed, self._open = self._complete(rows, {alert.rank for alert in late})
-            self._alerts += [a for found in _steps(table, closed) for a in monitor.compare(found)]
-            waiting = monitor.preview(_steps(table, self._open))
+        # without the lock, so that others can read the table: reported rows do not change
+        self._group(rows)
+        for rank, step, time_ns in _arrivals(table, rows):
+            monitor.reach(rank, step, time_ns)
+        late = list(monitor.all_late())
+        closed, self._open = self._complete(rows, {alert.rank for alert in late})
+        self._alerts += [a for found in _steps(table, closed) for a in monitor.compare(found)]
+        waiting = monitor.preview(_steps(table, self._open))
         return sorted([*self._alerts, *waiting, *late], key=lambda alert: alert.step)
 
     def _group(self, rows: Integers) -> None:

@@ -53,11 +53,12 @@ class RunEntry:
         self._reader: RunReader | None = None
         self._table: Table | None = None
         self._ranks: RunRanks | None = None
-        self._steps: StepsOfTensors = {}
-        self._examined = 0  # rows of the table that `tensor_steps` has read
+        self._kept: _KeptTensors | None = None
         self._signature: Signature = ()
         self._deleted = False
         self._lock = threading.RLock()
+        # held by what takes long the first time, so that figures do not wait for it
+        self._slow = threading.Lock()
 
     @property
     def state(self) -> str:
@@ -99,22 +100,20 @@ class RunEntry:
 
     def alerts(self) -> list[Alert]:
         """Return the alerts that training raised, and those about ranks, by step."""
-        with self._lock:
-            table, reader = self.table(), self.reader()
-            if self._ranks is None:
-                self._ranks = RunRanks(table, world_size=reader.info.world_size)
-            return run_alerts(table, reader, self._ranks)
+        with self._slow:
+            with self._lock:
+                table, reader = self.table(), self.reader()
+                if self._ranks is None:
+                    self._ranks = RunRanks(table, world_size=reader.info.world_size)
+                ranks = self._ranks
+            return run_alerts(table, reader, ranks)
 
     def tensor_steps(self) -> StepsOfTensors:
-        """Return which tensors were kept whole: name and kind → steps. Reads a row only once."""
-        with self._lock, (table := self.table()).lock:
-            for cells in table.read(["value", "payloads", "tags"], self._examined):
-                for row in (self._examined + _tensor_rows(table, self._examined, cells)).tolist():
-                    name, kind = table.names[table.name[row]], table.kinds[table.kind[row]]
-                    if kind != Kind.ALERT.value:
-                        self._steps.setdefault((name, kind), set()).add(int(table.step[row]))
-                self._examined += cells.num_rows
-            return {key: set(steps) for key, steps in self._steps.items()}
+        """Return which tensors were kept whole: name and kind → steps."""
+        with self._slow:
+            with self._lock:
+                self._kept = kept = self._kept or _KeptTensors(self.table())
+            return kept.steps()
 
     def refresh(self) -> bool:
         with self._lock:
@@ -141,15 +140,36 @@ class RunEntry:
             # assigned only when complete: the run may be about to be deleted, and then what was
             # read of it stays visible
             reader = RunReader(self.path)
-            self._table, self._reader, self._ranks = table_of(reader), reader, None
-            self._steps, self._examined = {}, 0
+            self._table, self._reader = table_of(reader), reader
+            self._ranks = self._kept = None
         else:
             (self._table or self._reader).refresh()
 
     def close(self) -> None:
         with self._lock:
-            self._reader = self._table = self._ranks = None
-            self._steps, self._examined = {}, 0
+            self._reader = self._table = self._ranks = self._kept = None
+
+
+class _KeptTensors:
+    """The steps at which tensors of a run were kept whole; reads a row only once."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._steps: StepsOfTensors = {}
+        self._examined = 0  # rows
+
+    def steps(self) -> StepsOfTensors:
+        """Return name and kind → steps."""
+        table = self._table
+        with table.lock:
+            chunks = table.read(["value", "payloads", "tags"], self._examined)
+        for cells in chunks:  # without the lock: rows that have been reported do not change
+            for row in (self._examined + _tensor_rows(table, self._examined, cells)).tolist():
+                name, kind = table.names[table.name[row]], table.kinds[table.kind[row]]
+                if kind != Kind.ALERT.value:
+                    self._steps.setdefault((name, kind), set()).add(int(table.step[row]))
+            self._examined += cells.num_rows
+        return {key: set(steps) for key, steps in self._steps.items()}
 
 
 def _tensor_rows(table: Table, start: int, cells: pa.Table) -> NDArray[np.intp]:

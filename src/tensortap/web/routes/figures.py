@@ -33,7 +33,9 @@ _MAX_LINES = 64
 
 def training(request: PageRequest) -> dict[str, Any]:
     """Return the figure of the training curves."""
-    table, rank = table_and_rank(request)
+    table, rank = request.entry.table(), None  # curves need no whole tensors
+    if request.text("rank") not in ("", "all"):
+        table, rank = table_and_rank(request)
     return training_figure(table, rank=rank, height=104, theme=request.theme)
 
 

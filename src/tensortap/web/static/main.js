@@ -8,7 +8,7 @@ import {
   addTraining, clearTraining, drawStep, drawTitle, drawTraining, goToStep, invalidateTraining,
   moveSteps, startTop, toggleFollow, togglePlay,
 } from "./top.js";
-import { drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
+import { addSparklines, drawNames, drawRuns, refreshSparklines, startTree } from "./tree.js";
 import { alerts } from "./tabs/alerts.js";
 import { compare } from "./tabs/compare.js";
 import { exponents } from "./tabs/exponents.js";
@@ -27,6 +27,7 @@ const TABS = [
   overview, lines, exponents, tensors, ranks, compare, alerts, health, operations, provenance,
   receipt,
 ];
+const LARGE = 1_000_000; // records: figures that nobody asked for would delay the next one
 let push = null;
 const connection = () => document.body.dataset.push; // "open" or "closed"; undefined at the start
 
@@ -73,17 +74,22 @@ async function drawTab() {
 }
 
 function drawNothing() {
-  fill($("nothing"), model.entries.length
+  drawMessage(model.entries.length
     ? empty("Nothing to see yet", model.error || "Choose a run on the left.")
     : empty("No runs yet", model.error || "Runs appear as they are written.", 'tap.init("runs")'));
+}
+
+/** Shows a message instead of the tab. */
+function drawMessage(message) {
+  fill($("nothing"), message);
   $("nothing").hidden = false;
   for (const tab of TABS) panelOf(tab).hidden = true;
 }
 
-/** Requests what the other tabs will need, one after the other. */
+/** Requests what the other tabs will need, one after the other; of a large run only alerts. */
 async function prepareTabs() {
   const run = model.run;
-  for (const tab of TABS) {
+  for (const tab of [alerts, ...(run?.records > LARGE ? [] : TABS)]) {
     if (!run || model.run?.id !== run.id) return;
     // a tab reports its errors when it is shown
     if (tab !== currentTab()) await tab.prepare?.(get()).catch(() => undefined);
@@ -96,12 +102,16 @@ async function openRun() {
   if (model.run?.id !== id) model.run = null;
   invalidateTraining();
   if (!id) return clearTraining();
+  const reading = empty("Reading the run …", "The first time, this takes longer.");
+  const waiting = setTimeout(() => model.run || drawMessage(reading), 300);
   try {
     model.run = await loadRun(id);
   } catch (error) {
     model.run = null;
     model.error = error.message;
     clearTraining();
+  } finally {
+    clearTimeout(waiting);
   }
   for (const tab of TABS) tab.receive?.({});
   subscribe();
@@ -131,6 +141,7 @@ async function update(changed) {
   } finally {
     document.body.dataset.drawing = "no";
   }
+  addSparklines();
 }
 
 onChange((changed) => {

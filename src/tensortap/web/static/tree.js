@@ -13,7 +13,7 @@ let rows = [];
 const closedPaths = new Set();
 let focusedRow = 0;
 let arranged = ""; // what the rows were made of
-let sparklines = new Map();
+let sparklines = new Map(), visibleNames = [];
 let sparklineKey = "", requesting = false, refreshed = 0;
 
 export const pill = (state) => h("span", { class: `pill ${state}` }, state);
@@ -127,7 +127,8 @@ function renderRows() {
   focusedRow = Math.min(focusedRow, Math.max(0, rows.length - 1));
   fill($("rows"), visible.map((row, i) => rowElement(row, first + i, selected)));
   tree.setAttribute("aria-activedescendant", rows.length ? `row${focusedRow}` : "");
-  void requestSparklines(visible.flatMap((row) => row.name ?? []));
+  visibleNames = visible.flatMap((row) => row.name ?? []);
+  if (document.body.dataset.drawing !== "yes") void requestSparklines(visibleNames);
 }
 
 function rowElement(row, index, selected) {
@@ -173,6 +174,9 @@ async function requestSparklines(names) {
   if (key === sparklineKey) for (const name of missing) sparklines.set(name, lines[name] ?? {});
   renderRows();
 }
+
+/** Requests sparklines that are missing: after the tab, which must not wait for them. */
+export const addSparklines = () => void requestSparklines(visibleNames);
 
 /** Requests the sparklines again, because records came; at most every two seconds. */
 export function refreshSparklines() {

@@ -41,12 +41,17 @@ export const alerts = {
     await drawVerdict(state);
   },
 
-  async receive(news) {
+  async prepare() {
     const run = model.run;
-    if (!run || !(news.run || countedRun !== run.id)) return;
-    countedRun = run.id;
     // the tab reports errors itself
-    showBadge((await request("alerts", { run: run.id }).catch(() => ({ total: 0 }))).total);
+    const { total } = await request("alerts", { run: run.id }).catch(() => ({ total: 0 }));
+    if (model.run?.id === run.id) showBadge(total);
+  },
+
+  async receive(news) {
+    if (countedRun !== model.run?.id) showBadge(0); // until they have been counted
+    countedRun = model.run?.id;
+    if (news.run && model.run) await alerts.prepare();
   },
 };
 

@@ -55,7 +55,7 @@ export const ranks = {
       const figure = await request("ranks", parameters);
       await drawFigure(figure, state, now);
       drawn = key;
-      drawAlerts((await request("alerts", { run: model.run.id })).alerts);
+      void addAlerts(key);
     } finally {
       clearTimeout(waiting);
       figureCard.classList.remove("waiting");
@@ -98,6 +98,15 @@ function drawOutliers({ outliers = [], columns: shown, of_columns: all }, column
   fill(far, outliers.length ? [dim("far from the others:"), outliers.map(chip)]
     : Object.keys(paths).length > 3 && dim("no rank is far from the others"),
     shown < all && dim(`${count(shown)} of ${count(all)} ${columns}s: those at which a rank is farthest`));
+}
+
+/** Draws the alerts once they are known: to compare the ranks of a large run takes a while. */
+async function addAlerts(key) {
+  fill(alerted, dim("comparing ranks …"));
+  alerted.hidden = false;
+  // their tab reports errors
+  const { alerts: all } = await request("alerts", { run: model.run.id }).catch(() => ({ alerts: [] }));
+  if (key === drawn) drawAlerts(all);
 }
 
 /** Names the ranks about which there are alerts, and marks their rows. */
