@@ -69,6 +69,22 @@ def test_an_optimizer_that_holds_replaced_parameters(change, when):
     assert all(expected in message for message in messages.values())
 
 
+def test_parameters_replaced_in_steps_that_are_not_recorded():
+    net = model()
+    optimizer = sgd(net)
+    steps = iter(range(25))
+
+    def step():
+        if next(steps) == 5:
+            net[1] = nn.Linear(8, 2)
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    found = train(net, optimizer, step, every=1000)
+    assert found == {("no_optimizer", "1.weight"), ("no_optimizer", "1.bias")}
+
+
 def test_another_optimizer_may_train_the_rest():
     net = model()
     one, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in net)

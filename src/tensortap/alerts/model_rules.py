@@ -21,9 +21,11 @@ def never_changes(patience: int = 3) -> Rule:
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         for each in facts.parameters:
-            if each.stuck is not None:
-                in_a_row(state, each.name, each.stuck)
-            if state.get(each.name, 0) >= patience:
+            if each.stuck:
+                in_a_row(state, each.name, True)
+            elif each.stuck is not None:
+                state.pop(each.name, None)
+            if state and state.get(each.name, 0) >= patience:
                 message = (
                     "the optimizer does not change its values, although its gradient is not 0; in "
                     "16 bits, small updates are lost in rounding: keep the weights in float32, or "
@@ -63,9 +65,9 @@ def never_runs(patience: int = 20) -> Rule:
         if in_a_row(state, "steps", True) < patience:
             return
         for each in facts.parameters:
-            trained = each.gradient or (each.trainable and each.in_optimizer)
-            module = each.name.rpartition(".")[0]
-            if not each.called and not trained and module:
+            if each.called or each.gradient or (each.trainable and each.in_optimizer):
+                continue
+            if module := each.name.rpartition(".")[0]:
                 message = (
                     f"it has not run in {patience} steps; call it in forward(), remove it, or "
                     "ignore this if its weights are used without calling it"

@@ -6,7 +6,6 @@ between steps. It yields pairs of a name and a message. Each factory takes its t
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -40,10 +39,12 @@ class StepMonitor:
     """Shows steps to rules, and raises an alert when a problem appears, not while it lasts."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rules: list[tuple[Rule, dict[str, Any]]] = [
-            (rule, {}) for rule in rules if hasattr(rule, "of_steps")
+        self._rules: list[tuple[str, StepRule, str, dict[str, Any]]] = [
+            (rule.__name__, rule.__dict__["of_steps"], rule.__dict__["severity"], {})
+            for rule in rules
+            if hasattr(rule, "of_steps")
         ]
-        self._lasting: dict[str, set[str]] = collections.defaultdict(set)
+        self._lasting: dict[str, set[str]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -51,23 +52,24 @@ class StepMonitor:
     def check(self, facts: StepFacts, rank: int) -> list[Alert]:
         """Show a step to the rules and return the new alerts."""
         alerts = []
-        for rule, state in self._rules:
-            title = rule.__name__
+        for title, rule, severity, state in self._rules:
             try:
-                found = dict(rule.__dict__["of_steps"](facts, state))
+                found = dict(rule(facts, state))
             except Exception as error:
                 pipeline.fault(title, error, "raised an error as an alert rule")
                 continue
+            lasting = self._lasting.pop(title, ())
             for name, message in found.items():
-                if name not in self._lasting[title]:
+                if name not in lasting:
                     module = name.rpartition(".")[0]
                     alerts.append(
                         Alert(
                             title, name, Kind.WEIGHT, facts.step, rank, module, message, module,
-                            severity=rule.__dict__["severity"],
+                            severity=severity,
                         )
                     )  # fmt: skip
-            self._lasting[title] = set(found)
+            if found:
+                self._lasting[title] = set(found)
         return alerts
 
 
@@ -76,6 +78,18 @@ def in_a_row(state: dict[str, Any], name: str, holds: bool) -> int:
     state[name] = state.get(name, 0) + 1 if holds else 0
     count: int = state[name]
     return count
+
+
+def names_in_a_row(state: dict[str, Any], names: Iterable[str], patience: int) -> list[str]:
+    """Return the names that have been given for `patience` steps in a row.
+
+    >>> state = {}
+    >>> [names_in_a_row(state, names, 2) for names in ("ab", "b", "bc")]
+    [[], ['b'], ['b']]
+    """
+    before = state.get("names", {})
+    now = state["names"] = {name: before.get(name, 0) + 1 for name in names}
+    return [name for name, count in now.items() if count >= patience]
 
 
 def latest(state: dict[str, Any], facts: Any, default: Any = ()) -> Any:
@@ -120,17 +134,19 @@ def no_optimizer(patience: int = 3) -> Rule:
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         if not facts.optimizer_steps:
             return
-        for each in facts.parameters:
-            left_out = each.trainable and each.gradient and not each.in_optimizer
-            if in_a_row(state, each.name, left_out and not each.changed) < patience:
-                continue
+        left_out = [
+            each.name
+            for each in facts.parameters
+            if not each.in_optimizer and each.trainable and each.gradient and not each.changed
+        ]
+        for name in names_in_a_row(state, left_out, patience):
             message = "it gets gradients, but is in no optimizer, and has not changed"
             if facts.strays:
                 message += (
                     f"; the optimizer has {facts.strays} tensors that the model does not have: "
                     "create it after parameters are replaced, moved or re-initialized"
                 )
-            yield each.name, message
+            yield name, message
 
     return of_steps(check, "no_optimizer")
 
@@ -143,12 +159,12 @@ def no_gradient(patience: int = 20) -> Rule:
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         if not facts.optimizer_steps or not any(each.gradient for each in facts.parameters):
             return
+        had = state.setdefault("had", set())
+        had.update(each.name for each in facts.parameters if each.gradient)
         for each in facts.parameters:
-            waits = each.trainable and each.in_optimizer and state.get(each.name, 0) >= 0
-            if not waits or each.gradient:
-                state[each.name] = -1 if each.gradient else state.get(each.name, 0)
+            if each.gradient or each.name in had or not (each.trainable and each.in_optimizer):
                 continue
-            if in_a_row(state, each.name, True) < patience:
+            if in_a_row(state, f"steps {each.name}", True) < patience:
                 continue
             why = "its module runs: is its output detached, or unused?"
             if not each.called:

@@ -25,6 +25,7 @@ class PrecisionWatch:
         self._guarded = guarded
         self._undo: list[Callable[[], None]] = []
         self._number = 0
+        self._is_checked = True
         self._forget()
 
     def _forget(self) -> None:
@@ -36,8 +37,7 @@ class PrecisionWatch:
     def attach(self) -> None:
         layers = [(name, m) for name, m in self._root.named_modules() if isinstance(m, _CAST)]
         for name, module in layers:
-            hook = ModuleHook(functools.partial(self._guarded, self._on_output, name))
-            self._undo.append(hook_module(module, hook))
+            self._undo.append(hook_module(module, ModuleHook(self._hook(name))))
         hook = ModuleHook(functools.partial(self._guarded, self._on_result))
         self._undo.append(hook_module(self._root, hook))
 
@@ -45,8 +45,17 @@ class PrecisionWatch:
         while self._undo:
             self._guarded(self._undo.pop())
 
+    def _hook(self, name: str) -> Callable[..., None]:
+        """Return a hook on a layer that returns at once in most steps: there are many of them."""
+
+        def look(*args: Any) -> None:
+            if self._is_checked:
+                self._guarded(self._on_output, name, *args)
+
+        return look
+
     def _looks(self) -> bool:
-        return is_checked(self._number) and self._root.training and torch.is_grad_enabled()
+        return self._is_checked and self._root.training and torch.is_grad_enabled()
 
     def _on_output(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if self._looks() and isinstance(output, torch.Tensor):
@@ -70,7 +79,7 @@ class PrecisionWatch:
 
     def end_step(self) -> PrecisionFacts | None:
         """Return the facts of the step, None if nobody looked; begin the next one."""
-        looked = is_checked(self._number) and bool(self._low or self._full or self._double)
+        looked = self._is_checked and bool(self._low or self._full or self._double)
         facts = None
         if looked:
             dtypes = {p.dtype for p in self._root.parameters() if p.is_floating_point()}
@@ -82,6 +91,7 @@ class PrecisionWatch:
                 self._autocast,
             )
         self._number += 1
+        self._is_checked = is_checked(self._number)
         self._forget()
         return facts
 

@@ -9,8 +9,9 @@ import contextlib
 import datetime
 import importlib.abc
 import importlib.util
+import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from tensortap.frameworks.origin import caller_name
 
 Context = contextlib.AbstractContextManager[Any]
 
+_version = operator.attrgetter("_version")
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _running_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 _next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
@@ -280,6 +282,15 @@ def version_of(tensor: torch.Tensor) -> int:
         return int(tensor._version)
     except (AttributeError, RuntimeError):  # tensors of inference mode do not count
         return 0
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return `version_of` of many tensors, faster."""
+    tensors = list(tensors)
+    try:
+        return list(map(_version, tensors))
+    except (AttributeError, RuntimeError):
+        return list(map(version_of, tensors))
 
 
 def is_scaled_by(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:

@@ -7,7 +7,6 @@ parameters of an optimizer, so three of them are watched.
 
 from __future__ import annotations
 
-import collections
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from tensortap.frameworks.torch.hooks import ModuleHook, hook_module
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, before_zero_grad, parameters_of
 from tensortap.frameworks.torch.passes import PassWatch
 from tensortap.frameworks.torch.precision import PrecisionWatch
-from tensortap.frameworks.torch.private import backward_pass, version_of
+from tensortap.frameworks.torch.private import backward_pass, version_of, versions_of
 from tensortap.frameworks.torch.samples import is_checked, is_readable, sample
 from tensortap.frameworks.torch.schedules import ScheduleWatch
 from tensortap.frameworks.torch.structure import (
@@ -33,6 +32,7 @@ from tensortap.frameworks.torch.structure import (
 from tensortap.frameworks.torch.tensors import quiet
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_LOOK_UP = 10  # steps after which parameters are looked up again, if nobody else does
 _NOISE = 0.01  # of the largest gradient
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -66,8 +66,9 @@ class _WatchedGradient:
         self._used: _Version | None = None  # by the last step
         self._latest: _Version | None = None
 
-    def on_computed(self, checked: bool) -> None:
+    def on_computed(self) -> None:
         """Note that a backward pass has added to the gradient, or created it."""
+        self._values = None
         gradient = self._gradient()
         if gradient is None:
             return
@@ -81,7 +82,12 @@ class _WatchedGradient:
         self.added = self.added + 1 if kept else 1
         self._discarded = False
         self._latest = _Version(gradient)
-        self._values = sample(gradient) if checked and is_readable(gradient) else None
+
+    def keep_values(self) -> None:
+        """Keep a sample of the gradient, for `factor`."""
+        gradient = self._gradient()
+        if gradient is not None and is_readable(gradient):
+            self._values = sample(gradient)
 
     def _is_sum(self, gradient: torch.Tensor) -> bool:
         """Return whether a gradient is more than what was added last; False until that is seen.
@@ -93,7 +99,8 @@ class _WatchedGradient:
             look = functools.partial(self._guarded, self._on_new)
             self._hook = parameter.register_hook(torch.utils.hooks.unserializable_hook(look))
         new, self._new = self._new, None
-        return new is not None and not torch.equal(new, sample(gradient))
+        with quiet():
+            return new is not None and not torch.equal(new, sample(gradient))
 
     def _on_new(self, gradient: torch.Tensor) -> None:
         with quiet():
@@ -144,7 +151,7 @@ class StepWatch:
         self,
         root: nn.Module,
         optimizers: Sequence[FoundOptimizer],
-        parameters: Callable[[], Mapping[str, nn.Parameter]],
+        parameters: Callable[[bool], Mapping[str, nn.Parameter]],
         uncalled: Callable[[], set[str]],
         guarded: Callable[..., None],
     ) -> None:
@@ -159,7 +166,7 @@ class StepWatch:
         self._guarded = guarded
         self._undo: list[Callable[[], object]] = []
         self._watched: dict[int, list[_WatchedGradient]] = {}  # by id of the optimizer
-        self._versions: dict[str, tuple[int, int]] = {}  # address and version after the last step
+        self._versions: dict[str, tuple[int, int]] = {}  # id and version after the last step
         self._before: list[int] = []
         self._samples: dict[int, torch.Tensor] = {}  # by id of a parameter, before a step
         self._number = 0  # of the step since tracking began
@@ -172,7 +179,7 @@ class StepWatch:
     def _forget(self) -> None:
         self._steps = 0
         self._discarded = self._carried = self._repeated = False
-        self._optimized: collections.Counter[int] = collections.Counter()  # changes by id
+        self._optimized: dict[int, int] = {}  # changes by id
         self._stuck: dict[int, bool] = {}
         self._with_gradient: set[int] = set()
         self._accumulated = 0
@@ -182,7 +189,7 @@ class StepWatch:
 
     def attach(self) -> None:
         if not self._number:
-            parameters = self._parameters()
+            parameters = self._parameters(True)
             names = {id(parameter): name for name, parameter in parameters.items()}
             self._initial = {
                 "initial": tuple(initial_weights(self._root, parameters, self._trained())),
@@ -190,7 +197,7 @@ class StepWatch:
             }
             self._ties = TiedParameters(self._root)
             self._unregistered = UnregisteredParameters(self._root)
-        self._versions = _versions_of(self._parameters())
+        self._versions = _versions_of(self._parameters(True))
         modes = [(name, each) for name, each in self._root.named_modules() if _has_mode(each)]
         self._has_modes = bool(modes)
         for name, module in modes:
@@ -246,10 +253,11 @@ class StepWatch:
                 found[name] = None
 
     def _on_computed(self, gradient: _WatchedGradient, parameter: nn.Parameter) -> None:
-        with quiet():
-            gradient.on_computed(is_checked(self._number))
+        gradient.on_computed()
         if is_checked(self._number):
             self._precision.on_computed()
+            with quiet():
+                gradient.keep_values()
         self._schedules.on_computed()
 
     def _on_zero_grad(self, optimizer: Any) -> None:
@@ -257,7 +265,7 @@ class StepWatch:
             gradient.on_zeroed()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._before = [version_of(parameter) for parameter in parameters_of(optimizer)]
+        self._before = versions_of(parameters_of(optimizer))
         self._samples = {}
         if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
             return  # a closure computes the gradients within the step
@@ -284,35 +292,44 @@ class StepWatch:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for gradient in self._watched.get(id(optimizer), ()):
             gradient.after_step()
-        for parameter, before in zip(parameters_of(optimizer), self._before, strict=False):
-            if (changes := version_of(parameter) - before) != 0:
-                self._optimized[id(parameter)] += changes
-            if parameter.grad is not None:
-                self._with_gradient.add(id(parameter))
-            if (values := self._samples.get(id(parameter))) is not None:
-                with quiet():
-                    self._stuck[id(parameter)] = torch.equal(values, sample(parameter))
+        parameters, optimized = list(parameters_of(optimizer)), self._optimized
+        self._with_gradient.update(id(each) for each in parameters if each.grad is not None)
+        for parameter, now, before in zip(
+            parameters, versions_of(parameters), self._before, strict=False
+        ):
+            if now != before:
+                optimized[id(parameter)] = optimized.get(id(parameter), 0) + now - before
+        if self._samples:
+            with quiet():
+                for parameter in parameters:
+                    if (values := self._samples.get(id(parameter))) is not None:
+                        self._stuck[id(parameter)] = torch.equal(values, sample(parameter))
         self._samples = {}
 
     # -- its end -------------------------------------------------------------------------
 
-    def end_step(self, step: int) -> StepFacts:
-        """Return the facts of the step, and begin the next one."""
-        parameters = self._parameters()
+    def end_step(self, step: int, looked_up: bool) -> StepFacts:
+        """Return the facts of the step, and begin the next one.
+
+        `looked_up` says that the names of the parameters are those of now.
+        """
+        parameters = self._parameters(not looked_up and self._number % _LOOK_UP == 0)
         versions, uncalled = _versions_of(parameters), self._uncalled()
         optimized = self._trained()
-        known = {id(p) for p in parameters.values()}
         found = tuple(
             ParameterFacts(
                 name,
                 parameter.requires_grad,
-                id(parameter) in optimized,
-                name.rpartition(".")[0] not in uncalled,
-                parameter.grad is not None or id(parameter) in self._with_gradient,
-                (last := self._versions.get(name)) != versions[name],
-                id(parameter) in self._optimized,
-                last is not None and self._moved(last, versions[name]),
-                self._stuck.get(id(parameter)),
+                (number := id(parameter)) in optimized,
+                not uncalled or name.rpartition(".")[0] not in uncalled,
+                number in self._with_gradient or parameter.grad is not None,
+                (last := self._versions.get(name)) != (now := versions[name]),
+                number in self._optimized,
+                # changed more often than in the steps of optimizers
+                last is not None
+                and last[0] == number
+                and now[1] - last[1] != self._optimized.get(number, 0),
+                self._stuck.get(number),
             )
             for name, parameter in parameters.items()
         )
@@ -322,7 +339,7 @@ class StepWatch:
             found,
             tuple(GroupFacts(i, float(group.get("lr", 1.0))) for i, group in enumerate(groups)),
             self._steps,
-            len(optimized - known),
+            len(optimized.difference(map(id, parameters.values()))),
             self._discarded,
             self._carried,
             self._repeated,
@@ -344,10 +361,6 @@ class StepWatch:
         self._forget()
         return facts
 
-    def _moved(self, last: tuple[int, int], now: tuple[int, int]) -> bool:
-        """Return whether a parameter changed more often than in the steps of optimizers."""
-        return last[0] == now[0] and now[1] - last[1] != self._optimized[now[0]]
-
     def _structure(self, optimized: set[int]) -> dict[str, Any]:
         if not is_checked(self._number) or self._ties is None or self._unregistered is None:
             return {}
@@ -358,7 +371,8 @@ class StepWatch:
 
 
 def _versions_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, tuple[int, int]]:
-    return {name: (id(p), version_of(p)) for name, p in parameters.items()}
+    found = parameters.values()
+    return dict(zip(parameters, zip(map(id, found), versions_of(found), strict=True), strict=True))
 
 
 def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:

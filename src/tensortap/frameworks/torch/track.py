@@ -101,7 +101,8 @@ class ModelHooks:
         if self._analyses is not None:
             self._guarded(self._analyses.end_step)
         if self._steps is not None:
-            self._observer.check_step(self._steps.end_step(self._observer.step_number))
+            step, looked_up = self._observer.step_number, self._observer.capturing
+            self._observer.check_step(self._steps.end_step(step, looked_up))
         if self._observer.replicas_due():
             found = itertools.chain(self._parameters.replicas(), self._inputs.take())
             self._observer.compare_replicas(found)
@@ -191,9 +192,10 @@ class ParameterHooks:
         self._gradients.end_step({})
         self._early.clear()
 
-    def named(self) -> Mapping[str, torch.nn.Parameter]:
-        """Return the parameters by name, shared ones once."""
-        self._name_parameters()
+    def named(self, again: bool = True) -> Mapping[str, torch.nn.Parameter]:
+        """Return the parameters by name, shared ones once; looking them up `again` takes time."""
+        if again:
+            self._name_parameters()
         return self._parameters
 
     def _name_parameters(self) -> None:
