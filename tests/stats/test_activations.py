@@ -133,6 +133,16 @@ def test_effective_rank_is_that_of_all_singular_values(shape):
     assert effective_rank(x) == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=CLOSE)
 
 
+@pytest.mark.parametrize("smallest", [0.5, 0.011, 0.009, 1e-6])
+def test_effective_rank_of_singular_values_near_each_other_and_far(smallest):
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.standard_normal((n, 32)))[0] for n in (32, 400))
+    sizes = np.geomspace(1, smallest, 32)
+    share = sizes / sizes.sum()
+    want = np.exp(-(share * np.log(share)).sum())
+    assert effective_rank((left * sizes) @ right.T) == pytest.approx(want, rel=CLOSE)
+
+
 def test_effective_rank_of_what_has_none():
     assert effective_rank(np.zeros((4, 4))) == 0.0
     assert math.isnan(effective_rank(np.array([[1.0, math.nan]])))

@@ -94,8 +94,11 @@ class StepListener:
         They are those of a few queries; -inf stands for keys that a query does not see.
         """
 
-    def gradient(self, name: str, gradient: NDArray[Any]) -> None:
-        """Take what one backward pass adds to a gradient, before replicas average it."""
+    def gradient(self, name: str, gradient: NDArray[Any] | None) -> None:
+        """Take what one backward pass adds to a gradient, before replicas average it.
+
+        None says that this will be the whole gradient after the pass: nobody has to read it twice.
+        """
 
     def after_backward(self, found: TrainedParameters) -> None:
         """Take all parameters after a backward pass: before anything clips their gradients."""

@@ -17,6 +17,9 @@ RANK_ROWS = 32
 """Rows of which the effective rank is computed, at most; they are evenly spaced."""
 
 _KERNEL_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_WELL_CONDITIONED = (
+    1e-4  # ratio of squared singular values down to which their sums are exact enough
+)
 _PANEL = 128  # columns that a QR decomposition takes at once; larger ones start threads
 _TINY = 1e-200  # fourth power below which sums lose digits
 _ROUNDING = 1e-28  # variance relative to the squared mean that is rounding alone
@@ -110,8 +113,11 @@ def outlier_ratios(rms: Reals) -> Reals:
     >>> outlier_ratios(np.array([1.0, 2.0, 0.0, 60.0, 2.0])).tolist()
     [0.5, 1.0, 0.0, 30.0, 1.0]
     """
-    alive = rms[rms > 0]
-    return rms / np.median(alive) if len(alive) else np.zeros_like(rms)
+    alive = np.sort(rms[rms > 0])
+    if not len(alive):
+        return np.zeros_like(rms)
+    middle = alive[(len(alive) - 1) // 2 : len(alive) // 2 + 1]  # np.median imports a lot
+    return rms / float(middle.mean())
 
 
 def effective_rank(matrix: NDArray[Any]) -> float:
@@ -148,9 +154,15 @@ def evenly_spaced(count: int, most: int) -> NDArray[np.int64]:
 
 
 def _singular_values(matrix: Reals) -> Reals:
-    """Return the singular values, after QR decompositions of panels that keep them."""
+    """Return the singular values: roots of eigenvalues if that is exact, else the slow way.
+
+    That is after QR decompositions of panels, which keep the singular values.
+    """
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
+    squares: Any = np.linalg.eigvalsh(matrix @ matrix.T)
+    if squares[0] > _WELL_CONDITIONED * squares[-1]:
+        return np.asarray(np.sqrt(squares), np.float64)
     rows, columns = matrix.shape
     while columns > 2 * _PANEL:
         panels = -(-columns // _PANEL)

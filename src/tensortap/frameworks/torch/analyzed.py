@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,18 +47,20 @@ class AnalysisHooks:
         self._listener: StepListener = observer.analyses
         self._undo: list[Callable[[], object]] = []
         self._began = False
+        self._replicas = 1
         self._layers = LayerHooks(root, observer, self._listener)
         self._passes: set[int] = set()  # backward passes of this step
 
     def attach(self) -> None:
         self._observe_initial()
         modules = list(Names(self._root).modules())
-        self._listener.attach(ModelFacts(self._root, modules[0][0], _replicas(self._root)))
+        self._replicas = _replicas(self._root)
+        self._listener.attach(ModelFacts(self._root, modules[0][0], self._replicas))
         self._layers.attach(modules)
         if self._listener.wants("gradient") or self._listener.wants("after_backward"):
             for name, parameter in self._named().items():
                 if parameter.requires_grad:
-                    look = functools.partial(self._on_gradient, name)
+                    look = functools.partial(self._on_gradient, name, weakref.ref(parameter))
                     hide_from_compiler(look)
                     self._undo.append(parameter.register_hook(look).remove)
         if self._listener.wants("before_update") or self._listener.wants("after_update"):
@@ -94,12 +97,18 @@ class AnalysisHooks:
     def _wants(self, name: str) -> bool:
         return self._observer.wants(Kind.HEALTH, name)
 
-    def _on_gradient(self, name: str, gradient: torch.Tensor) -> None:
+    def _on_gradient(
+        self, name: str, of: Callable[[], torch.Tensor | None], gradient: torch.Tensor
+    ) -> None:
         if not self._observer.capturing:
             return
         try:
-            if self._wants(name) and (array := self._array(gradient.detach())) is not None:
-                self._listener.gradient(name, array)
+            if self._wants(name) and self._listener.wants("gradient"):
+                parameter = of()
+                if parameter is not None and parameter.grad is None and self._replicas == 1:
+                    self._listener.gradient(name, None)
+                elif (array := self._array(gradient.detach())) is not None:
+                    self._listener.gradient(name, array)
             this_pass = private.backward_pass()
             if this_pass not in self._passes and self._listener.wants("after_backward"):
                 self._passes.add(this_pass)

@@ -21,7 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from tensortap.frameworks.torch import private
-from tensortap.stats.attention import attention_logits, causal_mask, sample_queries
+from tensortap.frameworks.torch.tensors import view
+from tensortap.stats.attention import QuerySample, attention_logits, causal_mask, sample_queries
+from tensortap.stats.conversion import as_float64
 
 Reals = NDArray[np.float64]
 OnAttention = Callable[[str, Callable[[], Reals | None]], None]
@@ -121,16 +123,15 @@ def _fused_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
     with torch.no_grad(), private.without_overrides():
         queries, keys = _four(query), _four(key)
         sample = sample_queries(queries.shape[0], queries.shape[2])
-        sequences, positions = map(torch.from_numpy, sample)
         seen: NDArray[Any] | None = None
         if given.get("is_causal"):
             seen = causal_mask(sample.positions, keys.shape[2])
         elif mask is not None:
             whole = _four(torch.broadcast_to(mask, (*query.shape[:-1], key.shape[-2])))
-            seen = _array(whole[sequences][:, :, positions])
+            seen = _picked(whole, sample)
         scale = given.get("scale")
         return attention_logits(
-            _array(queries[sequences][:, :, positions]), _array(keys[sequences]),
+            _picked(queries, sample), as_float64(view(keys)[sample.sequences]),
             1 / math.sqrt(query.shape[-1]) if scale is None else scale, seen,
         )  # fmt: skip
 
@@ -146,8 +147,7 @@ def _softmax_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
             given = given.detach().unflatten(0, (-1, module.num_heads))
         if given.ndim != 4:
             return None
-        sequences, positions = map(torch.from_numpy, sample_queries(given.shape[0], given.shape[2]))
-        return _array(given.detach()[sequences][:, :, positions])
+        return _picked(given, sample_queries(given.shape[0], given.shape[2]))
 
 
 def _is_plain(*tensors: Any) -> bool:
@@ -157,6 +157,7 @@ def _is_plain(*tensors: Any) -> bool:
         and each.device.type == "cpu"
         and each.layout == torch.strided
         and each.is_floating_point()
+        and not each.is_neg()
         for each in tensors
     )
 
@@ -168,7 +169,7 @@ def _four(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().flatten(0, tensor.ndim - 4)
 
 
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    tensor = tensor.detach()
-    found: NDArray[Any] = tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
-    return found
+def _picked(tensor: torch.Tensor, sample: QuerySample) -> NDArray[Any]:
+    """Return the rows of a sample of queries: sequence, head, query, and the rest."""
+    rows = view(tensor)[sample.sequences[:, None], :, sample.positions].swapaxes(1, 2)
+    return rows if rows.dtype == np.bool_ else as_float64(rows)

@@ -68,7 +68,7 @@ class Analyses(StepListener):
     def attention(self, name: str, logits: NDArray[np.float64]) -> None:
         self._tell("attention", name, logits)
 
-    def gradient(self, name: str, gradient: NDArray[Any]) -> None:
+    def gradient(self, name: str, gradient: NDArray[Any] | None) -> None:
         self._tell("gradient", name, gradient)
 
     def after_backward(self, found: TrainedParameters) -> None:

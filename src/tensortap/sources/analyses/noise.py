@@ -45,6 +45,7 @@ class GradientNoise(Analysis):
         super().__init__(give, unseen)
         self._single: dict[str, float] = {}  # squares of the gradients of samples, added up
         self._total: Mapping[str, float] = {}  # squares of their sum
+        self._new: list[str] = []  # names that had no gradient before this pass
         self._passes = 0
         self._averages: dict[str, NoiseEstimate] = {}
 
@@ -52,12 +53,19 @@ class GradientNoise(Analysis):
         super().detach()
         self._averages.clear()
 
-    def gradient(self, name: str, gradient: NDArray[Any]) -> None:
-        self._single[name] = self._single.get(name, 0.0) + squares([gradient])[0]
+    def gradient(self, name: str, gradient: NDArray[Any] | None) -> None:
+        if gradient is None:
+            self._new.append(name)
+        else:
+            self._single[name] = self._single.get(name, 0.0) + squares([gradient])[0]
 
     def after_backward(self, found: TrainedParameters) -> None:
         self._passes += 1
         self._total = found.gradient_squares
+        for name in self._new:
+            if name in self._total:
+                self._single[name] = self._single.get(name, 0.0) + self._total[name]
+        self._new.clear()
 
     def end_step(self) -> None:
         passes, samples = self._passes, self._passes * self.facts.replicas
@@ -75,6 +83,7 @@ class GradientNoise(Analysis):
             if found:
                 self._give_model(NoiseEstimate(*map(sum, zip(*found.values(), strict=True))))
         self._single.clear()
+        self._new.clear()
         self._total, self._passes = {}, 0
 
     def _give_model(self, total: NoiseEstimate) -> None:

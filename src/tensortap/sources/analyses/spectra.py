@@ -24,10 +24,18 @@ from tensortap.sources.analyses.analysis import Analysis, Give
 from tensortap.stats.norms import Movement, movements
 
 PATIENCE = 20.0  # seconds that the end waits for the last results
-_START = (
-    "import sys; sys.path[0] = {root!r}; "
-    "from tensortap.sources.analyses.spectra_worker import main; main({fd})"
-)
+# training goes first from the beginning: imports take longer than anything else
+_START = """
+import contextlib, os, sys
+try:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+except (AttributeError, OSError):
+    with contextlib.suppress(AttributeError, OSError):
+        os.nice(19)
+sys.path[0] = {root!r}
+from tensortap.sources.analyses.spectra_worker import main
+main({fd})
+"""
 _ALIGNMENT = 64
 
 

@@ -6,10 +6,8 @@ writes results to its standard output.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
-import os
 import signal
 import sys
 from typing import Any
@@ -23,7 +21,6 @@ from tensortap.stats.spectra import spectrum
 def main(fd: int) -> None:
     """Compute spectra until the training process closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _run_when_idle()
     memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
     for line in sys.stdin:
         for name, dtype, rows, columns, old, new in json.loads(line):
@@ -42,15 +39,6 @@ def main(fd: int) -> None:
 def _write(result: object) -> None:
     sys.stdout.write(f"{json.dumps(result)}\n")
     sys.stdout.flush()
-
-
-def _run_when_idle() -> None:
-    """Let every other process go first."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        return
-    with contextlib.suppress(OSError):
-        os.nice(19)
 
 
 def _figures(prefix: str, matrix: Any) -> dict[str, float]:

@@ -14,8 +14,9 @@
 #include "processor.h"
 #include "worker.h"
 
-#define PARTS 4                /* of a large matrix */
-#define A_PART (size_t)(1 << 18) /* elements that justify a part of their own */
+#define PARTS 4                  /* of a large matrix */
+#define A_PART (size_t)(1 << 16) /* elements that justify a part of their own */
+#define ROWS 4                   /* that are added together, so that sums of channels stay in registers */
 
 typedef struct {
     const Elements *elements;
@@ -28,45 +29,46 @@ typedef struct {
     int n, next; /* the next part to take */
 } RowJob;
 
-/* Add one row. */
-static void add_row(const RowPart *part, const char *row, size_t n, float *wide, double sums[4])
+/* Add up to ROWS rows, from column `at` on. */
+static void add_chunk(const RowPart *part, const char *from, size_t rows, size_t at, size_t count,
+                      float *wide, double sums[4])
 {
     const Passes *passes = used_passes();
     Kind kind = part->elements->kind;
-    size_t itemsize = itemsize_of(kind);
-    memset(sums, 0, 4 * sizeof *sums);
-    for (size_t at = 0; at < n; at += CHUNK) {
-        size_t count = n - at < CHUNK ? n - at : CHUNK;
-        const void *from = row + at * itemsize;
-        double few[4];
-        if (kind == FLOAT16)
-            passes->halves(from, count, wide);
-        else if (kind == BFLOAT16)
-            passes->upper_halves(from, count, wide);
-        if (kind == FLOAT64)
-            passes->channels64(from, count, part->shift, part->squares + at, few);
-        else
-            passes->channels32(kind == FLOAT32 ? from : wide, count, part->shift,
-                               part->squares + at, few);
-        for (int k = 0; k < 4; k++)
-            sums[k] += few[k];
+    ptrdiff_t stride = part->elements->array.strides[0];
+    double *squares = part->squares + at;
+    if (kind == FLOAT64) {
+        passes->channels64((const void *)from, stride, rows, count, part->shift, squares, sums);
+        return;
     }
+    if (kind != FLOAT32) {
+        for (size_t row = 0; row < rows; row++, from += stride)
+            (kind == FLOAT16 ? passes->halves : passes->upper_halves)((const void *)from, count,
+                                                                      wide + row * CHUNK);
+        from = (const char *)wide;
+        stride = CHUNK * sizeof *wide;
+    }
+    passes->channels32((const void *)from, stride, rows, count, part->shift, squares, sums);
 }
 
 static void add_rows(RowPart *part)
 {
     const Array *array = &part->elements->array;
-    size_t n = (size_t)array->shape[1];
-    float wide[CHUNK];
+    size_t n = (size_t)array->shape[1], itemsize = itemsize_of(part->elements->kind);
+    float wide[ROWS * CHUNK];
     double rest[4] = {0}, sums[4];
     FloatMode before;
     use_ieee_mode(&before);
-    for (size_t i = part->first; i < part->last; i++) {
-        add_row(part, array->data + (ptrdiff_t)i * array->strides[0], n, wide, sums);
-        for (int k = 0; k < 4; k++) { /* Kahan's sum: there may be many rows */
-            double term = sums[k] - rest[k], total = part->sums[k] + term;
-            rest[k] = (total - part->sums[k]) - term;
-            part->sums[k] = total;
+    for (size_t i = part->first; i < part->last; i += ROWS) {
+        size_t rows = part->last - i < ROWS ? part->last - i : ROWS;
+        const char *row = array->data + (ptrdiff_t)i * array->strides[0];
+        for (size_t at = 0; at < n; at += CHUNK) {
+            add_chunk(part, row + at * itemsize, rows, at, n - at < CHUNK ? n - at : CHUNK, wide, sums);
+            for (int k = 0; k < 4; k++) { /* Kahan's sum: there may be many rows */
+                double term = sums[k] - rest[k], total = part->sums[k] + term;
+                rest[k] = (total - part->sums[k]) - term;
+                part->sums[k] = total;
+            }
         }
     }
     restore_mode(&before);
@@ -85,7 +87,7 @@ static int add_channels(const Elements *elements, double shift, double *squares,
 {
     size_t rows = (size_t)elements->array.shape[0], n = (size_t)elements->array.shape[1];
     int parts = rows >= PARTS && rows * n >= PARTS * A_PART ? PARTS : 1;
-    int threads = thread_count((size_t)parts, 0);
+    int threads = parts > 1 ? threads_for(rows * n, 0) : 1;
     RowPart all[PARTS];
     RowJob job = {all, parts, 0};
     void *arguments[MAX_THREADS];
@@ -100,7 +102,7 @@ static int add_channels(const Elements *elements, double shift, double *squares,
                            i ? spare + (size_t)(i - 1) * n : squares, {0}};
     for (int i = 0; i < threads; i++)
         arguments[i] = &job;
-    run_threads(take_rows, arguments, threads);
+    work_together(take_rows, arguments, threads);
     for (int i = 0; i < parts; i++) {
         for (int k = 0; k < 4; k++)
             sums[k] += all[i].sums[k];

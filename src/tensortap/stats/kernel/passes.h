@@ -578,52 +578,59 @@ static void PASS(round_block)(const float *restrict in, size_t n, float inverse,
         PASS(round_values)(in, n, inverse, scale, format, out, result);
 }
 
-/* ---- one row of a matrix whose columns are channels ---- */
+/* ---- a few rows of a matrix whose columns are channels ---- */
 
 /* Add up the first four powers of the deviations from `shift`, and the squares of each channel. */
 #define ADD_CHANNELS(y)                                                                           \
     FOR_VECTORS {                                                                                 \
-        F64 d = (y)[k] - shift, d2 = d * d, total;                                                \
+        F64 d = (y)[k] - shift, d2 = d * d;                                                       \
         p1[k] += d;                                                                               \
         p2[k] += d2;                                                                              \
         p3[k] += d2 * d;                                                                          \
         p4[k] += d2 * d2;                                                                         \
-        memcpy(&total, to + k * LANES, sizeof total);                                             \
-        total += (y)[k] * (y)[k];                                                                 \
-        memcpy(to + k * LANES, &total, sizeof total);                                             \
+        total[k] += (y)[k] * (y)[k];                                                              \
     }
 
-#define CHANNELS(LOAD)                                                                            \
+/* `stride` is in bytes. */
+#define CHANNELS(type, LOAD)                                                                      \
+    const char *const first = (const void *)x;                                                    \
     F64 p1[VECTORS] = {{0}}, p2[VECTORS] = {{0}}, p3[VECTORS] = {{0}}, p4[VECTORS] = {{0}},       \
-        y[VECTORS];                                                                               \
+        y[VECTORS], total[VECTORS];                                                               \
     size_t i = 0;                                                                                 \
     for (; i + 8 <= n; i += 8) {                                                                  \
-        double *to = squares + i;                                                                 \
-        FOR_VECTORS LOAD(y[k], x + i);                                                            \
-        ADD_CHANNELS(y)                                                                           \
+        memcpy(total, squares + i, sizeof total);                                                 \
+        for (size_t row = 0; row < rows; row++) {                                                 \
+            const type *from = (const void *)(first + (ptrdiff_t)row * stride);                   \
+            FOR_VECTORS LOAD(y[k], from + i);                                                     \
+            ADD_CHANNELS(y)                                                                       \
+        }                                                                                         \
+        memcpy(squares + i, total, sizeof total);                                                 \
     }                                                                                             \
-    if (i < n) {                                                                                  \
-        double to[8] = {0};                                                                       \
-        LOAD_END(y, x + i, n - i, shift);                                                         \
+    for (size_t row = 0; i < n && row < rows; row++) {                                            \
+        const type *from = (const void *)(first + (ptrdiff_t)row * stride);                       \
+        double ends[8];                                                                           \
+        memset(total, 0, sizeof total);                                                           \
+        LOAD_END(y, from + i, n - i, shift);                                                      \
         ADD_CHANNELS(y)                                                                           \
+        memcpy(ends, total, sizeof ends);                                                         \
         for (size_t j = 0; j < n - i; j++)                                                        \
-            squares[i + j] += to[j];                                                              \
+            squares[i + j] += ends[j];                                                            \
     }                                                                                             \
     sums[0] = PASS(fold)(p1);                                                                     \
     sums[1] = PASS(fold)(p2);                                                                     \
     sums[2] = PASS(fold)(p3);                                                                     \
     sums[3] = PASS(fold)(p4)
 
-static void PASS(channels32)(const float *restrict x, size_t n, double shift,
-                             double *restrict squares, double sums[4])
+static void PASS(channels32)(const float *restrict x, ptrdiff_t stride, size_t rows, size_t n,
+                             double shift, double *restrict squares, double sums[4])
 {
-    CHANNELS(LOAD32);
+    CHANNELS(float, LOAD32);
 }
 
-static void PASS(channels64)(const double *restrict x, size_t n, double shift,
-                             double *restrict squares, double sums[4])
+static void PASS(channels64)(const double *restrict x, ptrdiff_t stride, size_t rows, size_t n,
+                             double shift, double *restrict squares, double sums[4])
 {
-    CHANNELS(LOAD64);
+    CHANNELS(double, LOAD64);
 }
 
 static const Passes PASS(passes) = {

@@ -119,8 +119,10 @@ typedef struct {
     void (*digest)(const void *, size_t, const Keys *, size_t, const uint64_t[2], uint64_t *);
     void (*round_block)(const float *, size_t, float inverse, float scale, const BlockFormat *,
                         float *out, RoundedSums *);
-    void (*channels32)(const float *, size_t, double shift, double *squares, double sums[4]);
-    void (*channels64)(const double *, size_t, double shift, double *squares, double sums[4]);
+    void (*channels32)(const float *, ptrdiff_t stride, size_t rows, size_t, double shift,
+                       double *squares, double sums[4]);
+    void (*channels64)(const double *, ptrdiff_t stride, size_t rows, size_t, double shift,
+                       double *squares, double sums[4]);
 } Passes;
 
 const Passes *used_passes(void);
