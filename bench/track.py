@@ -79,57 +79,67 @@ def gpt_every_10() -> list[Row]:
     return [Row("the same with every=10 ÷ untracked", 1.05, True, a, b, note=note)]
 
 
+def _beside(
+    rounds: int, steps: int, ours: dict[str, object], base: dict[str, object] | None, *size: int
+) -> list[list[float]]:
+    """Return the seconds of some steps of two equal trainings, in turns.
+
+    Each has one tracker with these options for all rounds, so only the first round is cold; None
+    stands for no tracker.
+    """
+    import tensortap as tap
+
+    _no_server()
+    folder = _folder()
+
+    def steps_with(tracked, options):
+        training = _gpt(*size)
+        arguments = training.model, training.optimizer
+        tracker = (
+            None if options is None else tracked.enter_context(tap.track(*arguments, **options))
+        )
+
+        def run() -> float:
+            start = time.perf_counter()
+            for _ in range(steps):
+                loss = training.step()
+                if tracker is not None:
+                    tracker.step(loss=loss)
+            return time.perf_counter() - start
+
+        return run
+
+    try:
+        tap.init(folder)
+        with contextlib.ExitStack() as tracked:
+            found = in_turns(rounds, steps_with(tracked, ours), steps_with(tracked, base))
+        tap.finish()
+        return found
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def analyses() -> list[Row]:
     """Measure all analyses of the model; what tracking costs without them is part of it."""
-    a, b, note = _tracked(10, 5, 10, analyses=True)
+    a, b = _beside(7, 10, {"every": 10, "analyses": True}, None)
+    note = f"10 steps of {statistics.median(b) * 100:.0f} ms"
     return [Row("the same with every=10, analyses=True ÷ untracked", 1.05, True, a, b, note=note)]
 
 
 def analyses_spectra() -> list[Row]:
     """Measure what the process that computes spectra adds to tracking."""
-    import tensortap as tap
-
-    _no_server()
-    folder = _folder()
-    training = _gpt()
-    try:
-        tap.init(folder)
-
-        def steps(**options) -> float:
-            with tap.track(training.model, training.optimizer, every=10, **options) as tracker:
-                start = time.perf_counter()
-                for _ in range(10):
-                    tracker.step(loss=training.step())
-                return time.perf_counter() - start
-
-        ours, base = in_turns(5, lambda: steps(analyses=["spectra"]), steps)
-        tap.finish()
-        return [Row("spectra in a worker, every=10 ÷ tracked without", 1.01, True, ours, base)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    a, b = _beside(7, 10, {"every": 10, "analyses": ["spectra"]}, {"every": 10})
+    return [Row("spectra in a worker, every=10 ÷ tracked without", 1.01, True, a, b)]
 
 
 def health_rules() -> list[Row]:
-    """Measure the rules over training steps alone; nothing is recorded."""
-    import tensortap as tap
+    """Measure the rules over training steps alone; no tensor is recorded."""
     from tensortap.alerts.defaults import STEP_RULES
 
-    _no_server()
-    training = _gpt(4, 128, 8, 64)
     off = dict.fromkeys(("activations", "gradients", "weights", "optimizer_state"), False)
-    steps = 100
-
-    def timed(alerts: object) -> float:
-        model, optimizer = training.model, training.optimizer
-        with tap.track(model, optimizer=optimizer, alerts=alerts, **off) as tracker:
-            start = time.perf_counter()
-            for _ in range(steps):
-                training.step()
-                tracker.step()
-            return (time.perf_counter() - start) / steps
-
-    a, b = in_turns(5, lambda: timed(list(STEP_RULES)), lambda: timed(False))
-    note = f"{len(STEP_RULES)} rules, {steps} steps of {statistics.median(b) * 1e3:.0f} ms"
+    with_rules = {**off, "alerts": list(STEP_RULES)}
+    a, b = _beside(25, 10, with_rules, {**off, "alerts": False}, 4, 128, 8, 64)
+    note = f"{len(STEP_RULES)} rules, 10 steps of {statistics.median(b) * 100:.0f} ms"
     return [Row("steps with rules over what they do ÷ without", 1.01, True, a, b, note=note)]
 
 
