@@ -157,6 +157,7 @@ def test_gradients_zeroed_before_the_step():
             optimizer.step()
 
         assert ("gradient_discarded", "model") in train(net, optimizer, step)
+        assert train(net, optimizer) == set()  # zeroed before the backward pass
 
 
 def test_gradients_that_are_never_zeroed():
@@ -209,6 +210,8 @@ def test_a_step_that_is_called_twice():
         optimizer.step()
 
     assert train(net, optimizer, step) == {("step_repeated", "model")}
+    net = model()
+    assert train(net, sgd(net)) == set()
 
 
 def test_learning_rates():
@@ -278,7 +281,8 @@ def test_initial_weights():
     net[2].weight = nn.Parameter(net[1].weight.detach().clone())
     with torch.no_grad():
         net[3].weight.copy_(torch.arange(64.0 * 64).view(64, 64) - 2047.5)
-    nn.init.zeros_(net[4].weight)  # on purpose, as in residual branches
+        net[4].weight.zero_()  # on purpose, as in residual branches
+        net[5].weight.copy_(1e-6 * torch.arange(128.0).view(2, 64))
     with tap.track(net, optimizer=sgd(net, lr=1e-6), alerts=[tap.alerts.initialization()]) as t:
         t.step()
     assert {alert.name: alert.message for alert in t.alerts} == {
@@ -286,7 +290,14 @@ def test_initial_weights():
         "2.weight": "it starts with the same random values as 1.weight",
         "3.weight": "it starts with a standard deviation of 1.18e+03, where 0.125 is usual for 64 "
         "inputs",
+        "5.weight": "it starts with a standard deviation of 3.71e-05, where 0.125 is usual for 64 "
+        "inputs",
     }
+    for layer in net:
+        layer.reset_parameters()
+    with tap.track(net, optimizer=sgd(net, lr=1e-6), alerts=[tap.alerts.initialization()]) as t:
+        t.step()
+    assert t.alerts == []
 
 
 def test_memory_that_nobody_initialized():
