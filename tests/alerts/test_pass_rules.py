@@ -133,6 +133,9 @@ def test_constant_batches():
     ones = (torch.full((16, 4), float(i)) for i in range(1, 100))
     assert trained(rows(), hints=True) == {"constant_input"}
     assert trained(ones, hints=True) == {"constant_input"}
+    words = (F.one_hot(torch.randint(0, 5000, (16,)), 5000).float() for _ in itertools.count())
+    net = nn.Linear(5000, CLASSES)  # whose inputs are almost all 0
+    assert trained(words, net=net, hints=True) == set()
     assert trained(noise(), hints=True) == set()
 
 

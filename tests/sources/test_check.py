@@ -51,7 +51,7 @@ def message(made, name):
 def test_a_correct_program_passes(batch):
     made = tap.check(*task(network(nn.BatchNorm1d(32), nn.Dropout(0.1))), batch)
     assert made
-    assert states(made) == {"initial_loss": "fine", "rows": "fine", "overfit": "fine"}
+    assert states(made) == dict.fromkeys(("initial_loss", "rows", "evaluation", "overfit"), "fine")
     assert str(made).startswith("fine     initial_loss")
 
 
@@ -115,6 +115,17 @@ def test_rows_that_depend_on_each_other(batch):
 def test_an_output_that_ignores_its_input(batch):
     made = tap.check(*task(Mixing("ignores")), batch)
     assert message(made, "rows") == "the output does not depend on the input"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_by_a_function_in_evaluation(batch, training):
+    class Drops(nn.Linear):
+        def forward(self, x):
+            return F.dropout(super().forward(x), 0.5, self.training or training)
+
+    made = tap.check(*task(Drops(6, 5)), batch)
+    assert states(made)["evaluation"] == ("hint" if training else "fine")
+    assert made
 
 
 def test_rows_of_tokens(batch):

@@ -40,6 +40,9 @@ class ModelExperiments(Protocol):
         differ from call to call, so nobody can tell.
         """
 
+    def is_random(self) -> bool | None:
+        """Return whether outputs are random in evaluation mode; None if nobody can tell."""
+
     def workers_alike(self, loader: Any) -> bool | None:
         """Return whether workers of a loader draw the same random numbers.
 

@@ -17,7 +17,7 @@ _ABOVE_CHANCE = 1.0  # what a loss may exceed that of uniform probabilities by, 
 _TIMES_TARGETS = 10.0  # how often a squared or absolute error may exceed the size of targets
 _LITTLE = 0.01  # the share by which a loss should fall at least
 
-EXPERIMENTS = ("initial_loss", "rows", "overfit", "workers")
+EXPERIMENTS = ("initial_loss", "rows", "evaluation", "overfit", "workers")
 
 
 class Experiment(NamedTuple):
@@ -60,9 +60,10 @@ def check(
     """Make experiments with a model on one batch, and put everything back as it was.
 
     ``step_fn(batch)`` is a training step that returns its loss. The experiments: does the loss
-    before training match its theory, does the output for a row depend on other rows, does the model
-    learn one batch in `steps` steps, and do the workers of a `loader` draw different random
-    numbers. `others` are a scheduler, a GradScaler, and whatever else a step changes.
+    before training match its theory, does the output for a row depend on other rows, is it random
+    in evaluation, does the model learn one batch in `steps` steps, and do the workers of a `loader`
+    draw different random numbers. `others` are a scheduler, a GradScaler, and whatever else a step
+    changes.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 1)
@@ -112,6 +113,7 @@ def _experiments(
         losses = [_loss_of(step_fn(training.batch_of(kept)))]
     yield _initial_loss(made.losses())
     yield _rows(made)
+    yield _evaluation(made.is_random())
     losses += [_loss_of(step_fn(training.batch_of(kept))) for _ in range(steps - 1)]
     yield _overfit(losses)
     if loader is not None:
@@ -182,6 +184,19 @@ def _rows(made: ModelExperiments) -> Experiment:
         return Experiment(name, "fine", "the output for a row depends on that row alone")
     why = "is random" if dependence == "random" else "has no row for each row of the batch"
     return Experiment(name, "unknown", f"the output {why}, so it cannot be told")
+
+
+def _evaluation(is_random: bool | None) -> Experiment:
+    name = "evaluation"
+    if is_random is None:
+        return Experiment(name, "unknown", "the model has no output with a row for each sample")
+    if is_random:
+        message = (
+            "the output is random in eval() mode, which is fine if the model samples; functions "
+            "such as dropout(x) need training=self.training"
+        )
+        return Experiment(name, "hint", message)
+    return Experiment(name, "fine", "the output is not random in eval() mode")
 
 
 def _workers(alike: bool | None) -> Experiment:

@@ -71,11 +71,8 @@ class TorchExperiments:
         return self._losses
 
     def dependence(self) -> Dependence:
-        if self._call is None:
-            return "unknown"
-        call = self._arguments()
+        rows, call = self._rows()
         tensors = [x for _, x in tensors_in(call, torch.Tensor) if x.ndim]
-        rows = len(tensors[0]) if tensors else 0
         batched = [x for x in tensors if len(x) == rows and x.dtype is not torch.bool]
         if rows < 2 or not batched:
             return "unknown"
@@ -97,11 +94,25 @@ class TorchExperiments:
         with quiet():
             return released(self._call)
 
-    def _outputs(self, call: Any, rows: int) -> torch.Tensor | None:
+    def is_random(self) -> bool | None:
+        rows, call = self._rows()
+        first, again = self._outputs(call, rows), self._outputs(self._arguments(), rows, seed=1)
+        if first is None or again is None:
+            return None
+        return bool(((first - again).abs() > _TOLERANCE * first.abs().max()).any())
+
+    def _rows(self) -> tuple[int, Any]:
+        """Return the length of the first tensor of the call, 0 if there is none, and the call."""
+        call = None if self._call is None else self._arguments()
+        return next((len(x) for _, x in tensors_in(call, torch.Tensor) if x.ndim), 0), call
+
+    def _outputs(self, call: Any, rows: int, seed: int = 0) -> torch.Tensor | None:
         """Return the first output with one row per sample, as float64; None if there is none."""
+        if call is None:
+            return None
         args, kwargs = call
         with torch.no_grad(), _evaluating(self._model), torch.random.fork_rng():
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             made = self._model(*args, **kwargs)
         for _, x in tensors_in(made, torch.Tensor):
             if x.ndim and len(x) == rows and x.is_floating_point():

@@ -25,7 +25,8 @@ from tensortap.stats.shard_digest import shard_digest
 _WINDOW, _WINDOW_EVERY = 32, 1000  # steps whose batches are compared
 _MOST_ORDERED = 20_000  # steps whose batches are compared with those of the first epoch
 _FIRST_EVALUATIONS = 16
-_VALUES = 4096  # of an input, that are read
+_VALUES = 1024  # of an input, that are read
+_MOST_VALUES = 1 << 22  # that are read if these are all the same, as in sparse inputs
 _ROWS, _COLUMNS = 64, 256  # that are compared
 _MOST_PASSES = 8  # of a step
 _MOST_OUTPUTS = 4
@@ -128,9 +129,13 @@ def _on_gradient(this: _Pass, probe: LossProbe | None, gradient: torch.Tensor | 
             this.loss = probe.facts(gradient)
 
 
-def _input_facts(tensor: torch.Tensor, whole: bool) -> BatchFacts:
-    """Return facts about an input; only its digest unless `whole`."""
+def _input_facts(tensor: torch.Tensor, whole: bool) -> BatchFacts | None:
+    """Return facts about an input, only its digest unless `whole`; None if too little is known."""
     values = sample(tensor, _VALUES)
+    if len(values) < tensor.numel() and bool((values == values[0]).all()):
+        if tensor.numel() > _MOST_VALUES:
+            return None
+        values = tensor.detach().flatten()
     digest = shard_digest(view(values)) + repr(tuple(tensor.shape)).encode()
     if not whole or tensor.is_complex():
         return BatchFacts(digest)
