@@ -147,6 +147,22 @@ def updates_by_hand():
 
 
 @program
+def backward_pass_in_the_next_step():
+    net = mlp(8, 16, 3)
+    optimizer = adam(net)
+    forward, losses = cross(net), []
+
+    def step():
+        if losses:
+            optimizer.zero_grad()
+            losses.pop().backward()
+            optimizer.step()
+        losses.append(forward())
+
+    return net, optimizer, step
+
+
+@program
 def optimizers_in_turn():
     net = mlp(8, 16, 3)
     optimizers = itertools.cycle(made := [adam(net[0]), adam(net[2])])

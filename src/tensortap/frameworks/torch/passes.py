@@ -39,7 +39,7 @@ class _Pass:
         self.training, self.whole = training, whole
         self.gradients = torch.is_grad_enabled()
         self.input = values
-        self.differentiable = self.used = self.ignores_input = False
+        self.differentiable = self.used = self.waited = self.ignores_input = False
         self.loss: LossFacts | None = None
 
     def facts(self) -> PassFacts:
@@ -74,10 +74,17 @@ class PassWatch:
         self._passes.clear()
 
     def end_step(self) -> tuple[PassFacts, ...]:
-        """Return the passes of the step, and begin the next one."""
-        passes, self._passes, self._running = self._passes, [], None
+        """Return the passes of the step, and begin the next one.
+
+        Outputs may be differentiated after the end of a step, so unused ones wait for one more.
+        """
+        waiting = [p for p in self._passes if p.differentiable and not (p.used or p.waited)]
+        done = [each for each in self._passes if each not in waiting]
+        for each in waiting:
+            each.waited = True
+        self._passes, self._running = waiting, None
         self._number += 1
-        return tuple(each.facts() for each in passes)
+        return tuple(each.facts() for each in done)
 
     def _on_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._running = None
