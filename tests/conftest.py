@@ -1,5 +1,6 @@
 """Settings that pyproject.toml has no place for."""
 
+import atexit
 import gc
 import itertools
 import os
@@ -23,20 +24,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Before torch is loaded, and for the processes that the tests start: threads of OpenMP spin while
+# they wait for each other, and with as many processes as cores they wait most of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 SETTINGS = {
     # runs search all that the tests have imported for monkey patches; tests/provenance does that
     "TENSORTAP_MODIFICATIONS": "0",
     "TENSORTAP_ARENA": "32MB",  # every program of the tests prepares its own
 }
+os.environ.update(SETTINGS)  # for doctests and for fixtures that several tests share
 
-
-@pytest.fixture(autouse=True, scope="session")
-def session_settings():
-    """Set the same for fixtures that several tests share, which are set up first."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SETTINGS.items():
-            patch.setenv(name, value)
-        yield
+atexit.register(gc.unfreeze)  # else nanobind takes what is frozen for leaks when Python exits
 
 
 @pytest.fixture(scope="session")

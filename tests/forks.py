@@ -22,14 +22,20 @@ class Forks:
 
     It forks a program, or each of its ranks, and says how they have ended: `0` for each that did
     well. What rank 1 has printed is in `program.py.o1`, and its errors are in `program.py.e1`.
+    A program ends with its threads and exit functions, without the teardown of all its modules,
+    which takes longer than most programs; programs of tests/live end with it.
     """
 
     CODE = """
-    import gc, json, os, runpy, sys
+    import atexit, gc, json, os, runpy, sys, threading
     # an optimizer and DDP import the last of torch
     import torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.nn.parallel
-    import h5py, pandas, plotly.graph_objects, pyarrow.parquet
-    import tensortap, tensortap.hdf5.callback, tensortap.provenance.packages, tensortap.sinks.live
+    import h5py, pandas, plotly.graph_objects, pyarrow.parquet, tabulate
+    import tensortap, tensortap.compare.report, tensortap.frameworks.numpy.adapter
+    import tensortap.frameworks.torch.adapter, tensortap.frameworks.torch.track
+    import tensortap.hdf5.callback, tensortap.provenance.packages, tensortap.readers.run
+    import tensortap.sinks.live, tensortap.sinks.store, tensortap.sources.init
+    import tensortap.sources.track, tensortap.stats.summarize
 
     tensortap.provenance.packages.packages_info()  # the next call knows most of it
     gc.freeze()
@@ -44,8 +50,19 @@ class Forks:
         outputs = [f"{task['program']}.{kind}{rank}" for kind in "oe"]
         for fd, name in enumerate(["/dev/null", *outputs]):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), fd)
-        runpy.run_path(task["program"], run_name="__main__")
-        sys.exit()
+        code = 0
+        try:
+            runpy.run_path(task["program"], run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code or 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = 1
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     for line in sys.stdin:
         task, ranks = json.loads(line), []

@@ -12,15 +12,13 @@ from tests.commands import type_in
 from tests.sources.test_bisect import ROOT, program, record
 
 _TRAIN = f"""
-import os, subprocess, sys
+import os, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "src")!r}]
-rank = int(os.environ.setdefault("RANK", "0"))
-os.environ["WORLD_SIZE"] = "2"
-other = None
-if rank == 0:
-    other = subprocess.Popen([sys.executable, __file__], env=dict(os.environ, RANK="1"))
 from tests.sources.test_bisect import program, tap
 
+other = os.fork()
+rank = 0 if other else 1
+os.environ.update(RANK=str(rank), WORLD_SIZE="2")
 model, optimizer, step = program(["activation", "optimizer"] + ["eps"] * rank)
 with tap.track(model, optimizer=optimizer) as tracker:
     for number in range(10):
@@ -29,8 +27,8 @@ with tap.track(model, optimizer=optimizer) as tracker:
             step()
             tracker.step()
         finally:
-            if other is not None and number == 1:
-                assert other.wait(60) == 0
+            if other and number == 1:
+                assert os.waitpid(other, 0)[1] == 0
 """
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -354,18 +352,11 @@ tap.finish()
 
 
 @pytest.mark.slow
-def test_operations_of_other_processes_are_compared_by_name(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    started = [
-        subprocess.Popen(
-            [sys.executable, program, tmp_path / f"runs{i}", scale],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+def test_operations_of_other_processes_are_compared_by_name(tmp_path, run_program):
+    one, same, other = (
+        run_program(tmp_path, PROGRAM, str(tmp_path / f"runs{i}"), scale).strip()
         for i, scale in enumerate(("1.0", "1.0", "1.5"))
-    ]
-    one, same, other = (each.communicate(timeout=300)[0].strip() for each in started)
+    )
     report = tap.compare(one, same)
     assert report
     recorded = [r for r in tap.open(one).records() if r.kind is Kind.OP]
@@ -374,7 +365,7 @@ def test_operations_of_other_processes_are_compared_by_name(tmp_path):
     assert not report
     assert report.first.key.step == 1
     before, _, _ = PROGRAM.partition("loss = (y")
-    line = f"{program}:{before.count(chr(10)) + 1}"
+    line = f"{tmp_path / 'program.py'}:{before.count(chr(10)) + 1}"
     assert f":mul at {line}: its inputs agree, its output does not" in report.culprit
 
 

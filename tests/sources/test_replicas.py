@@ -5,7 +5,7 @@ import os
 import pytest
 
 # the figures in the docs are of 100 trials and 1,000 clean steps
-TRIALS, CLEAN = os.environ.get("REPLICA_TRIALS", "12"), os.environ.get("REPLICA_CLEAN", "6")
+TRIALS, CLEAN = os.environ.get("REPLICA_TRIALS", "6"), os.environ.get("REPLICA_CLEAN", "6")
 pytestmark = pytest.mark.slow
 
 _PROGRAM = """

@@ -144,12 +144,18 @@ def _tops(dist: Distribution) -> frozenset[str]:
     return frozenset(stated or _TOP.findall(_read(dist, "RECORD")))
 
 
+@functools.cache
+def _direct_url(dist: Distribution) -> Any:
+    """Return what an installer has stated about the origin of a distribution, if anything."""
+    try:
+        return json.loads(_read(dist, "direct_url.json") or "null")
+    except ValueError:
+        return None
+
+
 def _origin(dist: Distribution, redactor: Redactor) -> dict[str, Any]:
     """Return where a distribution came from, if not from an index."""
-    try:
-        stated = json.loads(_read(dist, "direct_url.json") or "null")
-    except ValueError:
-        stated = None
+    stated = _direct_url(dist)
     if not isinstance(stated, dict) or not isinstance(stated.get("url"), str):
         return {}
     url: str = stated["url"]
