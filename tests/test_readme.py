@@ -75,7 +75,7 @@ def test_track_snippet_works(tmp_path, monkeypatch):
     names["data"] = [torch.randn(3, 4) for _ in range(3)]
     exec(snippets()[4], names)
     frame = names["frame"]
-    assert sorted(frame.metadata.step.unique()) == [0, 1, 2]
+    assert sorted(frame.metadata.step.unique()) == [-1, 0, 1, 2]
     assert "Optimiser_State.exp_avg" in set(frame.metadata.tensor_type)
 
 

@@ -63,7 +63,7 @@ def mlp():
 
 def check(tracker, module, weight, steps, calls=ACCUMULATED, unseen=()):
     """Check the steps and calls of every kind of record."""
-    records = list(tracker.records)
+    records = [r for r in tracker.records if r.step >= 0]  # without initial weights
     for kind, name, number in [
         (ACT, module, calls), (GRAD, module, calls), (WEIGHT, weight, 1), (WGRAD, weight, 1),
         (STATE, f"{weight}.exp_avg", 1),
@@ -268,7 +268,7 @@ for first in (0, 2):
             opt.step()
             opt.zero_grad()
             tracker.step()
-    rows += [(r.name, r.kind, r.step, r.call) for r in tracker.records]
+    rows += [(r.name, r.kind, r.step, r.call) for r in tracker.records if r.step >= 0]
 print(json.dumps([rows, tracker.unseen]))
 """
 

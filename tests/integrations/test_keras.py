@@ -86,7 +86,8 @@ FIT = """
     records = rows[id(track)]
     size = lambda r: r.stats.max_abs if r.stats else r.value
     fields = lambda r: [r.kind.value, r.name, r.step, r.call, size(r)]
-    result["fit"] = [fields(r) for r in records]
+    result["fit"] = [fields(r) for r in records if r.step >= 0]
+    result["initial"] = sorted({r.name for r in records if r.step < 0})
     result["same"] = all(a.tobytes() == b.tobytes() for a, b in zip(tracked, fit(), strict=True))
     result["kernel"] = float(np.abs(tracked[0]).max())
     result["unseen"] = track.tracker.unseen
@@ -137,6 +138,7 @@ def test_callback_records_everything_and_changes_nothing(found):
     backend, found = found
     prefix = "net." if backend == "jax" else ""
     assert (found["same"], found["unseen"], found["errors"]) == (True, {}, 0)
+    assert bool(found["initial"])
     steps = {}
     sizes = {}
     for kind, name, step, call, size in found["fit"]:

@@ -74,12 +74,13 @@ def test_offline(tracked, tmp_path, monkeypatch, connections):
     monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
     folder = tracked.to_wandb(tmp_path, project="numbers")
     assert folder.parent == tmp_path / "wandb"
-    rows = rows_of(folder)
+    initial, *rows = rows_of(folder)
+    assert initial["step"] == -1
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert [row["loss"] for row in rows] == tracked.metrics()["loss"].tolist()
     assert [row["half"] for row in rows] == [0, 0.5, 1, 1.5]
     frame = tracked.stats()
-    weights = frame[(frame.kind == "Weight") & (frame.name == "0.weight")]
+    weights = frame[(frame.kind == "Weight") & (frame.name == "0.weight") & (frame.step >= 0)]
     assert [row["Weight/rm2/0"] for row in rows] == weights.rm2.tolist()
     assert "Activation/rm2/0/call1" in rows[2]
     weight = tracked.reader.records("0.weight", step=0, kind=Kind.WEIGHT)[0]

@@ -238,7 +238,7 @@ def test_outputs_of_a_step_equal_those_that_are_recorded_one_by_one(sink, tmp_pa
     assert contents(together) == contents(alone)
     kinds = {record.kind for record in together.records}
     assert {Kind.ACTIVATION, Kind.GRADIENT} < kinds
-    times = [record.time_ns for record in together.records]
+    times = [record.time_ns for record in together.records if record.step >= 0]
     assert times == sorted(times)
     assert len(set(times[:5])) == 5  # when each was observed
 
@@ -307,7 +307,7 @@ def test_a_flush_within_a_step_hands_over_what_was_observed(open_run):
 
     train_outputs(look, steps=1)
     assert {"first", "again", "Outputs"} <= {record.name for record in seen}
-    assert {record.kind for record in seen} == {Kind.ACTIVATION}
+    assert {record.kind for record in seen if record.step == 0} == {Kind.ACTIVATION}
 
 
 def test_records_that_another_thread_asks_for_are_complete(open_run):
@@ -326,7 +326,8 @@ def test_records_that_another_thread_asks_for_are_complete(open_run):
         thread.join()
     expected = [(r.name, r.kind, r.step, r.call) for r in train_outputs(steps=5).records]
     steps = {step: step - expected[0][2] for *_, step, _ in expected}
-    found = [(r.name, r.kind, r.step, r.call) for r in disturbed.records]
+    # a second tracker of a run has no initial weights
+    found = [(r.name, r.kind, r.step, r.call) for r in disturbed.records if r.step >= 0]
     assert found == [(name, kind, steps[step], call) for name, kind, step, call in expected]
 
 

@@ -289,6 +289,8 @@ class Plan:
         self._tolerance = tolerance
         self._rules = rules
         self.ignored = 0
+        # one of them may have been recorded without initial weights, which are of step -1
+        self._has_initial = [bool((each.table.step[each.rows] < 0).any()) for each in records]
         self.items: list[RecordPair] = []
         self._lone: list[tuple[Key, str]] = []
         shards = [each.shards() for each in records]
@@ -397,7 +399,8 @@ class Plan:
 
     def _lose(self, key: Key, side: str) -> None:
         rule = self._rules.find(key.name, key.kind) if self._rules is not None else None
-        if rule is not None and (rule.ignore or rule.expected):
+        expected = rule is not None and (rule.ignore or rule.expected)
+        if expected or (key.step < 0 and not all(self._has_initial)):
             self.ignored += 1
             return
         self._lone.append((key, side))

@@ -44,6 +44,7 @@ class RecordedStep:
         table = run.table()
         tracked = [kind in (Kind.ACTIVATION, Kind.WEIGHT) for kind in table.kinds]
         steps = table.step[np.array(tracked, np.bool_)[table.kind]] if len(table) else table.step
+        steps = steps[steps >= 0]  # without initial weights
         if not len(steps):
             raise NotFound(f"{run.title} has no step of a tracked model: record it with tap.track")
         self.first = int(steps.min())

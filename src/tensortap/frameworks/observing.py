@@ -136,8 +136,8 @@ class TrackObserver(HookObserver, Protocol):
     skipped: Callable[[], bool]
     """Whether the optimizer skipped the last step; hooks on an optimizer replace it."""
 
-    def observe_all(self, found: Sequence[tuple[Observed, Any]]) -> None:
-        """Take tensors that are observed together."""
+    def observe_all(self, found: Sequence[tuple[Observed, Any]], step: int | None = None) -> None:
+        """Take tensors that are observed together; `step` unless they are of the current one."""
 
     def add(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import re
 import threading
@@ -199,22 +200,24 @@ class Observer:
         pipeline.ledger.track(_now() - start)
         return stats
 
-    def observe_all(self, found: Sequence[tuple[Observed, Any]]) -> None:
+    def observe_all(self, found: Sequence[tuple[Observed, Any]], step: int | None = None) -> None:
         """Make records of tensors in their order; those in memory are summarized together."""
+        step = self.step_number if step is None else step
         if self.options.stats:
-            summarize_together(found, self._add_all, self.observe)
+            add_all = functools.partial(self._add_all, step)
+            summarize_together(found, add_all, functools.partial(self.observe, step=step))
             return
         for observed, value in found:
-            self.observe(observed, value)
+            self.observe(observed, value, step)
 
-    def _add_all(self, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
+    def _add_all(self, step: int, found: Sequence[ObservedTensor], stats: SummaryColumns) -> None:
         if not self._needs_values:
             described = [observed for observed, _ in found]
             self._hand_over()
-            self._send_columns(self._maker.columns(described, stats, self.step_number))
+            self._send_columns(self._maker.columns(described, stats, step))
             return
         for (observed, value), summary in zip(found, stats.summaries(), strict=True):
-            self.add(observed, summary, None, value)
+            self.add(observed, summary, None, value, step)
 
     def _send_columns(self, columns: RecordColumns) -> None:
         self._records.send_columns(columns)

@@ -56,14 +56,18 @@ class JaxTracking:
         ]
 
     def attach(self) -> None:
-        """Begin with analyses; functions are observed only when `intercept` calls them."""
-        if self._analysis is None:
+        """Observe the initial weights; functions are observed only when `intercept` calls them."""
+        if self._analysis is not None:
+            self._analysis.attach()
+        # in later steps, those of the step before are known
+        if not self.observer.capturing or self.observer.step_number != 0:
             return
-        self._analysis.attach()
-        if self.observer.step_number == 0:  # else the step before has weights
+        try:
             for seen, pending, array, _ in observe_trees(self.observer.wants, self._like):
                 seen = seen._replace(tags={"initial": "1"})
                 self.observer.add(seen, None, pending, array, step=-1)
+        except Exception as error:
+            self.observer.fault("initial weights", error)
 
     def detach(self) -> None:
         if self._analysis is not None:

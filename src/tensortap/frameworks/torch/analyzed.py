@@ -46,13 +46,11 @@ class AnalysisHooks:
         self._observer = observer
         self._listener: StepListener = observer.analyses
         self._undo: list[Callable[[], object]] = []
-        self._began = False
         self._replicas = 1
         self._layers = LayerHooks(root, observer, self._listener)
         self._passes: set[int] = set()  # backward passes of this step
 
     def attach(self) -> None:
-        self._observe_initial()
         modules = list(Names(self._root).modules())
         self._replicas = _replicas(self._root)
         self._listener.attach(ModelFacts(self._root, modules[0][0], self._replicas))
@@ -71,16 +69,6 @@ class AnalysisHooks:
                 after = functools.partial(self._on_update, True)
                 self._undo.append(optimizer.register_step_pre_hook(before).remove)
                 self._undo.append(optimizer.register_step_post_hook(after).remove)
-
-    def _observe_initial(self) -> None:
-        """Observe the weights before the first update, as of the step before it."""
-        first, self._began = not self._began, True
-        if not first or self._observer.step_number != 0:  # else the step before has weights
-            return
-        for name, parameter in self._named().items():
-            if self._observer.wants(Kind.WEIGHT, name):
-                seen = observed(name, Kind.WEIGHT, parameter, tags={"initial": "1"})
-                self._observer.observe(*seen, step=-1)
 
     def detach(self) -> None:
         while self._undo:

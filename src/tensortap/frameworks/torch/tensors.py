@@ -62,6 +62,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.") if known is None else known[0]
 
 
+def has_values(value: torch.Tensor) -> bool:
+    """Return whether a tensor has values yet: meta tensors and parameters of lazy modules do not.
+
+    >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
+    (True, False)
+    """
+    return not (isinstance(value, torch.nn.parameter.UninitializedTensorMixin) or value.is_meta)
+
+
 def is_lazy(value: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether a tensor is a negative or conjugate view, whose bytes are not its values."""
     lazy = KNOWN[dtype][2]

@@ -6,7 +6,6 @@ import functools
 import itertools
 import logging
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,11 +30,12 @@ from tensortap.frameworks.torch.optimizers import (
     zeroes_itself,
 )
 from tensortap.frameworks.torch.outputs import OutputHooks
-from tensortap.frameworks.torch.private import version_of
 from tensortap.frameworks.torch.rank_inputs import RankInputs
 from tensortap.frameworks.torch.replicas import Replicas
 from tensortap.frameworks.torch.shards import Descriptions
 from tensortap.frameworks.torch.steps import StepWatch
+from tensortap.frameworks.torch.tensors import has_values
+from tensortap.frameworks.torch.weight_gradients import WeightGradients
 from tensortap.record import Kind
 
 log = logging.getLogger("tensortap")
@@ -128,10 +128,11 @@ class ParameterHooks:
         self._paths: dict[str, int] = {}  # of parameters, and their identities
         self._state_tags: dict[tuple[str, Any], tuple[str, dict[str, str]]] = {}  # after the label
         self._descriptions = Descriptions(detaching=observer.batch is None)
-        self._gradients = _Gradients()
+        self._gradients = WeightGradients()
         self._early: dict[str, torch.Tensor] = {}
         self._early_needed = True
         self._stepping = False
+        self._began = False
         self._copies: str | None = None  # name of a gradient of a parameter that the model lacks
         self._found: list[tuple[Observed, torch.Tensor]] = []  # and not yet handed over
         # for each optimizer step of the current and of the last step: None, or found_inf
@@ -140,6 +141,7 @@ class ParameterHooks:
 
     def attach(self) -> None:
         self._name_parameters()
+        self._observe_initial()
         if Kind.WEIGHT_GRADIENT not in self.observer.kinds:
             return
         self._gradients.end_step(self._parameters)  # existing gradients belong to no step of ours
@@ -147,7 +149,9 @@ class ParameterHooks:
             self.observer.skipped = self._skipped
             return
         for name, parameter in self._parameters.items():
-            if parameter.requires_grad and self.observer.wants(Kind.WEIGHT_GRADIENT, name):
+            if not parameter.requires_grad or not has_values(parameter):
+                continue
+            if self.observer.wants(Kind.WEIGHT_GRADIENT, name):
                 hook = functools.partial(self._on_accumulated, name)
                 handle = parameter.register_post_accumulate_grad_hook(hook)
                 self._undo.append(handle.remove)
@@ -326,11 +330,24 @@ class ParameterHooks:
             if self._copies and not any(map(self._gradients.was_observed, self._parameters)):
                 self.observer.unseen["weight gradients"] = _COPIES.format(self._copies)
         if Kind.WEIGHT in kinds:
-            for name, parameter in self._parameters.items():
-                if self.observer.wants(Kind.WEIGHT, name):
-                    self._observe(name, Kind.WEIGHT, parameter, self._tags(name))
+            self._observe_weights({})
         if Kind.OPTIMISER_STATE in kinds:
             self._observe_state()
+
+    def _observe_weights(self, tags: dict[str, str]) -> None:
+        for name, parameter in self._parameters.items():
+            if has_values(parameter) and self.observer.wants(Kind.WEIGHT, name):
+                self._observe(name, Kind.WEIGHT, parameter, {**self._tags(name), **tags})
+
+    def _observe_initial(self) -> None:
+        """Observe the weights before the first update, as of the step before it."""
+        first, self._began = not self._began, True
+        # in later steps, those of the step before are known
+        if first and self.observer.capturing and self.observer.step_number == 0:
+            try:
+                self._observe_weights({"initial": "1"})
+            finally:
+                self._observe_found(step=-1)
 
     def _observe_state(self) -> None:
         for name, _, state in self._states():
@@ -390,59 +407,7 @@ class ParameterHooks:
         except Exception as error:
             self.observer.fault(name, error)
 
-    def _observe_found(self) -> None:
+    def _observe_found(self, step: int | None = None) -> None:
         """Hand over the tensors that were found, to be summarized together."""
         found, self._found = self._found, []
-        self.observer.observe_all(found)
-
-
-class _Gradients:
-    """The gradients that were observed in this step, and those left over from the last."""
-
-    def __init__(self) -> None:
-        self._calls: dict[str, int] = {}
-        self._accumulated: dict[str, int] = {}  # the version when a gradient was last added to
-        self._known: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {}
-
-    def end_step(self, parameters: dict[str, torch.nn.Parameter]) -> None:
-        """Forget this step; gradients that exist now are not new in the next one."""
-        self._calls.clear()
-        self._accumulated.clear()
-        self._known.clear()
-        for name, parameter in parameters.items():
-            if parameter.grad is not None:
-                self._known[name] = (weakref.ref(parameter.grad), version_of(parameter.grad))
-
-    def accumulated(self, name: str, gradient: torch.Tensor) -> None:
-        """Note that a gradient was computed."""
-        self._accumulated[name] = version_of(gradient)
-
-    def count(self, name: str, gradient: torch.Tensor) -> int:
-        """Note that a gradient is observed; return its index within the step."""
-        call = self._calls.get(name, 0)
-        self._calls[name] = call + 1
-        self._known[name] = (weakref.ref(gradient), version_of(gradient))
-        return call
-
-    def was_observed(self, name: str) -> bool:
-        """Return whether a gradient of this name was observed in this step."""
-        return name in self._calls
-
-    def has(self, name: str, gradient: torch.Tensor | None) -> bool:
-        """Return whether a gradient of this name was computed in this step, as far as is known."""
-        computed = name in self._calls or name in self._accumulated
-        return computed or (gradient is not None and self.is_new(name, gradient))
-
-    def is_new(self, name: str, gradient: torch.Tensor) -> bool:
-        """Return whether this is another gradient, or another value, than the last known one."""
-        known = self._known.get(name)
-        return known is None or known[1] != version_of(gradient) or known[0]() is not gradient
-
-    def was_zeroed(self, name: str, gradient: torch.Tensor | None) -> bool:
-        """Return whether a gradient was computed in this step and then set to None or zero."""
-        version = self._accumulated.get(name)
-        if version is None:
-            return False
-        if gradient is None:
-            return True
-        return bool(version_of(gradient) != version and not gradient.any())
+        self.observer.observe_all(found, step)
