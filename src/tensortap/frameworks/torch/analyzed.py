@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,14 +16,15 @@ from tensortap.frameworks.analyzing import (
     TrainedParameter,
     TrainedParameters,
 )
-from tensortap.frameworks.observing import TrackObserver
+from tensortap.frameworks.observing import TrackObserver, tensors_in
 from tensortap.frameworks.torch import private
+from tensortap.frameworks.torch.derived_updates import derived_update
 from tensortap.frameworks.torch.hidden import hide_from_compiler
 from tensortap.frameworks.torch.layers import LayerHooks
 from tensortap.frameworks.torch.names import Names
 from tensortap.frameworks.torch.optimizers import FoundOptimizer, parameters_of
 from tensortap.frameworks.torch.shards import observed
-from tensortap.frameworks.torch.tensors import view
+from tensortap.frameworks.torch.tensors import has_values, view
 from tensortap.record import Kind
 
 _NOT_HERE = "parameters on a device, and sparse gradients, are not analyzed"
@@ -57,10 +59,14 @@ class AnalysisHooks:
         self._layers.attach(modules)
         if self._listener.wants("gradient") or self._listener.wants("after_backward"):
             for name, parameter in self._named().items():
-                if parameter.requires_grad:
+                if parameter.requires_grad and has_values(parameter):
                     look = functools.partial(self._on_gradient, name, weakref.ref(parameter))
                     hide_from_compiler(look)
                     self._undo.append(parameter.register_hook(look).remove)
+            if _is_sharded(self._root):  # hooks on its parameters are never called
+                begin = functools.partial(self._on_root_output)
+                hide_from_compiler(begin)
+                self._undo.append(self._root.register_forward_hook(begin).remove)
         if self._listener.wants("before_update") or self._listener.wants("after_update"):
             if not self._optimizers:
                 self._observer.unseen["analyses"] = _NO_OPTIMIZER
@@ -97,12 +103,31 @@ class AnalysisHooks:
                     self._listener.gradient(name, None)
                 elif (array := self._array(gradient.detach())) is not None:
                     self._listener.gradient(name, array)
-            this_pass = private.backward_pass()
-            if this_pass not in self._passes and self._listener.wants("after_backward"):
-                self._passes.add(this_pass)
-                private.after_backward(self._after_backward)
+            self._note_pass()
         except Exception as error:
             self._observer.fault(name, error)
+
+    def _on_root_output(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self._observer.capturing:
+            try:
+                for _, tensor in tensors_in(output, torch.Tensor):
+                    if tensor.requires_grad:
+                        tensor.register_hook(self._on_output_gradient)
+            except Exception as error:
+                self._observer.fault("analyses", error)
+
+    def _on_output_gradient(self, gradient: torch.Tensor) -> None:
+        try:
+            self._note_pass()
+        except Exception as error:
+            self._observer.fault("analyses", error)
+
+    def _note_pass(self) -> None:
+        """Look at all gradients at the end of this backward pass."""
+        this_pass = private.backward_pass()
+        if this_pass not in self._passes and self._listener.wants("after_backward"):
+            self._passes.add(this_pass)
+            private.after_backward(self._after_backward)
 
     def _after_backward(self) -> None:
         try:
@@ -123,7 +148,7 @@ class AnalysisHooks:
             )
             # before the step, a closure has not computed the gradients yet
             closure = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
-            found = TrainedParameters(self._trained(named, gradients=after or not closure))
+            found = TrainedParameters(self._trained(named, after or not closure, optimizer))
             if after:
                 self._listener.after_update(found)
             else:
@@ -132,7 +157,10 @@ class AnalysisHooks:
             self._observer.fault("analyses", error)
 
     def _trained(
-        self, named: Iterable[tuple[str, torch.nn.Parameter]], gradients: bool = True
+        self,
+        named: Iterable[tuple[str, torch.nn.Parameter]],
+        gradients: bool = True,
+        optimizer: Any = None,
     ) -> Iterator[TrainedParameter]:
         for name, parameter in named:
             if not self._wants(name):
@@ -143,14 +171,22 @@ class AnalysisHooks:
                 continue
             if gradients and parameter.grad is not None:
                 gradient = self._array(observed(name, Kind.WEIGHT_GRADIENT, parameter.grad)[1])
-            yield TrainedParameter(name, value, gradient, seen.tags.get("placements", ""))
+            update = functools.partial(derived_update, optimizer, parameter)
+            placements = seen.tags.get("placements", "")
+            yield TrainedParameter(name, value, gradient, placements, update)
 
     def _array(self, tensor: torch.Tensor) -> Any:
         """Return an array over the memory of a tensor; None if the host cannot read it."""
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        array = view(tensor)
+        if array is None:
             self._observer.unseen["analyses"] = _NOT_HERE
-            return None
-        return view(tensor)
+        return array
+
+
+def _is_sharded(root: torch.nn.Module) -> bool:
+    """Return whether `fully_shard` has replaced parameters by shards."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in root.modules())
 
 
 def _replicas(root: torch.nn.Module) -> int:

@@ -14,9 +14,7 @@ LARGEST = 1 << 30
 class Copies:
     """Memory for `times` copies of each array, by name, as long as there is room."""
 
-    def __init__(self, what: str, unseen: dict[str, str], times: int = 1) -> None:
-        self._what = what
-        self._unseen = unseen
+    def __init__(self, times: int = 1) -> None:
         self._times = times
         self._memory: dict[str, NDArray[Any]] = {}
         self._nbytes = 0
@@ -32,7 +30,6 @@ class Copies:
         if known is not None:
             self._nbytes -= self._memory.pop(name).nbytes
         if self._nbytes + self._times * like.nbytes > LARGEST:
-            self._unseen[self._what] = beyond()
             return None, False
         made = self._memory[name] = np.empty((self._times, *like.shape), like.dtype)
         self._nbytes += made.nbytes

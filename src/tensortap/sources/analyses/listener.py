@@ -38,6 +38,7 @@ class Analyses(StepListener):
         self._analyses = {
             name: family(name)(self._give, unseen, **options) for name, options in families.items()
         }
+        self.families = tuple(families)
         for analysis in self._analyses.values():
             analysis.current_step = step
         self._send, self._step, self._prefix = send, step, prefix

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tensortap.frameworks.analyzing import TrainedParameters
 from tensortap.record import Kind
 from tensortap.sources.analyses.analysis import Analysis, Give
-from tensortap.sources.analyses.copies import Copies
+from tensortap.sources.analyses.copies import Copies, beyond
 from tensortap.stats.norms import Movement, movements, squares
 
 
@@ -21,7 +21,7 @@ class Norms(Analysis):
 
     def __init__(self, give: Give, unseen: dict[str, str]) -> None:
         super().__init__(give, unseen)
-        self._copies = Copies("gradient cosines", unseen)
+        self._copies = Copies()
         self._computed: dict[str, float] = {}  # sums of squares
         self._used: dict[str, float] = {}
         self._weights: dict[str, float] = {}
@@ -42,6 +42,8 @@ class Norms(Analysis):
             if each.gradient is not None:
                 copies, known = self._copies.of(each.name, each.gradient)
                 kept = None if copies is None else copies[0]
+                if kept is None:
+                    self.unseen["gradient cosines"] = beyond()
                 names.append(each.name)
                 moves.append(Movement(each.gradient, None, kept if known else None, None, kept))
         for name, sums in zip(names, movements(moves), strict=True):
