@@ -2,13 +2,16 @@
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tensortap as tap
+from tensortap.frameworks.jax import activation_samples
 from tensortap.record import Kind
+from tensortap.stats.activations import evenly_spaced
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -72,3 +75,61 @@ def test_weights_that_were_donated_have_no_updates():
         tracker.step(params)
     assert not [r for r in tracker.records if r.kind is Kind.HEALTH]
     assert "donated" in tracker.unseen["updates"]
+
+
+class Layers(nn.Module):
+    """Two layers, a dead one, and a loop."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(6, name="up")(x) * jnp.array([1.0, 1, 1, 1, 1, 40])
+        x = Scaled(name="scaled")(x)
+        Scaled(0.0, name="dead")(x)
+        return nn.Dense(2, dtype=jnp.bfloat16, name="down")(x)
+
+
+class Scaled(nn.Module):
+    factor: float = 2.0
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+@pytest.mark.parametrize("most", [1024, 5])
+def test_activations(most, monkeypatch):
+    monkeypatch.setattr(activation_samples, "ROWS", most)
+    model, x = Layers(), jax.random.normal(jax.random.key(0), (3, 4, 4))
+    params = model.init(jax.random.key(1), x)
+    update = jax.jit(jax.value_and_grad(lambda p, x: jnp.mean(model.apply(p, x) ** 2)))
+    expected = update(params, x)
+    with tap.track(model_state=params, analyses=True) as tracker:
+        found = tracker.intercept(update, params, x)
+        tracker.step(params, grads=found[1])
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), expected, found))
+    outputs = jax.jit(
+        lambda p, x: model.apply(p, x, capture_intermediates=True)[1]["intermediates"]
+    )(params, x)
+    for name in ("scaled", "dead", "down"):
+        values = np.asarray(outputs[name]["__call__"][0], np.float64)
+        values = values.reshape(-1, values.shape[-1])[evenly_spaced(12, most)]
+        numbers = {
+            r.tags["quantity"]: r.value
+            for r in tracker.records
+            if r.kind is Kind.HEALTH and r.tags["of"] == name
+        }
+        assert numbers["zero_channels"] == (6 if name == "dead" else 0)
+        if name == "dead":
+            continue
+        centered = values - values.mean()
+        kurtosis = (centered**4).mean() / (centered**2).mean() ** 2
+        assert numbers["kurtosis"] == pytest.approx(kurtosis, rel=1e-12)
+        rms = np.sqrt((values**2).mean(0))
+        ratio = rms.max() / np.median(rms)
+        assert numbers["outlier_ratio"] == pytest.approx(ratio, rel=1e-12)
+        assert numbers["outlier_channel"] == rms.argmax()
+        sizes = np.linalg.svd(values, compute_uv=False)
+        share = sizes / sizes.sum()
+        rank = math.exp(-(share * np.log(share)).sum())
+        assert numbers["effective_rank"] == pytest.approx(rank, rel=1e-9)
+    assert {"noise", "experts"} <= set(tracker.unseen)
+    assert "activations" not in tracker.unseen

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import tensortap as tap
+from tensortap.frameworks.torch import attention
 
 CLOSE = 1e-12
 
@@ -222,6 +223,14 @@ def test_scripts_and_traces_that_are_made_meanwhile():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", ["fused", "method"])
+def test_attention_on_a_device_is_reported(way, monkeypatch):
+    monkeypatch.setattr(attention, "_is_plain", lambda *tensors: False)
+    tracker = train(Model(way=way), analyses=["attention"])
+    assert "not in the memory of the host" in tracker.unseen["attention"]
+    assert not [r for r in tracker.records if r.kind == "Health"]
+
+
 def test_attention_in_compiled_graphs_is_reported():
     torch._dynamo.reset()
     net = Model(is_causal=True)

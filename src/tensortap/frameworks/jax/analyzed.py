@@ -10,14 +10,18 @@ import numpy as np
 
 from tensortap.frameworks.analyzing import (
     ModelFacts,
+    ModuleOutput,
+    OutputArray,
     StepListener,
     TrainedParameter,
     TrainedParameters,
 )
+from tensortap.frameworks.jax.attention import AttentionSample
 from tensortap.frameworks.observing import TrackObserver
 from tensortap.record import Kind
 
 _NOT_HERE = "parameters on a device, and those of several devices, are not analyzed"
+_TORCH_ONLY = frozenset({"noise", "experts"})
 _DONATED = "no updates: the weights before the step were donated to it"
 
 
@@ -36,15 +40,23 @@ class StateAnalysis:
 
     def attach(self) -> None:
         self._listener.attach(ModelFacts(None, ""))
+        for family in _TORCH_ONLY.intersection(self._listener.families):
+            self._observer.unseen[family] = "not analyzed in JAX programs"
 
     def detach(self) -> None:
         self._last = None
         self._listener.detach()
 
-    def take_attention(self, found: Iterable[tuple[str, Any]]) -> None:
-        """Tell the logits of attention that intercepted functions have computed."""
-        for name, logits in found:
-            self._listener.attention(name, logits)
+    def take_samples(self, found: Iterable[tuple[str, Any, Any]]) -> None:
+        """Tell what intercepted functions have computed: logits of attention, and outputs."""
+        calls: dict[str, int] = {}
+        for name, sample, words in found:
+            if isinstance(sample, AttentionSample):
+                self._listener.attention(name, sample.logits(words))
+                continue
+            call = calls[name] = calls.get(name, -1) + 1
+            arrays = (OutputArray(name, sample.matrix(words), -1),)
+            self._listener.output(ModuleOutput(name, None, call, arrays))
 
     def end_step(self, params: Any, grads: Any) -> None:
         """Tell what the step did, if it is observed; the gradients are those of the program."""

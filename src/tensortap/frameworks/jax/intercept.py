@@ -63,10 +63,11 @@ class Intercept:
         on_error: OnError = lambda name, error: None,
         explains: bool = False,
         attention: bool = False,
+        samples: bool = False,
     ) -> None:
         self._wants = wants
         self._explains = explains
-        self._attention = attention
+        self._analyzed = attention, samples
         self._samples: list[tuple[MarkedValue, Deferred, int]] = []
         self._on_error = on_error
         self._key = f"tracker{next(_keys)}"
@@ -85,7 +86,7 @@ class Intercept:
     def _marking(self) -> Iterator[None]:
         """Mark what is traced here; the metadata keeps it separate in JAX's caches."""
         marked = marked_modules(
-            self._wants, self._on_error, self._collector, self._explains, self._attention
+            self._wants, self._on_error, self._collector, self._explains, *self._analyzed
         )
         with set_xla_metadata(tensortap=self._key), marked:
             yield
@@ -172,19 +173,22 @@ class Intercept:
             self._collector.note(getattr(fn, "__name__", "function"), NOT_JITTED)
         return results
 
-    def attention_logits(self) -> Iterator[tuple[str, Any]]:
-        """Yield the logits of attention since the last time, by module; wait for the program."""
+    def samples(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield names of modules, samples and their words since the last time.
+
+        It waits for the program.
+        """
         found, self._samples = self._samples, []
         for value, vector, start in found:
-            mark = value.mark
-            name, sample = mark.name.removesuffix(".attention"), mark.sample
+            (name, _, what), sample = value.mark.name.rpartition("."), value.mark.sample
             if sample is None or value.size != sample.size:
-                self._collector.note(name, "attention inside vmap is not analyzed")
+                what = "attention" if what == "attention" else "output"
+                self._collector.note(name, f"{what} inside vmap is not analyzed")
                 continue
             words = np.frombuffer(vector.view, np.uint32)[start : start + value.words]
             for part in words.reshape(value.calls, -1):
                 if part.any():  # the branch was taken
-                    yield name, sample.logits(part)
+                    yield name, sample, part
 
     def _observations(self, outputs: list[PackedOutputs]) -> list[Observation]:
         observed: list[tuple[MarkedValue, Deferred, int]] = []

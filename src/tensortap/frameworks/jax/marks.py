@@ -22,6 +22,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from tensortap.frameworks.jax.activation_samples import ActivationSample
 from tensortap.frameworks.jax.attention import AttentionSample
 from tensortap.frameworks.jax.device_stats import can_reduce, pack
 from tensortap.frameworks.jax.runs import call_back, manual_axes
@@ -72,7 +73,8 @@ class ValueMark:
     axes: tuple[tuple[str, int], ...] = ()
     is_input: bool = False
     origin: MarkOrigin | None = None
-    sample: AttentionSample | None = None  # of which all elements are wanted, not statistics
+    # of which all elements are wanted, not statistics
+    sample: AttentionSample | ActivationSample | None = None
 
     @property
     def wanted(self) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tensortap.frameworks.jax.activation_samples import ActivationSample, sample_output
 from tensortap.frameworks.jax.attention import AttentionSample, sampled_attention
 from tensortap.frameworks.jax.marks import Collector, MarkOrigin, mark, output_mark
 from tensortap.frameworks.jax.origins import MarkedCalls
@@ -45,13 +46,15 @@ def marked_modules(
     collector: Collector,
     explains: bool = False,
     attention: bool = False,
+    samples: bool = False,
 ) -> Iterator[None]:
     """Mark the outputs of modules that are called in this thread.
 
-    If it `explains` also their inputs, and samples of their `attention` if that is wanted.
+    If it `explains` also their inputs, and `samples` of them and of their `attention` if those are
+    wanted.
     """
     outer: _Marking | None = getattr(_thread, "marking", None)
-    _thread.marking = _Marking(wants, on_error, collector, explains)
+    _thread.marking = _Marking(wants, on_error, collector, explains, samples)
     try:
         with contextlib.ExitStack() as stack:
             _enter_hooks(stack)
@@ -108,9 +111,15 @@ class _Marking:
     """The outputs to mark, and the modules whose calls are under way."""
 
     def __init__(
-        self, wants: Wants, on_error: OnError, collector: Collector, explains: bool
+        self,
+        wants: Wants,
+        on_error: OnError,
+        collector: Collector,
+        explains: bool,
+        samples: bool = False,
     ) -> None:
         self._wants = wants
+        self._samples = samples
         self._on_error = on_error
         self._collector = collector
         self._calls = MarkedCalls(collector) if explains else None
@@ -157,6 +166,8 @@ class _Marking:
                 whole, type_name(cls), activation, gradient, self._collector, origin=origin
             )
             leaf = mark(leaf, label)
+            if analyzed and (found := sample_output(leaf)) is not None:
+                self._mark_values(f"{whole}.sample", *found)
             if self._calls is not None and activation:
                 self._calls.note(leaf, label)
             return leaf
@@ -164,7 +175,8 @@ class _Marking:
         try:
             activation = self._wants(Kind.ACTIVATION, name)
             gradient = self._wants(Kind.GRADIENT, name)
-            if not (activation or gradient):
+            analyzed = self._samples and self._wants(Kind.HEALTH, name)
+            if not (activation or gradient or analyzed):
                 return output
             return jax.tree_util.tree_map_with_path(marked, output, is_leaf=_is_object)
         except Exception as error:  # an output that JAX cannot take apart
@@ -175,8 +187,13 @@ class _Marking:
         """Mark a sample of the attention that the innermost module computes."""
         name = self._running[-1] if self._running else ""
         if name and self._wants(Kind.HEALTH, name):
-            label = output_mark(f"{name}.attention", "", True, False, self._collector)
-            mark(values, replace(label, sample=sample))
+            self._mark_values(f"{name}.attention", sample, values)
+
+    def _mark_values(
+        self, name: str, sample: AttentionSample | ActivationSample, values: Any
+    ) -> None:
+        label = output_mark(name, "", True, False, self._collector)
+        mark(values, replace(label, sample=sample))
 
     def mark_gradients(self, grads: Any, variables: Any) -> list[Any]:
         """Return the gradients of Keras variables, marked."""

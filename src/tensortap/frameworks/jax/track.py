@@ -34,10 +34,10 @@ class JaxTracking:
     def __init__(self, model_state: Any, optimizer_state: Any, observer: TrackObserver) -> None:
         self.observer = observer
         self._like = model_state
-        analyses = observer.analyses
+        families = () if observer.analyses is None else observer.analyses.families
         self._intercept = Intercept(
             observer.wants, observer.fault, observer.explains,
-            analyses is not None and analyses.wants("attention"),
+            "attention" in families, "activations" in families,
         )  # fmt: skip
         self._explained: int | None = None  # the step whose first NaN has been explained
         self._calls: dict[tuple[Kind, str], int] = {}
@@ -120,7 +120,7 @@ class JaxTracking:
         self._calls.clear()
         if self._analysis is not None:
             with jax.transfer_guard("allow"):  # the user's guard is not meant for us
-                self._analysis.take_attention(self._intercept.attention_logits())
+                self._analysis.take_samples(self._intercept.samples())
             self._analysis.end_step(given.get("model_state"), given.get("grads"))
         if given and self.observer.replicas_due():
             self.observer.compare_replicas(self._replicas(given))

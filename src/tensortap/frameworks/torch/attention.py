@@ -43,6 +43,10 @@ _listeners: list[AttentionCalls] = []
 _originals: list[tuple[Any, str, Any]] = []
 
 
+class UnreadableLogits(Exception):
+    """Queries, keys or logits are no floats in the memory of the host."""
+
+
 class AttentionCalls:
     """Tells which attention the modules with these `names` (by identity) compute."""
 
@@ -119,7 +123,7 @@ def _fused_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
     given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
     query, key, mask = given["query"], given["key"], given.get("attn_mask")
     if not _is_plain(query, key):
-        return None
+        raise UnreadableLogits
     with torch.no_grad(), private.without_overrides():
         queries, keys = _four(query), _four(key)
         sample = sample_queries(queries.shape[0], queries.shape[2])
@@ -140,13 +144,14 @@ def _softmax_logits(module: Any, args: Any, kwargs: Any) -> Reals | None:
     """Return logits that a softmax gets, for some queries; None if it is not that of attention."""
     given, *rest = args if args else (kwargs["input"],)
     dim = rest[0] if rest else kwargs.get("dim")
-    if not _is_plain(given) or dim not in (-1, given.ndim - 1):
+    by_heads = given.ndim == 3 and isinstance(module, torch.nn.MultiheadAttention)
+    if dim not in (-1, given.ndim - 1) or not (by_heads or given.ndim == 4):
         return None
+    if not _is_plain(given):
+        raise UnreadableLogits
     with torch.no_grad(), private.without_overrides():
-        if given.ndim == 3 and isinstance(module, torch.nn.MultiheadAttention):
+        if by_heads:
             given = given.detach().unflatten(0, (-1, module.num_heads))
-        if given.ndim != 4:
-            return None
         return _picked(given, sample_queries(given.shape[0], given.shape[2]))
 
 

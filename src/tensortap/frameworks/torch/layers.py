@@ -12,7 +12,7 @@ import torch
 from tensortap.frameworks.analyzing import ModuleOutput, OutputArray, StepListener
 from tensortap.frameworks.observing import TrackObserver, tensors_in
 from tensortap.frameworks.torch import graphs, private
-from tensortap.frameworks.torch.attention import AttentionCalls
+from tensortap.frameworks.torch.attention import AttentionCalls, UnreadableLogits
 from tensortap.frameworks.torch.graph_outputs import insert
 from tensortap.frameworks.torch.hooks import GraphTensors, ModuleHook, hook_module
 from tensortap.frameworks.torch.outputs import mode_tags
@@ -20,6 +20,7 @@ from tensortap.frameworks.torch.tensors import view
 from tensortap.record import Kind
 
 _ON_DEVICE = "layers whose outputs are not in the memory of the host are not analyzed"
+_LOGITS_ON_DEVICE = "the logits of attention that is not in the memory of the host are not analyzed"
 _COMPILED = "the logits of attention inside compiled graphs are not analyzed"
 _CHANNELS_FIRST = ("Conv1d", "ConvTranspose1d", "BatchNorm1d", "InstanceNorm1d", "SyncBatchNorm")
 
@@ -73,6 +74,8 @@ class LayerHooks:
         try:
             if (found := logits()) is not None:
                 self._listener.attention(name, found)
+        except UnreadableLogits:
+            self._observer.unseen.setdefault("attention", _LOGITS_ON_DEVICE)
         except Exception as error:
             self._observer.fault(name, error)
 

@@ -72,6 +72,8 @@ class Experts(Analysis):
         self._bounded.clear()
 
     def output(self, seen: ModuleOutput) -> None:
+        if seen.module is None:  # of a sample, tokens cannot be counted
+            return
         facts, returns_choices = self._facts_of(seen)
         logits = _logits(seen.arrays, facts.experts) if facts.experts > 1 else None
         if logits is None:
