@@ -103,26 +103,33 @@ def test_workers_with_the_same_random_numbers(own):
     assert found == (set() if own else {"identical_workers"})
 
 
-@pytest.mark.parametrize("bug", ["seeded", "set_epoch", "unasked", ""])
-def test_batches_in_the_same_order_in_every_epoch(bug):
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("seeded", True), ("never seeded", False), ("sampler", True), ("set_epoch", False),
+        ("kept", True), ("not to shuffle", False),
+    ],
+)  # fmt: skip
+def test_batches_in_the_same_order_in_every_epoch(how, found):
     data = list(torch.randn(80, 4))
     generator = torch.Generator().manual_seed(0)
     sampler = None
-    if bug == "set_epoch":
+    if how in ("sampler", "set_epoch"):
         sampler = torch.utils.data.DistributedSampler(data, num_replicas=2, rank=0)
-    shuffle = bug in ("seeded", "")
+    shuffle = sampler is None and how != "not to shuffle"
     loader = torch.utils.data.DataLoader(data, 2, shuffle, sampler, generator=generator)
 
     def batches():
-        while True:
-            if bug == "seeded":
+        for epoch in itertools.count():
+            if how == "seeded":
                 generator.manual_seed(0)
+            if how == "set_epoch":
+                sampler.set_epoch(epoch)
             yield from loader
 
-    steps = 2 * len(loader)
-    assert trained(batches(), steps=steps) == (
-        {"not_shuffled"} if bug not in ("unasked", "") else set()
-    )
+    given = itertools.cycle(loader) if how == "kept" else batches()
+    expected = {"not_shuffled"} if found else set()
+    assert trained(given, steps=2 * len(loader)) == expected
 
 
 def test_constant_batches():

@@ -146,8 +146,9 @@ def not_shuffled() -> Rule:
         possible = {n for length in lengths for n in (length, length // share, -(-length // share))}
         if state.get("same", 0) >= _SAME_ORDER and period > _FEW and period in possible:
             message = (
-                f"a DataLoader is to shuffle, but the same batches come every {period} steps; do "
-                "not seed its generator in each epoch, and call set_epoch() of a DistributedSampler"
+                f"a DataLoader is to shuffle, but the same batches come every {period} steps: call "
+                "set_epoch() of a DistributedSampler, do not seed a generator in each epoch, and "
+                "do not keep batches, as itertools.cycle() does"
             )
             yield MODEL, message
 

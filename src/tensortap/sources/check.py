@@ -187,26 +187,39 @@ def _rows(made: ModelExperiments) -> Experiment:
 
 
 def _evaluation(is_random: bool | None) -> Experiment:
-    name = "evaluation"
-    if is_random is None:
-        return Experiment(name, "unknown", "the model has no output with a row for each sample")
-    if is_random:
-        message = (
-            "the output is random in eval() mode, which is fine if the model samples; functions "
-            "such as dropout(x) need training=self.training"
-        )
-        return Experiment(name, "hint", message)
-    return Experiment(name, "fine", "the output is not random in eval() mode")
+    return _answer(
+        "evaluation",
+        is_random,
+        "hint",
+        "the output is random in eval() mode, which is fine if the model samples; functions such "
+        "as dropout(x) need training=self.training",
+        fine="the output is not random in eval() mode",
+        unknown="the model has no output with a row for each sample",
+    )
 
 
 def _workers(alike: bool | None) -> Experiment:
-    name = "workers"
-    if alike is None:
-        return Experiment(name, "unknown", "the loader has fewer than 2 workers, or is not random")
-    if alike:
-        message = (
-            "all workers of the loader draw the same random numbers: seed the dataset's generator "
-            "in worker_init_fn"
-        )
-        return Experiment(name, "problem", message)
-    return Experiment(name, "fine", "workers of the loader draw different random numbers")
+    return _answer(
+        "workers",
+        alike,
+        "problem",
+        "all workers of the loader draw the same random numbers: seed the dataset's generator in "
+        "worker_init_fn",
+        fine="workers of the loader draw different random numbers",
+        unknown="the loader has fewer than 2 workers, or is not random",
+    )
+
+
+def _answer(
+    name: str,
+    found: bool | None,
+    state: Literal["hint", "problem"],
+    message: str,
+    *,
+    fine: str,
+    unknown: str,
+) -> Experiment:
+    """Return the result of an experiment that finds one thing, or not, or cannot tell."""
+    if found is None:
+        return Experiment(name, "unknown", unknown)
+    return Experiment(name, state, message) if found else Experiment(name, "fine", fine)
