@@ -42,7 +42,7 @@ class LossProbe:
         values, gradient = self._values, self._rows(gradient).double()
         if not values.isfinite().all() or not gradient.isfinite().all() or not gradient.any():
             return None
-        labels = _binary_labels(values, gradient * count, tolerance)
+        labels = _binary_labels(values, gradient, count, tolerance)
         if labels is not None:
             wrong = labels[(labels != 0) & (labels != 1)]
             twice = bool((values >= 0).all() and (values <= 1).all())
@@ -127,15 +127,21 @@ def _are_normalized(values: torch.Tensor) -> bool:
 
 
 def _binary_labels(
-    values: torch.Tensor, gradient: torch.Tensor, tolerance: float
+    values: torch.Tensor, gradient: torch.Tensor, count: int, tolerance: float
 ) -> torch.Tensor | None:
-    """Return the labels of binary cross-entropy, from its gradient times the number of values.
+    """Return the labels of binary cross-entropy: 0 and 1, -1 and 1, or those of a mean of `count`.
 
     Labels that are not whole numbers prove nothing, and neither do those of large logits.
     """
     known = values.abs() < _SATURATED
-    labels = values[known].sigmoid() - gradient[known]
-    whole = labels.round()
-    if len(labels) < _FEWEST_LABELS or (labels - whole).abs().max() > tolerance:
+    sigmoid, slope = values[known].sigmoid(), gradient[known]
+    if len(slope) < _FEWEST_LABELS:
         return None
-    return whole
+    if float(sigmoid.max() - sigmoid.min()) > 10 * tolerance:  # equal slopes fit many losses
+        for low in (0.0, -1.0):
+            labels = torch.where(slope < 0, 1.0, low)
+            if _fit(slope, sigmoid - labels, tolerance) is not None:
+                return labels
+    labels = sigmoid - slope * count
+    whole = labels.round()
+    return whole if float((labels - whole).abs().max()) <= tolerance else None
