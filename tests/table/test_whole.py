@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, Shard
 from tensortap.runs import tables
 from tensortap.runs.rows import STATISTICS
@@ -19,6 +20,7 @@ from tensortap.runs.shared_columns import SharedColumns
 from tensortap.stats import summarize_array
 from tensortap.stats.merge import merge, merge_column, merged_from
 from tensortap.table import whole as whole_module
+from tensortap.table.mesh import MeshLayout, mesh_layout
 from tensortap.table.numbering import codes, stable_order
 from tensortap.table.replicas import places_of, unequal_replicas
 from tensortap.table.sources import RecordSource
@@ -337,7 +339,9 @@ def test_a_refresh_reads_only_what_was_appended(tmp_path, monkeypatch):
     made.close()
 
 
-def test_ranks_share_what_they_recorded_alike(tmp_path, monkeypatch):
+@pytest.mark.parametrize("row_group", [tables.ROW_GROUP, 16])
+def test_ranks_share_what_they_recorded_alike(row_group, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "ROW_GROUP", row_group)
     made, count = RunWriter(tmp_path, 6), 40
     for rank in range(6):  # rank 4 has other names, rank 5 is behind
         made.write(
@@ -347,6 +351,7 @@ def test_ranks_share_what_they_recorded_alike(tmp_path, monkeypatch):
                     np.full((1, 3), rank + seq, np.float32), offsets=(rank % 2, 0), whole=(2, 3),
                 ),
                 seq=seq,
+                tags={"mesh": f"dp={rank // 2}/3 tp={rank % 2}/2", "batch": str(seq // 20)},
             )
             for seq in range(count // (1 + (rank == 5)))
         )  # fmt: skip
@@ -361,9 +366,18 @@ def test_ranks_share_what_they_recorded_alike(tmp_path, monkeypatch):
     shared = table_of(made.path)
     assert {rank for rank, columns in decoded if "name" in columns} == {0, 4, 5}
     assert {rank for rank, columns in decoded if "rm2" in columns} == set(range(6))
+    part = RunReader(made.path).by_rank[0].parts[0]
+    assert len(part.steps) == -(-count // row_group)
+    meshes = MeshLayout(("dp", "tp"), {rank: (rank // 2, rank % 2) for rank in range(6)})
+    assert shared.has_shard_keys
+    assert mesh_layout(shared) == meshes
     monkeypatch.setattr(SharedColumns, "keys", lambda *_: {})
     apart = table_of(made.path)
     assert shared.names == apart.names
+    last = np.array([len(shared) - 1, 0])  # few rows, before the whole column is copied
+    for column in ("call", "seq", "nans"):
+        assert shared.values_at(column, last).tolist() == apart.values_at(column)[last].tolist()
+        assert shared.is_positive(column) == bool((apart.values_at(column) > 0).any())
     for column in ("name", "kind", "dtype", "step", "rank", "call", "seq"):
         assert getattr(shared, column).tolist() == getattr(apart, column).tolist()
     for statistic in ("count", "nans", "rm2", "max_abs"):

@@ -142,13 +142,39 @@ def numbers(values: pa.ChunkedArray | pa.Array) -> np.ndarray[Any, np.dtype[Any]
     array([ 1., nan,  3.])
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    if values.null_count:
-        values = pc.fill_null(values.cast(pa.float64()), scalar(float("nan"), pa.float64()))
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    if values.null_count:
+        return np.concatenate([_with_nan(chunk) for chunk in chunks])
     empty = np.empty(0, values.type.to_pandas_dtype())
     return np.concatenate([empty, *(np.from_dlpack(chunk) for chunk in chunks if len(chunk))])
+
+
+def _with_nan(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return numbers from the buffers of an array: its functions take longer than small arrays."""
+    found = valid_cells(chunk)
+    if not found.any():
+        return np.full(len(chunk), np.nan)
+    data = np.frombuffer(chunk.buffers()[1], chunk.type.to_pandas_dtype())
+    cells = data[chunk.offset : chunk.offset + len(chunk)].astype(np.float64)
+    cells[~found] = np.nan
+    return cells
+
+
+def valid_cells(chunk: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which cells of an array are not null.
+
+    >>> import pyarrow as pa
+    >>> valid_cells(column([1, None, 3], pa.int64())[1:])
+    array([False,  True])
+    """
+    bits = chunk.buffers()[0] if chunk.null_count else None
+    if bits is None:
+        return np.full(len(chunk), not chunk.null_count)
+    end = chunk.offset + len(chunk)
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=end, bitorder="little")[
+        chunk.offset :
+    ].view(np.bool_)
 
 
 def coded(strings: pa.ChunkedArray) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[str]]:
@@ -197,8 +223,17 @@ def lists(
     return np.concatenate(lengths), np.concatenate(items)
 
 
+def column_roots(footer: pq.FileMetaData) -> list[str]:
+    """Return the column to which each leaf of a Parquet file belongs."""
+    return [footer.schema.column(i).path.partition(".")[0] for i in range(footer.num_columns)]
+
+
 def read_groups(
-    file: pq.ParquetFile, groups: list[int], columns: list[str] | None, limit: int
+    file: pq.ParquetFile,
+    groups: list[int],
+    columns: list[str] | None,
+    limit: int,
+    roots: Sequence[str],
 ) -> pa.Table:
     """Return row groups; raise ValueError if they take more than `limit` bytes of memory.
 
@@ -208,7 +243,6 @@ def read_groups(
     import pyarrow as pa
 
     footer = file.metadata
-    roots = [footer.schema.column(i).path.partition(".")[0] for i in range(footer.num_columns)]
     wanted = [i for i, name in enumerate(roots) if columns is None or name in columns]
     found = [footer.row_group(group).column(i) for group in groups for i in wanted]
     # other types take 8 bytes per value at most, however often one repeats

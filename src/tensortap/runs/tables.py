@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,10 +28,10 @@ from tensortap.files import (
     restrict,
 )
 from tensortap.runs import layout
-from tensortap.runs.arrow import read_groups, row_indices
+from tensortap.runs.arrow import column_roots, read_groups, row_indices
 from tensortap.runs.payloads import sync_folder, write_all
 from tensortap.runs.rows import METADATA_KEY, schema
-from tensortap.runs.shared_columns import SharedColumns
+from tensortap.runs.shared_columns import SHARED, SharedColumns
 from tensortap.runs.validation import check_columns, is_compressed, unreadable, validated
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ Unit = tuple[int, int]
 TAIL: Unit = (-1, 0)
 NameCounts = dict[str, dict[str, int]]
 """Name → kind → number of records."""
+_format_roots: list[str] = []  # the same for all files with the columns of the format
 _ANY_STEP = (-(1 << 63), 1 << 63)
 _WORDS = ("name", "kind", "dtype")  # columns with few distinct strings
 _TAG_WORDS = ["tags.key_value.key", "tags.key_value.value"]
@@ -71,6 +73,7 @@ class PartFile(NamedTuple):
     footer: Any
     steps: list[tuple[int, int]]
     is_exact: bool  # its columns are those of the format, and no others
+    roots: Sequence[str]  # the column of each leaf
 
 
 def metadata(part: int, contents: Contents | None = None) -> dict[bytes, bytes]:
@@ -349,15 +352,19 @@ class RankTables:
         """Return some columns of all rows of a part.
 
         With `encode_words`, names, kinds and dtypes may come dictionary-encoded, and so may tags
-        that are read together with shards.
+        that are read together with shards. The metadata of the schema then has the numbers of
+        `SharedColumns`, and is empty otherwise.
         """
         if part >= len(self.parts):
-            return self._tail_table(columns)
+            return self._tail_table(columns).replace_schema_metadata(None)
         if not encode_words or columns is None:
-            return _read_parquet(self.parts[part], columns)
+            return _read_parquet(self.parts[part], columns).replace_schema_metadata(None)
         words = [name for name in _WORDS if name in columns]
-        if "shard_placements" in columns and "tags" in columns:
-            words += _TAG_WORDS
+        if {"shard_placements", "tags"} <= set(columns):
+            # Arrow reads codes inside maps only if they come in one piece
+            with contextlib.suppress(CorruptFile):
+                tags = _TAG_WORDS if self.parts[part].footer.num_row_groups == 1 else []
+                return _read_with_shared(self.parts[part], columns, words + tags, self._shared)
         return _read_with_shared(self.parts[part], columns, words, self._shared)
 
     def take(self, part: int, rows: NDArray[np.int64], columns: list[str]) -> pa.Table:
@@ -396,7 +403,7 @@ def _read_parquet(
         with pq.ParquetFile(part.path, metadata=part.footer, read_dictionary=words) as file:
             groups = list(range(part.footer.num_row_groups)) if group is None else [group]
             limit = _LARGEST_TABLE + 50 * part.path.stat().st_size
-            return validated(read_groups(file, groups, columns, limit), part.rank)
+            return validated(read_groups(file, groups, columns, limit, part.roots), part.rank)
     except unreadable() as error:
         raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
 
@@ -408,20 +415,23 @@ def _read_with_shared(
     import pyarrow as pa
 
     if shared is None or not part.is_exact:
-        return _read_parquet(part, columns, words)
+        return _read_parquet(part, columns, words).replace_schema_metadata(None)
     try:
-        keys = shared.keys(part.path, part.footer, columns)
+        keys = shared.keys(part.path, part.footer, part.roots, columns)
     except unreadable() as error:
         raise CorruptFile(f"{part.path} cannot be read: {plain(str(error))}") from None
-    known = {name: shared.get(name, key) for name, key in keys.items()}
-    found = {name: column for name, column in known.items() if column is not None}
+    looked_up = {name: shared.get(name, key) for name, key in keys.items()}
+    known = {name: column for name, column in looked_up.items() if column is not None}
+    found = {name: column.cells for name, column in known.items()}
     rest = [name for name in columns if name not in found]
     if rest:
         read = _read_parquet(part, rest, words)
         found |= {name: read.column(name) for name in rest}
         for name in keys.keys() & set(rest):
-            shared.add(name, keys[name], found[name])
-    return pa.Table.from_arrays([found[name] for name in columns], columns)
+            known[name] = shared.add(name, keys[name], found[name])
+    table = pa.Table.from_arrays([found[name] for name in columns], columns)
+    numbers = {f"{SHARED}{name}": str(column.number) for name, column in known.items()}
+    return table.replace_schema_metadata(numbers)
 
 
 def _read_part_file(path: Path, rank: int) -> PartFile:
@@ -442,4 +452,7 @@ def _read_part_file(path: Path, rank: int) -> PartFile:
         raise CorruptFile(f"{path} cannot be read: {plain(str(error))}") from None
     if footer.num_rows != contents.rows:
         raise CorruptFile(f"{path} has {footer.num_rows} rows, not {contents.rows} as it says")
-    return PartFile(path, rank, contents, footer, steps, is_exact)
+    if is_exact and not _format_roots:
+        _format_roots.extend(column_roots(footer))
+    roots = _format_roots if is_exact else column_roots(footer)
+    return PartFile(path, rank, contents, footer, steps, is_exact, roots)

@@ -9,8 +9,9 @@ import numpy as np
 
 from tensortap.alerts import Alert, alert_of
 from tensortap.record import Kind, Record
-from tensortap.runs.arrow import coded, lists, numbers
+from tensortap.runs.arrow import coded, lists, numbers, valid_cells
 from tensortap.runs.rows import decode_value
+from tensortap.runs.shared_columns import SHARED
 from tensortap.table.numbering import stable_order
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _MIX = tuple(
     (np.uint64(shift), np.uint64(factor))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 )
-_LARGEST_MEMO = 32 << 20  # bytes of columns
+_LARGEST_MEMO = 32 << 20  # bytes of results
 _FEW = 8  # rows of which there are so many times as many are a few
 _SEARCHES = 5  # of all rows take as long as an index of them
 
@@ -115,31 +116,30 @@ class GrowingArray:
 
 
 class ColumnMemo:
-    """Cache of results for columns whose memory ranks share; see `SharedColumns`."""
+    """Cache of results for columns that ranks share; see `SharedColumns`."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Any, Any]] = {}
+        self._known: dict[Any, NDArray[Any]] = {}
         self._nbytes = 0
+        self._rows: pa.Table = None
+        self._numbers: dict[bytes, bytes] = {}  # of the columns of these rows
 
-    def get(self, columns: Sequence[pa.ChunkedArray], compute: Callable[[], Result]) -> Result:
-        """Return the result for columns, computed unless the same memory was seen before."""
-        chunks = [chunk for column in columns for chunk in column.chunks]
-        key = tuple((len(c), c.offset, *_addresses(c)) for c in chunks)
+    def get(
+        self, rows: pa.Table, columns: Sequence[str], compute: Callable[[], NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Return the result for columns, computed unless other rows had the same columns."""
+        if rows is not self._rows:
+            self._rows, self._numbers = rows, rows.schema.metadata or {}
+        key = tuple([self._numbers.get(f"{SHARED}{name}".encode()) for name in columns])
+        if None in key:
+            return compute()
         if key not in self._known:
-            self._nbytes += sum(chunk.nbytes for chunk in chunks)
+            result = compute()
+            self._nbytes += result.nbytes
             if self._nbytes > _LARGEST_MEMO:
-                self._known, self._nbytes = {}, 0
-            # the chunks are kept, so that nothing else gets their addresses
-            self._known[key] = chunks, compute()
-        result: Result = self._known[key][1]
-        return result
-
-
-def _addresses(chunk: pa.Array) -> list[int]:
-    buffers = [buffer for buffer in chunk.buffers() if buffer is not None]
-    if hasattr(chunk, "dictionary"):
-        buffers += [buffer for buffer in chunk.dictionary.buffers() if buffer is not None]
-    return [buffer.address for buffer in buffers]
+                self._known, self._nbytes = {}, result.nbytes
+            self._known[key] = result
+        return self._known[key]
 
 
 class InternedColumn:
@@ -256,9 +256,7 @@ def has_tag(table: pa.Table, tag: str) -> NDArray[np.bool_]:
 
 def is_valid(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Return which cells of a column are not null."""
-    import pyarrow.compute as pc
-
-    return numbers(pc.cast(pc.is_valid(column), "int8")) > 0
+    return np.concatenate([np.empty(0, np.bool_), *map(valid_cells, column.chunks)])
 
 
 def mean_per_step(step: Integers, rank: Integers, value: Floats) -> tuple[Integers, Floats]:

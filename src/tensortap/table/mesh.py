@@ -52,8 +52,11 @@ def _read_layout(table: Table, ranks: list[int]) -> MeshLayout:
     if len(rows) < len(ranks) or not len(rows):
         return numbered
     rows = np.sort(rows)
-    tags = [dict(cell or ()) for cell in table.take(rows, ["tags"]).column("tags").to_pylist()]
-    meshes = [parse_mesh(tag.get("mesh", "")) for tag in tags]
+    texts = table.shard_keys().meshes(rows) if table.has_shard_keys else None
+    if texts is None:
+        cells = table.take(rows, ["tags"]).column("tags").to_pylist()
+        texts = [dict(cell or ()).get("mesh", "") for cell in cells]
+    meshes = [parse_mesh(text) for text in texts]
     dims, sizes = meshes[0].dims, meshes[0].sizes
     if not dims or any(each.dims != dims or each.sizes != sizes for each in meshes):
         return numbered

@@ -20,11 +20,16 @@ def codes(*columns: Any) -> Integers:
     >>> codes(np.array([7, 5, 7]), np.array([0, 0, 0]))
     array([1, 0, 1])
     """
-    found = _dense(columns[0])
+    found, size = _numbered(columns[0])
     for column in columns[1:]:
-        more = _dense(column)
-        found = _dense(found * (int(more.max(initial=0)) + 1) + more)
-    return found
+        more, width = _numbered(column)
+        if size * width > _SPARSE * len(found):
+            found = _dense(found)
+            size = int(found.max(initial=0)) + 1
+        found *= width
+        found += more
+        size *= width
+    return _dense(found)
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
@@ -41,14 +46,21 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return (np.flatnonzero(seen) + low)[: len(values)].astype(values.dtype)
 
 
-def _dense(values: NDArray[Any]) -> Integers:
-    """Return the same values numbered from 0 on."""
+def _numbered(values: NDArray[Any]) -> tuple[Integers, int]:
+    """Return a copy of values from 0 on in the same order, and the largest one plus 1."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > _SPARSE * len(values):
-        return np.unique(values, return_inverse=True)[1].astype(np.int64, copy=False)
+        found = np.unique(values, return_inverse=True)[1].astype(np.int64, copy=False)
+        return found, int(found.max(initial=0)) + 1
     shifted = values.astype(np.int64)
     shifted -= low
-    seen = np.zeros(high - low + 1, np.bool_)
+    return shifted, high - low + 1
+
+
+def _dense(values: NDArray[Any]) -> Integers:
+    """Return the same values numbered from 0 on without gaps."""
+    shifted, size = _numbered(values)
+    seen = np.zeros(size, np.bool_)
     seen[shifted] = True
     return shifted if seen.all() else (np.cumsum(seen) - 1)[shifted]
 

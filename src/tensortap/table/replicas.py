@@ -35,7 +35,8 @@ class Places(NamedTuple):
 def places_of(parts: Table, rows: Integers) -> Places:
     """Return what rows are parts of, by their shards and tags."""
     keys = parts.shard_keys()
-    is_shard, has_layout, partial = (keys.has(flag, rows) for flag in (SHARD, LAYOUT, PARTIAL))
+    flags = keys.flags[rows]
+    is_shard, has_layout, partial = ((flags & flag) > 0 for flag in (SHARD, LAYOUT, PARTIAL))
     batched, free = _has_kind(parts, rows, _BATCHED), _has_kind(parts, rows, _FREE)
     # without a layout, every rank has its own part of the batch
     of_batch = np.where(has_layout, -1 - keys.batch[rows], parts.rank[rows])
@@ -57,9 +58,10 @@ def same_tensor(parts: Table, rows: Integers) -> Integers:
         columns.append(parts.call)
     tensor = codes(*(column[rows] for column in columns))
     of_rank = codes(tensor, parts.rank[rows])
-    repeated = np.flatnonzero(np.bincount(of_rank)[of_rank] > 1)
-    if not len(repeated):
+    sizes = np.bincount(of_rank)
+    if (sizes < 2).all():
         return tensor
+    repeated = np.flatnonzero(sizes[of_rank] > 1)
     order = repeated[np.lexsort((parts.seq[rows[repeated]], of_rank[repeated]))]
     starts = np.flatnonzero(np.diff(of_rank[order], prepend=-1))
     repeat = np.zeros(len(rows), np.int64)
@@ -139,4 +141,4 @@ def _joined(
 
 
 def _has_kind(parts: Table, rows: Integers, kinds: tuple[str, ...]) -> Booleans:
-    return np.isin(parts.kind[rows], [i for i, kind in enumerate(parts.kinds) if kind in kinds])
+    return np.array([kind in kinds for kind in parts.kinds], np.bool_)[parts.kind[rows]]

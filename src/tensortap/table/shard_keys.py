@@ -8,7 +8,7 @@ import numpy as np
 
 from tensortap.runs.arrow import coded, lists, numbers, row_indices
 from tensortap.table.columns import ColumnMemo, GrowingArray, is_valid
-from tensortap.table.numbering import codes, first_of
+from tensortap.table.numbering import codes, distinct, first_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     Booleans = NDArray[np.bool_]
     Integers = NDArray[np.int64]
 
-SHARD, LAYOUT, PARTIAL = 1, 2, 4
+SHARD, LAYOUT, PARTIAL, MESH = 1, 2, 4, 8
 """Flags of rows: their place in the whole is known; they have a tag with placements; they are
-partial sums."""
+partial sums; they have a tag with the mesh."""
 
 
 class ShardKeys:
@@ -33,6 +33,8 @@ class ShardKeys:
         self._flags = GrowingArray(np.uint8)
         self._places: dict[Any, int] = {}
         self._batches: dict[str, int] = {}
+        self._starts: list[int] = []  # the first row of each part that was appended
+        self._meshes: list[str | None] = []  # its mesh; None if it has several
 
     @property
     def size(self) -> int:
@@ -49,22 +51,48 @@ class ShardKeys:
         """The number of the batch that the tags of each row name."""
         return self._batch.values
 
+    @property
+    def flags(self) -> NDArray[np.uint8]:
+        """The flags of each row."""
+        return self._flags.values
+
     def has(self, flag: int, rows: Integers) -> Booleans:
         """Return which rows have a flag."""
-        return (self._flags.values[rows] & flag) > 0
+        return (self.flags[rows] & flag) > 0
+
+    def meshes(self, rows: Integers) -> list[str] | None:
+        """Return the mesh that the tags of each row name, or None if only the tags tell it."""
+        parts = np.searchsorted(self._starts, rows, side="right") - 1
+        found: list[str] = []
+        for part, has_mesh in zip(parts.tolist(), self.has(MESH, rows).tolist(), strict=True):
+            mesh = self._meshes[part]
+            if mesh is None:
+                return None
+            found.append(mesh if has_mesh else "")
+        return found
 
     def extend(self, cells: pa.Table, memo: ColumnMemo) -> None:
         """Append the keys of rows; `memo` knows those that other ranks have as well."""
         shapes = [cells.column(name) for name in ("shape", "shard_offsets")]
         placements, tags = cells.column("shard_placements"), cells.column("tags")
-        self._place.extend(memo.get(shapes, lambda: self._place_codes(shapes)))
-        flags = memo.get(shapes[1:], lambda: SHARD * is_valid(shapes[1]).astype(np.uint8))
-        partial = memo.get([placements], lambda: PARTIAL * _is_partial(placements).astype(np.uint8))
-        layout, batch_tag, words = _tags(tags, "placements", "batch")
+        self._place.extend(
+            memo.get(cells, ("shape", "shard_offsets"), lambda: self._place_codes(shapes))
+        )
+        flags = memo.get(
+            cells, ("shard_offsets",), lambda: SHARD * is_valid(shapes[1]).astype(np.uint8)
+        )
+        partial = memo.get(
+            cells, ("shard_placements",), lambda: PARTIAL * _is_partial(placements).astype(np.uint8)
+        )
+        layout, batch_tag, mesh, words = _tags(tags, "placements", "batch", "mesh")
         words.append("")  # for rows without the tag, whose code is -1
+        meshes = distinct(mesh[mesh >= 0])
+        self._starts.append(self.size)
+        self._meshes.append(words[meshes[0] if len(meshes) else -1] if len(meshes) < 2 else None)
         batches = [self._batches.setdefault(word, len(self._batches)) for word in words]
         self._batch.extend(np.array(batches, np.int32)[batch_tag])
-        self._flags.extend(flags | partial | LAYOUT * (layout >= 0).astype(np.uint8))
+        has_layout, has_mesh = (layout >= 0).astype(np.uint8), (mesh >= 0).astype(np.uint8)
+        self._flags.extend(flags | partial | LAYOUT * has_layout | MESH * has_mesh)
 
     def _place_codes(self, shapes: list[pa.ChunkedArray]) -> NDArray[np.int32]:
         local = codes(*map(_list_codes, shapes))

@@ -174,7 +174,7 @@ class RunSource:
                 return tables.read_part(part, columns)[rows]
             if self._sealed[0] != key:
                 self._sealed = key, tables.read_part(part, columns, encode_words=True)
-            return self._sealed[1][rows]
+            return self._sealed[1][rows].replace_schema_metadata(None)
 
 
 class _RunBlock:
@@ -199,6 +199,8 @@ class _RunBlock:
         rows = self._source.read_part(*self._part, columns, self._rows)
         if self._kept is not None:
             rows = rows.take(row_indices(self._kept))
+        if self._kept is not None or start:  # they are not the shared columns any more
+            rows = rows.replace_schema_metadata(None)
         return rows.slice(start)
 
     def take(self, rows: Integers, columns: list[str]) -> pa.Table:

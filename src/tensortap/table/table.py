@@ -203,8 +203,8 @@ class Table:
         more = [*ShardKeys.columns, "number"] if along else []
         for chunk in self.read([*columns, *more], start):
             for name, (column, values_of) in columns.items():
-                cells = chunk.column(name)
-                column.extend(memo.get([cells], functools.partial(values_of, cells)))
+                compute = functools.partial(values_of, chunk.column(name))
+                column.extend(memo.get(chunk, (name,), compute))
             if along:
                 self._keys.extend(chunk, memo)
                 for name in (VALUE, HAS_NUMBER):
@@ -224,10 +224,15 @@ class Table:
             return []
         return [name for name, column in self._statistics.items() if column.size == start]
 
+    @property
+    def has_shard_keys(self) -> bool:
+        """Whether `shard_keys` has read all rows."""
+        return self._keys.size == len(self)
+
     def shard_keys(self) -> ShardKeys:
         """Return which shards and batches the rows are of."""
         with self.lock:
-            if self._keys.size < len(self):
+            if not self.has_shard_keys:
                 memo = ColumnMemo()
                 for chunk in self.read([*ShardKeys.columns], self._keys.size):
                     self._keys.extend(chunk, memo)

@@ -132,21 +132,25 @@ class WholeSource:
         slice_of_step = (np.cumsum(np.bincount(step_code)) - 1) // _SLICE
         slice_of_row = slice_of_step.astype(np.uint16)[step_code]
         del step_code  # as large as the rows
-        for number in range(int(slice_of_step[-1]) + 1):
-            yield rows[slice_of_row == number]
+        rows = rows[np.argsort(slice_of_row, kind="stable")]
+        ends = np.cumsum(np.bincount(slice_of_row))
+        yield from np.split(rows, ends[:-1])
 
     def _grouped(self, rows: Integers) -> tuple[Integers, Integers]:
         """Return the rows to merge, group by group, and how many each group has."""
         parts = self._parts
-        if not len(rows) or (parts.rank[rows] == parts.rank[rows[0]]).all():
+        rank = parts.rank[rows]
+        if not len(rows) or (rank == rank[0]).all():
             return rows, np.ones(len(rows), np.int64)
-        if (np.diff(parts.rank[rows]) < 0).any():
-            rows = rows[stable_order(parts.rank[rows])]
+        if (rank[1:] < rank[:-1]).any():
+            rows = rows[stable_order(rank)]
         parts.prefetch(merged_from("rm2"))  # what figures show first
         tensors = np.flatnonzero(self._is_tensor(rows) & ~np.isnan(parts.column("count")[rows]))
         groups = same_tensor(parts, rows[tensors])
-        is_shared = np.bincount(groups)[groups] > 1
-        tensors, groups = tensors[is_shared], groups[is_shared]
+        sizes = np.bincount(groups)
+        if (sizes < 2).any():
+            is_shared = sizes[groups] > 1
+            tensors, groups = tensors[is_shared], groups[is_shared]
         first, kept = np.arange(len(rows)), np.ones(len(rows), np.bool_)
         is_split, kept[tensors] = _mergeable(parts, rows[tensors], groups)
         # a group is merged into its first row
@@ -296,7 +300,8 @@ def _mergeable(parts: Table, rows: Integers, groups: Integers) -> tuple[Booleans
     places = places_of(parts, rows)
     within = codes(groups, places.batch)
     is_split = np.zeros(int(groups.max(initial=-1)) + 1, np.bool_)
-    is_split[groups[places.apart]] = True
+    if places.apart.any():
+        is_split[groups[places.apart]] = True
     checked = np.flatnonzero(places.must_agree)
     if len(checked):
         unequal = unequal_groups(parts, rows, within)
