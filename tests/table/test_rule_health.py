@@ -118,3 +118,4 @@ def test_the_page_has_one_row_per_rule_and_small_lines_per_layer(bad_run):
     assert lines["0.weight.weight_norm"]["path"].startswith("M")
     assert "Health" in kinds  # so that a click can open it
     assert answer["total"] == answer["found"] == len(lines)
+    assert [own["layer"] for own in answer["layers"]][:4] == ["model", "0", "0.weight", "0.bias"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich.text import Text
@@ -27,6 +27,22 @@ class QuantityLine(NamedTuple):
     quantity: str
     path: str
     last: str
+
+
+def by_layer(names: Iterable[str]) -> list[str]:
+    """Return names of numbers in the order of layers: the model first, parameters in their module.
+
+    >>> by_layer(["b.weight.update_norm", "a.kurtosis", "b.kurtosis", "model.grad_norm"])
+    ['model.grad_norm', 'b.kurtosis', 'b.weight.update_norm', 'a.kurtosis']
+    """
+    first: dict[str, int] = {}  # position of each module, at its first appearance
+
+    def place(name: str) -> tuple[bool, list[int]]:
+        parts = name.split(".")[:-1]
+        modules = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+        return parts != ["model"], [first.setdefault(each, len(first)) for each in modules]
+
+    return sorted(names, key=place)
 
 
 @locked
@@ -55,8 +71,8 @@ def summary_of(rows: Sequence[RuleHealth]) -> str:
     'of 1 rules, 1 found nothing'
     """
     words: dict[State, str] = {
-        "problem": "found a problem", "hint": "give a hint", "fine": "found nothing",
-        "unknown": "were not active",
+        "problem": "found a problem", "hint": "gave a hint", "fine": "found nothing",
+        "unknown": "not active",
     }  # fmt: skip
     counts = {state: sum(row.state == state for row in rows) for state in words}
     found = [f"{count} {words[state]}" for state, count in counts.items() if count]

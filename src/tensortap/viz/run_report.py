@@ -20,7 +20,7 @@ from tensortap.table.table import table_of
 from tensortap.viz.figures import exponents_figure, heatmap_figure, lines_figure, training_figure
 from tensortap.viz.figures.encoding import Figure, share
 from tensortap.viz.figures.theme import dark_colors
-from tensortap.viz.health import health_html, layer_lines, layers_html, summary_of
+from tensortap.viz.health import by_layer, health_html, layer_lines, layers_html, summary_of
 from tensortap.viz.html_file import escape, html_file, html_table, static_text, write_html_file
 from tensortap.viz.notable import FORMATS, largest_losses, last_finite_step, notable_layers
 from tensortap.viz.why import why_html
@@ -224,12 +224,15 @@ class RunReport:
         return _section("Most notable layers", _tabs(tabs), note)
 
     def _layers(self) -> str:
-        names = self.table.layers(Kind.HEALTH.value)
+        names = by_layer(self.table.layers(Kind.HEALTH.value))
         if not names:
             return ""
         shown = layers_html(layer_lines(self.table, names[:_MAX_QUANTITIES]))
-        note = f"What analyses recorded over the steps, and the last number of {len(names):,}."
-        return _section("Health of layers", _details(f"{len(names):,} quantities", shown), note)
+        title = f"{len(names):,} quantities"
+        if len(names) > _MAX_QUANTITIES:
+            title += f", of which the first {_MAX_QUANTITIES:,} are here; the page has all"
+        note = "What analyses recorded over the steps, and the last number."
+        return _section("Health of layers", _details(title, shown), note)
 
     # -- tables --------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tensortap.record import Kind
 from tensortap.table.rule_health import health_of
-from tensortap.viz.health import layer_lines
+from tensortap.viz.health import by_layer, layer_lines
 from tensortap.web.responses import PageRequest
 from tensortap.web.routes.figures import searched, table_and_rank
 
@@ -16,7 +16,7 @@ _MAX_LINES = 600
 def health(request: PageRequest) -> dict[str, Any]:
     """Return what each rule has found, worst first, and quantities of layers as SVG paths."""
     (table, rank), entry = table_and_rank(request), request.entry
-    names = table.layers(Kind.HEALTH.value)
+    names = by_layer(table.layers(Kind.HEALTH.value))
     found = searched(request, names)
     found = names if found is None else found
     lines = layer_lines(table, found[:_MAX_LINES], rank)
