@@ -72,7 +72,7 @@ def test_two_models_in_one_run(names, open_run, caplog):
         prefixes[1] = "model2."
     for tracker, prefix in zip((first, second), prefixes, strict=True):
         records = list(tracker.records)
-        assert {r.step for r in records} == {0, 1, 2}
+        assert {r.step for r in records} == {-1, 0, 1, 2}
         weights = {r.name for r in records if r.kind is Kind.WEIGHT}
         assert weights == {f"{prefix}{name}" for name, _ in models[0].named_parameters()}
 

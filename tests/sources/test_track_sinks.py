@@ -51,14 +51,14 @@ def test_run_and_tracker_have_the_same_records(open_run):
     assert run.missing() == []
     frame = run.logframe()
     assert tap.validate_logframe(frame) is not None
-    assert len(frame) == 3 * (4 + 4 + 4 + 4 + 12)
+    assert len(frame) == 4 + 3 * (4 + 4 + 4 + 4 + 12)  # 4: the initial weights
 
 
 def test_a_tracker_without_a_run_keeps_the_latest_records(monkeypatch, caplog):
     monkeypatch.setattr(MemorySink.__init__, "__defaults__", (100_000, None))
     tracker = train(steps=50, tensors=True)
     records = list(tracker.records)
-    everything = 50 * (4 + 4 + 4 + 4 + 12 + 2)
+    everything = 4 + 50 * (4 + 4 + 4 + 4 + 12 + 2)
     assert len(records) + tracker.evicted == everything
     assert 20 < len(records) < everything / 10
     assert {r.step for r in records} >= {49}
@@ -79,15 +79,15 @@ def test_second_tracker_of_a_run_continues_the_steps(open_run):
     first, second = train(2), train(2)
     third = train(1, init_step=100)
     assert [sorted({r.step for r in t.records}) for t in (first, second, third)] == [
-        [0, 1], [2, 3], [100],
+        [-1, 0, 1], [2, 3], [100],
     ]  # fmt: skip
     tap.flush()
     assert tap.open(open_run).metrics()["step"].tolist() == [0, 1, 2, 3, 100]
 
 
 def test_without_a_run_each_tracker_starts_at_its_first_step():
-    assert sorted({r.step for r in train(2).records}) == [0, 1]
-    assert sorted({r.step for r in train(2).records}) == [0, 1]
+    assert sorted({r.step for r in train(2).records}) == [-1, 0, 1]
+    assert sorted({r.step for r in train(2).records}) == [-1, 0, 1]
     assert sorted({r.step for r in train(2, init_step=7).records}) == [7, 8]
 
 
@@ -98,8 +98,8 @@ def test_two_trackers_at_once_have_the_same_steps():
             two(one(torch.ones(1, 2))).sum().backward()
             a.step()
             b.step()
-    assert sorted({r.step for r in a.records}) == [0, 1, 2, 3]
-    assert sorted({r.step for r in b.records}) == [0, 2]
+    assert sorted({r.step for r in a.records}) == [-1, 0, 1, 2, 3]
+    assert sorted({r.step for r in b.records}) == [-1, 0, 2]
 
 
 def test_tap_step_owns_the_clock_if_called_first():
