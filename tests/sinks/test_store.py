@@ -179,8 +179,9 @@ def test_run_names_values_that_were_dropped_over_budget(tmp_path, small_disk, mo
 @pytest.mark.slow
 @pytest.mark.fault("disk full")
 def test_what_a_full_disk_has_no_room_for_is_counted_and_missing_in_the_run(
-    tmp_path, small_disk, caplog
+    tmp_path, small_disk, caplog, monkeypatch
 ):
+    monkeypatch.setattr("tensortap.sinks.store._RETRY", 0.05)
     queue, pool = open_queue(tmp_path), Pool()
     assert put(queue, large(0, 0.0, pool=pool)).wait(10)
     small_disk(100_000)  # less than a file with one of these values, and more than their rows

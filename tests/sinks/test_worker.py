@@ -346,7 +346,7 @@ def test_a_stopped_worker_costs_at_most_the_budget(start, notes, monkeypatch):
 
 
 def test_a_worker_that_hangs_while_closing_still_closes_its_files(start, trouble, caplog):
-    watcher = start(trouble, timeout=3.0)
+    watcher = start(trouble, timeout=1.0)
     watcher.catch(1.0, "before")
     watcher.catch(1.0, "hangs")
     wait_for(lambda: {"hangs": True} in trouble.all)
