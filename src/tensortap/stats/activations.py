@@ -20,6 +20,7 @@ _KERNEL_FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WELL_CONDITIONED = (
     1e-4  # ratio of squared singular values down to which their sums are exact enough
 )
+_SQUARES_ARE_SAFE = 1e-100  # from this size on, up to its inverse
 _PANEL = 128  # columns that a QR decomposition takes at once; larger ones start threads
 _TINY = 1e-200  # fourth power below which sums lose digits
 _ROUNDING = 1e-28  # variance relative to the squared mean that is rounding alone
@@ -59,7 +60,7 @@ def _by_kernel(matrix: NDArray[Any], code: int) -> tuple[float, Reals] | None:
     """Return kurtosis and root mean squares; None if a sum is not finite."""
     rows, channels = matrix.shape
     address = matrix.__array_interface__["data"][0]
-    picked = matrix[:: max(rows // 8, 1)]
+    picked = matrix[:: max(rows // 8, 1), :: max(channels // 256, 1)]
     with np.errstate(all="ignore"):
         shift = float(as_float64(np.ascontiguousarray(picked)).mean())
     for _ in range(3):
@@ -131,9 +132,12 @@ def effective_rank(matrix: NDArray[Any]) -> float:
     """
     picked = evenly_spaced(len(matrix), RANK_ROWS)
     sample = as_float64(np.ascontiguousarray(matrix[picked]))
-    if not np.isfinite(sample).all():
+    largest = max(float(sample.max(initial=0.0)), -float(sample.min(initial=0.0)))
+    if not math.isfinite(largest):
         return math.nan
-    sizes = _singular_values(sample / _power_above(sample))
+    if not _SQUARES_ARE_SAFE < largest < 1 / _SQUARES_ARE_SAFE:
+        sample = sample / _power_above(sample)
+    sizes = _singular_values(sample)
     total = sizes.sum()
     if not total:
         return 0.0

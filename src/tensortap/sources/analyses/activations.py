@@ -44,7 +44,10 @@ class ChannelHistory:
             "dead_channels": int((self.zero_steps >= WINDOW).sum()),
             "outlier_channels": len(found),
         }
-        largest = np.argsort(-ratios, kind="stable")[: min(max(len(found), 1), _NAMED)]
+        # one is enough in most steps, and sorting takes longer
+        largest = np.array([ratios.argmax()])
+        if len(found) > 1:
+            largest = np.argsort(-ratios, kind="stable")[: min(len(found), _NAMED)]
         for i, channel in enumerate(largest.tolist()):
             suffix = f"_{i + 1}" if i else ""
             times = sum(channel in each for each in self.outliers)
