@@ -86,6 +86,12 @@ def test_weights_that_change_outside_of_the_step():
     clips = False
     assert train(net, optimizer, step, hints=True) == set()
 
+    def rewrites():
+        step()
+        net[0].weight.data.clamp_(-0.1, 0.1)
+
+    assert train(net, optimizer, rewrites, hints=True) == {("changed_outside", "model")}
+
 
 def test_hints_in_a_run(tmp_path):
     net = model()

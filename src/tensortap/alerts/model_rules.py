@@ -43,10 +43,15 @@ def changed_outside(patience: int = 3) -> Rule:
 
     def check(facts: StepFacts, state: dict[str, Any]) -> Found:
         moved = [each.name for each in facts.parameters if each.moved and each.in_optimizer]
-        if in_a_row(state, MODEL, bool(moved)) >= patience:
+        in_a_row(state, "moved", bool(moved))
+        if facts.rewritten is not None:  # through parameter.data, whose changes are not counted
+            in_a_row(state, "rewritten", bool(facts.rewritten))
+            state["names"] = facts.rewritten
+        if max(state["moved"], state.get("rewritten", 0)) >= patience:
             message = (
-                f"{listed(moved)} change outside of the optimizer's step; clipping or averaging of "
-                "weights does that on purpose, a forgotten copy_() or initialization does not"
+                f"{listed(moved or state['names'])} change outside of the optimizer's step; "
+                "clipping or averaging of weights does that on purpose, a forgotten copy_() or "
+                "initialization does not"
             )
             yield MODEL, message
 

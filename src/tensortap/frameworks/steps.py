@@ -137,7 +137,8 @@ class StepFacts(NamedTuple):
     all gradients were multiplied before a step, None if that was not seen. `initial` and
     `decayed_vectors` (norms and biases with weight decay) are given once. `untied`: pairs of
     parameters that were the same one. `unregistered`: attributes with parameters that torch does
-    not know, and how many; both are None if nobody looked.
+    not know, and how many. `rewritten`: parameters whose values were changed after the step of an
+    optimizer. These three are None if nobody looked.
     """
 
     step: int
@@ -160,3 +161,4 @@ class StepFacts(NamedTuple):
     decayed_vectors: tuple[str, ...] = ()
     untied: tuple[tuple[str, str], ...] | None = None
     unregistered: tuple[tuple[str, int], ...] | None = None
+    rewritten: tuple[str, ...] | None = None

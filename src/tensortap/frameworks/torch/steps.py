@@ -181,6 +181,7 @@ class StepWatch:
         self._discarded = self._carried = self._repeated = False
         self._optimized: dict[int, int] = {}  # changes by id
         self._stuck: dict[int, bool] = {}
+        self._after: dict[int, torch.Tensor] = {}  # samples by id, after the step of an optimizer
         self._with_gradient: set[int] = set()
         self._accumulated = 0
         self._rescaled: float | None = None
@@ -303,7 +304,8 @@ class StepWatch:
             with quiet():
                 for parameter in parameters:
                     if (values := self._samples.get(id(parameter))) is not None:
-                        self._stuck[id(parameter)] = torch.equal(values, sample(parameter))
+                        after = self._after[id(parameter)] = sample(parameter)
+                        self._stuck[id(parameter)] = torch.equal(values, after)
         self._samples = {}
 
     # -- its end -------------------------------------------------------------------------
@@ -353,6 +355,7 @@ class StepWatch:
             self._rescaled,
             **self._initial,
             **self._structure(optimized),
+            rewritten=self._rewritten(parameters),
         )
         self._initial = {}
         self._passes.orders = bool(self._schedules.shuffled)
@@ -360,6 +363,18 @@ class StepWatch:
         self._versions = versions
         self._forget()
         return facts
+
+    def _rewritten(self, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...] | None:
+        """Return parameters with other values than after the step of their optimizer."""
+        if not self._after:
+            return None
+        with quiet():
+            return tuple(
+                name
+                for name, parameter in parameters.items()
+                if (values := self._after.get(id(parameter))) is not None
+                and not torch.equal(values, sample(parameter))
+            )
 
     def _structure(self, optimized: set[int]) -> dict[str, Any]:
         if not is_checked(self._number) or self._ties is None or self._unregistered is None:
