@@ -113,6 +113,8 @@ class Reference:
             module.register_forward_hook(self._hook(name or type(model).__name__))
             for name, module in model.named_modules()
         ]
+        for name, parameter in model.named_parameters():
+            self._keep((Kind.WEIGHT, name, -1, 0), parameter)
 
     def _hook(self, name: str) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:

@@ -76,7 +76,7 @@ def test_rejects_malformed_keys(monkeypatch, text):
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"\xff\xfe\x00", b"x" * 100_000])
 def test_rejects_a_file_without_a_key(content):
     path = keys.key_path()
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(keys.KeyFileError, match=r"has no tensortap key: remove it"):

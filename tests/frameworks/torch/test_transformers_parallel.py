@@ -58,6 +58,6 @@ def test_tensor_parallel_plan_agrees_and_a_wrong_weight_is_named(gloo, tmp_path)
     assert not report.unplaced
     assert not report.missing
     report = tap.compare(wrong, one, rtol=1e-4, atol=1e-6)
-    assert report.first.key.name == "model.layers.1.self_attn.o_proj"
+    assert report.first.key.name == "model.layers.1.self_attn.o_proj.weight"  # the initial one
     assert report.ranks == (1,)
-    assert report.culprit.startswith("culprit: model.layers.1.self_attn.o_proj: everything before")
+    assert "o_proj.weight (Weight) differs before any output does" in report.culprit

@@ -153,9 +153,9 @@ def test_a_wrong_weight_is_named_with_its_rank(layouts, one_process, layout, wor
         run, reference(one_process, layout, world), mapping=["GraphModule=Net"],
         kinds=[kind for kind in _KINDS if kind != "Gradient"],
     )  # fmt: skip
-    assert report.first.key.name == "net.o_proj"
+    assert (report.first.key.name, report.first.key.step) == ("net.o_proj.weight", -1)
     assert report.ranks == (1,), str(report)
-    assert "o_proj: everything before it agrees" in report.culprit
+    assert "o_proj.weight (Weight) differs before any output does" in report.culprit
     assert "on rank 1, by net.o_proj.weight" in report.culprit
 
 
