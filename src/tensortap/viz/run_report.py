@@ -111,7 +111,7 @@ class RunReport:
         bad = sum(int((table.nonfinite(table.rows(kind=k)) > 0).sum()) for k in self.kinds)
         counts = [
             ("records", len(table), ""),
-            ("steps", len(table.steps()), ""),
+            ("steps", sum(step >= 0 for step in table.steps()), ""),
             ("names", len(table.names), ""),
             ("ranks", len(table.ranks()), ""),
             ("alerts", len(self.alerts), "bad" if self.alerts else ""),
