@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
@@ -302,6 +304,27 @@ def test_columns_arrive_as_records_among_others(tmp_path):
     expected = [r for one in sent for r in (one.records() if one in sent[1::2] else [one])]
     assert everything(queue.sink.run) == sorted(expected, key=lambda r: (r.step, r.seq))
     assert len(expected) == 7
+
+
+def test_columns_of_numbers_are_stored_like_single_records(tmp_path):
+    numbers = [0.5, -0.0, math.inf, 5e-324, -1e300]
+    heads = tuple(
+        Record(f"n{i}", Kind.HEALTH, 0, 0, 0, 0, 1, 0, "builtins.float", tags={"i": str(i)})
+        for i in range(len(numbers))
+    )
+    values = np.array(numbers).tobytes()
+    columns = RecordColumns(heads, 7, range(1, 6), 0, 1, [1_000_000] * 5, None, values)
+    tables = []
+    for folder, sent in (("together", [columns]), ("single", columns.records())):
+        queue = open_queue(tmp_path / folder)
+        for one in sent:
+            assert write_to([queue], one, 0)
+        queue.close()
+        assert [r.value for r in everything(queue.sink.run)] == numbers
+        (path,) = queue.sink.run.rglob("*.parquet")
+        tables.append(pq.read_table(path))
+    assert tables[0].equals(tables[1])
+    assert tables[0].column("number").to_pylist() == numbers
 
 
 def test_columns_that_are_dropped_count_as_records(tmp_path, small_disk, caplog):

@@ -34,6 +34,7 @@ HEAD_COLUMNS = [name for name in COLUMNS if name not in ("value", "payloads", "n
 """The columns that `records_of` needs."""
 
 NO_VALUE = b"\xc0"
+_FLOAT64 = 0xCB  # of msgpack, before the number in network byte order
 """The value cell of a record without a value."""
 
 DICT_PREFIX = b"\x92\xa1m"
@@ -100,7 +101,7 @@ def row_of(
     shard = record.shard
     stats = record.stats
     return (
-        record.name, record.kind.value, record.step, record.call, record.seq, record.rank,
+        record.name, record.kind, record.step, record.call, record.seq, record.rank,
         record.world_size, record.time_ns, record.type, record.dtype, record.shape,
         shard.global_shape if shard else None,
         shard.offsets if shard else None,
@@ -172,7 +173,11 @@ class ColumnEncoder:
             kind = self._schema.field(index).type
             numbers = np.full(count, value, kind.to_pandas_dtype())
             arrays[index] = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(numbers)])
-        arrays += self._statistics(found.stats, count)
+        if found.stats is not None:
+            arrays += self._statistics(found.stats, count)
+        else:
+            arrays[COLUMNS.index("number")], arrays[COLUMNS.index("value")] = _cells(found.numbers)
+            arrays += [pa.nulls(count, self._schema.field(name).type) for name in _SUMMARY]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _repeated(self, heads: tuple[Record, ...]) -> list[pa.Array]:
@@ -207,6 +212,21 @@ class ColumnEncoder:
         kind = self._schema.field("bins").type
         arrays.append(pa.Array.from_buffers(kind, count, [None, ends], children=[items]))
         return arrays
+
+
+def _cells(numbers: bytes) -> tuple[pa.Array, pa.Array]:
+    """Return the columns `number` and `value` of float64, as `number_of` and `encode_inline` do."""
+    import pyarrow as pa
+
+    count = len(numbers) // 8
+    encoded = np.full((count, 9), _FLOAT64, np.uint8)
+    encoded[:, 1:] = np.frombuffer(numbers, "f8").astype(">f8").view(np.uint8).reshape(count, 8)
+    ends = 9 * np.arange(count + 1, dtype=np.int32)
+    values = [None, pa.py_buffer(ends), pa.py_buffer(encoded)]
+    return (
+        pa.Array.from_buffers(pa.float64(), count, [None, pa.py_buffer(numbers)]),
+        pa.Array.from_buffers(pa.binary(), count, values),
+    )
 
 
 # -- from rows to records --------------------------------------------------------------------

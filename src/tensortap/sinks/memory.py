@@ -19,7 +19,8 @@ _STATISTICS = 1200  # bytes of a summary and its exponent bins: an estimate
 
 def _nbytes(record: Record | RecordColumns) -> int:
     if isinstance(record, RecordColumns):
-        return OVERHEAD * len(record.heads) + len(record.stats.bins)
+        bins = len(record.stats.bins) if record.stats is not None else 0
+        return OVERHEAD * len(record.heads) + bins
     return record_nbytes(record) + (_STATISTICS if record.stats is not None else 0)
 
 

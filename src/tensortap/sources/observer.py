@@ -110,7 +110,7 @@ class Observer:
         self.analyses: Analyses | None = None
         if families := chosen_families(options.analyses):
             self.analyses = Analyses(
-                families, self.send, lambda: self.step_number, lambda: self.prefix, self.unseen
+                families, self._records, lambda: self.step_number, lambda: self.prefix, self.unseen
             )
         self._replicas: ReplicaCheck | None = None
         if self._monitor is not None and (n := self._monitor.replicas_every) is not None:

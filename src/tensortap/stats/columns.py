@@ -79,7 +79,7 @@ def summarize_tensors(tensors: list[Any]) -> SummaryColumns | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """Records of tensors that were summarized together.
+    """Records of tensors that were summarized together, or of `numbers`: float64, as their values.
 
     `heads` are the records without what differs from step to step. While the tensors stay the same,
     so does this tuple, by identity.
@@ -91,15 +91,20 @@ class RecordColumns:
     rank: int
     world_size: int
     time_ns: Sequence[int]
-    stats: SummaryColumns
+    stats: SummaryColumns | None
+    numbers: bytes = b""
 
     def records(self) -> list[Record]:
         """Return the records one by one."""
+        if self.stats is None:
+            field, own = "value", _numbers(self.numbers, "f8")
+        else:
+            field, own = "stats", self.stats.summaries()
         replace, found = msgspec.structs.replace, zip(
-            self.heads, self.seqs, self.time_ns, self.stats.summaries(), strict=True
+            self.heads, self.seqs, self.time_ns, own, strict=True
         )  # fmt: skip
         same = {name: getattr(self, name) for name in ("step", "rank", "world_size")}
         return [
-            replace(head, seq=seq, time_ns=time_ns, stats=stats, **same)
-            for head, seq, time_ns, stats in found
+            replace(head, seq=seq, time_ns=time_ns, **{field: each}, **same)
+            for head, seq, time_ns, each in found
         ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensortap import ranks
@@ -16,6 +18,8 @@ from tensortap.frameworks.analyzing import (
 from tensortap.pipeline.pipeline import pipeline
 from tensortap.record import Kind, Record
 from tensortap.sources.analyses.families import family
+from tensortap.sources.tracked_records import TrackedRecords
+from tensortap.stats.columns import RecordColumns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,19 +34,22 @@ class Analyses(StepListener):
     def __init__(
         self,
         families: Mapping[str, Mapping[str, Any]],
-        send: Callable[[Record], None],
+        records: TrackedRecords,
         step: Callable[[], int],
         prefix: Callable[[], str],
         unseen: dict[str, str],
     ) -> None:
         self._analyses = {
-            name: family(name)(self._give, unseen, **options) for name, options in families.items()
+            name: family(name)(functools.partial(self._give, name), unseen, **options)
+            for name, options in families.items()
         }
         self.families = tuple(families)
         for analysis in self._analyses.values():
             analysis.current_step = step
-        self._send, self._step, self._prefix = send, step, prefix
-        self._tags: dict[tuple[Kind, str, str, str], tuple[str, dict[str, str]]] = {}
+        self._records, self._step, self._prefix = records, step, prefix
+        self._heads: dict[tuple[Kind, str, str, str], Record] = {}
+        self._given: dict[str, tuple[list[Record], list[float]]] = {}  # by family, in this step
+        self._last: dict[str, tuple[Record, ...]] = {}  # heads that were sent, by family
 
     def wants(self, event: str) -> bool:
         return any(each.wants(event) for each in self._analyses.values())
@@ -61,7 +68,9 @@ class Analyses(StepListener):
 
     def detach(self) -> None:
         self._tell("detach")
-        self._tags.clear()
+        self._send_given()
+        self._heads.clear()
+        self._last.clear()
 
     def output(self, seen: ModuleOutput) -> None:
         self._tell("output", seen)
@@ -83,32 +92,50 @@ class Analyses(StepListener):
 
     def end_step(self) -> None:
         self._tell("end_step")
+        self._send_given()
 
     def _give(
         self,
+        family: str,
         kind: Kind,
         name: str,
         numbers: Mapping[str, float],
         placements: str,
         step: int | None,
     ) -> None:
-        rank, world_size = ranks.rank_and_world_size()
-        step = self._step() if step is None else step
-        for quantity, number in numbers.items():
-            label, tags = self._described(kind, name, quantity, placements)
-            self._send(
-                Record(
-                    label, Kind.HEALTH, step, 0, pipeline.next_seq(), rank, world_size,
-                    time.time_ns(), "builtins.float", value=float(number), tags=tags,
-                )
-            )  # fmt: skip
+        heads = [self._head(kind, name, quantity, placements) for quantity in numbers]
+        values = [float(number) for number in numbers.values()]
+        if step is not None:  # another one
+            for record in self._columns(tuple(heads), values, step).records():
+                self._records.send(record, 0)
+            return
+        given = self._given.setdefault(family, ([], []))
+        given[0].extend(heads)
+        given[1].extend(values)
 
-    def _described(
-        self, kind: Kind, name: str, quantity: str, placements: str
-    ) -> tuple[str, dict[str, str]]:
-        """Return the name of a record, and its tags: the row of the LogFrame it belongs to."""
+    def _send_given(self) -> None:
+        """Send the numbers of this step: together, because there are many of them."""
+        given, self._given = self._given, {}
+        for name, (heads, values) in given.items():
+            same = tuple(heads)
+            if same == self._last.get(name):
+                same = self._last[name]
+            self._last[name] = same
+            self._records.send_columns(self._columns(same, values, self._step()))
+
+    def _columns(
+        self, heads: tuple[Record, ...], values: Sequence[float], step: int
+    ) -> RecordColumns:
+        seqs = [pipeline.next_seq() for _ in heads]
+        times = [time.time_ns()] * len(heads)
+        rank, world_size = ranks.rank_and_world_size()
+        numbers = array.array("d", values).tobytes()
+        return RecordColumns(heads, step, seqs, rank, world_size, times, None, numbers)
+
+    def _head(self, kind: Kind, name: str, quantity: str, placements: str) -> Record:
+        """Return a record without its number; its tags name the row of the LogFrame."""
         key = kind, name, quantity, placements
-        known = self._tags.get(key)
+        known = self._heads.get(key)
         if known is None:
             prefix = self._prefix()
             tags = {"of": prefix + name, "kind": kind.value, "quantity": quantity}
@@ -116,5 +143,7 @@ class Analyses(StepListener):
                 name, tags["kind"] = "model", Kind.ACTIVATION.value
             if placements:
                 tags["placements"] = placements
-            known = self._tags[key] = f"{prefix}{name}.{quantity}", tags
+            label = f"{prefix}{name}.{quantity}"
+            known = Record(label, Kind.HEALTH, 0, 0, 0, 0, 1, 0, "builtins.float", tags=tags)
+            self._heads[key] = known
         return known
