@@ -26,7 +26,7 @@ TITLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A way to compile and to track a GPT of two layers, which has 25 modules."""
+    """A way to compile and to track a GPT, which has 5 modules and 10 in each layer."""
 
     way: str = "compile"  # or one of WAYS, or "in place"
     setting: str = "plain"  # or one of SETTINGS, or "selective", "eval"
@@ -36,6 +36,7 @@ class Case:
     wrapper: bool = False  # track what torch.compile returned
     width: int = 256
     vocabulary: int = 1024
+    layers: int = 2
 
 
 def compiled_ways() -> list[Row]:
@@ -200,7 +201,8 @@ def run(case: Case, on: bool, steps: int = 9) -> tuple[list[float], int, str]:
     counters.clear()
     times = [time_of(lambda: _step(call, case, tracker if on else None)) for _ in range(steps)]
     seen = {(r.kind, r.name) for r in tracker.records if r.step == 1 and r.stats}
-    note = f"{len(seen)} of 50 seen, {len(tracker.unseen)} unseen"
+    modules = 5 + 10 * case.layers  # with a value and a gradient each
+    note = f"{len(seen)} of {2 * modules} seen, {len(tracker.unseen)} unseen"
     if on:
         tracker.__exit__(None, None, None)
     return times[2:], counters["stats"]["unique_graphs"], note
@@ -218,7 +220,7 @@ def _model(case: Case) -> Any:
         return policies.MUST_SAVE if saved else policies.PREFER_RECOMPUTE
 
     torch.manual_seed(0)
-    model = GPT(layers=2, width=case.width, vocabulary=case.vocabulary)
+    model = GPT(layers=case.layers, width=case.width, vocabulary=case.vocabulary)
     options: dict[str, Any] = {"use_reentrant": False}
     if case.setting == "selective":
         options["context_fn"] = lambda: checkpoints.create_selective_checkpoint_contexts(policy)
