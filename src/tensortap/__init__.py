@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensortap import alerts, errors
+from tensortap import errors
 from tensortap._version import __version__
 from tensortap.errors import StopTraining, TensortapError
 from tensortap.locks import import_late
@@ -23,7 +23,7 @@ from tensortap.record import Kind, Record, Shard, Summary, TensorData
 from tensortap.sources.catch import catch, catch_grad, disable, enable, flush, receipt, step
 
 if TYPE_CHECKING:
-    from tensortap import integrations, testing, viz
+    from tensortap import alerts, integrations, testing, viz
     from tensortap.api.lookup import quantize_error, summarize
     from tensortap.api.open import open
     from tensortap.api.session import (
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 _LATER = {
     "HDF5": "tensortap.hdf5.callback",
     "Recorder": "tensortap.films.recorder",
+    "alerts": "",
     "array_of": "tensortap.frameworks.view",
     "bisect": "tensortap.sources.bisect",
     "blackbox": "tensortap.sources.blackbox",

@@ -71,8 +71,6 @@ from tensortap.alerts.steps import (
     training_in_eval,
 )
 
-Watcher = AlertMonitor  # the earlier name; user programs may import it
-
 __all__ = [
     "Alert",
     "AlertMonitor",
