@@ -13,7 +13,7 @@ _WORLDS = {
     1: "ddp fsdp",
     2: "ddp fsdp tp sp pp ep tp-bug pp-bug",
     4: "ddp fsdp hsdp tp_fsdp tp sp pp ep tp-bug fsdp-bug tp_fsdp-bug tp_fsdp-digests",
-    8: "fsdp hsdp tp_fsdp pp",  # ddp, tp and ep differ from 4 in their number alone
+    8: "ddp fsdp hsdp tp_fsdp tp pp ep",
 }
 _KINDS = ("Activation", "Gradient", "Weight", "Weight_Gradient", "Optimiser_State")
 _MOMENTS = ("mean", "std", "mean_abs", "rm2", "rm4", "rm8")
