@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tensortap as tap
 from tensortap.readers.run import RunReader
 from tensortap.record import Kind, Record, Shard
 from tensortap.runs import tables
@@ -244,66 +245,79 @@ def test_codes_follow_the_order_of_columns(data):
 
 @pytest.mark.slow
 def test_32_simulated_ranks(run_program, tmp_path):
-    """Shards and values of ranks that torch simulates in one process make up the whole."""
+    """A model whose ranks torch simulates in one process is recorded rank by rank."""
     program = """
-        import numpy as np, torch, torch.distributed as dist, tensortap as tap
+        import sys, torch, torch.distributed as dist, tensortap as tap
         from torch.distributed._local_tensor import LocalTensorMode
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel, RowwiseParallel, parallelize_module,
+        )
         from torch.testing._internal.distributed.fake_pg import FakeStore
-        from tensortap.frameworks.torch.shards import _offsets
-        from tensortap.record import Kind, Record
-        from tensortap.record import Shard as Place
-        from tensortap.stats import summarize_array
-        from tensortap.stats.shard_digest import add_digests, shard_digest
-        from tensortap.table.table import table_of
+
+        def train(out, split=lambda model, x: (model, x), hidden=77):
+            torch.manual_seed(0)
+            layers = torch.nn.Linear(13, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 5)
+            model, x = split(torch.nn.Sequential(*layers).double(), torch.randn(4, 13).double())
+            # torch does not add gradients of other placements in place
+            optimizer = torch.optim.Adam(model.parameters(), 1e-2) if hidden == 80 else None
+            path = tap.init(f"{sys.argv[1]}/{out}")
+            with tap.track(model, optimizer=optimizer, digests=True) as tracker:
+                model(x).square().sum().backward()
+                if optimizer is not None:
+                    optimizer.step()
+                tracker.step()
+                ranks = {record.rank for record in tracker.records}
+            assert ranks == ({0} if out.startswith("one") else set(range(32))), ranks
+            tap.finish()
+
+        def distributed(mesh, placements):
+            def split(model, x):
+                whole = [Replicate()] * mesh.ndim
+                for layer in (model[0], model[2]):
+                    for name, where in (("weight", placements), ("bias", whole)):
+                        split = distribute_tensor(getattr(layer, name), mesh, where)
+                        setattr(layer, name, torch.nn.Parameter(split))
+                return model, distribute_tensor(x, mesh, whole)
+            return split
+
+        def parallel(mesh):
+            plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+            return lambda model, x: (parallelize_module(model, mesh, plan), x)
 
         dist.init_process_group("fake", rank=0, world_size=32, store=FakeStore())
-        for sizes, placements in (
-            ((32,), [Shard(0)]), ((8, 4), [Replicate(), Shard(1)]), ((8, 4), [Shard(0), Shard(1)]),
-        ):
-            with LocalTensorMode(32):
-                mesh = init_device_mesh("cpu", sizes)
-                torch.manual_seed(0)
-                x, y = torch.randn(77, 13).double(), torch.randn(13).double()
-                split = distribute_tensor(x, mesh, placements) * distribute_tensor(
-                    y, mesh, [Replicate()] * len(sizes)
-                )
-                parts = split.to_local()._local_tensors
-            whole = (x.reconcile() * y.reconcile()).numpy() if hasattr(x, "reconcile") else None
-            assert whole is not None and len(parts) == 32
-            records, digests = [], {}
-            for rank, part in parts.items():
-                coordinate = tuple(int(i) for i in np.unravel_index(rank, sizes))
-                offsets = _offsets((77, 13), sizes, coordinate, tuple(placements))
-                place = Place((77, 13), offsets, tuple(map(str, placements)))
-                array = part.detach().numpy()
-                records.append(Record(
-                    "w", Kind.WEIGHT, 0, 0, rank, rank, 32, 0, "", "float64", array.shape, place,
-                    None, None, summarize_array(array),
-                ))
-                digests[array.shape, offsets] = shard_digest(array, place)
-            table = table_of(records).whole()
-            assert len(table) == 1
-            expected = summarize_array(whole)
-            assert table.column("count")[0] == expected.count == 77 * 13
-            assert table.column("max_abs")[0] == expected.max_abs
-            assert abs(table.column("std")[0] / expected.std - 1) < 1e-12
-            assert add_digests(digests.values()) == shard_digest(whole)
-        print("whole")
+        train("one-77")
+        train("one-80", hidden=80)
         with LocalTensorMode(32):
-            net = torch.nn.Linear(4, 64)
-            for weight in (net.weight, distribute_tensor(net.weight, mesh, placements)):
-                net.weight = torch.nn.Parameter(weight)
-                try:
-                    tap.track(net)
-                except TypeError as error:
-                    print(error)
+            train("rows", distributed(init_device_mesh("cpu", (32,)), [Shard(0)]))
+            grid = init_device_mesh("cpu", (8, 4), mesh_dim_names=("dp", "tp"))
+            train("both", distributed(grid, [Shard(0), Shard(1)]))
+            train("tp", parallel(grid["tp"]), hidden=80)
+        assert not tap.receipt().reasons["error"]
         """
-    whole, *errors = run_program(tmp_path, program).splitlines()
-    assert whole == "whole"
-    assert len(errors) == 2
-    assert all("weight of ranks that LocalTensorMode simulates" in error for error in errors)
+    run_program(tmp_path, program, str(tmp_path))
+    opened = {p.parents[1].name: tap.open(p.parent) for p in tmp_path.glob("*/*/run.json")}
+    keys = ["kind", "name", "step", "call"]
+    for name in ("rows", "both", "tp"):
+        whole = opened["one-80" if name == "tp" else "one-77"].stats().set_index(keys)
+        found = opened[name].stats().set_index(keys)
+        unknown = found["placements"] == "?"  # local tensors that parallel layers hand on
+        partial = found["placements"].fillna("").str.contains("P")  # no value yet: one row per rank
+        names = set(found.index[unknown].get_level_values("name"))
+        assert ({"0", "1"} <= names) if name == "tp" else not names
+        found = found[~unknown & ~partial]
+        assert len(found) > 12
+        assert found.index.is_unique
+        expected = whole.loc[found.index]
+        assert (found["count"] == expected["count"]).all()
+        assert (found["zeros"] == expected["zeros"]).all()
+        np.testing.assert_allclose(found["rm2"], expected["rm2"], rtol=1e-12)
+        np.testing.assert_allclose(found["max_abs"], expected["max_abs"], rtol=1e-12)
+    ranks = opened["both"].stats(rank="all")
+    weights = ranks[(ranks["name"] == "0.weight") & (ranks["kind"] == "Weight")]
+    assert set(weights["rank"]) == set(range(32))
+    assert tap.compare(opened["one-80"].path, opened["tp"].path)
 
 
 def bytes_read():

@@ -36,6 +36,14 @@ class Observed(NamedTuple):
     tags: dict[str, str] = {}  # noqa: RUF012  never changed
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class SimulatedTensor:
+    """A tensor of ranks that one process simulates: rank, description and part of each."""
+
+    world_size: int
+    parts: list[tuple[int, Observed, Any]]
+
+
 STAGE = "stage "
 """How the names of inputs of pipeline stages begin; no parameter has a space in its name."""
 

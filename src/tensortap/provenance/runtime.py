@@ -117,7 +117,7 @@ def _numpy(numpy: Any) -> dict[str, Any]:
 
 def _torch(torch: Any) -> dict[str, Any]:
     return {
-        "torch": torch.initial_seed(),
+        "torch": torch.default_generator.initial_seed(),
         "torch_deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 

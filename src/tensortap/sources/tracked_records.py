@@ -39,6 +39,7 @@ class TrackedRecords:
         self._values = values
         self._session: Address | None = None  # the live session that has taken records
         self._names: set[tuple[Kind, str]] = set()  # a run may have records of other sources
+        self._ranks: set[int] = set()  # more than one if this process simulates them
         self._sent: dict[int, tuple[Record, ...]] = {}  # heads of columns, by identity
         self._warned = False
         self._first_seq = self._began = 0
@@ -72,6 +73,7 @@ class TrackedRecords:
         sent = pipeline.put(record, nbytes) is not SKIPPED
         if self.run is not None or (sent and session is not None):
             self._names.add((record.kind, record.name))
+            self._ranks.add(record.rank)
             self._session = session or self._session
             return
         self._keep(record)
@@ -117,7 +119,8 @@ class TrackedRecords:
 
     def _is_own(self, record: Record) -> bool:
         own = self._first_seq <= record.seq < self._last_seq
-        return own and (record.kind, record.name) in self._names and record.rank == _rank()
+        is_here = record.rank == _rank() or record.rank in self._ranks
+        return own and (record.kind, record.name) in self._names and is_here
 
     def _from_run(self) -> Iterator[Record]:
         from tensortap.readers.run import RunReader

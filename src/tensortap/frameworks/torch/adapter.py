@@ -75,7 +75,6 @@ class TorchFramework(Framework):
     def track(self, model: Any, optimizer: Any, observer: TrackObserver) -> TrackHooks | None:
         if not isinstance(model, torch.nn.Module):
             return None
-        _check_simulated(model)
         return ModelHooks(model, optimizer, observer)
 
     def catch_gradient(self, value: Any, capture: Callable[[Any], object]) -> Any:
@@ -210,15 +209,3 @@ _WRAPPERS = {
     "NestedTensor": "a nested tensor has no single shape: catch tensor.values(), or unbind()",
     "AsyncCollectiveTensor": "a collective is still running: catch tensor.wait()",
 }
-
-
-def _check_simulated(model: torch.nn.Module) -> None:
-    """Raise for the tensors of several ranks that torch simulates in one process."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            local = parameter.to_local() if hasattr(parameter, "device_mesh") else parameter
-            if type(local).__name__ == "LocalTensor" or type(local.data).__name__ == "LocalTensor":
-                raise TypeError(
-                    f"module has a parameter {name} of ranks that LocalTensorMode simulates: one "
-                    "record is of one rank; start one process per rank, with torchrun"
-                )
