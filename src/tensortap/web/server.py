@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import html
 import importlib.resources
@@ -26,6 +27,7 @@ from starlette.websockets import WebSocket
 from tensortap.errors import MissingExtra, TensortapError
 from tensortap.web.access_control import AccessControl, AccessMiddleware
 from tensortap.web.catalog import Catalog
+from tensortap.web.catalog_entries import RunEntry
 from tensortap.web.http_timeout import TimedProtocol
 from tensortap.web.jobs import Jobs
 from tensortap.web.push import Push
@@ -77,6 +79,20 @@ class PageContext:
         self.cache = ResponseCache()
         self.push = Push(catalog)
         self.jobs = Jobs(self.push.report_job)
+        self._has_read = False
+
+    def read_only_run(self) -> None:
+        """Start to read the run if there is only one, while the browser loads the page."""
+        entries = self.catalog.entries()
+        if self._has_read or len(entries) != 1 or not isinstance(entries[0], RunEntry):
+            return
+        self._has_read = True
+        threading.Thread(target=_read, args=entries, name="tensortap-read", daemon=True).start()
+
+
+def _read(entry: RunEntry) -> None:
+    with contextlib.suppress(Exception):  # a request will say what is wrong
+        entry.table()
 
 
 def application(catalog: Catalog, access: AccessControl) -> Any:
@@ -107,6 +123,7 @@ def application(catalog: Catalog, access: AccessControl) -> Any:
 
 
 def _index(request: Request) -> Response:
+    request.app.state.context.read_only_run()
     stat = plotly_script().stat()
     page = (_STATIC / "index.html").read_text(encoding="utf-8")
     # the address changes when plotly is upgraded, so that browsers may cache it forever
