@@ -197,7 +197,7 @@ def test_tracker():
             table.refresh()
     assert table.metrics()["loss"][1].tolist() == [0.0, 1.0, 2.0]
     assert "weight.exp_avg" in table.layers("Optimiser_State")
-    assert table.steps("Weight").tolist() == [0, 1, 2]
+    assert table.steps("Weight").tolist() == [-1, 0, 1, 2]
 
 
 def test_reads_only_the_columns_that_are_needed(run_path, monkeypatch):
